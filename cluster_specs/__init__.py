@@ -1,0 +1,1 @@
+"""What the hardware is: sourced facts about devices, links and clusters; no arithmetic but units."""

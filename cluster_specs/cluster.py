@@ -1,0 +1,162 @@
+"""Records of hardware: devices, links, clusters.
+
+Values are SI inside (bytes, bytes/s, seconds, FLOP/s); the files that they are read from carry units.
+Every number of a shipped file has an entry in ``sources``.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cluster_specs.record import Record
+from cluster_specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
+
+LinkKind = Literal["nvlink", "pcie", "xgmi", "infiniband", "ethernet", "ici", "dcn"]
+
+
+class Efficiency(Record):
+    """Sustained fractions of a device's peaks, per architecture and never per model."""
+
+    matmul: float = Field(gt=0, le=1)
+    """Fraction of peak FLOP/s that a large, well-shaped matrix product sustains."""
+    attention_forward: float = Field(gt=0, le=1)
+    """Fraction of peak FLOP/s that a fused attention forward sustains on long sequences."""
+    attention_backward: float = Field(gt=0, le=1)
+    """Fraction of peak FLOP/s that a fused attention backward sustains."""
+    memory: float = Field(gt=0, le=1)
+    """Fraction of memory bandwidth that a streaming kernel sustains."""
+
+
+class DeviceSpec(Record):
+    """One accelerator as a framework sees it (a TPU v3 core, an MI250X die, a whole H100)."""
+
+    name: str
+    kind: Literal["gpu", "tpu"]
+    vendor: str
+    peak_flops_per_second: Mapping[str, FlopsPerSecond]
+    """Dense peak by data type: bf16, fp16, fp8, tf32, fp32, ..."""
+    memory: Bytes = Field(gt=0)
+    """Device memory that the driver reports as total [bytes]."""
+    memory_bandwidth: BytesPerSecond = Field(gt=0)
+    host_bandwidth: BytesPerSecond | None = None
+    """Device to host, one direction [bytes/s]; None if unknown."""
+    compute_units: int = Field(gt=0)
+    """Streaming multiprocessors, compute units or matrix units: one output tile each at a time."""
+    tile: tuple[int, int] = (128, 256)
+    """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
+    kernel_launch: Seconds = Field(ge=0)
+    """Least time between the starts of two dependent kernels [s]."""
+    power: Watts | None = None
+    """Board power limit [W]."""
+    efficiency: Efficiency
+
+
+class LinkSpec(Record):
+    """One level of the network, as one device sees it."""
+
+    name: str
+    kind: LinkKind
+    devices: int = Field(gt=0)
+    """Devices joined by this level, counting everything inside it."""
+    bandwidth: BytesPerSecond = Field(gt=0)
+    """Per device, one direction [bytes/s]."""
+    latency: Seconds = Field(ge=0)
+    """Of one hop of a collective's algorithm, software included [s]."""
+    efficiency: float = Field(gt=0, le=1)
+    """Fraction of the bandwidth that large collectives reach."""
+    in_switch_reduction: bool = False
+    """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
+    full_mesh: bool = False
+    """Every pair has its own cable, so ``k`` peers have (k - 1) / (devices - 1) of the bandwidth."""
+
+
+class TorusSpec(Record):
+    """A torus or mesh of point-to-point links, with a chip of one or more devices at each point."""
+
+    shape: tuple[int, ...] = Field(min_length=1)
+    """Points (chips) along each torus dimension, outermost first."""
+    wrap: tuple[bool, ...]
+    """Which dimensions close into a ring."""
+    bandwidth: BytesPerSecond = Field(gt=0)
+    """Of one link, one direction [bytes/s]."""
+    latency: Seconds = Field(ge=0)
+    """Of one hop [s]."""
+    efficiency: float = Field(gt=0, le=1)
+    devices_per_point: int = Field(default=1, gt=0)
+    """Devices that a framework sees per chip; they share its links and are the innermost ranks."""
+    point_bandwidth: BytesPerSecond | None = Field(default=None, gt=0)
+    """Between the devices of one chip, one direction [bytes/s]; None: as ``bandwidth``."""
+
+    @property
+    def num_devices(self) -> int:
+        """All devices of one torus."""
+        return math.prod(self.shape) * self.devices_per_point
+
+
+class HostSpec(Record):
+    """The machine that a node's devices hang on."""
+
+    memory: Bytes | None = None
+    """Host memory of one node [bytes]."""
+
+
+class PriceSpec(Record):
+    """What one device costs for an hour."""
+
+    per_device_hour: float = Field(ge=0)
+    currency: str = "USD"
+    kind: Literal["on-demand", "reserved", "spot"] = "on-demand"
+
+
+class ClusterSpec(Record):
+    """A cluster of equal nodes: ``links`` are tiers, innermost first; a TPU slice has a ``torus`` as well.
+
+    Ranks are numbered innermost first: ranks of one node are neighbours, then nodes, then slices.
+    """
+
+    name: str
+    device: DeviceSpec
+    nodes: int = Field(gt=0)
+    """Nodes (GPU boxes, NVL72 racks) or TPU slices."""
+    devices_per_node: int = Field(gt=0)
+    links: tuple[LinkSpec, ...] = ()
+    """Tiers, innermost first; the last joins all devices. Empty for one device or one torus."""
+    torus: TorusSpec | None = None
+    """The network inside a node of a TPU slice; its size equals ``devices_per_node``."""
+    host: HostSpec = HostSpec()
+    price: PriceSpec | None = None
+    sources: Mapping[str, str] = {}
+    """Dotted field path, or a pattern of one, to where its number comes from."""
+
+    @property
+    def num_devices(self) -> int:
+        """All devices of the cluster."""
+        return self.nodes * self.devices_per_node
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ClusterSpec":
+        if self.torus is not None:
+            self._check_torus(self.torus)
+        self._check_links()
+        return self
+
+    def _check_torus(self, torus: TorusSpec) -> None:
+        if torus.num_devices != self.devices_per_node:
+            shape = "x".join(map(str, torus.shape))
+            raise ValueError(f"torus {shape} has {torus.num_devices} devices, not {self.devices_per_node}")
+        if len(torus.wrap) != len(torus.shape):
+            raise ValueError("torus.wrap needs one entry per dimension of torus.shape")
+
+    def _check_links(self) -> None:
+        reach = self.devices_per_node if self.torus is not None else 1
+        for link in self.links:
+            if link.devices % reach:
+                raise ValueError(
+                    f"links.{link.name} joins {link.devices} devices, not a multiple of the {reach} "
+                    "of the tier inside it; order links innermost first"
+                )
+            reach = link.devices
+        if reach < self.num_devices:
+            raise ValueError(f"links join {reach} of {self.num_devices} devices: add the outermost tier")

@@ -1,0 +1,33 @@
+"""The base of every record in Meshwright: frozen, strict data."""
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cluster_specs.errors import InputError
+
+
+class Record(BaseModel):
+    """Immutable data, validated once at the edge; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def validated(kind: type[RecordT], data: Any, where: str) -> RecordT:
+    """Record of ``kind`` from plain ``data`` found in ``where``; raises ``InputError`` in one sentence."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise InputError(f"{where}: {first_problem(error)}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """First problem of a validation in one line, with the dotted field and how many more there are."""
+    first, *rest = error.errors()
+    field = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{field}: {message}{more}" if field else f"{message}{more}"

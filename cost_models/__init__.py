@@ -1,0 +1,1 @@
+"""How long and how big: pure functions from numbers and specs to seconds and bytes."""

@@ -1,0 +1,40 @@
+"""What can go wrong, as one tree.
+
+::
+
+    InputError            bad input: what is wrong, where, what would be right (exit code 2)
+    |-- UnknownName       a name that is not in a catalogue; suggests the nearest
+    '-- Unsupported       understood, but not expressible (an exporter's target, an operator without a rule)
+    PlannerError
+    |-- Infeasible        no plan satisfies the constraints (exit code 3)
+    |-- SolverStopped     a solver hit its limit without a feasible answer
+    '-- Deadlock          a pipeline schedule in which every rank waits
+"""
+
+from cluster_specs.errors import InputError, UnknownName
+
+__all__ = ["Deadlock", "Infeasible", "InputError", "PlannerError", "SolverStopped", "UnknownName", "Unsupported"]
+
+
+class Unsupported(InputError):
+    """Understood, but this target or rule cannot express it."""
+
+
+class PlannerError(Exception):
+    """Base of the outcomes that are nobody's mistake."""
+
+
+class Infeasible(PlannerError):
+    """No plan satisfies the constraints; ``least_change`` says what would make one."""
+
+    def __init__(self, message: str, least_change: str = "") -> None:
+        super().__init__(message)
+        self.least_change = least_change
+
+
+class SolverStopped(PlannerError):
+    """The solver hit its limit before it found any feasible answer."""
+
+
+class Deadlock(PlannerError):
+    """Every rank of a pipeline waits for another."""

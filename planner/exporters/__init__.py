@@ -1,0 +1,1 @@
+"""Plans written out in the formats that people already train with."""

@@ -1,0 +1,170 @@
+"""The model as data: tensors with named dims, operators over them, blocks that repeat.
+
+Sizes are those of one training sequence; the dim ``batch`` has no size here and is bound when a plan is
+priced. A tensor's elements are the product of its dims' sizes times ``scale``. An operator iterates over
+the union of the dims of its tensors; a dim that is in an input or weight but in no output is contracted.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cluster_specs.record import Record
+
+BATCH = "batch"
+
+TOKEN_DIMS = ("seq", "encoder_seq")
+"""Dims along which positions of a sequence lie."""
+
+TensorRole = Literal["activation", "weight", "input"]
+
+
+class Tensor(Record):
+    """An array with named dims. ``()`` is a scalar."""
+
+    name: str
+    dims: tuple[str, ...]
+    role: TensorRole = "activation"
+    dtype: Literal["compute", "fp32", "int32", "bool"] = "compute"
+    """``compute`` is the job's precision (bf16, fp16; fp8 activations are kept in bf16)."""
+    scale: float = Field(default=1.0, gt=0)
+    """Elements per product of dims: topk/experts for routed tokens, 2 for a fused gate and up."""
+    path: str = ""
+    """Weights: the parameter's dotted path in the framework's module, ``{layer}`` for the layer's number."""
+
+
+class Op(Record):
+    """One operator; ``kind`` is a key of ``planner.operators.OPERATORS``."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    attributes: Mapping[str, bool | int | float | str] = {}
+
+
+class Block(Record):
+    """Operators that always run together and repeat: an embedding, a transformer layer, a head."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    """In an order in which they can run."""
+    inputs: tuple[str, ...] = ()
+    """Tensors received from the block before."""
+    outputs: tuple[str, ...] = ()
+    """Tensors handed to the block after; same dims as the inputs of it."""
+
+    @cached_property
+    def tensor(self) -> Mapping[str, Tensor]:
+        """Tensors by name."""
+        return {t.name: t for t in self.tensors}
+
+    @cached_property
+    def producer(self) -> Mapping[str, str]:
+        """Name of the operator that makes each tensor; block inputs and weights have none."""
+        return {t: op.name for op in self.ops for t in op.outputs}
+
+    @model_validator(mode="after")
+    def _closed(self) -> "Block":
+        known = {t.name for t in self.tensors}
+        have = set(self.inputs) | {t.name for t in self.tensors if t.role != "activation"}
+        for op in self.ops:
+            for name in (*op.inputs, *op.weights, *op.outputs):
+                if name not in known:
+                    raise ValueError(f"block {self.name}, operator {op.name}: no tensor named {name!r}")
+            missing = [name for name in (*op.inputs, *op.weights) if name not in have]
+            if missing:
+                raise ValueError(f"block {self.name}, operator {op.name}: {missing} used before it is made")
+            have |= set(op.outputs)
+        return self
+
+
+class Run(Record):
+    """``count`` consecutive layers of the same block."""
+
+    block: str
+    count: int = Field(gt=0)
+
+
+class Graph(Record):
+    """A model as blocks: an optional ``first`` (embedding), the layers, an optional ``last`` (head and loss)."""
+
+    name: str
+    dims: Mapping[str, int]
+    """Global size of every dim but ``batch``."""
+    follows: Mapping[str, str] = {}
+    """A dim that is split whenever another is, up to its own size (kv_heads follows heads)."""
+    blocks: tuple[Block, ...]
+    layers: tuple[Run, ...]
+    """The repeated part, in order; a pipeline cuts between its elements."""
+    first: str | None = None
+    """Block that runs before the layers, on the first stage."""
+    last: str | None = None
+    """Block that runs after the layers, on the last stage."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Weights that are one parameter, as ("block.tensor", "block.tensor"); stored once, counted once."""
+    token_dim: str = "seq"
+    """The dim whose size times the batch is a step's token count."""
+
+    @cached_property
+    def block(self) -> Mapping[str, Block]:
+        """Blocks by name."""
+        return {b.name: b for b in self.blocks}
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Length of the repeated part."""
+        return sum(run.count for run in self.layers)
+
+    @cached_property
+    def sequence(self) -> tuple[str, ...]:
+        """Block name of every layer, in order."""
+        return tuple(run.block for run in self.layers for _ in range(run.count))
+
+    def elements(self, tensor: Tensor) -> float:
+        """Elements of ``tensor`` for a batch of one sequence."""
+        return tensor.scale * math.prod(self.dims[d] for d in tensor.dims if d != BATCH)
+
+    def instances(self) -> Iterator[tuple[Block, int]]:
+        """Every block with the number of times it occurs."""
+        if self.first is not None:
+            yield self.block[self.first], 1
+        counts: dict[str, int] = {}
+        for run in self.layers:
+            counts[run.block] = counts.get(run.block, 0) + run.count
+        for name, count in counts.items():
+            yield self.block[name], count
+        if self.last is not None:
+            yield self.block[self.last], 1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Graph":
+        names = {b.name for b in self.blocks}
+        used = {run.block for run in self.layers} | {b for b in (self.first, self.last) if b is not None}
+        if used - names:
+            raise ValueError(f"layers name blocks that do not exist: {sorted(used - names)}")
+        for b in self.blocks:
+            for t in b.tensors:
+                unknown = [d for d in t.dims if d != BATCH and d not in self.dims]
+                if unknown:
+                    raise ValueError(f"block {b.name}, tensor {t.name}: dims {unknown} have no size")
+        bad = [d for d, n in self.dims.items() if n <= 0]
+        if bad:
+            raise ValueError(f"dims must be positive: {bad}")
+        return self
+
+
+def count_parameters(graph: Graph) -> int:
+    """Trainable parameters, tied ones once."""
+    total = 0.0
+    for block, count in graph.instances():
+        total += count * sum(graph.elements(t) for t in block.tensors if t.role == "weight")
+    for _, second in graph.tied:
+        block_name, tensor_name = second.split(".", 1)
+        total -= graph.elements(graph.block[block_name].tensor[tensor_name])
+    return round(total)

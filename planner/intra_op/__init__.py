@@ -1,0 +1,1 @@
+"""Choosing one sharding strategy per operator on one device mesh."""

@@ -1,0 +1,191 @@
+"""The answer as data: a plan embeds the model, the cluster and the job, so it can be evaluated for ever.
+
+A plan's mesh has the axes ``tensor``, ``context``, ``expert`` and ``data``, innermost first, and stages are
+outermost. ``data`` of a `Parallelism` counts all data-parallel ranks; experts reuse them, so a stage's mesh
+has ``expert`` x ``data / expert``.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.record import Record
+from planner.models.model import Model
+from planner.sharding.mesh import AXES
+
+SCHEMA = "meshwright/plan/1"
+
+Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
+Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"]
+Objective = Literal["time", "cost", "devices"]
+Degree = Annotated[int, Field(gt=0)]
+
+
+class Job(Record):
+    """What is trained, and how: everything that is neither model, cluster nor parallelism."""
+
+    global_batch: int = Field(gt=0)
+    """Sequences per optimizer step."""
+    seq_len: int = Field(gt=0)
+    """Tokens per sequence (of the decoder, where there are two)."""
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    master_weights: bool = True
+    """Keep fp32 copies of the weights (and reduce gradients in ``grad_dtype``)."""
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type in which gradients are accumulated and reduced."""
+    attention: Literal["flash", "plain"] = "flash"
+    fused_loss: bool = False
+    """The loss is computed in chunks, so that full logits never exist."""
+    stack: str = "torch-fsdp2"
+    """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
+    memory_headroom: float = Field(default=0.05, ge=0, lt=1)
+    """Share of device memory that a recommended plan leaves free."""
+
+    @property
+    def attention_dtype(self) -> str:
+        """Attention kernels of fp8 jobs run in bf16, as Transformer Engine's default does."""
+        return "bf16" if self.precision == "fp8" else self.precision
+
+
+class Pins(Record):
+    """Parts of the plan that the user fixed; None is free."""
+
+    data: Degree | None = None
+    tensor: Degree | None = None
+    pipeline: Degree | None = None
+    context: Degree | None = None
+    expert: Degree | None = None
+    virtual_stages: Degree | None = None
+    micro_batch: Degree | None = None
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    sharding: Sharding | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+    offload: tuple[str, ...] | None = None
+
+
+class StagePlan(Record):
+    """One pipeline stage (a virtual stage where ``virtual_stages`` > 1)."""
+
+    blocks: tuple[int, int]
+    """Half-open range of the graph's layers; the first stage also holds the embedding, the last the head."""
+    devices: tuple[int, int]
+    """Half-open range of cluster ranks."""
+    mesh: Mapping[str, int]
+    """Size of each axis of `AXES`."""
+    sharding: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
+    """block -> operator -> {mesh axis: dim that it splits}; a block that is absent uses the named layout."""
+    recompute: str | None = None
+    """Policy of this stage where it differs from the plan's."""
+
+
+class Parallelism(Record):
+    """Degrees and choices: the ``plan`` object of the JSON contract."""
+
+    data: Degree = 1
+    tensor: Degree = 1
+    pipeline: Degree = 1
+    context: Degree = 1
+    expert: Degree = 1
+    virtual_stages: Degree = 1
+    micro_batch: Degree = 1
+    num_microbatches: Degree = 1
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    sharding: Sharding = "NO_SHARD"
+    shard_degree: Degree = 1
+    """Data-parallel (and context) ranks over which states are sharded."""
+    replicate_degree: Degree = 1
+    sequence_parallel: bool = True
+    """Norms and residuals are split over the tensor axis along the sequence."""
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    stages: tuple[StagePlan, ...] = ()
+    offload: tuple[Literal["optimizer", "weights", "activations"], ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the plan uses."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Parallelism":
+        if self.data % self.expert:
+            raise ValueError(f"expert parallel degree {self.expert} must divide the data parallel degree {self.data}")
+        return self
+
+
+class Estimate(Record):
+    """What a plan is predicted to do. Times in s, memory in bytes of the fullest device."""
+
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    """80 % interval."""
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    model_flops_per_s_per_device: float
+    mfu: float
+    """Model FLOPs (6 N plus causal attention, no recomputation) over dense peak."""
+    hfu: float
+    """As ``mfu``, recomputation counted."""
+    fits: bool
+    memory_bytes: float
+    """Peak of the fullest device, as the driver reports it."""
+    reserved_bytes: float
+    """By the framework's allocator."""
+    tensor_bytes: float
+    """Live tensors at the peak."""
+    memory_limit_bytes: float
+    fullest_stage: int
+    peak_phase: str
+    """When the peak is: forward, backward, optimizer."""
+    memory: Mapping[str, float]
+    """Component -> bytes on the fullest device; adds up to ``memory_bytes``."""
+    time: Mapping[str, float]
+    """Component -> seconds of the step; adds up to ``step_time_s``."""
+    communication: Mapping[str, float]
+    """Kind -> bytes that one device sends in a step."""
+    bubble_fraction: float
+    """Idle share of the pipeline's span."""
+
+
+class Optimality(Record):
+    """What the search can promise about its answer."""
+
+    proven: bool
+    """Nothing in the searched space is better."""
+    gap: float
+    """Answer over proven lower bound, minus one."""
+    evaluated: int
+    pruned: int
+    limits_hit: tuple[str, ...] = ()
+
+
+class Alternative(Record):
+    """A plan that lost, and why."""
+
+    plan: Parallelism
+    estimate: Estimate
+    loses_because: str
+
+
+class Plan(Record):
+    """The whole answer: inputs, choice, numbers, reasons."""
+
+    schema_version: Literal["meshwright/plan/1"] = Field(default=SCHEMA, alias="schema")
+    model: Model
+    cluster: ClusterSpec
+    job: Job
+    plan: Parallelism
+    estimate: Estimate | None = None
+    optimality: Optimality | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    explanation: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The documented JSON."""
+        return self.model_dump_json(by_alias=True, **kwargs)

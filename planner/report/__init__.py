@@ -1,0 +1,18 @@
+"""Reports for people: records in, rich renderables out; `console.show` prints them.
+
+Memory is shown in GiB (2**30 bytes), rates with decimal prefixes. Colour is never the only signal.
+"""
+
+from planner.report.catalogues import catalogue_report, fields_report
+from planner.report.comparisons import comparison_report, fit_report
+from planner.report.plans import plan_report
+from planner.report.validation import validation_report
+
+__all__ = [
+    "catalogue_report",
+    "comparison_report",
+    "fields_report",
+    "fit_report",
+    "plan_report",
+    "validation_report",
+]

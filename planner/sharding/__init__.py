@@ -1,0 +1,1 @@
+"""How one operator is split over a device mesh, and what changing the split costs."""
