@@ -1,0 +1,95 @@
+"""Weights, gradients and optimizer states under data parallelism: how they are sharded and kept in step.
+
+A weight's states are sharded over the nearest ``shard_degree`` ranks among those that sum its gradient
+(data, expert and context axes), and replicated over the rest: ZeRO and FSDP where the two are all and one,
+hybrid sharding in between.
+
+Source: Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cluster_specs.topology import CommGroup
+from cost_models.collectives import COLLECTIVES, wire_bytes
+from planner.evaluation.blocks import WeightGroup
+from planner.plans import Parallelism
+from planner.sharding.mesh import Mesh
+
+STATE_AXES = ("context", "expert", "data")
+"""Axes whose ranks hold the same weights, so that states can be sharded over them."""
+
+
+class Sync(NamedTuple):
+    """One rank's communication of some weights, each phase done once [s], and the bytes it sends."""
+
+    gather: float = 0.0
+    """All-gather of the sharded weights."""
+    reduce: float = 0.0
+    """Reduce-scatter of gradients over the shard group, or all-reduce where states are whole."""
+    replicate: float = 0.0
+    """All-reduce over the replicas of a shard, and over tensor ranks that hold a copy."""
+    gather_bytes: float = 0.0
+    reduce_bytes: float = 0.0
+    replicate_bytes: float = 0.0
+
+    def __add__(self, other: tuple[float, ...]) -> "Sync":
+        return Sync(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> "Sync":
+        """``count`` of these, one after the other."""
+        return Sync(*(count * a for a in self))
+
+
+class Shards(NamedTuple):
+    """How one weight group is laid out."""
+
+    inner: CommGroup
+    """Ranks that share one copy of the states."""
+    outer: CommGroup
+    """Ranks that hold the same shard."""
+    copies: CommGroup
+    """Ranks of the tensor axis that hold the whole weight and each a part of its gradient."""
+
+
+def shards_of(group: WeightGroup, mesh: Mesh, shard_degree: int) -> Shards:
+    """Groups over which ``group`` is sharded, replicated and copied.
+
+    Experts are already split over the expert axis, so their shard group is smaller by its size.
+    """
+    axes = tuple(a for a in group.sync_axes if a in STATE_AXES)
+    total = math.prod(mesh.size(a) for a in axes)
+    split = math.prod(mesh.size(a) for a in STATE_AXES if a not in axes)
+    inner, outer = mesh.inner_outer(axes, max(1, min(total, shard_degree // split)))
+    return Shards(inner, outer, mesh.group(a for a in group.sync_axes if a not in STATE_AXES))
+
+
+def sync_of(
+    groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, weight_bytes: float, grad_bytes: float
+) -> Sync:
+    """Communication that keeps ``groups`` in step once; ``*_bytes`` are per element on the wire."""
+    total = Sync()
+    for group in groups:
+        shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
+        weights, gradients = group.elements * weight_bytes, group.elements * grad_bytes
+        total += _collective("all_gather", weights, shards.inner, "gather")
+        if plan.zero_stage:
+            total += _collective("reduce_scatter", gradients, shards.inner, "reduce")
+            total += _collective("all_reduce", gradients / shards.inner.size, shards.outer, "replicate")
+        else:
+            total += _collective("all_reduce", gradients, shards.outer, "reduce")
+        total += _collective("all_reduce", gradients, shards.copies, "replicate")
+    return total
+
+
+def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> Sync:
+    if group.size == 1:
+        return Sync()
+    seconds = COLLECTIVES[name](full_bytes, group).seconds
+    return Sync()._replace(**{phase: seconds, f"{phase}_bytes": wire_bytes(name, full_bytes, group.size)})
+
+
+def sharded_elements(groups: Iterable[WeightGroup], mesh: Mesh, shard_degree: int) -> float:
+    """Parameters of ``groups`` that one rank keeps states for, when sharded ``shard_degree`` ways."""
+    return sum(g.elements / shards_of(g, mesh, shard_degree).inner.size for g in groups)

@@ -1,0 +1,179 @@
+"""From the search's outcome to the answer: stages written out, alternatives with reasons, the paragraph of why."""
+
+from collections.abc import Mapping
+
+from cluster_specs.cluster import ClusterSpec
+from planner.evaluation.evaluator import Evaluator
+from planner.models.model import Model
+from planner.plans import AXES, Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
+from planner.search.best_first import Found, Outcome, Progress, Search
+from planner.search.space import check_pins
+
+
+def plan(
+    model: Model,
+    cluster: ClusterSpec,
+    job: Job,
+    pins: Pins | None = None,
+    objective: Objective = "time",
+    top: int = 5,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan for training ``model`` on ``cluster``, with its estimate and the next best.
+
+    Raises:
+        InputError: pins that contradict model, cluster or job.
+        Infeasible: nothing fits; says the least memory and what would make it fit.
+    """
+    pins = pins or Pins()
+    evaluator = Evaluator(model, cluster, job)
+    check_pins(evaluator, pins)
+    search = Search(evaluator, pins, objective)
+    outcome = search.run(top, progress)
+    best = outcome.found[0]
+    chosen = with_stages(search, best)
+    estimate = evaluator.estimate(chosen)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        job=job,
+        plan=chosen,
+        estimate=estimate,
+        optimality=outcome.optimality,
+        alternatives=tuple(_alternative(other, best.estimate, objective) for other in outcome.found[1:]),
+        explanation=explanation(evaluator, chosen, estimate, outcome),
+        warnings=warnings_of(chosen, estimate),
+    )
+
+
+def with_stages(search: Search, found: Found) -> Parallelism:
+    """The plan with its stages written out: layers, devices, mesh and every operator's sharding."""
+    evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
+    graph, shardings = evaluator.graph, search.sharding(found.candidate)
+    written: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+        block: {op: dict(strategy) for op, strategy in assignment.items()} for block, assignment in shardings.items()
+    }
+    per_stage = plan.num_devices // plan.pipeline
+    rank_of = {s: rank for rank, stages in enumerate(evaluator.ranks_of(plan)) for s in stages}
+    mesh = dict(zip(AXES, (plan.tensor, plan.context, plan.expert, plan.data // plan.expert), strict=True))
+    stages = []
+    for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        names = set(graph.sequence[start:end])
+        names |= {graph.first} if s == 0 and graph.first else set()
+        names |= {graph.last} if s == len(cuts) - 2 and graph.last else set()
+        devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
+        sharding = {name: written[name] for name in sorted(names)}
+        stages.append(StagePlan(blocks=(start, end), devices=devices, mesh=mesh, sharding=sharding))
+    return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
+
+
+def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
+    """Parts of the step in which ``estimate`` differs from ``best`` [s], the largest loss first."""
+    names = {*estimate.time, *best.time}
+    parts = [(name, estimate.time.get(name, 0.0) - best.time.get(name, 0.0)) for name in names]
+    return sorted(parts, key=lambda part: (-part[1], part[0]))
+
+
+def _alternative(other: Found, best: Estimate, objective: Objective) -> Alternative:
+    slower = other.estimate.step_time_s / best.step_time_s - 1
+    losses = [f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0]
+    reason = f"{slower:+.1%} step time: " + (", ".join(losses) if losses else "no single part stands out")
+    if objective == "devices":
+        reason += f"; {other.candidate.num_devices} devices"
+    return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
+
+
+_LIMITS: Mapping[str, str] = {
+    "compute": "the arithmetic of the model itself",
+    "recompute": "recomputation in the backward pass, the price of fitting in memory",
+    "tensor": "tensor-parallel communication, which cannot hide behind compute",
+    "context": "the exchange of keys and values between context-parallel ranks",
+    "expert": "the all-to-all of tokens between experts",
+    "data": "data-parallel communication that does not fit behind compute",
+    "overlap_slowdown": "compute slowed by the communication beside it",
+    "bubble": "the pipeline's bubble",
+    "optimizer": "the optimizer step",
+    "stragglers": "stragglers at this scale",
+}
+
+
+def explanation(evaluator: Evaluator, plan: Parallelism, estimate: Estimate, outcome: Outcome) -> str:
+    """One paragraph: why this plan, and what limits it."""
+    return " ".join([
+        _why_degrees(evaluator, plan),
+        _why_memory(plan, estimate),
+        _what_limits(estimate),
+        _next_best(outcome),
+    ])
+
+
+def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
+    cluster = evaluator.cluster
+    link = cluster.links[0].name if cluster.links else "the torus"
+    used = []
+    if plan.tensor > 1:
+        used.append(f"tensor parallelism {plan.tensor} stays on {link}")
+    if plan.context > 1:
+        used.append(f"the sequence is split over {plan.context} ranks")
+    if plan.expert > 1:
+        used.append(f"experts are spread over {plan.expert} data ranks")
+    if plan.pipeline > 1:
+        stages = f"{plan.pipeline} stages" + (f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else "")
+        used.append(f"{stages} pass micro-batches on ({plan.schedule})")
+    if plan.data > 1:
+        kinds = {"HYBRID_SHARD": f"states sharded over {plan.shard_degree} near ranks and replicated "
+                                 f"{plan.replicate_degree} times", "FULL_SHARD": "weights and states fully sharded",
+                 "SHARD_GRAD_OP": "gradients and states sharded"}
+        kind = kinds.get(plan.sharding, "optimizer states sharded" if plan.zero_stage else "states replicated")
+        used.append(f"{plan.data} data ranks, {kind}")
+    return f"On {plan.num_devices} devices " + ("; ".join(used) if used else "one device does everything") + "."
+
+
+def _why_memory(plan: Parallelism, estimate: Estimate) -> str:
+    share = estimate.memory_bytes / estimate.memory_limit_bytes
+    largest = max(estimate.memory, key=lambda name: estimate.memory[name])
+    policy = {
+        "none": "so nothing is recomputed", "full": "with every layer recomputed in the backward pass",
+    }.get(plan.recompute, f"with {plan.recompute} recomputation")
+    return (
+        f"The fullest device uses {share:.0%} of its memory (mostly {largest.replace('_', ' ')}) at the {estimate.peak_phase} "
+        f"peak, {policy}."
+    )
+
+
+def _what_limits(estimate: Estimate) -> str:
+    useful = estimate.time.get("compute", 0.0) / estimate.step_time_s
+    rest = sorted(((s, n) for n, s in estimate.time.items() if n != "compute"), reverse=True)
+    if not rest:
+        return f"Compute is {useful:.0%} of the step."
+    seconds, name = rest[0]
+    return (
+        f"Compute is {useful:.0%} of the step; the largest loss is {_LIMITS.get(name, name.replace('_', ' '))} "
+        f"({seconds / estimate.step_time_s:.1%})."
+    )
+
+
+def _next_best(outcome: Outcome) -> str:
+    if len(outcome.found) < 2:
+        return ""
+    best, other = outcome.found[0], outcome.found[1]
+    loss = other.estimate.step_time_s / best.estimate.step_time_s - 1
+    name, seconds = differences(other.estimate, best.estimate)[0]
+    changed = [
+        f"{field.replace('_', ' ')} {getattr(other.candidate, field)}"
+        for field in ("data", "tensor", "pipeline", "context", "expert", "sharding", "recompute", "micro_batch")
+        if getattr(other.candidate, field) != getattr(best.candidate, field)
+    ]
+    return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {name.replace('_', ' ')} (+{seconds:.2f} s)."
+
+
+def warnings_of(plan: Parallelism, estimate: Estimate) -> tuple[str, ...]:
+    """What the user should know before trusting the plan."""
+    found = []
+    free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
+    if 0 <= free < 0.08:
+        found.append(f"only {free:.1%} of device memory is left: fragmentation or longer batches may exceed it")
+    exposed = estimate.time.get("data", 0.0) / estimate.step_time_s
+    if exposed > 0.2:
+        found.append(f"{exposed:.0%} of the step waits for data-parallel communication: a faster network would pay")
+    return tuple(found)

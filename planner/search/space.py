@@ -1,0 +1,214 @@
+"""Which plans are looked at: every combination of degrees and choices that model, cluster, job and pins allow.
+
+The space is stated here and nowhere else, so that "proven best" has a meaning: tensor parallelism inside one
+scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_TOKENS` per rank; expert
+parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages;
+micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec
+from planner.errors import InputError
+from planner.evaluation.evaluator import Evaluator
+from planner.graph import Graph
+from planner.operators import RECOMPUTE_POLICIES
+from planner.pipeline.generators import SCHEDULES
+from planner.plans import Objective, Pins, Sharding
+
+MIN_CONTEXT_TOKENS = 2048
+"""Shorter pieces of a sequence leave attention kernels too small to be worth context parallelism."""
+
+MAX_VIRTUAL_STAGES = 8
+"""More stages per rank only add sends: the bubble is below a percent by then."""
+
+MAX_MICRO_BATCH = 32
+
+SEARCHED_POLICIES = ("none", "selective", "full")
+
+
+class Candidate(NamedTuple):
+    """One point of the space, before layers are cut into stages."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    virtual_stages: int
+    micro_batch: int
+    num_microbatches: int
+    zero_stage: int
+    sharding: Sharding
+    shard_degree: int
+    recompute: str
+    schedule: str
+
+    @property
+    def num_devices(self) -> int:
+        """Devices used."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... up to ``limit``."""
+    return [1 << k for k in range(max(1, limit).bit_length()) if 1 << k <= max(1, limit)]
+
+
+def scale_up_size(cluster: ClusterSpec) -> int:
+    """Devices that share the fastest links: a node, an NVLink domain, a TPU slice."""
+    if cluster.torus is not None or not cluster.links:
+        return cluster.devices_per_node
+    return min(cluster.links[0].devices, cluster.num_devices)
+
+
+def device_counts(cluster: ClusterSpec, pins: Pins, objective: Objective) -> list[int]:
+    """How many devices a plan may use: all, or any even part of the cluster where fewer are better."""
+    fixed = [pins.data, pins.tensor, pins.pipeline, pins.context]
+    if all(f is not None for f in fixed):
+        return [math.prod(f for f in fixed if f is not None)]
+    if objective == "time":
+        return [cluster.num_devices]
+    whole = [n * cluster.devices_per_node for n in divisors(cluster.nodes)]
+    inside = [n for n in divisors(cluster.devices_per_node) if n < cluster.devices_per_node]
+    return [*inside, *whole]
+
+
+def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
+    """The pin, if there is one; legality is judged where it is used."""
+    return [pin] if pin is not None else list(options)
+
+
+def tensor_degrees(graph: Graph, cluster: ClusterSpec) -> list[int]:
+    """Tensor-parallel degrees that split heads and feed-forward evenly inside one scale-up domain."""
+    dims = [graph.dims[d] for d in ("heads", "ffn") if d in graph.dims]
+    return [t for t in divisors(scale_up_size(cluster)) if all(size % t == 0 for size in dims)]
+
+
+def context_degrees(graph: Graph, seq_len: int) -> list[int]:
+    """Context-parallel degrees: the sequence is dealt out in two chunks per rank."""
+    if "seq" not in graph.dims or "heads" not in graph.dims:
+        return [1]
+    return [c for c in powers_of_two(seq_len // MIN_CONTEXT_TOKENS) if seq_len % (2 * c) == 0]
+
+
+def _layouts(evaluator: Evaluator, pins: Pins, devices: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(data, tensor, pipeline, context, expert) whose product is ``devices``."""
+    graph, cluster, job = evaluator.graph, evaluator.cluster, evaluator.job
+    experts = graph.dims.get("experts", 1)
+    for t in _pinned(tensor_degrees(graph, cluster), pins.tensor):
+        for c in _pinned(context_degrees(graph, job.seq_len), pins.context):
+            if devices % (t * c):
+                continue
+            rest = devices // (t * c)
+            for p in _pinned([p for p in divisors(rest) if p <= graph.num_layers], pins.pipeline):
+                if rest % p or p > graph.num_layers:
+                    continue
+                d = rest // p
+                if (pins.data is not None and d != pins.data) or job.global_batch % d:
+                    continue
+                for e in _pinned(divisors(experts), pins.expert):
+                    if d % e == 0 and experts % e == 0:
+                        yield d, t, p, c, e
+
+
+def _zero_choices(
+    evaluator: Evaluator, pins: Pins, d: int, t: int, p: int, c: int
+) -> Iterator[tuple[int, Sharding, int]]:
+    """(ZeRO stage, sharding, shard degree) of a layout."""
+    ranks = d * c
+    near = math.gcd(ranks, max(1, scale_up_size(evaluator.cluster) // t))
+    table: list[tuple[int, Sharding, int]] = [
+        (0, "NO_SHARD", 1), (1, "NO_SHARD", ranks), (2, "SHARD_GRAD_OP", ranks), (3, "FULL_SHARD", ranks),
+        (3, "HYBRID_SHARD", near),
+    ]
+    for zero, sharding, degree in table:
+        if pins.zero_stage is None and pins.sharding is None and zero not in evaluator.software.zero_stages:
+            continue
+        if zero and ranks == 1 and pins.zero_stage is None and pins.sharding is None:
+            continue
+        if sharding == "HYBRID_SHARD" and (near in (1, ranks) and pins.sharding != "HYBRID_SHARD"):
+            continue
+        if pins.zero_stage not in (None, zero) or pins.sharding not in (None, sharding):
+            continue
+        yield zero, sharding, degree
+
+
+def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tuple[str, int]]:
+    """(schedule, virtual stages) for ``p`` ranks and ``m`` micro-batches."""
+    if p == 1:
+        yield pins.schedule or "1f1b", pins.virtual_stages or 1
+        return
+    layers = evaluator.graph.num_layers
+    for name in [pins.schedule] if pins.schedule else evaluator.software.schedules:
+        least, most = SCHEDULES[name].stages_per_rank
+        limit = min(most or MAX_VIRTUAL_STAGES, MAX_VIRTUAL_STAGES, layers // p)
+        for v in _pinned(range(max(least, 1), limit + 1), pins.virtual_stages):
+            if name == "interleaved" and (v == 1 or m % p):
+                continue
+            if v * p <= layers:
+                yield name, v
+
+
+def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
+    """Micro-batch sizes that cut a data rank's share of the batch evenly."""
+    share = job_batch // data
+    return [b for b in _pinned(powers_of_two(min(share, MAX_MICRO_BATCH)), pins.micro_batch) if share % b == 0]
+
+
+def candidates(evaluator: Evaluator, pins: Pins, objective: Objective) -> Iterator[Candidate]:
+    """Every point of the space, in a fixed order."""
+    policies = [pins.recompute] if pins.recompute else list(SEARCHED_POLICIES)
+    for devices in device_counts(evaluator.cluster, pins, objective):
+        for d, t, p, c, e in _layouts(evaluator, pins, devices):
+            for b in micro_batches(evaluator.job.global_batch, d, pins):
+                m = evaluator.job.global_batch // (d * b)
+                for schedule, v in _pipelines(evaluator, pins, p, m):
+                    for zero, sharding, degree in _zero_choices(evaluator, pins, d, t, p, c):
+                        for policy in policies:
+                            yield Candidate(d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule)
+
+
+def check_pins(evaluator: Evaluator, pins: Pins) -> None:
+    """Refuse pins that no plan can satisfy, naming the two things that contradict each other.
+
+    Raises ``InputError``.
+    """
+    graph, cluster, job = evaluator.graph, evaluator.cluster, evaluator.job
+    if pins.recompute is not None and pins.recompute not in RECOMPUTE_POLICIES:
+        raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
+    if pins.schedule is not None and pins.schedule not in SCHEDULES:
+        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
+    degrees = {"tensor": pins.tensor, "pipeline": pins.pipeline, "context": pins.context, "data": pins.data}
+    product = math.prod(v for v in degrees.values() if v is not None)
+    if cluster.num_devices % product:
+        names = " x ".join(f"{k} {v}" for k, v in degrees.items() if v is not None)
+        raise InputError(f"pinned {names} = {product} does not divide the {cluster.num_devices} devices of {cluster.name}")
+    for dim in ("heads", "ffn"):
+        if pins.tensor and dim in graph.dims and graph.dims[dim] % pins.tensor:
+            legal = ", ".join(map(str, tensor_degrees(graph, cluster)))
+            raise InputError(f"--tensor {pins.tensor} does not divide {dim} {graph.dims[dim]} of {graph.name}; legal: {legal}")
+    if pins.pipeline and pins.pipeline * (pins.virtual_stages or 1) > graph.num_layers:
+        raise InputError(
+            f"--pipeline {pins.pipeline} x {pins.virtual_stages or 1} virtual stages is more than the "
+            f"{graph.num_layers} layers of {graph.name}"
+        )
+    experts = graph.dims.get("experts", 1)
+    if pins.expert and experts % pins.expert:
+        raise InputError(f"--expert {pins.expert} does not divide the {experts} experts of {graph.name}")
+    if pins.data and job.global_batch % pins.data:
+        raise InputError(f"global batch {job.global_batch} is not a multiple of --data {pins.data}")
+    if pins.data and pins.micro_batch and (job.global_batch // pins.data) % pins.micro_batch:
+        raise InputError(
+            f"--micro-batch {pins.micro_batch} does not divide {job.global_batch // pins.data} sequences per data rank"
+        )
+    if pins.data and pins.expert and pins.data % pins.expert:
+        raise InputError(f"--expert {pins.expert} must divide --data {pins.data}: experts reuse data-parallel ranks")

@@ -1,0 +1,57 @@
+"""Layouts that people know by name, as points of the strategy space.
+
+The *named layout* of a plan's degrees is Megatron's: the batch over ``data`` and ``expert``, the sequence over
+``context``, and over ``tensor`` the output dim of the first product and the contracted dim of the second, with
+norms and residuals split along the sequence in between (sequence parallelism) or replicated.
+
+Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
+"""
+
+from collections.abc import Mapping
+
+from planner.graph import BATCH, TOKEN_DIMS, Block, Op
+from planner.operators import operator_rule
+from planner.sharding.spec import Sizes, Strategy
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "data": (BATCH,),
+    "expert": ("experts", BATCH),
+    "context": TOKEN_DIMS,
+    "tensor": (
+        "heads", "ffn", "shared_ffn", "expert_ffn", "vocab", "experts", "hidden", "q_lora", "kv_lora", "channels",
+    ),
+}
+"""Dims that each axis may split, in the order in which the named layout prefers them."""
+
+
+def _tensor_dim(op: Op, dims: frozenset[str], sequence_parallel: bool) -> str | None:
+    """Dim that the tensor axis splits in Megatron's layout."""
+    for dim in ROLES["tensor"]:
+        if dim in dims and dim not in ("hidden", "experts", "q_lora", "kv_lora"):
+            return dim
+    if sequence_parallel:
+        return next((d for d in TOKEN_DIMS if d in dims), None)
+    return None
+
+
+def named_strategy(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) -> Strategy:
+    """Megatron's strategy for one operator on the mesh of ``sizes``; an axis that fits no dim replicates."""
+    dims = frozenset(operator_rule(op).splittable(op, block, sizes.graph))
+    chosen: list[tuple[str, str]] = []
+    for axis in sizes.mesh.axes:
+        if axis == "tensor":
+            candidates = [_tensor_dim(op, dims, sequence_parallel)]
+        else:
+            candidates = [d for d in ROLES[axis] if d in dims]
+        for dim in candidates:
+            if dim is not None and sizes.legal(op, (*chosen, (axis, dim))):
+                chosen.append((axis, dim))
+                break
+    return tuple(chosen)
+
+
+def named_layout(block: Block, sizes: Sizes, sequence_parallel: bool = True) -> dict[str, Strategy]:
+    """Megatron's layout of a whole block: operator name -> strategy."""
+    return {op.name: named_strategy(op, block, sizes, sequence_parallel) for op in block.ops}
+
+

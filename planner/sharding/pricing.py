@@ -1,0 +1,262 @@
+"""Seconds and bytes of one operator under one strategy, and of one edge between two strategies.
+
+Everything that prices a sharding goes through here: the evaluator sums these terms over a chosen assignment,
+the ILP tabulates them over all strategies. The physics is asked of ``cost_models``; this module only turns
+named dims into the numbers that it takes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cluster_specs.software import SoftwareSpec
+from cost_models.collectives import COLLECTIVES, wire_bytes
+from cost_models.attention import AttentionShape, attention_seconds
+from cost_models.compute import matmul_seconds, stream_seconds
+from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
+from planner.operators import operator_rule
+from planner.plans import Job
+from planner.sharding.mesh import Mesh
+from planner.sharding.resharding import Move, moves
+from planner.sharding.spec import (
+    ShardingSpec,
+    Sizes,
+    Strategy,
+    gradient_of_input,
+    gradient_of_output,
+    has_dim,
+    input_spec,
+    output_spec,
+)
+
+DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of a stored element; activations of an fp8 job are kept in bf16 and cast where they are multiplied."""
+
+
+class Comm(NamedTuple):
+    """One priced collective."""
+
+    collective: str
+    axes: tuple[str, ...]
+    seconds: float
+    sent_bytes: float
+    """Bytes that one device sends."""
+
+
+class OpCost(NamedTuple):
+    """One operator on one device for one micro-batch [s]; communication inside the operator apart."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    comm_forward: tuple[Comm, ...] = ()
+    comm_backward: tuple[Comm, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward, communication included."""
+        comm = sum(c.seconds for c in (*self.comm_forward, *self.comm_backward))
+        return self.forward + self.backward_input + self.backward_weight + comm
+
+
+class EdgeCost(NamedTuple):
+    """Resharding of one tensor between producer and consumer, and of its gradient on the way back."""
+
+    forward: tuple[Comm, ...] = ()
+    backward: tuple[Comm, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return sum(c.seconds for c in (*self.forward, *self.backward))
+
+
+@dataclass(frozen=True, slots=True)
+class Pricer:
+    """Prices operators and edges of ``graph`` on ``sizes.mesh`` for one micro-batch."""
+
+    graph: Graph
+    sizes: Sizes
+    job: Job
+    software: SoftwareSpec
+    _ops: dict[tuple[str, str, Strategy], OpCost] = field(default_factory=dict, repr=False)
+    _edges: dict[tuple[str, str, ShardingSpec, Strategy], EdgeCost] = field(default_factory=dict, repr=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that is priced."""
+        return self.sizes.mesh
+
+    def element_bytes(self, tensor: Tensor) -> float:
+        """Stored bytes per element of ``tensor``."""
+        return DTYPE_BYTES[self.job.precision if tensor.dtype == "compute" else tensor.dtype]
+
+    def tensor_bytes(self, tensor: Tensor, spec: ShardingSpec) -> float:
+        """Bytes of ``tensor`` on one device."""
+        return self.sizes.elements(tensor, spec) * self.element_bytes(tensor)
+
+    def matmul_dtype(self, left: Tensor, right: Tensor) -> str:
+        """Rate at which a product of these tensors runs: fp32 tensors use tf32 where the device has it."""
+        if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
+            return self.job.precision
+        return "tf32" if "tf32" in self.mesh.cluster.device.peak_flops_per_second else "fp32"
+
+    def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
+        """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
+        group = self.mesh.group(axes)
+        hidden = self.software.overlap_tensor if axes[-1:] == ("tensor",) else 0.0
+        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - hidden)
+        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size))
+
+    def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
+        """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""
+        key = (block.name, op.name, strategy)
+        if key not in self._ops:
+            self._ops[key] = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+        return self._ops[key]
+
+    def edge(self, block: Block, name: str, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
+        """Price what lies between a producer's output ``source`` and a consumer's strategy."""
+        key = (block.name, name, source, consumer)
+        if key not in self._edges:
+            self._edges[key] = self._edge(block.tensor[name], source, consumer)
+        return self._edges[key]
+
+    def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
+        target = input_spec(self.graph, tensor, consumer)
+        width = self.element_bytes(tensor)
+        forward = moves(self.sizes, tensor, source, target, width)
+        backward: tuple[Move, ...] = ()
+        if tensor.dtype not in ("int32", "bool"):
+            gradient = gradient_of_input(self.graph, tensor, consumer)
+            backward = moves(self.sizes, tensor, gradient, gradient_of_output(source), width)
+        return EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
+
+    def transition(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> EdgeCost:
+        """Price handing a tensor on between blocks: ``source`` to ``target``, and its gradient back."""
+        width = self.element_bytes(tensor)
+        forward = moves(self.sizes, tensor, source, target, width)
+        backward = moves(self.sizes, tensor, target, gradient_of_output(source), width)
+        return EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
+
+    def output(self, block: Block, op: Op, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
+        """How ``op`` leaves ``tensor``."""
+        return output_spec(self.graph, tensor, strategy, frozenset(operator_rule(op).contracted(op, block)))
+
+    def sync_axes(self, weight: Tensor, strategy: Strategy) -> tuple[str, ...]:
+        """Axes over which the weight's gradient is a pending sum: those that split a dim it lacks."""
+        return tuple(a for a, dim in strategy if not has_dim(self.graph, weight, dim))
+
+
+def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
+    """Products (or convolutions) with each weight; weights that share their contracted dims run as one.
+
+    Rows are the tokens or output points, columns the weight's output dims, depth its contracted dims (filter
+    taps too); a dim that input, weight and output share (experts) is a batch of products.
+    """
+    sizes = pricer.sizes
+    left, right = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
+    cut = frozenset(d for name in op.weights for d in block.tensor[name].dims) - {
+        d for name in op.outputs for d in block.tensor[name].dims
+    }
+    products: dict[tuple[str, ...], float] = {}
+    batches: set[str] = set()
+    for weight in (block.tensor[name] for name in op.weights):
+        inner = tuple(d for d in weight.dims if d in cut)
+        if not inner:
+            continue
+        batches |= {d for d in weight.dims if d in left.dims and d not in cut}
+        outer = [d for d in weight.dims if d not in cut and d not in batches]
+        products[inner] = products.get(inner, 0.0) + weight.scale * math.prod(sizes.local(d, strategy) for d in outer)
+    points = right if op.kind == "conv" else left
+    weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
+    rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
+    grouped = math.prod(sizes.local(d, strategy) for d in batches)
+    dtype = pricer.matmul_dtype(left, right)
+    device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
+    forward = dgrad = wgrad = 0.0
+    for inner, columns in products.items():
+        depth = math.prod(sizes.local(d, strategy) for d in inner)
+        forward += matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
+        dgrad += matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
+        wgrad += matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
+    return OpCost(forward, 0.0 if left.role == "input" else dgrad, wgrad)
+
+
+def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
+    """Attention as one operator; a split sequence gathers keys and values over its axes.
+
+    The masked triangle is dealt out evenly over the split (each rank holds an early and a late chunk), so a
+    rank's work is the whole call's divided by the degree.
+    Source: Llama 3, arXiv:2407.21783, section 3.3.2 (all-gather context parallelism).
+    """
+    sizes, graph = pricer.sizes, pricer.graph
+    query, key, value = (block.tensor[t] for t in op.inputs[:3])
+    split = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
+    degree = math.prod(pricer.mesh.size(a) for a in split)
+    queries = math.prod(graph.dims[d] for d in query.dims if d in TOKEN_DIMS)
+    kv_heads = next((d for d in key.dims if d == "kv_heads"), "heads")
+    shape = AttentionShape(
+        batch=sizes.local(BATCH, strategy) / degree,
+        heads=sizes.local("heads", strategy),
+        q_len=queries,
+        kv_len=graph.dims[str(op.attributes["kv_dim"])],
+        qk_dim=graph.dims[query.dims[-1]],
+        v_dim=graph.dims[value.dims[-1]],
+        kv_heads=sizes.local(kv_heads, strategy),
+        causal=bool(op.attributes.get("causal", False)),
+        window=_reach(op),
+    )
+    device, dtype, kernel = pricer.mesh.cluster.device, pricer.job.attention_dtype, pricer.job.attention
+    forward = attention_seconds(shape, device, dtype, kernel).seconds
+    backward = attention_seconds(shape, device, dtype, kernel, backward=True).seconds
+    if not split:
+        return OpCost(forward, backward, 0.0)
+    full = degree * sum(pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (key, value))
+    gather = pricer.comm("all_gather", split, full)
+    scatter = pricer.comm("reduce_scatter", split, full)
+    return OpCost(forward, backward, 0.0, (gather,), (gather, scatter))
+
+
+def _reach(op: Op) -> float | None:
+    """Keys that one query sees at most: a sliding window, or half a chunk on average times two; None: all."""
+    reach = [float(op.attributes[name]) for name in ("window", "chunk") if op.attributes.get(name)]
+    return min(reach) if reach else None
+
+
+def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
+    """An operator limited by memory traffic: it reads its inputs and weights and writes its outputs."""
+    device = pricer.mesh.cluster.device
+
+    def local(names: tuple[str, ...]) -> float:
+        return sum(
+            pricer.tensor_bytes(block.tensor[n], input_spec(pricer.graph, block.tensor[n], strategy)) for n in names
+        )
+
+    weights = tuple(w for w in op.weights if op.kind != "embedding")
+    read, written = local(op.inputs) + local(weights), local(op.outputs)
+    passes = pricer.software.elementwise_passes
+    forward = stream_seconds((read + written) * passes, device).seconds
+    backward = stream_seconds((2 * read + written) * passes, device).seconds
+    comm = _softmax_over_split(pricer, block, op, strategy)
+    return OpCost(forward, backward, 0.0, comm, ())
+
+
+def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> tuple[Comm, ...]:
+    """Max, sum and picked logit of a loss over a split vocabulary: three fp32 numbers per token."""
+    if op.kind != "cross_entropy":
+        return ()
+    split = tuple(a for a, dim in strategy if dim == "vocab")
+    if not split:
+        return ()
+    logits = block.tensor[op.inputs[0]]
+    tokens = math.prod(pricer.sizes.local(d, strategy) for d in logits.dims if d != "vocab")
+    return (pricer.comm("all_reduce", split, 3 * DTYPE_BYTES["fp32"] * tokens),)
+
+
+_PRICES: Mapping[str, Callable[[Pricer, Block, Op, Strategy], OpCost]] = {
+    "matmul": _matmul,
+    "attention": _attention,
+    "memory": _memory_bound,
+}

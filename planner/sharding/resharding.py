@@ -1,0 +1,68 @@
+"""The collectives that turn one sharding of a tensor into another.
+
+Per axis: partial -> replicated is an all-reduce, partial -> sharded a reduce-scatter, sharded -> replicated an
+all-gather, sharded -> sharded elsewhere an all-to-all, replicated -> sharded a local slice (free). Slices
+and reduce-scatters come first and gathers last, so that the other moves carry the fewest bytes.
+
+Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5; Zheng et al., Alpa, arXiv:2201.12023, table 2.
+"""
+
+from typing import NamedTuple
+
+from planner.graph import Tensor
+from planner.sharding.spec import ShardingSpec, Sizes
+
+
+class Move(NamedTuple):
+    """One collective over the group of ``axes``.
+
+    ``full_bytes`` is the whole array: the result of an all-gather, the input of a reduce-scatter, the
+    buffer of an all-reduce, one rank's buffer of an all-to-all.
+    """
+
+    collective: str
+    axes: tuple[str, ...]
+    full_bytes: float
+
+
+_KIND = {
+    (True, False): "all_reduce",
+    (True, True): "reduce_scatter",
+    (False, False): "all_gather",
+    (False, True): "all_to_all",
+}
+"""(source is partial, target is sharded) -> collective."""
+
+
+def _kind(source: str | None, target: str | None) -> str | None:
+    if source == target or source is None:
+        return "slice" if source is None and target not in (None, "+") else None
+    return _KIND[source == "+", target is not None]
+
+
+def moves(
+    sizes: Sizes, tensor: Tensor, source: ShardingSpec, target: ShardingSpec, element_bytes: float
+) -> tuple[Move, ...]:
+    """Collectives, in order, that turn ``source`` into ``target``; empty where nothing moves."""
+    kinds: dict[str, list[str]] = {}
+    for axis in sizes.mesh.axes:
+        kind = _kind(source.on(axis), target.on(axis))
+        if kind is not None:
+            kinds.setdefault(kind, []).append(axis)
+    if not kinds:
+        return ()
+    local = sizes.elements(tensor, source) * element_bytes
+    done: list[Move] = []
+    for axis in kinds.pop("slice", []):
+        local /= sizes.mesh.size(axis)
+    for kind in ("reduce_scatter", "all_reduce", "all_to_all", "all_gather"):
+        axes = tuple(kinds.get(kind, ()))
+        if not axes:
+            continue
+        degree = 1
+        for axis in axes:
+            degree *= sizes.mesh.size(axis)
+        full = local * degree if kind == "all_gather" else local
+        done.append(Move(kind, axes, full))
+        local = {"reduce_scatter": local / degree, "all_gather": full}.get(kind, local)
+    return tuple(done)

@@ -1,0 +1,46 @@
+"""Every way to run one operator on a mesh, in one of two spaces.
+
+``roles``: each axis splits only what its name says, and the tensor axis splits the weights of every product, so
+that a plan's degrees mean what people mean by them. ``free``: any axis splits any dim; degrees are what comes out.
+"""
+
+import itertools
+from typing import Literal
+
+from planner.graph import TOKEN_DIMS, Block, Graph, Op
+from planner.operators import operator_rule
+from planner.sharding.layouts import ROLES
+from planner.sharding.spec import Sizes, Strategy, has_dim
+
+Space = Literal["roles", "free"]
+
+
+def _role_dims(op: Op, block: Block, graph: Graph, axis: str, splittable: tuple[str, ...]) -> list[str]:
+    """Dims of ``op`` that ``axis`` may split by its role."""
+    if axis != "tensor":
+        return [d for d in splittable if d in ROLES[axis]]
+    weights = [block.tensor[w] for w in op.weights if len(block.tensor[w].dims) > 1]
+    if weights:
+        return [d for d in splittable if d in ROLES[axis] and all(has_dim(graph, w, d) for w in weights)]
+    return [d for d in splittable if d in ROLES[axis] or d in TOKEN_DIMS]
+
+
+def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tuple[Strategy, ...]:
+    """Legal strategies of ``op``, in a fixed order; never empty, since replicating is always legal.
+
+    By roles, an axis that can split something does: only the tensor axis may also replicate an operator
+    without weights.
+    """
+    splittable = operator_rule(op).splittable(op, block, sizes.graph)
+    choices: list[list[tuple[str, str] | None]] = []
+    for axis in sizes.mesh.axes:
+        if space == "free":
+            dims = list(splittable)
+        else:
+            dims = _role_dims(op, block, sizes.graph, axis, splittable)
+        legal: list[tuple[str, str] | None] = [(axis, d) for d in dims if sizes.legal(op, ((axis, d),))]
+        optional = space == "free" or (axis == "tensor" and not op.weights)
+        choices.append([*legal, None] if optional or not legal else legal)
+    found = [tuple(s for s in combination if s is not None) for combination in itertools.product(*choices)]
+    legal_found = [s for s in found if sizes.legal(op, s)]
+    return tuple(legal_found) or ((),)
