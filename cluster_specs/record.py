@@ -25,9 +25,11 @@ def validated(kind: type[RecordT], data: Any, where: str) -> RecordT:
 
 
 def first_problem(error: ValidationError) -> str:
-    """First problem of a validation in one line, with the dotted field and how many more there are."""
-    first, *rest = error.errors()
+    """First problem of a validation in one line: field, what is wrong, what was found, how many more."""
+    first, *rest = error.errors(include_url=False)
     field = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+    scalar = first["type"] != "missing" and isinstance(first["input"], str | int | float | None)
+    found = f", found {first['input']!r}" if scalar else ""
     more = f" (and {len(rest)} more)" if rest else ""
-    return f"{field}: {message}{more}" if field else f"{message}{more}"
+    return f"{field}: {message}{found}{more}" if field else f"{message}{found}{more}"

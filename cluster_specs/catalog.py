@@ -1,0 +1,128 @@
+"""Clusters and devices by name: the shipped ones and users' files."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster_specs.assembly import assemble, parse_shape
+from cluster_specs.changes import what_if
+from cluster_specs.cluster import ClusterSpec, DeviceSpec
+from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.published import cluster_for
+from cluster_specs.record import Record, validated
+from cluster_specs.shipped import ClusterFile, cluster_files, device_files, find_device
+
+__all__ = [
+    "ClusterSummary",
+    "cluster_for",
+    "list_clusters",
+    "list_devices",
+    "load_cluster",
+    "load_device",
+    "what_if",
+]
+
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+class ClusterSummary(Record):
+    """One line of the catalogue."""
+
+    name: str
+    """What ``load_cluster`` takes, before ``:nodes`` or ``:shape``."""
+    summary: str
+    device: str
+    size: str
+    """What follows the name: ``nodes``, or the shape of a slice."""
+    devices_per_node: int | None
+    """None where the slice's shape decides."""
+    sources: Mapping[str, str]
+
+
+def list_clusters() -> tuple[ClusterSummary, ...]:
+    """All shipped clusters, by name."""
+    return tuple(
+        ClusterSummary(
+            name=name,
+            summary=file.summary,
+            device=str(file.device),
+            size="nodes" if file.slices is None else f"shape ({', '.join(file.slices.usual)}), *slices",
+            devices_per_node=file.devices_per_node,
+            sources=file.sources,
+        )
+        for name, file in cluster_files().items()
+    )
+
+
+def list_devices() -> tuple[DeviceSpec, ...]:
+    """All shipped devices, by name."""
+    return tuple(file.device for file in device_files().values())
+
+
+def load_device(name: str) -> DeviceSpec:
+    """Shipped device of this name or alias (``h100-sxm-80g``, ``H100-SXM-80GB``); raises ``UnknownName``."""
+    return find_device(name).device
+
+
+def load_cluster(source: str | Path) -> ClusterSpec:
+    """Cluster from ``name:nodes`` (``dgx-h100:16``), ``name:shape*slices`` (``tpu-v5e:16x16*4``) or a file.
+
+    A name alone is one node. A file is TOML, YAML or JSON with the fields of `ClusterSpec`, quantities with
+    units, and the shorthands of ``ClusterFile``. Raises ``InputError`` in one sentence.
+    """
+    text = str(source)
+    if isinstance(source, Path) or text.lower().endswith(SUFFIXES) or Path(text).is_file():
+        return _from_file(Path(source))
+    name, _, size = text.partition(":")
+    file = cluster_files().get(name.lower())
+    if file is None:
+        raise UnknownName("cluster", name, cluster_files())
+    if file.slices is not None:
+        shape, _, slices = size.partition("*")
+        if not shape:
+            raise InputError(f"{name} needs a slice shape, such as {name}:{file.slices.usual[-1]}")
+        return assemble(file, _count(slices or "1", text), parse_shape(shape), text.lower())
+    return assemble(file, _count(size or "1", text), None, text.lower())
+
+
+def _count(text: str, where: str) -> int:
+    """Positive whole number of nodes or slices."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise InputError(f"{where!r}: {text!r} is not a node count; write it as in dgx-h100:16") from None
+    if count < 1:
+        raise InputError(f"{where!r}: a cluster needs at least 1 node, got {count}")
+    return count
+
+
+def _from_file(path: Path) -> ClusterSpec:
+    fields = _parsed(path)
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
+    file = validated(ClusterFile, fields, str(path))
+    spec = assemble(file, file.nodes if file.nodes is not None else 1, None, str(path))
+    return spec.model_copy(update={"name": file.name or path.stem})
+
+
+def _parsed(path: Path) -> Any:
+    """Contents of a TOML, YAML or JSON file as plain data."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (IsADirectoryError, UnicodeDecodeError):
+        raise InputError(f"{path}: not a text file; expected TOML, YAML or JSON") from None
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        if path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            return yaml.safe_load(text)
+        return tomllib.loads(text)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: not valid {path.suffix.lstrip('.') or 'toml'}: {reason}") from error

@@ -1,0 +1,131 @@
+"""The shipped data files: devices, fabrics and clusters, read once and kept."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from cluster_specs.cluster import DeviceSpec, LinkKind
+from cluster_specs.errors import UnknownName
+from cluster_specs.record import Record, validated
+from cluster_specs.units import Seconds
+
+DATA = Path(__file__).parent / "data"
+
+
+class DeviceFile(Record):
+    """One file of ``data/devices``: a device, its other names, and the cluster it usually sits in."""
+
+    device: DeviceSpec
+    aliases: tuple[str, ...] = ()
+    usual_cluster: str | None = None
+    sources: Mapping[str, str]
+    """Field of the device, or a pattern of fields, to where its number comes from."""
+
+
+class Fabric(Record):
+    """How a kind of link behaves, whatever its width."""
+
+    kind: LinkKind
+    latency: Seconds = Field(ge=0)
+    efficiency: float = Field(gt=0, le=1)
+    in_switch_reduction: bool = False
+    full_mesh: bool = False
+    words: tuple[str, ...] = ()
+    """Words by which published descriptions name it."""
+    sources: Mapping[str, str]
+
+
+class SliceRule(Record):
+    """Which slices of a torus exist, and which of their dimensions wrap."""
+
+    dimensions: int = Field(gt=0)
+    wrap_multiple: int | None = None
+    """All dimensions wrap where all are multiples of this (whole cubes joined by optical switches)."""
+    wrap_length: int | None = None
+    """A dimension wraps where it has exactly this length (that of the whole pod)."""
+    usual: tuple[str, ...]
+    """Shapes on offer, smallest first."""
+
+    def wrap(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Which dimensions of a slice of this shape close into rings."""
+        if self.wrap_multiple is not None:
+            whole = all(extent % self.wrap_multiple == 0 for extent in shape)
+            return (whole,) * len(shape)
+        return tuple(extent == self.wrap_length for extent in shape)
+
+
+class ClusterFile(Record):
+    """A cluster as written in a file: the fields of `ClusterSpec`, with shorthands.
+
+    ``device`` and a link's ``fabric`` may be names of shipped ones; the last link's ``devices`` follows from
+    the node count; ``host.memory_per_device`` stands for ``host.memory``.
+    """
+
+    name: str | None = None
+    summary: str = ""
+    aliases: tuple[str, ...] = ()
+    """Words by which published descriptions name it."""
+    device: str | Mapping[str, Any]
+    nodes: int | None = None
+    devices_per_node: int | None = None
+    devices_per_host: int | None = None
+    """Where a node here is an NVLink domain of several hosts: the devices of one of them."""
+    links: tuple[Mapping[str, Any], ...] = ()
+    torus: Mapping[str, Any] | None = None
+    slices: SliceRule | None = None
+    host: Mapping[str, Any] = {}
+    price: Mapping[str, Any] | None = None
+    sources: Mapping[str, str] = {}
+
+
+@cache
+def device_files() -> Mapping[str, DeviceFile]:
+    """Shipped devices by name."""
+    paths = sorted((DATA / "devices").glob("*.toml"))
+    files = [validated(DeviceFile, _toml(path), path.name) for path in paths]
+    return {file.device.name: file for file in files}
+
+
+@cache
+def fabrics() -> Mapping[str, Fabric]:
+    """Shipped fabrics by name."""
+    tables = _toml(DATA / "fabrics.toml")
+    return {name: validated(Fabric, fields, f"fabric {name}") for name, fields in tables.items()}
+
+
+@cache
+def cluster_files() -> Mapping[str, ClusterFile]:
+    """Shipped clusters by name."""
+    paths = sorted((DATA / "clusters").glob("*.toml"))
+    return {path.stem: validated(ClusterFile, _toml(path) | {"name": path.stem}, path.name) for path in paths}
+
+
+@cache
+def _device_names() -> Mapping[str, str]:
+    """Every spelling of a device's name, reduced, to its name."""
+    names = {}
+    for name, file in device_files().items():
+        for alias in (name, *file.aliases):
+            names[_reduced(alias)] = name
+    return names
+
+
+def find_device(name: str) -> DeviceFile:
+    """Shipped device of this name or alias, whatever its case and punctuation; raises ``UnknownName``."""
+    known = _device_names().get(_reduced(name))
+    if known is None:
+        raise UnknownName("device", name, device_files())
+    return device_files()[known]
+
+
+def _reduced(name: str) -> str:
+    """Letters and digits alone, in lower case, so that ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` are one."""
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,103 @@
+"""Software stacks: the habits of a training framework that time and memory depend on, as sourced data."""
+
+import tomllib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from cluster_specs.cluster import DeviceSpec
+from cluster_specs.errors import UnknownName
+from cluster_specs.record import Record
+from cluster_specs.units import Bytes, Seconds
+
+DATA = Path(__file__).parent / "data" / "software"
+
+
+class AttentionRate(Record):
+    """Sustained fractions of peak of the attention kernel that a stack runs on some devices."""
+
+    forward: float = Field(gt=0, le=1)
+    backward: float = Field(gt=0, le=1)
+
+
+class SoftwareSpec(Record):
+    """What a training framework does with a plan: fusion, overlap, buffers and overheads.
+
+    Shares are of seconds or bytes, between 0 and 1; every number has an entry in ``sources``.
+    """
+
+    name: str
+    summary: str
+    fused_elementwise: bool
+    """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
+    elementwise_passes: float = Field(gt=0)
+    """Memory traffic of norms and element-wise operators over one read of inputs and one write of outputs."""
+    fused_optimizer: bool
+    """The optimizer step is one kernel per tensor group, without temporaries."""
+    optimizer_temporaries: float = Field(ge=0)
+    """Bytes per parameter of the shard that live only during the optimizer step."""
+    overlap_data: float = Field(ge=0, le=1)
+    """Share of compute time behind which data-parallel communication can hide."""
+    overlap_tensor: float = Field(ge=0, le=1)
+    """Share of tensor-parallel communication that hides behind the product next to it."""
+    overlap_pipeline: float = Field(ge=0, le=1)
+    """Share of point-to-point time between stages that hides behind compute."""
+    overlap_slowdown: float = Field(ge=0)
+    """Relative slow-down of compute while a collective runs beside it."""
+    prefetch_units: int = Field(ge=0)
+    """FSDP units whose weights are gathered ahead of the one that computes."""
+    gradient_bucket: Bytes = Field(ge=0)
+    """Gradients gathered into one buffer before they are reduced [bytes]."""
+    context: Bytes = Field(ge=0)
+    """Driver and framework context of one process, outside the allocator [bytes]."""
+    communicator: Bytes = Field(ge=0)
+    """Device memory of one communicator [bytes]."""
+    fragmentation: float = Field(ge=0)
+    """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one."""
+    step_overhead: Seconds = Field(ge=0)
+    """Per optimizer step: data loading, logging, synchronisation with the host [s]."""
+    straggler: float = Field(ge=0)
+    """Relative slow-down for every doubling of the number of nodes."""
+    uncertainty: float = Field(ge=0)
+    """Half-width of the 80 % interval of step time, relative: the interval is [t / (1 + u), t (1 + u)]."""
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
+    """ZeRO stages that the stack offers, by number."""
+    schedules: tuple[str, ...] = Field(min_length=1)
+    """Pipeline schedules that the stack offers."""
+    attention: Mapping[str, AttentionRate] = {}
+    """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
+    sources: Mapping[str, str] = {}
+    """Field, or a pattern of fields, to where its value comes from."""
+
+
+@cache
+def _stacks() -> Mapping[str, SoftwareSpec]:
+    files = sorted(DATA.glob("*.toml"))
+    specs = [SoftwareSpec.model_validate(tomllib.loads(path.read_text())) for path in files]
+    return {spec.name: spec for spec in specs}
+
+
+def list_software() -> tuple[SoftwareSpec, ...]:
+    """All shipped stacks, by name."""
+    return tuple(_stacks().values())
+
+
+def load_software(name: str) -> SoftwareSpec:
+    """Shipped stack of this name (``torch-fsdp2``, ``megatron``, ...); raises ``UnknownName``."""
+    stacks = _stacks()
+    if name.lower() not in stacks:
+        raise UnknownName("software stack", name, stacks)
+    return stacks[name.lower()]
+
+
+def device_on(device: DeviceSpec, software: SoftwareSpec) -> DeviceSpec:
+    """The device with the attention rates that ``software`` reaches on it (first pattern to fit its name)."""
+    for pattern, rate in software.attention.items():
+        if fnmatchcase(device.name, pattern):
+            update = {"attention_forward": rate.forward, "attention_backward": rate.backward}
+            return device.model_copy(update={"efficiency": device.efficiency.model_copy(update=update)})
+    return device

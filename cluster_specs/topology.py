@@ -1,0 +1,175 @@
+"""Which links a group of ranks crosses.
+
+Ranks are numbered innermost first (neighbours share a node), so a mesh axis is a size and a stride,
+and a group over several axes is a list of them, innermost first.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec, LinkSpec, TorusSpec
+from cluster_specs.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the network inside a group: ``size`` peers (or sub-groups) that exchange over it.
+
+    ``bandwidth`` is what one rank has while all ranks of the cluster do the same. A sub-group of ``k`` ranks
+    (the product of the inner levels' sizes) drives ``k`` network cards, so it has up to ``k * bandwidth``.
+    """
+
+    size: int
+    """Sub-groups joined at this level; the product over levels is the group's size."""
+    bandwidth: float
+    """Of one rank, one direction, efficiency included [bytes/s]."""
+    latency: float
+    """Of one hop [s]."""
+    kind: str
+    """Link kind: nvlink, infiniband, ici, ..."""
+    ring_directions: int = 1
+    """2 where a wrapped torus dimension can be used both ways at once."""
+    in_switch_reduction: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommGroup:
+    """The ranks that take part in one collective, and the levels between them, innermost first."""
+
+    size: int
+    levels: tuple[Level, ...]
+
+
+class _Axis(NamedTuple):
+    """Ranks ``0, stride, ..., (size - 1) * stride`` from a base."""
+
+    size: int
+    stride: int
+
+
+def comm_group(cluster: ClusterSpec, axes: Sequence[tuple[int, int]]) -> CommGroup:
+    """Group of ranks spanned by ``axes``, each a (size, stride) in ranks, innermost first.
+
+    A tier that the group fills unevenly (6 ranks in a row on nodes of 8) counts as the part that every node
+    has in common, which is the slowest case. Raises ``InputError`` where the axes overlap, reach beyond the
+    cluster, or cannot be laid out on its torus.
+    """
+    spans = _merged(axes, cluster)
+    size = math.prod(axis.size for axis in spans)
+    if size == 1:
+        return CommGroup(1, ())
+    levels = _torus_levels(cluster.torus, spans, cluster) if cluster.torus is not None else []
+    levels += _tier_levels(cluster, spans, math.prod(level.size for level in levels))
+    return CommGroup(size, tuple(levels))
+
+
+def _merged(axes: Sequence[tuple[int, int]], cluster: ClusterSpec) -> list[_Axis]:
+    """Axes without trivial ones, with neighbours that continue one another joined; checked."""
+    merged: list[_Axis] = []
+    for size, stride in axes:
+        if size < 1 or stride < 1:
+            raise InputError(f"axis (size {size}, stride {stride}) needs a size and a stride of at least 1")
+        if size == 1:
+            continue
+        if merged and stride == merged[-1].size * merged[-1].stride:
+            merged[-1] = _Axis(merged[-1].size * size, merged[-1].stride)
+        elif merged and stride < merged[-1].size * merged[-1].stride:
+            raise InputError(f"axes {list(axes)} overlap or are not ordered innermost first")
+        else:
+            merged.append(_Axis(size, stride))
+    reach = 1 + sum((axis.size - 1) * axis.stride for axis in merged)
+    if reach > cluster.num_devices:
+        raise InputError(
+            f"axes {list(axes)} reach {reach} devices, cluster {cluster.name!r} has {cluster.num_devices}"
+        )
+    return merged
+
+
+def _tier_levels(cluster: ClusterSpec, axes: Sequence[_Axis], reached: int) -> list[Level]:
+    """Levels over the tiers of ``cluster.links``, above the ``reached`` members that a torus joins."""
+    levels = []
+    for link in cluster.links:
+        last = link.devices >= cluster.num_devices
+        inside = math.prod(axis.size for axis in axes) if last else _inside(axes, link.devices)
+        if inside > reached:
+            levels.append(_tier_level(link, inside // reached, inside))
+            reached = inside
+    return levels
+
+
+def _inside(axes: Sequence[_Axis], devices: int) -> int:
+    """Members that every aligned block of ``devices`` ranks has in common, where the group enters it."""
+    aligned = [axis for axis in axes if devices % axis.stride == 0]
+    return math.prod(math.gcd(devices, axis.size * axis.stride) // axis.stride for axis in aligned)
+
+
+def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
+    """Level of ``size`` sub-groups over ``link``; ``inside`` members of the group are joined by it in all."""
+    bandwidth = link.bandwidth * link.efficiency
+    if link.full_mesh:
+        # Each pair has its own cable: a group smaller than the mesh leaves the cables to others unused.
+        bandwidth *= (inside - 1) / (link.devices - 1)
+    return Level(
+        size=size,
+        bandwidth=bandwidth,
+        latency=link.latency,
+        kind=link.kind,
+        in_switch_reduction=link.in_switch_reduction,
+    )
+
+
+def _torus_levels(torus: TorusSpec, axes: Sequence[_Axis], cluster: ClusterSpec) -> list[Level]:
+    """Levels over a chip's own devices, then over the torus dimensions, fastest (last) dimension first."""
+    extents = (torus.devices_per_point, *reversed(torus.shape), cluster.nodes)
+    chip, *dimensions = _spans(axes, extents, cluster)[:-1]
+    levels = []
+    if chip.size > 1:
+        bandwidth = torus.point_bandwidth or torus.bandwidth
+        levels.append(Level(chip.size, bandwidth * torus.efficiency, torus.latency, "ici"))
+    for span, extent, wrapped in zip(dimensions, extents[1:-1], reversed(torus.wrap), strict=True):
+        if span.size > 1:
+            # Groups that interleave along one dimension, and devices of one chip, share its links.
+            sharers = span.stride * torus.devices_per_point
+            levels.append(
+                Level(
+                    size=span.size,
+                    bandwidth=torus.bandwidth * torus.efficiency / sharers,
+                    latency=torus.latency * span.stride,
+                    kind="ici",
+                    ring_directions=2 if wrapped and span.size * span.stride == extent else 1,
+                )
+            )
+    return levels
+
+
+def _spans(axes: Sequence[_Axis], extents: tuple[int, ...], cluster: ClusterSpec) -> list[_Axis]:
+    """Part of the axes along every dimension, innermost first: members, and their distance in points."""
+    spans = [_Axis(1, 1)] * len(extents)
+    for axis in axes:
+        below = _block(axis.stride, extents, cluster)
+        whole = _block(axis.stride * axis.size, extents, cluster)
+        for i, (inner, outer) in enumerate(zip(below, whole, strict=True)):
+            if outer > inner:
+                first = spans[i].size == 1
+                spans[i] = _Axis(spans[i].size * (outer // inner), inner if first else spans[i].stride)
+    return spans
+
+
+def _block(ranks: int, extents: tuple[int, ...], cluster: ClusterSpec) -> tuple[int, ...]:
+    """Sides of the block that the first ``ranks`` ranks fill: of each dimension, fastest first, what divides.
+
+    Where a size does not divide a dimension (16 ranks on 24 points) the block is 8 wide and goes on in the
+    next. Raises ``InputError`` where a factor fits no dimension.
+    """
+    sides, rest = [], ranks
+    for extent in extents:
+        sides.append(math.gcd(extent, rest))
+        rest //= sides[-1]
+    if rest != 1:
+        shape = "x".join(map(str, reversed(extents[1:-1])))
+        raise InputError(
+            f"{ranks} ranks do not fill a block of the {shape} torus of cluster {cluster.name!r}"
+        )
+    return tuple(sides)

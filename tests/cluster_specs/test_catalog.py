@@ -1,0 +1,245 @@
+"""Clusters by name and from files: sizes, shorthands, and messages for bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_specs.catalog import list_clusters, load_cluster, load_device, what_if
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError, UnknownName
+
+OWN = {
+    "device": "h100-sxm-80g",
+    "nodes": 4,
+    "devices_per_node": 8,
+    "links": [
+        {"name": "nvlink", "fabric": "nvlink4", "devices": 8, "bandwidth": "450 GB/s"},
+        {
+            "name": "ethernet",
+            "kind": "ethernet",
+            "bandwidth": "100 Gbit/s",
+            "latency": "25 us",
+            "efficiency": 0.85,
+        },
+    ],
+    "price": {"per_device_hour": 2.5},
+}
+
+
+def toml(fields: dict[str, Any]) -> str:
+    lines = [
+        f"{key} = {json.dumps(value)}" for key, value in fields.items() if not isinstance(value, list | dict)
+    ]
+    for key, value in fields.items():
+        for table in value if isinstance(value, list) else [value] if isinstance(value, dict) else []:
+            lines.append(f"[[{key}]]" if isinstance(value, list) else f"[{key}]")
+            lines += [f"{name} = {json.dumps(entry)}" for name, entry in table.items()]
+    return "\n".join(lines)
+
+
+WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    ".toml": toml,
+    ".yaml": yaml.safe_dump,
+    ".yml": yaml.safe_dump,
+    ".json": json.dumps,
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "devices", "per_node"),
+    [
+        ("dgx-h100:16", 128, 8),
+        ("DGX-H100:16", 128, 8),
+        ("dgx-h100", 8, 8),
+        ("gb200-nvl72:2", 144, 72),
+        ("a100-4x-50g:8", 32, 4),
+        ("tpu-v5p:4x4x8", 128, 128),
+        ("tpu-v5e:16x16*4", 1024, 256),
+        ("tpu-v7x:4x4x4", 128, 128),
+        ("trn2.48xlarge:2", 32, 16),
+    ],
+)
+def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
+    cluster = load_cluster(source)
+    assert (cluster.num_devices, cluster.devices_per_node) == (devices, per_node)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("dgx-h100:0", "at least 1 node, got 0"),
+        ("dgx-h100:-2", "at least 1 node, got -2"),
+        ("dgx-h100:many", "'many' is not a node count"),
+        ("dgx-h100:1.5", "'1.5' is not a node count"),
+        ("dgx-h10:4", "did you mean.*dgx-h100"),
+        ("tpu-v5p", "needs a slice shape, such as tpu-v5p:16x16x24"),
+        ("tpu-v5p:4x4", "a slice has 3 dimensions"),
+        ("tpu-v5p:4x0x4", "not a slice shape"),
+        ("tpu-v5p:4x-4x4", "not a slice shape"),
+        ("tpu-v5e:32x32", "the largest slice is 16x16"),
+        ("tpu-v5e:16x16*0", "at least 1 node, got 0"),
+        ("tpu-v5e:16x16*two", "'two' is not a node count"),
+        ("nowhere.toml", "no such file"),
+        ("", "unknown cluster"),
+    ],
+)
+def test_bad_names_in_one_sentence(source: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        load_cluster(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_devices_suggest_near_ones() -> None:
+    with pytest.raises(UnknownName, match="h100-sxm-80g"):
+        load_device("h100-sxm-8g")
+
+
+def test_the_list_names_everything_that_loads() -> None:
+    for entry in list_clusters():
+        if entry.size == "nodes":
+            assert load_cluster(f"{entry.name}:2").num_devices % 2 == 0
+        assert entry.summary
+        assert entry.sources
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_files_of_every_format_give_the_same_cluster(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"mine{suffix}"
+    path.write_text(WRITERS[suffix](OWN))
+    cluster = load_cluster(str(path))
+    assert cluster.name == "mine"
+    assert cluster.device == load_device("H100-SXM")
+    assert cluster.num_devices == 32
+    assert [(link.devices, link.bandwidth) for link in cluster.links] == [(8, 450e9), (32, 12.5e9)]
+    assert cluster.links[0].in_switch_reduction
+    assert cluster.links[1].latency == 25e-6
+    assert load_cluster(path) == cluster
+
+
+def test_a_dumped_cluster_is_a_file_too(tmp_path: Path) -> None:
+    for source in ("dgx-h100:16", "tpu-v5p:4x4x8*2"):
+        cluster = load_cluster(source)
+        path = tmp_path / "dump.json"
+        path.write_text(cluster.model_dump_json())
+        assert load_cluster(path) == cluster
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"devices_per_node": None}, "needs devices_per_node"),
+        ({"device": "h100-smx"}, "unknown device"),
+        ({"nodes": 0}, "at least 1 node"),
+        ({"nodes": "four"}, "nodes: Input should be a valid integer"),
+        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
+        ({"links": [OWN["links"][0] | {"fabric": "nvlink9"}]}, "unknown fabric 'nvlink9'.*nvlink"),  # type: ignore[index]
+        ({"links": [OWN["links"][0] | {"bandwidth": "450 Gb/s"}]}, "write Gbit/s or GB/s"),  # type: ignore[index]
+        ({"links": [OWN["links"][0] | {"bandwidth": 0}]}, "greater than 0"),  # type: ignore[index]
+        ({"links": [OWN["links"][1], OWN["links"][0]]}, "links.ethernet needs `devices`"),  # type: ignore[index]
+        ({"links": [OWN["links"][0]]}, "links join 8 of 32 devices"),  # type: ignore[index]
+        ({"links": []}, "links join 1 of 32 devices"),
+    ],
+)
+def test_bad_files_in_one_sentence(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(OWN | change))
+    with pytest.raises(InputError, match=words) as caught:
+        load_cluster(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.toml", "nodes = ", "not valid toml"),
+        ("a.json", "{", "not valid json"),
+        ("a.yaml", "a: [", "not valid yaml"),
+        ("a.json", "[1]", "expected the fields of a cluster, found list"),
+        ("a.yaml", "", "expected the fields of a cluster, found NoneType"),
+        ("a.toml", "", "device: is missing"),
+    ],
+)
+def test_files_that_are_no_clusters(tmp_path: Path, name: str, content: str, words: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(InputError, match=words) as caught:
+        load_cluster(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_binary_files_and_folders_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "a.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    folder = tmp_path / "b.toml"
+    folder.mkdir()
+    for path in (binary, folder):
+        with pytest.raises(InputError, match="not a text file"):
+            load_cluster(path)
+
+
+def test_what_if_changes_one_field_and_says_so() -> None:
+    before = load_cluster("dgx-h100:4")
+    after = what_if(before, {"links.infiniband.bandwidth": "800 Gbit/s"})
+    assert after.links[1].bandwidth == 100e9
+    assert after.links[0] == before.links[0]
+    assert after.sources["links.infiniband.bandwidth"] == "what-if"
+    assert before.links[1].bandwidth == 50e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"device.memory": "141 GB"}, lambda c: c.device.memory, 141e9),
+        (
+            {"device.peak_flops_per_second.fp4": "1 PFLOP/s"},
+            lambda c: c.device.peak_flops_per_second["fp4"],
+            1e15,
+        ),
+        ({"device.efficiency.matmul": 0.5}, lambda c: c.device.efficiency.matmul, 0.5),
+        ({"device": "H200"}, lambda c: c.device, load_device("h200-sxm-141g")),
+        ({"nodes": 7}, lambda c: (c.num_devices, c.links[-1].devices), (56, 56)),
+        ({"nodes": "7"}, lambda c: (c.num_devices, c.links[-1].devices), (56, 56)),
+        ({"devices_per_node": 4}, lambda c: [link.devices for link in c.links], [4, 16]),
+        ({"price.per_device_hour": 1.0}, lambda c: c.price.per_device_hour, 1.0),
+        ({"host.memory": "1 TiB"}, lambda c: c.host.memory, 2.0**40),
+    ],
+)
+def test_what_ifs(changes: dict[str, Any], field: Any, value: Any) -> None:
+    assert field(what_if(load_cluster("dgx-h100:4"), changes)) == value
+
+
+def test_what_if_can_price_a_cluster_without_a_price() -> None:
+    cluster = load_cluster("mi300x-8x:1")
+    assert cluster.price is None
+    assert what_if(cluster, {"price.per_device_hour": 3}).price is not None
+
+
+def test_no_change_is_the_same_cluster() -> None:
+    cluster: ClusterSpec = load_cluster("tpu-v5e:4x4*2")
+    assert what_if(cluster, {}) == cluster
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"links.infinband.bandwidth": "1 GB/s"}, "did you mean infiniband"),
+        ({"links.infiniband.bandwith": "1 GB/s"}, "did you mean bandwidth"),
+        ({"speed": 1}, "unknown field 'speed'"),
+        ({"nodes.count": 1}, "'nodes' in 'nodes.count' is a value"),
+        ({"torus.bandwidth": "1 GB/s"}, "unknown field|torus"),
+        ({"links.infiniband.bandwidth": "1 Gb/s"}, "write Gbit/s or GB/s"),
+        ({"nodes": -1}, "nodes"),
+        ({"nodes": "many"}, "nodes: Input should be a valid integer"),
+        ({"device": "H2000"}, "unknown device"),
+        ({"device.efficiency.matmul": 1.5}, "less than or equal to 1"),
+        ({"links.nvlink.devices": 5}, "not a multiple"),
+    ],
+)
+def test_bad_what_ifs(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        what_if(load_cluster("dgx-h100:4"), changes)
+    assert "\n" not in str(caught.value)
