@@ -1,0 +1,191 @@
+"""How a collective runs: the hops and the bandwidth-limited seconds of every algorithm.
+
+Symbols: ``V`` full bytes, ``n`` ranks; of level ``i``, innermost first: size ``s_i``, bandwidth of one rank
+``B_i`` (times 2 where a wrapped ring is used both ways), ranks inside one of its sub-groups ``k_i``. Every
+rank drives its own port, so that a sub-group leaves by ``k_i B_i``.
+
+Sources: Thakur et al., "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005;
+Chan et al., "Collective communication: theory, practice, and experience", CCPE 19(13), 2007;
+Sanders et al., "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
+NVIDIA/nccl@5067397 ``src/graph/tuning.cc`` (hops of rings, trees and switches on nodes);
+jax-ml/scaling-book@0819a7d ``sharding.md`` (tori).
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from math import ceil, log2, prod
+from typing import NamedTuple
+
+from cluster_specs.topology import CommGroup, Level
+
+
+class Steps(NamedTuple):
+    """What a collective costs before latencies and protocols are known."""
+
+    hops: tuple[float, ...]
+    """One after the other, at each of the group's `active_levels`."""
+    transfer: float
+    """Seconds of the bytes at full bandwidth."""
+
+    def times(self, count: int) -> "Steps":
+        """The same, ``count`` times over."""
+        return Steps(tuple(count * hops for hops in self.hops), count * self.transfer)
+
+
+def active_levels(group: CommGroup) -> tuple[Level, ...]:
+    """Levels at which the group has peers, innermost first."""
+    return tuple(level for level in group.levels if level.size > 1)
+
+
+def ring(full_bytes: float, group: CommGroup) -> Steps:
+    """All-gather or reduce-scatter around a ring: ``(n-1)/n V / min_i k_i B_i``.
+
+    Of a rank's ``n - 1`` hops ``s - 1`` cross the outermost level, ``(s_i - 1) n / (k_i s_i)`` level ``i``.
+    """
+    hops = tuple(
+        (level.size - 1) * (group.size / (inside * level.size)) / level.ring_directions
+        for inside, level in _inside(group)
+    )
+    return Steps(hops, (group.size - 1) / group.size * full_bytes / _ring_bandwidth(group))
+
+
+def chain(full_bytes: float, group: CommGroup) -> Steps:
+    """Broadcast or reduce along a ring, in a pipeline of chunks: ``V / min_i k_i B_i``."""
+    return Steps(ring(full_bytes, group).hops, full_bytes / _ring_bandwidth(group))
+
+
+def recursive_halving(full_bytes: float, group: CommGroup) -> Steps:
+    """All-gather by recursive doubling, reduce-scatter by halving: ``log2 n`` hops, ``(n-1)/n V / B``."""
+    return Steps(_log_hops(group), ring(full_bytes, group).transfer)
+
+
+def spanning_tree(full_bytes: float, group: CommGroup) -> Steps:
+    """Broadcast or reduce along a minimum spanning tree: ``sum_i log2(s_i) V / B_i``."""
+    hops = _log_hops(group)
+    per_level = zip(hops, active_levels(group), strict=True)
+    return Steps(hops, sum(count * full_bytes / level.bandwidth for count, level in per_level))
+
+
+def double_tree(full_bytes: float, group: CommGroup) -> Steps:
+    """All-reduce over two complementary trees of sub-groups, with chains inside the innermost.
+
+    ``2 (s_0 - 1)`` hops inside and ``2 log2 s_i`` outside; the slowest of ``2 V / B_0`` and
+    ``2 (s_i - 1)/s_i V / (k_i B_i)``.
+    """
+    inner = active_levels(group)[0]
+    hops = (2.0 * (inner.size - 1), *(2 * count for count in _log_hops(group)[1:]))
+    return Steps(hops, max(2 * full_bytes / inner.bandwidth, _between(full_bytes, group)))
+
+
+def in_switch(full_bytes: float, group: CommGroup) -> Steps:
+    """All-reduce summed by the innermost switch, with trees between switches.
+
+    A rank sends its array once, and once the share that it read summed: ``(s_0 + 1)/s_0 V / B_0``.
+    """
+    inner = active_levels(group)[0]
+    hops = (1.0, *(2 * count for count in _log_hops(group)[1:]))
+    summed = (inner.size + 1) / inner.size * full_bytes / inner.bandwidth
+    return Steps(hops, max(summed, _between(full_bytes, group)))
+
+
+def torus(full_bytes: float, group: CommGroup) -> Steps:
+    """All-gather or reduce-scatter over all torus dimensions at once.
+
+    The array is cut in one part per dimension; part ``j`` gathers along ``j``, then ``j + 1``, and so on
+    around, so that every dimension is always busy; a phase lasts as long as its slowest part. A torus of
+    ``d`` equal dimensions needs ``(n-1)/n V / (d B)``. Uncut, one dimension after the other, where faster.
+    """
+    levels = active_levels(group)
+    count = len(levels)
+    turns = [[levels[(part + phase) % count] for phase in range(count)] for part in range(count)]
+    uncut = [_phases(full_bytes, group.size, [turn]) for turn in turns]
+    hops = tuple((level.size - 1) / level.ring_directions for level in levels)
+    return Steps(hops, min(_phases(full_bytes, group.size, turns), *uncut))
+
+
+def hierarchical(full_bytes: float, group: CommGroup) -> Steps:
+    """All-gather or reduce-scatter network by network, outermost first: ``sum_i (s_i-1)/s_i V / (k_i B_i)``.
+
+    The dimensions of a torus count as one network.
+    """
+    hops: tuple[float, ...] = ()
+    transfer, inside = 0.0, 1
+    for is_torus, levels in groupby(active_levels(group), key=lambda level: level.kind == "ici"):
+        for network in [tuple(levels)] if is_torus else [(level,) for level in levels]:
+            part = CommGroup(prod(level.size for level in network), network)
+            steps = (torus if is_torus else ring)(full_bytes / inside, part)
+            hops, transfer, inside = hops + steps.hops, transfer + steps.transfer, inside * part.size
+    return Steps(hops, transfer)
+
+
+def direct(full_bytes: float, group: CommGroup) -> Steps:
+    """Scatter or gather by one message per peer: ``(n - k_i)/n V`` over the root's port of level ``i``."""
+    return _direct(full_bytes, group, lambda inside, level: (group.size - inside) / group.size)
+
+
+def direct_exchange(full_bytes: float, group: CommGroup) -> Steps:
+    """All-to-all by one message per peer; ``V`` is the buffer of one rank.
+
+    ``(n - k_i)/n V`` leaves a rank over level ``i``. On a ring of a torus a byte travels ``s/4`` links on
+    average, in either of two directions: ``s_i/8`` of ``V`` per link; ``s_i/4`` cross the middle of a line.
+    """
+
+    def share(inside: int, level: Level) -> float:
+        if level.kind == "ici" and level.size > 2:
+            return level.size / (4 * level.ring_directions)
+        return (group.size - inside) / group.size
+
+    return _direct(full_bytes, group, share)
+
+
+def twice(pass_: Callable[[float, CommGroup], Steps]) -> Callable[[float, CommGroup], Steps]:
+    """All-reduce from its halves: reduce-scatter, then all-gather, which cost the same."""
+
+    def all_reduce(full_bytes: float, group: CommGroup) -> Steps:
+        return pass_(full_bytes, group).times(2)
+
+    return all_reduce
+
+
+def _inside(group: CommGroup) -> Iterator[tuple[int, Level]]:
+    """(k_i, level i) of the active levels."""
+    inside = 1
+    for level in active_levels(group):
+        yield inside, level
+        inside *= level.size
+
+
+def _ring_bandwidth(group: CommGroup) -> float:
+    return min(inside * level.bandwidth * level.ring_directions for inside, level in _inside(group))
+
+
+def _log_hops(group: CommGroup) -> tuple[float, ...]:
+    return tuple(float(ceil(log2(level.size))) for level in active_levels(group))
+
+
+def _between(full_bytes: float, group: CommGroup) -> float:
+    """Seconds of trees between sub-groups: ``2 (s_i - 1)/s_i V / (k_i B_i)``, the slowest outer level."""
+    seconds = [
+        2 * (level.size - 1) / level.size * full_bytes / (inside * level.bandwidth)
+        for inside, level in _inside(group)
+    ]
+    return max(seconds[1:], default=0.0)
+
+
+def _phases(full_bytes: float, ranks: int, turns: list[list[Level]]) -> float:
+    """Seconds of parts that gather at once, each along its own order of dimensions."""
+    held = [full_bytes / len(turns) / ranks for _ in turns]
+    seconds = 0.0
+    for phase in range(len(turns[0])):
+        levels = [turn[phase] for turn in turns]
+        seconds += max(
+            share * (level.size - 1) / (level.bandwidth * level.ring_directions)
+            for share, level in zip(held, levels, strict=True)
+        )
+        held = [share * level.size for share, level in zip(held, levels, strict=True)]
+    return seconds
+
+
+def _direct(full_bytes: float, group: CommGroup, share: Callable[[int, Level], float]) -> Steps:
+    seconds = [share(inside, level) * full_bytes / level.bandwidth for inside, level in _inside(group)]
+    return Steps((1.0,) * len(seconds), max(seconds))

@@ -1,0 +1,139 @@
+"""Seconds of attention: scores, softmax and their product with the values; projections apart.
+
+Sources: Dao, "FlashAttention-2", arXiv:2307.08691; Shah et al., "FlashAttention-3", arXiv:2407.08608.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from cluster_specs.cluster import DeviceSpec
+from cluster_specs.errors import UnknownName
+from cost_models.constants import constants
+from cost_models.costs import ComputeTime, kernel_time
+from cost_models.matmul import matmul_seconds
+from cost_models.roofline import element_bytes, memory_seconds, peak, stream_seconds
+
+KERNELS = ("flash", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One attention call on one device: lengths, heads and dimensions that this device holds."""
+
+    batch: float
+    heads: float
+    q_len: float
+    kv_len: float
+    qk_dim: float
+    v_dim: float
+    kv_heads: float
+    """Key and value heads; as many as ``heads`` without grouping."""
+    causal: bool = True
+    """The last query sees the last key, the one before it one key less, and so on."""
+    window: float | None = None
+    """Most keys that one query sees."""
+
+
+def attended_pairs(shape: AttentionShape) -> float:
+    """Unmasked (query, key) pairs of one head.
+
+    Causal, query ``i`` from the end sees ``min(window, kv - i)`` keys, none where that is negative: a
+    triangle, or a band where the window is shorter.
+    """
+    q, kv = shape.q_len, shape.kv_len
+    window = kv if shape.window is None else min(shape.window, kv)
+    if not shape.causal:
+        return q * window
+    seeing = min(q, kv)
+    full = min(seeing, kv - window)  # queries that see a whole window; each of the others one key less
+    fewer = seeing - full
+    return full * window + fewer * (2 * min(window, kv - full) - fewer + 1) / 2
+
+
+def attention_flops(shape: AttentionShape, backward: bool = False) -> float:
+    """FLOPs over unmasked pairs: ``2 (d_qk + d_v)`` each forward, ``2 (3 d_qk + 2 d_v)`` backward.
+
+    Backward makes the scores again, then the gradients of values, scores, queries and keys; with equal
+    dimensions that is 2.5 times the forward (arXiv:2307.08691, section 4).
+    """
+    return shape.batch * shape.heads * attended_pairs(shape) * _flops_per_pair(shape, backward)
+
+
+def attention_seconds(
+    shape: AttentionShape, device: DeviceSpec, dtype: str, kernel: str = "flash", backward: bool = False
+) -> ComputeTime:
+    """One attention call, forward or backward [s]; ``kernel`` is ``flash`` (fused) or ``plain``.
+
+    Raises ``UnknownName`` for the kernel, ``InputError`` where the device has no rate for ``dtype``.
+    """
+    if kernel not in KERNELS:
+        raise UnknownName("attention kernel", kernel, KERNELS)
+    if attended_pairs(shape) * shape.batch * shape.heads <= 0:
+        return ComputeTime()
+    return (_flash if kernel == "flash" else _plain)(shape, device, dtype, backward)
+
+
+def flash_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
+    """Share of the long-sequence rate that a fused kernel keeps on this shape (GPU).
+
+    A unit takes one block of queries through its blocks of keys. Lost are the parts of blocks that are
+    masked or past the end, the start and finish of each block of queries, and units that idle: equal blocks
+    come in whole waves; causal ones run longest first, and end together once there is a block per unit.
+    """
+    facts = constants("kernels")["flash"]
+    block: int = facts["block"]
+    query_blocks = ceil(shape.q_len / block)
+    steps = _key_blocks(shape, block) + query_blocks * facts["fill_blocks"]
+    calls = shape.batch * shape.heads
+    mean = steps / query_blocks
+    per_unit = calls * query_blocks / device.compute_units
+    waves = max(1.0, per_unit) if shape.causal else ceil(per_unit)
+    ideal = attended_pairs(shape) / block**2 / query_blocks
+    share: float = ideal * per_unit / (mean * waves)
+    return share
+
+
+def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
+    sustained = device.efficiency.attention_backward if backward else device.efficiency.attention_forward
+    rate = peak(device, dtype) * sustained
+    if device.kind == "gpu":
+        rate *= flash_utilisation(shape, device)
+    queries = shape.batch * shape.heads * shape.q_len * (shape.qk_dim + shape.v_dim)
+    keys = shape.batch * shape.kv_heads * shape.kv_len * (shape.qk_dim + shape.v_dim)
+    passes = 2 if backward else 1  # backward reads inputs, outputs and one gradient, and writes the others
+    traffic = passes * (queries + keys) * element_bytes(dtype)
+    flops = attention_flops(shape, backward)
+    return kernel_time(flops / rate, memory_seconds(traffic, device), device.kernel_launch)
+
+
+def _plain(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
+    """Whole score matrices, masked or not: batched products, and the passes of scale, mask and softmax."""
+    facts = constants("kernels")["plain"]
+    size = element_bytes(dtype)
+    calls = shape.batch * shape.heads
+    q, kv, qk, v = shape.q_len, shape.kv_len, shape.qk_dim, shape.v_dim
+    forward = ((q, kv, qk), (q, v, kv))
+    gradients = ((q, kv, v), (kv, v, q), (q, qk, kv), (kv, qk, q))
+    total = stream_seconds(calls * q * kv * facts["backward_bytes" if backward else "forward_bytes"], device)
+    for m, n, k in gradients if backward else forward:
+        total += matmul_seconds(m, n, k, device, dtype, batch=calls, bytes_per_element=size)
+    return total
+
+
+def _flops_per_pair(shape: AttentionShape, backward: bool) -> float:
+    if backward:
+        return 2.0 * (3 * shape.qk_dim + 2 * shape.v_dim)
+    return 2.0 * (shape.qk_dim + shape.v_dim)
+
+
+def _key_blocks(shape: AttentionShape, block: int) -> float:
+    """Blocks of keys that the blocks of queries of one head visit, masked parts included.
+
+    Pairs in block units, and half a block more for each block of queries at each slanted edge.
+    """
+    query_blocks = ceil(shape.q_len / block)
+    slanted = 0.0
+    if shape.causal:
+        slanted = 0.5 if shape.window is None or shape.window >= shape.kv_len else 1.0
+    exact = attended_pairs(shape) / block**2
+    return min(exact + slanted * query_blocks, query_blocks * ceil(shape.kv_len / block))

@@ -1,0 +1,171 @@
+"""Bytes on one device: model states, gathered copies, loss, buffers, and what the driver adds.
+
+Activations of real models come from their graph; the published formula of a GPT layer is kept here as an
+independent witness.
+"""
+
+from collections.abc import Mapping
+from math import ceil, prod
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from cluster_specs.errors import InputError, UnknownName
+from cost_models.optimizers import optimizer_rule
+
+Recompute = Literal["none", "selective", "full"]
+
+WEIGHT_BYTES: Mapping[str, float] = MappingProxyType({"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp32": 4.0})
+"""Bytes per stored weight by training precision; fp8 recipes keep 16 bits, and cast them to multiply.
+
+Source: NVIDIA Transformer Engine user guide, "Using FP8"; pytorch/ao ``float8`` README.
+"""
+
+GRADIENT_BYTES: Mapping[str, float] = MappingProxyType({"bf16": 2.0, "fp16": 2.0, "fp32": 4.0})
+"""Bytes per gradient by the type that it is accumulated in."""
+
+LOSS_BYTES = 3 * 4.0
+"""Per token and vocabulary entry at the peak of an fp32 cross-entropy [bytes]: log-probabilities, their
+gradient, and the gradient of the logits. Source: torch.distributed FSDPMemTracker of torch 2.13."""
+
+
+class StateBytes(NamedTuple):
+    """Model states of one rank [bytes]."""
+
+    weights: float
+    master: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of them [bytes]."""
+        return sum(self)
+
+
+def weight_bytes(precision: str) -> float:
+    """Bytes per stored weight; raises ``UnknownName`` for an unknown precision."""
+    if precision not in WEIGHT_BYTES:
+        raise UnknownName("precision", precision, WEIGHT_BYTES)
+    return WEIGHT_BYTES[precision]
+
+
+def gradient_bytes(dtype: str) -> float:
+    """Bytes per gradient; raises ``UnknownName`` for an unknown type."""
+    if dtype not in GRADIENT_BYTES:
+        raise UnknownName("gradient type", dtype, GRADIENT_BYTES)
+    return GRADIENT_BYTES[dtype]
+
+
+def state_bytes(
+    parameters: float,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    master_weights: bool = True,
+    grad_dtype: str = "fp32",
+    zero_stage: int = 0,
+    shard_degree: float = 1,
+    keeps_copy: bool = True,
+) -> StateBytes:
+    """Bytes of weights, master weights, gradients and optimizer states of one rank.
+
+    ``zero_stage`` 1 shards optimizer and master weights over ``shard_degree`` ranks, 2 gradients as well,
+    3 weights as well; the degree is a fraction where shards are padded. ``keeps_copy`` False is a stack that
+    stores only the masters, and casts them where it gathers (FSDP). Without masters, states have the type of
+    the weights, as in PyTorch; fp32 weights are their own masters.
+    Raises ``InputError`` for a stage that does not exist, ``UnknownName`` for names.
+    Source: Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 3 and table 1.
+    """
+    if zero_stage not in (0, 1, 2, 3):
+        raise InputError(f"zero_stage is 0, 1, 2 or 3, found {zero_stage}")
+    if shard_degree < 1:
+        raise InputError(f"shard_degree is at least 1, found {shard_degree}")
+    weight = weight_bytes(precision)
+    master = 4.0 if master_weights and weight < 4 else 0.0
+    state = optimizer_rule(optimizer).state_bytes(master or weight)
+    held = 1 / shard_degree
+    return StateBytes(
+        weights=parameters * (weight if keeps_copy or not master else 0.0) * (held if zero_stage >= 3 else 1),
+        master=parameters * master * (held if zero_stage >= 1 else 1),
+        gradients=parameters * gradient_bytes(grad_dtype) * (held if zero_stage >= 2 else 1),
+        optimizer=parameters * state * (held if zero_stage >= 1 else 1),
+    )
+
+
+def padded_shard(shape: tuple[int, ...], shard_degree: int) -> int:
+    """Elements of one rank's shard of a parameter split along dim 0, padded to the shard degree.
+
+    Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, chunks ``ceil(d0 / n)``.
+    """
+    rows, *rest = shape or (1,)
+    return ceil(rows / shard_degree) * prod(rest)
+
+
+def gathered_bytes(
+    unit_parameters: float, root_parameters: float, element: float, prefetched: int = 1
+) -> float:
+    """Full copies that exist while a sharded block runs: its own, those gathered ahead, and the root unit.
+
+    ``(root + (1 + prefetched) unit) element``; the root unit (embedding, head, last norm) stays gathered.
+    """
+    return (root_parameters + (1 + prefetched) * unit_parameters) * element
+
+
+def reduce_buffer_bytes(unit_parameters: float, grad_dtype: str) -> float:
+    """Flat buffer in which one sharded block's gradients are reduce-scattered [bytes]."""
+    return unit_parameters * gradient_bytes(grad_dtype)
+
+
+def bucket_bytes(parameters: float, grad_dtype: str, bucket: float, in_flight: int = 1) -> float:
+    """Flat buffers of a bucketed gradient reduction: ``in_flight`` buckets, at most all gradients [bytes]."""
+    return min(in_flight * bucket, parameters * gradient_bytes(grad_dtype))
+
+
+def loss_bytes(tokens: float, vocabulary: float, chunks: int = 1) -> float:
+    """Peak of logits and cross-entropy in fp32: ``12 tokens vocabulary / chunks`` [bytes].
+
+    ``vocabulary`` is this rank's part where the loss is vocabulary-parallel; a fused loss has `loss_chunks`.
+    """
+    return LOSS_BYTES * tokens * vocabulary / chunks
+
+
+def loss_chunks(vocabulary: float, hidden: float) -> int:
+    """Chunks of tokens of a fused linear cross-entropy: so many that logits are as large as its input.
+
+    Source: linkedin/Liger-Kernel, ``ops/fused_linear_cross_entropy.py`` (``ceil(V / H)``).
+    """
+    return max(1, ceil(vocabulary / hidden))
+
+
+def reserved_bytes(live: float, fragmentation: float) -> float:
+    """What the caching allocator holds for ``live`` tensors: ``live (1 + fragmentation)`` [bytes]."""
+    return live * (1 + fragmentation)
+
+
+def device_bytes(reserved: float, context: float, communicators: int, communicator: float) -> float:
+    """What the driver reports: the allocator's, the context's and the communicators' buffers [bytes]."""
+    return reserved + context + communicators * communicator
+
+
+def transformer_layer_activation_bytes(
+    seq: float,
+    micro_batch: float,
+    hidden: float,
+    heads: float,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    recompute: Recompute = "none",
+) -> float:
+    """Activations kept by one GPT layer in 16 bits with dropout and unfused attention [bytes].
+
+    Per token and hidden unit: 10 of norms, residuals and dropout masks (split only by sequence
+    parallelism), 24 of attention and MLP (split by ``tensor``), and ``5 a s / h`` of scores (dropped by
+    ``selective``); ``full`` keeps the layer's input, 2. With sequence parallelism ``(34 + 5 a s / h) / t``.
+    Source: Korthikanti et al., arXiv:2205.05198, table 2.
+    """
+    if recompute == "full":
+        return 2 * seq * micro_batch * hidden
+    if recompute not in ("none", "selective"):
+        raise UnknownName("recomputation", recompute, ("none", "selective", "full"))
+    outside = 10 / tensor if sequence_parallel else 10
+    scores = 5 * heads * seq / hidden if recompute == "none" else 0.0
+    return seq * micro_batch * hidden * (outside + (24 + scores) / tensor)

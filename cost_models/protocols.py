@@ -1,0 +1,73 @@
+"""How a library moves the bytes of a collective: protocols that trade bandwidth for latency.
+
+The constants are data, with their sources: ``cost_models/data/protocols.toml``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import log2
+
+from cluster_specs.errors import UnknownName
+from cluster_specs.topology import Level
+from cost_models.constants import constants
+
+LINK_CLASSES: Mapping[str, str] = {
+    "nvlink": "nvlink",
+    "xgmi": "nvlink",
+    "pcie": "pcie",
+    "infiniband": "infiniband",
+    "ethernet": "ethernet",
+}
+"""Link kind to the class of links that the constants distinguish; xGMI is taken as NVLink."""
+
+TREE_FIRST_BYTES = 64
+"""Array size of the first entry of ``Protocol.tree``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One way to move chunks: shares of a level's latency and bandwidth, and a fixed start."""
+
+    name: str
+    kernel_latency: float
+    """Once per collective [s]."""
+    bandwidth: float
+    """Share of the links' bandwidth."""
+    hop: Mapping[str, float]
+    """Share of a level's hop latency, by class of link."""
+
+    tree: tuple[float, ...]
+    """Share of the bandwidth that a double tree keeps, for 64 bytes and each doubling of them."""
+
+    def tree_share(self, full_bytes: float) -> float:
+        """Share kept by a double tree for an array of this size, between its neighbours in the table."""
+        place = min(max(log2(full_bytes / TREE_FIRST_BYTES), 0.0), len(self.tree) - 1)
+        below = min(int(place), len(self.tree) - 2)
+        return self.tree[below] + (place - below) * (self.tree[below + 1] - self.tree[below])
+
+    def hop_latency(self, level: Level) -> float:
+        """Of one hop at a level [s]; raises ``UnknownName`` for a kind of link without constants."""
+        if level.kind not in LINK_CLASSES:
+            raise UnknownName("link kind", level.kind, LINK_CLASSES)
+        return level.latency * self.hop[LINK_CLASSES[level.kind]]
+
+
+@dataclass(frozen=True, slots=True)
+class InSwitch:
+    """Sums made by a switch: hops' worth of latency, and share of the bandwidth."""
+
+    hops: float
+    bandwidth: float
+
+
+@cache
+def protocols() -> tuple[Protocol, ...]:
+    """The protocols of NCCL, which RCCL shares: simple, ll128, ll."""
+    return tuple(Protocol(**row | {"tree": tuple(row["tree"])}) for row in constants("protocols")["protocol"])
+
+
+@cache
+def in_switch_constants() -> InSwitch:
+    """Of reductions in NVLink switches."""
+    return InSwitch(**constants("protocols")["in_switch"])

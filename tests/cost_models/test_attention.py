@@ -1,0 +1,135 @@
+"""Attention: pairs counted by brute force, the flash model's laws and published kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_specs.catalog import load_device
+from cluster_specs.cluster import DeviceSpec
+from cluster_specs.errors import InputError, UnknownName
+from cost_models.attention import (
+    AttentionShape,
+    attended_pairs,
+    attention_flops,
+    attention_seconds,
+    flash_utilisation,
+)
+from cost_models.matmul import matmul_seconds
+
+LONG = AttentionShape(
+    batch=1, heads=32, q_len=8192, kv_len=8192, qk_dim=128, v_dim=128, kv_heads=8, causal=True
+)
+
+
+@given(
+    q=st.integers(1, 40), kv=st.integers(1, 40), window=st.none() | st.integers(1, 50), causal=st.booleans()
+)
+def test_pairs_by_counting(q: int, kv: int, window: int | None, causal: bool) -> None:
+    shape = AttentionShape(1, 1, q, kv, 1, 1, 1, causal, window)
+    most = kv if window is None else min(window, kv)
+    visible = [kv - i if causal else kv for i in range(q)]
+    assert attended_pairs(shape) == sum(min(most, max(0, keys)) for keys in visible)
+
+
+def test_flops_of_forward_and_backward_by_hand() -> None:
+    shape = AttentionShape(2, 3, 4, 4, qk_dim=5, v_dim=7, kv_heads=3, causal=False)
+    assert attention_flops(shape) == 2 * 3 * 16 * 2 * (5 + 7)
+    assert attention_flops(shape, backward=True) == 2 * 3 * 16 * 2 * (3 * 5 + 2 * 7)
+
+
+def test_equal_dimensions_cost_two_and_a_half_forwards_backward() -> None:
+    assert attention_flops(LONG, backward=True) == 2.5 * attention_flops(LONG)
+
+
+def test_long_sequences_approach_the_sustained_rate(device: DeviceSpec) -> None:
+    shape = replace(LONG, q_len=1 << 18, kv_len=1 << 18)
+    for backward, rate in ((False, 0.6e15), (True, 0.5e15)):
+        time = attention_seconds(shape, device, "bf16", backward=backward).seconds
+        assert 1 <= time / (attention_flops(shape, backward) / rate) < 1.01
+
+
+def test_causal_is_half_the_work_and_a_little_more(device: DeviceSpec) -> None:
+    causal = attention_seconds(LONG, device, "bf16").seconds
+    full = attention_seconds(replace(LONG, causal=False), device, "bf16").seconds
+    assert 0.5 < causal / full < 0.6
+
+
+def test_a_window_bounds_the_cost_of_length(device: DeviceSpec) -> None:
+    short = replace(LONG, window=1024, q_len=16384, kv_len=16384)
+    long = replace(short, q_len=32768, kv_len=32768)
+    ratio = attention_seconds(long, device, "bf16").seconds / attention_seconds(short, device, "bf16").seconds
+    assert ratio == pytest.approx(2.0, rel=0.05)
+
+
+def test_short_or_few_sequences_leave_units_idle(device: DeviceSpec) -> None:
+    # One head of 1024 queries: 8 blocks for 128 units.
+    small = AttentionShape(1, 1, 1024, 1024, 128, 128, 1, causal=False)
+    assert flash_utilisation(small, device) == pytest.approx(8 / 128 * 8 / (8 + 2))
+    many = replace(small, heads=16)  # 128 blocks: all busy
+    assert flash_utilisation(many, device) == pytest.approx(8 / (8 + 2))
+    more = replace(small, heads=17)  # 136 blocks: two waves
+    assert flash_utilisation(more, device) == pytest.approx(136 / 256 * 8 / (8 + 2))
+
+
+def test_sharing_key_heads_moves_fewer_bytes(device: DeviceSpec) -> None:
+    alone, shared = replace(LONG, kv_heads=32), replace(LONG, kv_heads=8)
+    assert (
+        attention_seconds(alone, device, "bf16").memory
+        == 64 / 40 * attention_seconds(shared, device, "bf16").memory
+    )
+
+
+def test_plain_attention_is_its_products_and_passes(device: DeviceSpec) -> None:
+    # 20 bytes per score: scale 2+2, mask 2+2, softmax 2+4, cast 4+2.
+    time = attention_seconds(LONG, device, "bf16", kernel="plain").seconds
+    scores = 32 * 8192 * 8192
+    products = matmul_seconds(8192, 8192, 128, device, "bf16", batch=32).seconds
+    products += matmul_seconds(8192, 128, 8192, device, "bf16", batch=32).seconds
+    assert time == pytest.approx(products + 20 * scores / 3.6e12)
+    assert time > attention_seconds(LONG, device, "bf16").seconds
+
+
+def test_plain_backward_moves_more(device: DeviceSpec) -> None:
+    forward = attention_seconds(LONG, device, "bf16", kernel="plain")
+    backward = attention_seconds(LONG, device, "bf16", kernel="plain", backward=True)
+    assert 1.5 < backward.seconds / forward.seconds < 2.5
+
+
+def test_no_pairs_take_no_time(device: DeviceSpec) -> None:
+    assert attention_seconds(replace(LONG, batch=0), device, "bf16").seconds == 0.0
+
+
+def test_bad_input_is_named(device: DeviceSpec) -> None:
+    with pytest.raises(UnknownName, match="unknown attention kernel 'flsh'; did you mean flash"):
+        attention_seconds(LONG, device, "bf16", kernel="flsh")
+    with pytest.raises(InputError, match="no fp4 rate"):
+        attention_seconds(LONG, device, "fp4")
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("h100", 0.1), ("b200", 0.35)])
+def test_published_kernels(rows: Any, name: str, tolerance: float) -> None:
+    """Relative to the longest sequence of each source, so that only the shape's effect is judged."""
+    spec = load_device({"h100": "h100-sxm-80g", "b200": "b200-sxm-180g"}[name])
+    cases = [row for row in rows("kernels") if row["kind"] == "attention" and row["device"] == name]
+    rates = [_rate(row, spec) for row in cases]
+    best = max(range(len(cases)), key=lambda i: (not cases[i]["causal"], cases[i]["seq"]))
+    for row, rate in zip(cases, rates, strict=True):
+        predicted, measured = rate / rates[best], row["tflops"] / cases[best]["tflops"]
+        assert abs(predicted / measured - 1) < tolerance, (row, predicted, measured)
+
+
+def _rate(row: dict[str, Any], spec: DeviceSpec) -> float:
+    shape = AttentionShape(
+        row["batch"],
+        row["heads"],
+        row["seq"],
+        row["seq"],
+        row["head_dim"],
+        row["head_dim"],
+        row["heads"],
+        row["causal"],
+    )
+    return attention_flops(shape) / attention_seconds(shape, spec, "bf16").seconds

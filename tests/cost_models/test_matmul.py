@@ -1,0 +1,118 @@
+"""Matrix products: laws of the roofline, worked tiles, and measured kernels."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_specs.catalog import load_device
+from cluster_specs.cluster import DeviceSpec
+from cluster_specs.errors import InputError
+from cost_models.matmul import alignment_share, matmul_seconds, systolic_seconds, tile_shapes, tiled_seconds
+
+DEVICES = {"b200": "b200-sxm-180g", "h200": "h200-sxm-141g", "tpu-v7x": "tpu-v7x"}
+SIDE = st.integers(1, 20000)
+
+
+def seconds(device: DeviceSpec, m: float, n: float, k: float, **options: Any) -> float:
+    return matmul_seconds(m, n, k, device, "bf16", **options).seconds
+
+
+def test_a_product_of_whole_waves_runs_at_the_sustained_rate(device: DeviceSpec) -> None:
+    # 16 x 8 tiles of 128 x 256 on 128 units: one wave, nothing wasted.
+    assert seconds(device, 2048, 2048, 8192) == pytest.approx(2 * 2048 * 2048 * 8192 / 0.8e15)
+
+
+def test_one_more_row_costs_a_tile_of_rows(device: DeviceSpec) -> None:
+    whole, more = seconds(device, 2048, 2048, 8192), seconds(device, 2049, 2048, 8192)
+    assert 1.03 * whole < more < 1.2 * whole
+
+
+def test_the_last_wave_is_shared_when_that_pays(device: DeviceSpec) -> None:
+    # 129 tiles on 128 units: two waves unshared; shared, 1 + 1/128 waves and the partial sums of 128 tiles.
+    m, n, k = 128, 129 * 256, 65536  # memory would take longer: only arithmetic is looked at
+    wave = 2 * 128 * 256 * k / (0.8e15 / 128)
+    sums = 2 * 128 * 128 * 256 * 4 / 3.6e12
+    assert tiled_seconds(m, n, k, 1, device, 0.8e15) == pytest.approx(wave * (1 + 1 / 128) + sums)
+    assert tiled_seconds(m, n, 512, 1, device, 0.8e15) == pytest.approx(2 * wave / 128)  # sums cost more
+
+
+def test_a_few_rows_are_bound_by_reading_the_weights(device: DeviceSpec) -> None:
+    time = matmul_seconds(8, 8192, 8192, device, "bf16")
+    assert time.bound == "memory"
+    assert time.seconds == pytest.approx((8 * 8192 * 2 + 8192 * 8192) * 2 / 3.6e12)
+
+
+def test_an_empty_product_is_free_and_a_tiny_one_a_launch(device: DeviceSpec) -> None:
+    assert seconds(device, 0, 128, 128) == 0.0
+    assert seconds(device, 8, 8, 8) == device.kernel_launch
+
+
+def test_a_missing_rate_is_an_error(device: DeviceSpec) -> None:
+    with pytest.raises(InputError, match="has no fp4 rate"):
+        matmul_seconds(8, 8, 8, device, "fp4")
+
+
+@given(m=SIDE, n=SIDE, k=SIDE, batch=st.integers(1, 32))
+def test_never_faster_than_the_roofline(device: DeviceSpec, m: int, n: int, k: int, batch: int) -> None:
+    time = seconds(device, m, n, k, batch=batch)
+    assert time >= 2 * m * n * k * batch / 0.8e15 * (1 - 1e-12)
+    assert time >= 2 * batch * (m * k + k * n + m * n) / 3.6e12 * (1 - 1e-12)
+
+
+@given(m=SIDE, n=SIDE, k=SIDE, step=st.integers(1, 64))
+def test_more_rows_depth_or_batches_never_take_less(
+    device: DeviceSpec, m: int, n: int, k: int, step: int
+) -> None:
+    base = seconds(device, m, n, k) * (1 - 1e-12)
+    assert seconds(device, m + step, n, k) >= base
+    assert seconds(device, m, n, k + 8 * step) >= base
+    assert seconds(device, m, n, k, batch=1 + step) >= base
+
+
+@given(n=SIDE, k=SIDE)
+def test_padding_an_odd_width_pays(n: int, k: int) -> None:
+    assert alignment_share(8 * n, 8 * k, 2) == 1.0
+    assert alignment_share(2 * n + 1, 8 * k, 2) == alignment_share(8 * n, 2 * k + 1, 2) == 0.62
+
+
+def test_alignment_falls_by_equal_ratios() -> None:
+    shares = [alignment_share(width, 8, 2) for width in (8, 4, 2, 1)]
+    ratios = [b / a for a, b in zip(shares, shares[1:], strict=False)]
+    assert ratios == pytest.approx([0.62 ** (1 / 3)] * 3)
+    assert alignment_share(3, 4, 4) == pytest.approx(shares[2])  # rows of 12 bytes: 4-byte access
+    assert alignment_share(0.5, 8, 2) == pytest.approx(0.62 ** (4 / 3))
+
+
+def test_tiles_are_the_usual_one_and_its_halves() -> None:
+    shapes = {(rows, columns): share for rows, columns, share in tile_shapes((128, 256))}
+    assert shapes[128, 256] == shapes[256, 128] == 1.0
+    assert shapes[128, 128] == pytest.approx(64 / (128 * 256 / 384))
+    assert min(shapes.values()) == shapes[64, 64]
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"),
+    [
+        ((256, 256, 256), 256**3),
+        ((256, 257, 256), 264 * 256 * 256),  # the odd side streams, in groups of 8
+        ((1, 4096, 4096), 4096 * 256 * 4096),  # weights stream past a padded row block
+        ((1024, 100, 100), 1024 * 256 * 256),
+    ],
+)
+def test_systolic_padding_by_hand(shape: tuple[int, int, int], padded: float) -> None:
+    assert systolic_seconds(*shape, 1, 1.0, (256, 256)) == 2 * padded
+
+
+def test_measured_products(rows: Any) -> None:
+    """Within a tenth where the work fills the device, and never less than half the measured time."""
+    for row in rows("kernels"):
+        if row["kind"] != "matmul":
+            continue
+        m, n, k = row["m"], row["n"], row["k"]
+        measured = 2 * m * n * k / (row["tflops"] * 1e12)
+        ratio = seconds(load_device(DEVICES[row["device"]]), m, n, k) / measured
+        assert 0.3 < ratio < 1.5, row
+        if m >= 4096:
+            assert 0.9 < ratio < 1.1, row
