@@ -1,0 +1,160 @@
+"""The attention half of a transformer layer: projections, positions, the attention itself."""
+
+from planner.graph import BATCH
+from planner.models.building import BlockBuilder
+from planner.models.config import LayerKind, TransformerConfig
+
+QKV = tuple[str, str, str]
+
+
+def self_attention(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> str:
+    """Append self-attention on the normalised ``x``; returns the projected result."""
+    qkv = _latent_qkv(b, config, x) if config.latent else _plain_qkv(b, config, kind, x)
+    context = core_attention(
+        b,
+        qkv,
+        causal=config.causal,
+        window=config.window if kind.attention == "window" else 0,
+        chunk=config.chunk if kind.attention == "chunk" else 0,
+        weights=_score_weights(b, config, kind),
+    )
+    return output_projection(b, config, context)
+
+
+def _score_weights(b: BlockBuilder, config: TransformerConfig, kind: LayerKind) -> tuple[str, ...]:
+    """Parameters that take part in the softmax: attention sinks, relative position biases."""
+    weights = [b.weight("sinks", "heads", role="sinks")] if config.sinks else []
+    if kind.bias_table:
+        weights.append(b.weight("bias_table", "buckets", "heads", role="bias_table", suffix=".weight"))
+    return tuple(weights)
+
+
+def cross_attention(b: BlockBuilder, config: TransformerConfig, x: str, memory: str) -> str:
+    """Append attention from the decoder's normalised ``x`` to the encoder's ``memory``."""
+    bias = config.qkv_bias
+    seq, keys = b.dims(x)[1], b.dims(memory)[1]
+    q = b.tensor("cross_q", BATCH, seq, "heads", "head_dim")
+    wq = b.linear_weights("cross_wq", "heads", "head_dim", "hidden", role="cross_q", columns=2, bias=bias)
+    b.op("cross_q", "matmul", (x,), (q,), wq)
+    k = b.tensor("cross_k", BATCH, keys, "kv_heads", "head_dim")
+    v = b.tensor("cross_v", BATCH, keys, "kv_heads", "head_dim")
+    weights = _key_value_weights(b, config, "cross_")
+    b.op("cross_kv", "matmul", (memory,), (k, v), weights)
+    context = core_attention(b, (q, k, v), causal=False, prefix="cross_")
+    return output_projection(b, config, context, prefix="cross_")
+
+
+def _key_value_weights(b: BlockBuilder, config: TransformerConfig, prefix: str = "") -> tuple[str, ...]:
+    dims = ("kv_heads", "head_dim", "hidden")
+    key_bias = config.qkv_bias and config.key_bias
+    return (
+        *b.linear_weights(f"{prefix}wk", *dims, role=f"{prefix}k", columns=2, bias=key_bias),
+        *b.linear_weights(f"{prefix}wv", *dims, role=f"{prefix}v", columns=2, bias=config.qkv_bias),
+    )
+
+
+def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> QKV:
+    """Queries, keys and values by three projections; key and value heads may be fewer."""
+    seq = b.dims(x)[1]
+    q = b.tensor("q", BATCH, seq, "heads", "head_dim")
+    k = b.tensor("k", BATCH, seq, "kv_heads", "head_dim")
+    v = b.tensor("v", BATCH, seq, "kv_heads", "head_dim")
+    wq = b.linear_weights("wq", "heads", "head_dim", "hidden", role="q", columns=2, bias=config.qkv_bias)
+    b.op("qkv", "matmul", (x,), (q, k, v), (*wq, *_key_value_weights(b, config)))
+    if config.qk_norm != "none":
+        q, k = _normalise_heads(b, config, q, k)
+    if kind.rotary:
+        rotated = (b.tensor("q_rotary", *b.dims(q)), b.tensor("k_rotary", *b.dims(k)))
+        b.op("rotary", "elementwise", (q, k), rotated, linear=True)
+        q, k = rotated
+    return q, k, v
+
+
+def _normalise_heads(b: BlockBuilder, config: TransformerConfig, q: str, k: str) -> tuple[str, str]:
+    style = "plain" if config.qk_norm == "plain" else config.norm
+    over = {"q": "heads head_dim", "k": "kv_heads head_dim"} if config.qk_norm == "full" else {}
+    q = b.norm("q_norm", q, "q_normed", style=style, role="q_norm", over=over.get("q", "head_dim"))
+    k = b.norm("k_norm", k, "k_normed", style=style, role="k_norm", over=over.get("k", "head_dim"))
+    return q, k
+
+
+def _latent_qkv(b: BlockBuilder, config: TransformerConfig, x: str) -> QKV:
+    """Queries, keys and values of multi-head latent attention; keys share one rotary part over all heads."""
+    assert config.latent is not None
+    q = b.tensor("q", BATCH, "seq", "heads", "qk_dim")
+    if config.latent.q_lora is None:
+        weights = b.linear_weights("wq", "heads", "qk_dim", "hidden", role="q", columns=2, bias=False)
+        b.op("q_up", "matmul", (x,), (q,), weights)
+    else:
+        q_latent = b.tensor("q_latent", BATCH, "seq", "q_lora")
+        weights = b.linear_weights(
+            "w_q_down", "q_lora", "hidden", role="q_down", columns=1, bias=config.qkv_bias
+        )
+        b.op("q_down", "matmul", (x,), (q_latent,), weights)
+        normed = b.norm("q_norm", q_latent, "q_latent_normed", style="rms", role="q_norm", over="q_lora")
+        weights = b.linear_weights("w_q_up", "heads", "qk_dim", "q_lora", role="q_up", columns=2, bias=False)
+        b.op("q_up", "matmul", (normed,), (q,), weights)
+    down = b.tensor("kv_down", BATCH, "seq", "kv_down")
+    weights = b.linear_weights(
+        "w_kv_down", "kv_down", "hidden", role="kv_down", columns=1, bias=config.qkv_bias
+    )
+    b.op("kv_down", "matmul", (x,), (down,), weights)
+    latent = b.tensor("kv_latent", BATCH, "seq", "kv_lora")
+    rope = b.tensor("k_rope", BATCH, "seq", "rope_dim")
+    b.op("kv_split", "elementwise", (down,), (latent, rope), linear=True)
+    normed = b.norm("kv_norm", latent, "kv_latent_normed", style="rms", role="kv_norm", over="kv_lora")
+    up = b.tensor("kv_up", BATCH, "seq", "heads", "kv_up")
+    weights = b.linear_weights("w_kv_up", "heads", "kv_up", "kv_lora", role="kv_up", columns=2, bias=False)
+    b.op("kv_up", "matmul", (normed,), (up,), weights)
+    outputs = (
+        b.tensor("q_rotary", BATCH, "seq", "heads", "qk_dim"),
+        b.tensor("k", BATCH, "seq", "heads", "qk_dim"),
+        b.tensor("v", BATCH, "seq", "heads", "v_dim"),
+    )
+    b.op("rotary", "elementwise", (q, rope, up), outputs, linear=True)
+    return outputs
+
+
+def core_attention(
+    b: BlockBuilder,
+    qkv: QKV,
+    *,
+    causal: bool,
+    window: int = 0,
+    chunk: int = 0,
+    weights: tuple[str, ...] = (),
+    prefix: str = "",
+) -> str:
+    """Append softmax(QK')V. ``window`` and ``chunk`` limit the keys that a query sees; 0 is no limit.
+
+    The rows' log-sum-exp and the probabilities are auxiliary: a flash kernel keeps the first, a plain one
+    the second.
+    """
+    q, k, v = qkv
+    seq, keys = b.dims(q)[1], b.dims(k)[1]
+    context = b.tensor(f"{prefix}context", *b.dims(q)[:-1], b.dims(v)[-1])
+    b.op(
+        f"{prefix}attention",
+        "attention",
+        (q, k, v),
+        (context,),
+        weights,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        kv_dim=keys,
+        log_sum_exp=b.tensor(f"{prefix}log_sum_exp", BATCH, seq, "heads", dtype="fp32"),
+        probabilities=b.tensor(
+            f"{prefix}probabilities", BATCH, "heads", seq, f"kv_{seq}" if seq == keys else keys
+        ),
+    )
+    return context
+
+
+def output_projection(b: BlockBuilder, config: TransformerConfig, context: str, prefix: str = "") -> str:
+    """Append the product that brings the heads back to ``hidden``."""
+    out = b.tensor(f"{prefix}attn_projected", *b.dims(context)[:2], "hidden")
+    weights = b.linear_weights(
+        f"{prefix}wo", "hidden", *b.dims(context)[2:], role=f"{prefix}o", columns=1, bias=config.out_bias
+    )
+    return b.op(f"{prefix}attn_out", "matmul", (context,), (out,), weights)

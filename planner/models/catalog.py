@@ -1,0 +1,185 @@
+"""Where models come from: shipped names, Hugging Face configurations, graph files, run files."""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from planner.errors import InputError, UnknownName
+from planner.graph import Graph, count_parameters
+from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS
+from planner.models.measured import transformer_from_run
+from planner.models.model import Model
+from planner.models.reading import ConfigReader, read_mapping
+
+__all__ = ["build_graph", "list_models", "load_model", "sequence_length", "transformer_from_run"]
+
+GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
+"""Keys that tell a graph file from a configuration."""
+
+FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+"""Endings of what is meant as a file."""
+
+
+@lru_cache
+def _shipped() -> Mapping[str, Mapping[str, Any]]:
+    text = (resources.files("planner.models") / "data" / "models.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+def _compact(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+@lru_cache
+def _aliases() -> Mapping[str, tuple[str, ...]]:
+    """Compact spelling -> shipped names: the name, its repository, and leading words (``deepseek-v3``)."""
+    exact: dict[str, list[str]] = {}
+    leading: dict[str, list[str]] = {}
+    for name, row in _shipped().items():
+        repository = row["hf_id"] or name
+        for spelling in dict.fromkeys(map(_compact, (name, repository, repository.split("/")[-1]))):
+            exact.setdefault(spelling, []).append(name)
+        words = name.split("-")
+        for length in range(1, len(words)):
+            leading.setdefault(_compact("".join(words[:length])), []).append(name)
+    return {spelling: tuple(names) for spelling, names in (leading | exact).items()}
+
+
+def list_models() -> tuple[str, ...]:
+    """Names of the shipped models."""
+    return tuple(_shipped())
+
+
+def load_model(source: str | Path) -> Model:
+    """The model of a shipped name, of a Hugging Face config.json (or its folder), or of a graph file.
+
+    Names may be written in any case, with or without dashes, by repository (``meta-llama/Llama-3.1-70B``) or
+    by leading words that fit one model only (``deepseek-v3``). Of a configuration with several towers the
+    text tower is taken.
+
+    Raises:
+        UnknownName: neither a shipped name nor a file.
+        InputError: the file cannot be read, or does not describe a model.
+    """
+    names = _aliases().get(_compact(source), ()) if isinstance(source, str) else ()
+    if len(names) == 1:
+        return _shipped_model(names[0])
+    path = Path(source)
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        found = path.is_file()
+    except (OSError, ValueError):  # too long, or with a null byte: no name of a file
+        found = False
+    if found:
+        return _model_from_file(path)
+    if names:
+        raise InputError(f"model {str(source)!r} fits several: {', '.join(names)}; name one of them")
+    if path.suffix in FILE_SUFFIXES or path.is_absolute():
+        raise InputError(f"{path}: no such file; a model is a shipped name, a config.json or a graph file")
+    raise UnknownName("model", str(source), list_models())
+
+
+def _shipped_model(name: str) -> Model:
+    row = _shipped()[name]
+    return Model(
+        name=name,
+        family=row["model_type"],
+        config=row["config"],
+        parameters=row["params_total"],
+        architecture=ARCHITECTURES[row["model_type"]],
+        source="; ".join(row["sources"]),
+    )
+
+
+def _model_from_file(path: Path) -> Model:
+    config = read_mapping(path)
+    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    if config.keys() >= GRAPH_KEYS:
+        return _graph_model(config, path)
+    return _configured_model(config, name, path)
+
+
+def _graph_model(config: Mapping[str, Any], path: Path) -> Model:
+    try:
+        graph = Graph.model_validate(config)
+    except ValidationError as error:
+        raise InputError(f"{path}: {_first_problem(error)}") from None
+    return Model(
+        name=graph.name, family="graph", graph=graph, parameters=count_parameters(graph), source=str(path)
+    )
+
+
+def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
+    origin = str(path)
+    tower = config.get("text_config")
+    if isinstance(tower, Mapping):
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **tower}
+        origin = f"{path} (text tower)"
+    family = config.get("model_type")
+    if family is None:
+        raise InputError(f"{path}: missing key 'model_type'")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UnknownName(f"model_type in {path}:", str(family), FAMILIES)
+    read = ConfigReader(config, origin)
+    length = FIXED_LENGTHS[family](read) if family in FIXED_LENGTHS else 1
+    parameters = count_parameters(_built(read, family, name, length))
+    return Model(
+        name=name,
+        family=family,
+        config=read.used(),
+        parameters=parameters,
+        architecture=ARCHITECTURES[family],
+        source=origin,
+    )
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _built(read: ConfigReader, family: str, name: str, seq_len: int) -> Graph:
+    try:
+        return FAMILIES[family](read, name, seq_len)
+    except ValidationError as error:
+        raise InputError(f"{read.source}: {_first_problem(error)}") from None
+
+
+def sequence_length(model: Model) -> int | None:
+    """Tokens of one input where the model fixes them (patches of an image); None where the job chooses."""
+    if model.family not in FIXED_LENGTHS:
+        return None
+    return FIXED_LENGTHS[model.family](ConfigReader(model.config, model.name))
+
+
+def build_graph(model: Model, seq_len: int) -> Graph:
+    """Graph of ``model`` for sequences of ``seq_len`` tokens (of the decoder, where there are two).
+
+    A graph given as such gets its ``token_dim`` (and the ``kv_`` dim of it) set to ``seq_len``.
+
+    Raises:
+        InputError: a key is missing or wrong, or the model cannot take this length.
+        UnknownName: a family without a builder.
+    """
+    if model.graph is not None:
+        graph = model.graph
+        lengths = {d: seq_len for d in (graph.token_dim, f"kv_{graph.token_dim}") if d in graph.dims}
+        return graph.model_copy(update={"dims": {**graph.dims, **lengths}})
+    config = json.dumps(dict(model.config), sort_keys=True, default=dict)
+    return _cached_graph(model.family, model.name, config, seq_len)
+
+
+@lru_cache(maxsize=64)
+def _cached_graph(family: str, name: str, config: str, seq_len: int) -> Graph:
+    if family not in FAMILIES:
+        raise UnknownName("model family", family, FAMILIES)
+    return _built(ConfigReader(json.loads(config), name), family, name, seq_len)

@@ -1,0 +1,168 @@
+"""Hugging Face configurations of decoders before Llama -> `TransformerConfig`, one function per family."""
+
+from typing import Any
+
+from planner.models.config import LayerKind, TransformerConfig
+from planner.models.decoders import attention_sizes, common, num_layers
+from planner.models.reading import ConfigReader
+
+UNROTATED = LayerKind(rotary=False)
+
+BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+
+
+def _classic(read: ConfigReader, name: str, **differences: Any) -> TransformerConfig:
+    """Layer norms, a plain MLP of four times the width unless it says otherwise."""
+    fields = common(read, name, tied=bool(differences.pop("tied_default", False)))
+    fields |= {"norm": "layer", "gated": False, "window": 0, "ffn": 4 * fields["hidden"]}
+    fields["activation"] = read.text("activation_function", "hidden_act", "activation", default="gelu")
+    return TransformerConfig(**(fields | differences))
+
+
+def gpt2(read: ConfigReader, name: str) -> TransformerConfig:
+    """GPT-2 and GPT-3: learned positions, biases everywhere; ``n_inner`` null is four times the width."""
+    positions = read.integer("n_positions", "max_position_embeddings")
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="gpt2",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
+        positions=positions,
+        max_seq=positions,
+        **BIASES,
+    )
+
+
+def gptj(read: ConfigReader, name: str) -> TransformerConfig:
+    """GPT-J: attention and MLP in parallel behind one norm."""
+    return _classic(
+        read,
+        name,
+        scheme="gptj",
+        layers=(LayerKind(),) * num_layers(read),
+        ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
+        parallel=True,
+        mlp_bias=True,
+        head_bias=True,
+    )
+
+
+def gpt_neox(read: ConfigReader, name: str) -> TransformerConfig:
+    """GPT-NeoX and Pythia: attention and MLP in parallel, each behind its norm."""
+    bias = read.flag("attention_bias", default=True)
+    return _classic(
+        read,
+        name,
+        scheme="gpt_neox",
+        layers=(LayerKind(),) * num_layers(read),
+        ffn=read.integer("intermediate_size"),
+        parallel=read.flag("use_parallel_residual", default=True),
+        parallel_norms=2,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=True,
+    )
+
+
+def opt(read: ConfigReader, name: str) -> TransformerConfig:
+    """OPT: learned positions with two rows to spare; OPT-350m has post-norms and a narrow embedding."""
+    before = read.flag("do_layer_norm_before", default=True)
+    hidden = read.integer("hidden_size")
+    width = read.integer("word_embed_proj_dim", default=hidden)
+    positions = read.integer("max_position_embeddings")
+    bias = read.flag("enable_bias", default=True)
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="opt",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=read.integer("ffn_dim"),
+        positions=positions + 2,
+        max_seq=positions,
+        embedding_dim=width if width != hidden else 0,
+        norm_placement="pre" if before else "post",
+        final_norm=before and not read.flag("_remove_final_layer_norm", default=False),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def bloom(read: ConfigReader, name: str) -> TransformerConfig:
+    """BLOOM: ALiBi instead of positions, a norm behind the embedding."""
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="bloom",
+        layers=(UNROTATED,) * num_layers(read),
+        embedding_norm=True,
+        **BIASES,
+    )
+
+
+def mpt(read: ConfigReader, name: str) -> TransformerConfig:
+    """MPT: ALiBi, no biases; ``expansion_ratio`` is the MLP's width over ``d_model``."""
+    hidden = read.integer("d_model", "hidden_size")
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="mpt",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=hidden * read.integer("expansion_ratio", default=4),
+        norm="layer_no_bias",
+    )
+
+
+def falcon(read: ConfigReader, name: str) -> TransformerConfig:
+    """Falcon: one key-value head, or ``num_kv_heads`` in the new architecture; parallel attention.
+
+    The class ignores ``num_kv_heads`` in the old architecture.
+    """
+    sizes = attention_sizes(read)
+    heads = sizes["heads"]
+    new = read.flag("new_decoder_architecture", default=False)
+    if new:
+        sizes["kv_heads"] = read.integer("num_kv_heads", default=heads)
+        if heads % sizes["kv_heads"]:
+            raise read.fail(
+                "num_kv_heads", f"must divide the {heads} attention heads, found {sizes['kv_heads']}"
+            )
+    elif read.flag("multi_query", default=True):
+        sizes["kv_heads"] = 1
+    parallel = new or read.flag("parallel_attn", default=True)
+    norms = read.integer("num_ln_in_parallel_attn", default=2 if new else 1)
+    bias = read.flag("bias", default=False)
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        **sizes,
+        scheme="falcon_two_norms" if new and norms == 2 else "falcon",
+        layers=(LayerKind(rotary=not read.flag("alibi", default=False)),) * num_layers(read),
+        ffn=read.integer("ffn_hidden_size", default=4 * sizes["hidden"]),
+        parallel=parallel,
+        parallel_norms=2 if new and norms == 2 else 1,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def phi(read: ConfigReader, name: str) -> TransformerConfig:
+    """Phi 1 and 2: parallel attention behind one norm, biases everywhere, the head's included."""
+    return _classic(
+        read,
+        name,
+        scheme="phi",
+        layers=(LayerKind(),) * num_layers(read),
+        ffn=read.integer("intermediate_size"),
+        parallel=True,
+        qk_norm="head" if read.flag("qk_layernorm", default=False) else "none",
+        head_bias=True,
+        **BIASES,
+    )

@@ -1,0 +1,121 @@
+"""The canonical description of a transformer, between a configuration file and its graph."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cluster_specs.record import Record
+
+Size = Field(gt=0)
+
+
+class LayerKind(Record):
+    """What one layer is made of; equal kinds share a block."""
+
+    attention: Literal["full", "window", "chunk"] = "full"
+    mlp: Literal["dense", "moe"] = "dense"
+    rotary: bool = True
+    bias_table: bool = False
+    """Holds the table of relative position biases that all layers of its stack use (T5)."""
+
+
+class LatentAttention(Record):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+    q_lora: int | None = Field(default=None, gt=0)
+    """Rank of the compressed queries; None: queries are projected directly."""
+    kv_lora: int = Size
+    nope_dim: int = Size
+    rope_dim: int = Size
+    value_dim: int = Size
+
+
+class Experts(Record):
+    """The mixture that replaces a dense MLP."""
+
+    count: int = Size
+    topk: int = Size
+    ffn: int = Size
+    """Width of one expert."""
+    shared_ffn: int = Field(default=0, ge=0)
+    """Width of the experts that every token passes, together."""
+    shared_gate: bool = False
+    """The shared experts' result is weighted by a learned gate of one logit."""
+    bias: bool = False
+    """Experts and router have biases."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Experts":
+        if self.topk > self.count:
+            raise ValueError(f"{self.topk} experts per token are more than the {self.count} experts")
+        return self
+
+
+class TransformerConfig(Record):
+    """A stack of attention and MLP layers between an embedding and a language-model head."""
+
+    name: str
+    scheme: str = "llama"
+    """Key of ``parameter_paths.toml``."""
+    layers: tuple[LayerKind, ...] = Field(min_length=1)
+    hidden: int = Size
+    heads: int = Size
+    kv_heads: int = Size
+    head_dim: int = Size
+    ffn: int = Field(ge=0)
+    """Width of a dense MLP; 0 where every layer has experts."""
+    vocab: int = Size
+    tied: bool = False
+    causal: bool = True
+    window: int = Field(default=0, ge=0)
+    """Keys that a query of a ``window`` layer sees."""
+    chunk: int = Field(default=0, ge=0)
+    """Length of the chunks that a ``chunk`` layer attends within."""
+    gated: bool = True
+    activation: str = "silu"
+    norm: Literal["rms", "layer", "layer_no_bias", "plain"] = "rms"
+    norm_placement: Literal["pre", "sandwich", "output", "post"] = "pre"
+    """``sandwich``: before and after (Gemma 2); ``output``: after, inside the residual (OLMo 2);
+    ``post``: after the residual (BERT)."""
+    final_norm: bool = True
+    parallel: bool = False
+    """Attention and MLP read the same residual and are added together."""
+    parallel_norms: Literal[1, 2] = 1
+    qk_norm: Literal["none", "head", "full", "plain"] = "none"
+    """Over each head, over all heads, or over each head without weights."""
+    sinks: bool = False
+    """One learned logit per head takes part in the softmax."""
+    qkv_bias: bool = False
+    key_bias: bool = True
+    """Keys have a bias where queries and values do (not in Whisper)."""
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    positions: int = Field(default=0, ge=0)
+    """Rows of a learned position table; 0: none."""
+    max_seq: int = Field(default=0, ge=0)
+    """Longest sequence that the position table takes; 0: no limit."""
+    token_types: int = Field(default=0, ge=0)
+    """Rows of a table of segment vectors (BERT); 0: none."""
+    embedding_dim: int = Field(default=0, ge=0)
+    """Width of the token table where it is not ``hidden`` (OPT-350m); 0: hidden."""
+    embedding_norm: bool = False
+    mtp_layers: int = Field(default=0, ge=0)
+    """Modules of multi-token prediction behind the layers (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransformerConfig":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads are not a multiple of {self.kv_heads} key-value heads")
+        kinds = set(self.layers)
+        if any(k.mlp == "moe" for k in kinds) and self.experts is None:
+            raise ValueError("layers have experts, but the experts are not described")
+        if any(k.mlp == "dense" for k in kinds) and not self.ffn:
+            raise ValueError("dense layers need the width of their MLP")
+        if any(k.attention == "window" for k in kinds) and not self.window:
+            raise ValueError("layers with a sliding window need its length")
+        if any(k.attention == "chunk" for k in kinds) and not self.chunk:
+            raise ValueError("layers with chunked attention need the chunk's length")
+        return self

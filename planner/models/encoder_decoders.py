@@ -1,0 +1,217 @@
+"""T5 and Whisper: an encoder, a bridge that starts the decoder, a decoder that attends to both."""
+
+from planner.graph import BATCH, Block, Graph
+from planner.models.attention import cross_attention, self_attention
+from planner.models.building import BlockBuilder, parameter_paths
+from planner.models.config import LayerKind, TransformerConfig
+from planner.models.decoders import MOST_LAYERS
+from planner.models.ends import language_model_head, learned_positions, token_embedding
+from planner.models.mlp import dense_mlp
+from planner.models.reading import ConfigReader
+from planner.models.transformer import (
+    FOLLOWS,
+    add_residual,
+    check_length,
+    fold,
+    norm_before,
+    serial_layer,
+    transformer_dims,
+)
+
+PLAIN = LayerKind(rotary=False)
+FIRST = LayerKind(rotary=False, bias_table=True)
+
+
+def t5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """T5: both sequences of ``seq_len`` tokens, one embedding for encoder, decoder and head.
+
+    The first layer of each stack holds the table of relative position biases (32 buckets in the class). The
+    class ties the head whatever ``tie_word_embeddings`` says: the key only rescales the decoder's result.
+    """
+    encoder, decoder = _t5_stacks(read, name)
+    check_length(decoder, seq_len)
+    return Graph(
+        name=name,
+        dims=transformer_dims(decoder, seq_len)
+        | {
+            "encoder_seq": seq_len,
+            "kv_encoder_seq": seq_len,
+            "buckets": read.integer("relative_attention_num_buckets", default=32),
+        },
+        follows=FOLLOWS,
+        blocks=(_t5_embedding(encoder), *_stack_blocks(encoder, decoder), _head(decoder)),
+        layers=fold(_stack(encoder, decoder)),
+        first="embedding",
+        last="head",
+        tied=(("embedding.weight", "bridge.weight"), ("embedding.weight", "head.weight")),
+    )
+
+
+def _t5_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, TransformerConfig]:
+    """Encoder and decoder."""
+    gated = read.text("feed_forward_proj", default="relu").startswith("gated")
+    heads = read.integer("num_heads")
+    depth = read.integer("num_layers", most=MOST_LAYERS)
+    encoder = TransformerConfig(
+        name=name,
+        scheme="t5_encoder_gated" if gated else "t5_encoder",
+        layers=(FIRST, *(PLAIN,) * (depth - 1)),
+        hidden=read.integer("d_model"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=read.integer("d_kv"),
+        ffn=read.integer("d_ff"),
+        vocab=read.integer("vocab_size"),
+        tied=True,
+        causal=False,
+        gated=gated,
+        activation="gelu" if gated else "relu",
+    )
+    depth = read.integer("num_decoder_layers", default=depth, most=MOST_LAYERS)
+    changes = {
+        "scheme": "t5_decoder_gated" if gated else "t5_decoder",
+        "layers": (FIRST, *(PLAIN,) * (depth - 1)),
+        "causal": True,
+    }
+    return encoder, encoder.model_copy(update=changes)
+
+
+def whisper_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """Whisper: an encoder of spectrogram frames (a fixed number), a decoder of text."""
+    encoder, decoder = _whisper_stacks(read, name)
+    check_length(decoder, seq_len)
+    frames = read.integer("max_source_positions")
+    return Graph(
+        name=name,
+        dims=transformer_dims(decoder, seq_len)
+        | {
+            "encoder_seq": frames,
+            "kv_encoder_seq": frames,
+            "encoder_positions": frames,
+            "spectrogram": 2 * frames,
+            "mel_bins": read.integer("num_mel_bins"),
+            "conv_channels": encoder.hidden,
+            "kernel": 3,
+        },
+        follows=FOLLOWS,
+        blocks=(_whisper_embedding(encoder), *_stack_blocks(encoder, decoder), _head(decoder)),
+        layers=fold(_stack(encoder, decoder)),
+        first="embedding",
+        last="head",
+        tied=(("bridge.weight", "head.weight"),) if decoder.tied else (),
+    )
+
+
+def _whisper_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, TransformerConfig]:
+    """Encoder and decoder, whose heads and widths must be equal."""
+    for key in ("attention_heads", "ffn_dim"):
+        if read.integer(f"encoder_{key}") != read.integer(f"decoder_{key}"):
+            raise read.fail(f"decoder_{key}", f"must equal encoder_{key}")
+    heads, hidden = read.integer("encoder_attention_heads"), read.integer("d_model")
+    if hidden % heads:
+        raise read.fail("d_model", f"{hidden} is not a multiple of {heads} heads")
+    positions = read.integer("max_target_positions")
+    encoder = TransformerConfig(
+        name=name,
+        scheme="whisper_encoder",
+        layers=(PLAIN,) * read.integer("encoder_layers", most=MOST_LAYERS),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=read.integer("encoder_ffn_dim"),
+        vocab=read.integer("vocab_size"),
+        tied=read.flag("tie_word_embeddings", default=True),
+        causal=False,
+        gated=False,
+        activation=read.text("activation_function", default="gelu"),
+        norm="layer",
+        qkv_bias=True,
+        key_bias=False,
+        out_bias=True,
+        mlp_bias=True,
+        positions=positions,
+        max_seq=positions,
+    )
+    layers = (PLAIN,) * read.integer("decoder_layers", most=MOST_LAYERS)
+    changes = {"scheme": "whisper_decoder", "layers": layers, "causal": True}
+    return encoder, encoder.model_copy(update=changes)
+
+
+def _block_name(stack: str, kind: LayerKind) -> str:
+    return f"{stack}_first_layer" if kind.bias_table else f"{stack}_layer"
+
+
+def _stack(encoder: TransformerConfig, decoder: TransformerConfig) -> list[str]:
+    """Block names in order: encoder, bridge, decoder."""
+    return [
+        *(_block_name("encoder", kind) for kind in encoder.layers),
+        "bridge",
+        *(_block_name("decoder", kind) for kind in decoder.layers),
+    ]
+
+
+def _stack_blocks(encoder: TransformerConfig, decoder: TransformerConfig) -> tuple[Block, ...]:
+    return (
+        *(_encoder_layer(encoder, kind) for kind in dict.fromkeys(encoder.layers)),
+        _bridge(encoder, decoder),
+        *(_decoder_layer(decoder, kind) for kind in dict.fromkeys(decoder.layers)),
+    )
+
+
+def _encoder_layer(config: TransformerConfig, kind: LayerKind) -> Block:
+    b = BlockBuilder(_block_name("encoder", kind), parameter_paths(config.scheme))
+    return b.build(serial_layer(b, config, kind, b.receive("x", BATCH, "encoder_seq", "hidden")))
+
+
+def _bridge(encoder: TransformerConfig, decoder: TransformerConfig) -> Block:
+    """The encoder's final norm, and the embedding of the decoder's tokens."""
+    b = BlockBuilder("bridge", parameter_paths(decoder.scheme))
+    x = b.receive("x", BATCH, "encoder_seq", "hidden")
+    memory = b.norm("encoder_norm", x, "memory", style=encoder.norm, role="encoder_norm")
+    y = token_embedding(b, decoder)
+    return b.build(learned_positions(b, y) if decoder.positions else y, memory)
+
+
+def _decoder_layer(config: TransformerConfig, kind: LayerKind) -> Block:
+    """Self-attention, attention to the encoder, MLP. The encoder's result passes through."""
+    b = BlockBuilder(_block_name("decoder", kind), parameter_paths(config.scheme))
+    x = b.receive("x", BATCH, "seq", "hidden")
+    memory = b.receive("memory", BATCH, "encoder_seq", "hidden")
+    attended = self_attention(b, config, kind, norm_before(b, config, "attn", x))
+    h = add_residual(b, config, "attn", x, attended, output="attn_residual")
+    crossed = cross_attention(b, config, norm_before(b, config, "cross", h), memory)
+    h = add_residual(b, config, "cross", h, crossed, output="cross_residual")
+    mixed = dense_mlp(b, config, norm_before(b, config, "mlp", h))
+    return b.build(add_residual(b, config, "mlp", h, mixed, output="y"), memory)
+
+
+def _head(config: TransformerConfig) -> Block:
+    b = BlockBuilder("head", parameter_paths(config.scheme))
+    x = b.receive("x", BATCH, "seq", "hidden")
+    b.receive("memory", BATCH, "encoder_seq", "hidden")
+    return b.build(language_model_head(b, config, x))
+
+
+def _t5_embedding(config: TransformerConfig) -> Block:
+    b = BlockBuilder("embedding", parameter_paths(config.scheme))
+    return b.build(token_embedding(b, config, "encoder_seq"))
+
+
+def _whisper_embedding(config: TransformerConfig) -> Block:
+    """Two convolutions over the spectrogram, the second halving its length, and fixed positions."""
+    b = BlockBuilder("embedding", parameter_paths(config.scheme))
+    x = b.data("spectrogram", BATCH, "spectrogram", "mel_bins", dtype="compute")
+    steps = (
+        ("conv1", "spectrogram", "conv_channels", "mel_bins"),
+        ("conv2", "encoder_seq", "hidden", "conv_channels"),
+    )
+    for name, length, columns, channels in steps:
+        y = b.tensor(f"{name}_out", BATCH, length, columns)
+        weights = b.linear_weights(f"w_{name}", columns, channels, "kernel", role=name, columns=1, bias=True)
+        b.op(name, "conv", (x,), (y,), weights)
+        x = b.tensor(f"{name}_activated", BATCH, length, columns)
+        b.op(f"{name}_activation", "elementwise", (y,), (x,), function=config.activation)
+    table = b.weight("position_weight", "encoder_positions", "hidden", role="positions", suffix=".weight")
+    out = b.tensor("positioned", *b.dims(x))
+    return b.build(b.op("positions", "add", (x,), (out,), (table,)))

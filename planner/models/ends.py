@@ -1,0 +1,75 @@
+"""What stands before and after the layers: embedding, final norm, vocabulary projection, loss."""
+
+from planner.graph import BATCH, Block
+from planner.models.building import BlockBuilder, parameter_paths
+from planner.models.config import TransformerConfig
+
+
+def embedding_block(config: TransformerConfig) -> Block:
+    """Token embedding, with learned positions and a norm where the model has them."""
+    b = BlockBuilder("embedding", parameter_paths(config.scheme))
+    x = token_embedding(b, config)
+    if config.positions:
+        x = learned_positions(b, x, token_types=bool(config.token_types))
+    if config.embedding_norm:
+        x = b.norm("embedding_norm", x, "embedding_normed", style=config.norm, role="embedding_norm")
+    return b.build(x)
+
+
+def token_embedding(b: BlockBuilder, config: TransformerConfig, seq: str = "seq") -> str:
+    """Append the look-up of token vectors, projected to ``hidden`` where the table is narrower."""
+    ids = b.data("tokens", BATCH, seq)
+    width = "embedding_dim" if config.embedding_dim else "hidden"
+    x = b.tensor("embedded", BATCH, seq, width)
+    weight = b.weight("weight", "vocab", width, role="embedding", suffix=".weight")
+    b.op("embedding", "embedding", (ids,), (x,), (weight,))
+    if not config.embedding_dim:
+        return x
+    projected = b.tensor("projected", BATCH, seq, "hidden")
+    weights = b.linear_weights("w_project_in", "hidden", width, role="project_in", columns=1, bias=False)
+    return b.op("project_in", "matmul", (x,), (projected,), weights)
+
+
+def learned_positions(b: BlockBuilder, x: str, *, token_types: bool = False) -> str:
+    """Append the sum with a table of position vectors, and with one of segment vectors (BERT)."""
+    tables = [b.weight("position_weight", "positions", "hidden", role="positions", suffix=".weight")]
+    if token_types:
+        tables.append(
+            b.weight("token_type_weight", "token_types", "hidden", role="token_types", suffix=".weight")
+        )
+    out = b.tensor("positioned", *b.dims(x))
+    return b.op("positions", "add", (x,), (out,), tuple(tables))
+
+
+def language_model_head(b: BlockBuilder, config: TransformerConfig, x: str) -> str:
+    """Append final norm, projection onto the vocabulary and cross-entropy."""
+    if config.final_norm:
+        x = b.norm("final_norm", x, "final_normed", style=config.norm, role="final_norm")
+    width = "hidden"
+    if config.embedding_dim:
+        width = "embedding_dim"
+        projected = b.tensor("projected", BATCH, "seq", width)
+        weights = b.linear_weights(
+            "w_project_out", width, "hidden", role="project_out", columns=1, bias=False
+        )
+        x = b.op("project_out", "matmul", (x,), (projected,), weights)
+    return language_model_loss(b, x, width=width, bias=config.head_bias)
+
+
+def language_model_loss(
+    b: BlockBuilder, x: str, *, name: str = "weight", width: str = "hidden", bias: bool = False
+) -> str:
+    """Append the projection onto the vocabulary and the loss."""
+    logits = b.tensor("logits", *b.dims(x)[:-1], "vocab")
+    weights = b.linear_weights(name, "vocab", width, role="head", columns=1, bias=bias)
+    b.op("lm_head", "matmul", (x,), (logits,), weights)
+    return cross_entropy(b, logits)
+
+
+def cross_entropy(b: BlockBuilder, logits: str) -> str:
+    """Append the loss over the last dim of ``logits``; its fp32 log-probabilities are auxiliary."""
+    dims = b.dims(logits)
+    labels = b.data("labels", *dims[:-1])
+    loss = b.tensor("loss", *dims[:-1], dtype="fp32")
+    kept = b.tensor("log_probabilities", *dims, dtype="fp32")
+    return b.op("loss", "cross_entropy", (logits, labels), (loss,), log_probabilities=kept)

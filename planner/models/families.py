@@ -1,0 +1,105 @@
+"""Every family of models that Meshwright can read: Hugging Face ``model_type`` -> graph builder."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from planner.graph import Graph
+from planner.models import classics, decoders, diffusion, encoder_decoders, encoders, mixtures, resnet
+from planner.models.config import TransformerConfig
+from planner.models.measured import FAMILY, read_run_model
+from planner.models.reading import ConfigReader
+from planner.models.transformer import transformer_graph
+
+Architecture = Literal["decoder", "encoder", "encoder-decoder", "other"]
+
+GraphBuilder = Callable[[ConfigReader, str, int], Graph]
+"""Configuration, name and sequence length -> graph."""
+
+
+def _decoder(read_config: Callable[[ConfigReader, str], TransformerConfig]) -> GraphBuilder:
+    return lambda read, name, seq_len: transformer_graph(read_config(read, name), seq_len)
+
+
+DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = MappingProxyType(
+    {
+        "bloom": classics.bloom,
+        "cohere": decoders.cohere,
+        "deepseek_v2": mixtures.deepseek,
+        "deepseek_v3": mixtures.deepseek,
+        "falcon": classics.falcon,
+        "gemma": decoders.gemma,
+        "gemma2": decoders.gemma2,
+        "gemma3_text": decoders.gemma3,
+        "glm4_moe": mixtures.glm4_moe,
+        "gpt2": classics.gpt2,
+        "gpt_neox": classics.gpt_neox,
+        "gpt_oss": mixtures.gpt_oss,
+        "gptj": classics.gptj,
+        "granite": decoders.llama,
+        "granitemoe": mixtures.granitemoe,
+        "kimi_k2": mixtures.deepseek,
+        "llama": decoders.llama,
+        "llama4_text": mixtures.llama4,
+        "mistral": decoders.mistral,
+        "mixtral": mixtures.mixtral,
+        "mpt": classics.mpt,
+        "nemotron": decoders.nemotron,
+        "olmo2": decoders.olmo2,
+        "olmoe": mixtures.olmoe,
+        "opt": classics.opt,
+        "phi": classics.phi,
+        "phi3": decoders.phi3,
+        "qwen2": decoders.qwen2,
+        "qwen2_moe": mixtures.qwen2_moe,
+        "qwen3": decoders.qwen3,
+        "qwen3_moe": mixtures.qwen3_moe,
+        "smollm3": decoders.smollm3,
+        "stablelm": decoders.stablelm,
+        "starcoder2": decoders.starcoder2,
+    }
+)
+"""Decoders: ``model_type`` -> reader of its configuration."""
+
+OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
+    {
+        "bert": encoders.bert_graph,
+        "dit": diffusion.dit_graph,
+        "resnet": resnet.resnet_graph,
+        "t5": encoder_decoders.t5_graph,
+        "vit": encoders.vit_graph,
+        "whisper": encoder_decoders.whisper_graph,
+    }
+)
+"""Everything else: ``model_type`` -> builder."""
+
+FIXED_LENGTHS: Mapping[str, Callable[[ConfigReader], int]] = MappingProxyType(
+    {
+        "dit": diffusion.dit_tokens,
+        "resnet": resnet.resnet_tokens,
+        "vit": encoders.vit_tokens,
+    }
+)
+"""Families whose sequence length follows from their configuration: ``model_type`` -> tokens of one input."""
+
+FAMILIES: Mapping[str, GraphBuilder] = MappingProxyType(
+    {
+        **{model_type: _decoder(read) for model_type, read in DECODERS.items()},
+        **OTHERS,
+        FAMILY: _decoder(read_run_model),
+    }
+)
+"""``model_type`` -> builder."""
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        **dict.fromkeys((*DECODERS, FAMILY), "decoder"),
+        "bert": "encoder",
+        "dit": "other",
+        "resnet": "other",
+        "t5": "encoder-decoder",
+        "vit": "encoder",
+        "whisper": "encoder-decoder",
+    }
+)
+"""``model_type`` -> what kind of model it is."""

@@ -1,0 +1,117 @@
+"""Reading a configuration: every refusal names the file and the key."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.errors import InputError
+
+T = TypeVar("T")
+
+MOST = 10**9
+"""Larger numbers are taken for mistakes."""
+
+
+class ConfigReader:
+    """Keys of one configuration, under any of several names.
+
+    Each method takes the aliases of one key, tried in order. A key that is present with null counts as
+    absent. The reader remembers which keys it was asked for (`used`).
+    """
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self._config = config
+        self._asked: set[str] = set()
+        self.source = source
+
+    def _find(self, keys: tuple[str, ...]) -> str | None:
+        self._asked.update(keys)
+        return next((k for k in keys if self._config.get(k) is not None), None)
+
+    def used(self) -> dict[str, Any]:
+        """The part of the configuration that was asked for: what shapes the model."""
+        return {k: v for k, v in self._config.items() if k in self._asked}
+
+    def get(self, *keys: str) -> Any:
+        """Value of the first key that is present, or None."""
+        key = self._find(keys)
+        return None if key is None else self._config[key]
+
+    def has(self, *keys: str) -> bool:
+        """Whether one of the keys has a value."""
+        return self._find(keys) is not None
+
+    def fail(self, key: str, message: str) -> InputError:
+        """An error about ``key``, to be raised by the caller."""
+        return InputError(f"{self.source}: {key} {message}")
+
+    def integer(self, *keys: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """A whole number from ``least`` to ``most``; without a default it must be there."""
+        key = self._find(keys)
+        if key is None:
+            return self._absent(keys, default)
+        value = self._config[key]
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
+            raise self.fail(key, f"must be a whole number, found {value!r}")
+        if not least <= value <= most:
+            raise self.fail(key, f"must be from {least} to {most}, found {value!r}")
+        return int(value)
+
+    def flag(self, *keys: str, default: bool | None = None) -> bool:
+        """A truth value; without a default it must be there."""
+        key = self._find(keys)
+        if key is None:
+            return self._absent(keys, default)
+        value = self._config[key]
+        if not isinstance(value, bool):
+            raise self.fail(key, f"must be true or false, found {value!r}")
+        return value
+
+    def text(self, *keys: str, default: str) -> str:
+        """A word."""
+        key = self._find(keys)
+        if key is None:
+            return default
+        value = self._config[key]
+        if not isinstance(value, str):
+            raise self.fail(key, f"must be a string, found {value!r}")
+        return value
+
+    def items(self, *keys: str) -> list[Any] | None:
+        """A list, or None where the key is absent."""
+        value = self.get(*keys)
+        if value is not None and not isinstance(value, list):
+            raise self.fail(keys[0], f"must be a list, found {value!r}")
+        return value
+
+    def _absent(self, keys: tuple[str, ...], default: T | None) -> T:
+        if default is None:
+            raise InputError(f"{self.source}: missing key {' or '.join(repr(k) for k in keys)}")
+        return default
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InputError: unreadable, empty, truncated, or not an object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not text in UTF-8") from None
+    if not text.strip():
+        raise InputError(f"{path}: is empty; a JSON object was expected")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: is not valid JSON (line {error.lineno}: {error.msg})") from None
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply for a model") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: holds a {type(value).__name__}; a JSON object was expected")
+    return value

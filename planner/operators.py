@@ -1,0 +1,309 @@
+"""What each kind of operator costs, may be split along, and keeps for its backward pass.
+
+`OPERATORS` has one `OperatorRule` per kind; its FLOPs are counted by `planner.flops`, and kinds of class
+``memory`` are priced by the bytes that they move.
+
+`RECOMPUTE_POLICIES` says which intermediate results survive until the backward pass; `saved_tensors` and
+`recomputed_ops` apply one to a block.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from planner.errors import Unsupported
+from planner.flops import (
+    AttentionKernel,
+    Counting,
+    OpFlops,
+    attention_flops,
+    conv_flops,
+    keys_per_query,
+    matmul_dims,
+    matmul_flops,
+    no_flops,
+    reduced_dims,
+    union_dims,
+)
+from planner.graph import BATCH, Block, Graph, Op
+
+__all__ = [
+    "OPERATORS",
+    "RECOMPUTE_POLICIES",
+    "AttentionKernel",
+    "Counting",
+    "OpFlops",
+    "OperatorRule",
+    "backward_flops",
+    "forward_flops",
+    "keys_per_query",
+    "matmul_dims",
+    "model_flops",
+    "op_flops",
+    "operator_rule",
+    "recompute_flops",
+    "recomputed_ops",
+    "saved_tensors",
+]
+
+ArithmeticClass = Literal["matmul", "attention", "memory"]
+
+INNER_DIMS = frozenset(
+    {
+        "head_dim",
+        "qk_dim",
+        "v_dim",
+        "rope_dim",
+        "kv_down",
+        "kv_up",
+        "kernel",
+        "buckets",
+        "positions",
+        "encoder_positions",
+        "token_types",
+    }
+)
+"""Dims that no mesh axis splits: inside a head, a fused latent, a filter or a lookup table."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRule:
+    """Everything the planner knows about one kind of operator."""
+
+    arithmetic: ArithmeticClass
+    """Which rate bounds it: matrix units, the attention kernel, or memory."""
+    flops: Callable[[Op, Block, Graph, Counting], OpFlops]
+    splittable: Callable[[Op, Block, Graph], tuple[str, ...]]
+    """Dims that a mesh axis may split; a dim that follows another is not listed."""
+    contracted: Callable[[Op, Block], tuple[str, ...]]
+    """Dims whose split leaves partial sums in the outputs."""
+    saved: Callable[[Op, Block, AttentionKernel], tuple[str, ...]]
+    """Tensors that the backward pass reads."""
+
+
+ROUTING_KINDS = frozenset({"dispatch", "combine"})
+"""Kinds that exchange tokens between experts."""
+
+
+def _free(dims: Iterable[str], graph: Graph) -> tuple[str, ...]:
+    return tuple(d for d in dims if d not in INNER_DIMS and d not in graph.follows)
+
+
+def _no_dims(op: Op, block: Block) -> tuple[str, ...]:
+    return ()
+
+
+def _all_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    return _free(union_dims((*op.inputs, *op.weights, *op.outputs), block), graph)
+
+
+def _output_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    return _free(union_dims(op.outputs, block), graph)
+
+
+def _channel_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    """Batch and the channels: splitting the image would need halo exchange."""
+    return _free((BATCH, *union_dims(op.weights, block)), graph)
+
+
+def _query_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    return _free(block.tensor[op.inputs[0]].dims, graph)
+
+
+def _norm_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    over = str(op.attributes["over"]).split()
+    return tuple(d for d in _output_dims(op, block, graph) if d not in over)
+
+
+def _named(op: Op, *attributes: str) -> tuple[str, ...]:
+    """Auxiliary tensors: made inside the operator, read only by its backward, named by an attribute."""
+    return tuple(str(op.attributes[a]) for a in attributes if a in op.attributes)
+
+
+def _saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return op.inputs
+
+
+def _saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return ()
+
+
+def _saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return (op.inputs[0], *_named(op, "statistics"))
+
+
+def _saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """A linear function (rotary positions, a mean) needs none of its inputs."""
+    return () if op.attributes.get("linear") else op.inputs
+
+
+def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    if kernel == "plain":
+        return (*op.inputs, *_named(op, "probabilities"))
+    return (*op.inputs, *op.outputs, *_named(op, "log_sum_exp"))
+
+
+def _saves_loss(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return (*op.inputs[1:], *_named(op, "log_probabilities"))
+
+
+def _saves_routing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return (op.inputs[1], *_named(op, "routing"))
+
+
+OPERATORS: Mapping[str, OperatorRule] = MappingProxyType(
+    {
+        "matmul": OperatorRule("matmul", matmul_flops, _all_dims, reduced_dims, _saves_inputs),
+        "conv": OperatorRule("matmul", conv_flops, _channel_dims, reduced_dims, _saves_inputs),
+        "attention": OperatorRule("attention", attention_flops, _query_dims, _no_dims, _saves_attention),
+        "norm": OperatorRule("memory", no_flops, _norm_dims, _no_dims, _saves_normalised),
+        "elementwise": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_elementwise),
+        "add": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_nothing),
+        "pool": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_elementwise),
+        "embedding": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_inputs),
+        "cross_entropy": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_loss),
+        "dispatch": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_routing),
+        "combine": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_routing),
+    }
+)
+"""Rule of every kind of operator."""
+
+
+def operator_rule(op: Op) -> OperatorRule:
+    """Rule of ``op``.
+
+    Raises:
+        Unsupported: no rule for this kind.
+    """
+    try:
+        return OPERATORS[op.kind]
+    except KeyError:
+        raise Unsupported(
+            f"operator {op.name!r} has kind {op.kind!r}, which has no rule; known: {', '.join(OPERATORS)}"
+        ) from None
+
+
+def op_flops(op: Op, block: Block, graph: Graph, counting: Counting | None = None) -> OpFlops:
+    """FLOPs of ``op`` on one sequence."""
+    return operator_rule(op).flops(op, block, graph, counting or Counting())
+
+
+KeepsTensor = Callable[[Op, str], bool]
+
+RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
+    {
+        "none": lambda op, tensor: True,
+        "full": lambda op, tensor: False,
+        "selective": lambda op, tensor: operator_rule(op).arithmetic != "memory" or op.kind in ROUTING_KINDS,
+        "attention": lambda op, tensor: op.kind != "attention" or tensor in op.outputs,
+    }
+)
+"""Policy -> whether a tensor made by an operator survives the forward pass (a block's inputs always do).
+
+``none`` keeps everything; ``full`` only the block's inputs; ``selective`` the results of matrix products, of
+attention and of expert routing (norms, rotary positions and activations are computed again); ``attention``
+everything but what is inside the attention kernel (Korthikanti et al., arXiv:2205.05198, section 5;
+Megatron's ``core_attn``).
+"""
+
+
+def _makers(block: Block, reads: Mapping[str, tuple[str, ...]]) -> dict[str, Op]:
+    """Operator that makes each tensor; an auxiliary one is made by the first operator that reads it."""
+    makers: dict[str, Op] = {}
+    for op in block.ops:
+        made = (*op.outputs, *(t for t in reads[op.name] if t not in op.inputs))
+        makers |= {t: op for t in made if t not in makers and block.tensor[t].role == "activation"}
+    return makers
+
+
+def _retain(block: Block, policy: str, reads: Mapping[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:
+    """Tensors kept and operators repeated, given what each operator's backward ``reads``.
+
+    Walks the block backwards: what is needed is kept, or made again from inputs that are then needed. What
+    merely passes through the block is kept by the block that made it.
+    """
+    if policy not in RECOMPUTE_POLICIES:
+        known = ", ".join(RECOMPUTE_POLICIES)
+        raise Unsupported(f"recompute policy {policy!r} is unknown; use one of {known}")
+    keeps = RECOMPUTE_POLICIES[policy]
+    makers = _makers(block, reads)
+    needed = {t for names in reads.values() for t in names}
+    kept, repeated = set[str](), set[str]()
+    for op in reversed(block.ops):
+        made = {t for t, maker in makers.items() if maker is op and t in needed}
+        survivors = {t for t in made if keeps(op, t)}
+        kept |= survivors
+        if made != survivors:
+            repeated.add(op.name)
+            needed.update(op.inputs)
+    kept |= {t for t in needed if t not in makers and t not in block.outputs}
+    return kept, repeated
+
+
+def _reads(block: Block, kernel: AttentionKernel, fused: bool) -> dict[str, tuple[str, ...]]:
+    extra = () if fused else ("activated_gate",)
+    return {op.name: (*operator_rule(op).saved(op, block, kernel), *_named(op, *extra)) for op in block.ops}
+
+
+def saved_tensors(
+    block: Block, policy: str, attention_kernel: AttentionKernel = "flash", *, fused_activation: bool = True
+) -> tuple[str, ...]:
+    """Names of the tensors kept from forward to backward, each once, in the block's order.
+
+    Without ``fused_activation`` a gated MLP also keeps the activated gate, as separate kernels do.
+
+    Raises:
+        Unsupported: unknown policy, or an operator without a rule.
+    """
+    kept, _ = _retain(block, policy, _reads(block, attention_kernel, fused_activation))
+    return tuple(t.name for t in block.tensors if t.name in kept)
+
+
+def recomputed_ops(block: Block, policy: str, attention_kernel: AttentionKernel = "flash") -> tuple[str, ...]:
+    """Names of the operators that run again in the backward pass.
+
+    Only those whose results are needed: like torch's early stop, the last product of a block is not among
+    them unless a later operator reads its result.
+    """
+    _, repeated = _retain(block, policy, _reads(block, attention_kernel, fused=True))
+    return tuple(op.name for op in block.ops if op.name in repeated)
+
+
+def _total(graph: Graph, counting: Counting, part: Callable[[OpFlops], float]) -> float:
+    return sum(
+        count * sum(part(op_flops(op, block, graph, counting)) for op in block.ops)
+        for block, count in graph.instances()
+    )
+
+
+def forward_flops(graph: Graph, batch: int, counting: Counting | None = None) -> float:
+    """FLOPs of the forward pass on ``batch`` sequences."""
+    return batch * _total(graph, counting or Counting(), lambda f: f.forward)
+
+
+def backward_flops(graph: Graph, batch: int, counting: Counting | None = None) -> float:
+    """FLOPs of the backward pass on ``batch`` sequences, recomputation by a policy left out."""
+    return batch * _total(graph, counting or Counting(), lambda f: f.backward)
+
+
+def recompute_flops(graph: Graph, batch: int, policy: str, counting: Counting | None = None) -> float:
+    """FLOPs that ``policy`` repeats in the layers (the first and last block are not recomputed)."""
+    counting = counting or Counting()
+    total = 0.0
+    for run in graph.layers:
+        block = graph.block[run.block]
+        again = set(recomputed_ops(block, policy, counting.attention_kernel))
+        total += run.count * sum(
+            op_flops(op, block, graph, counting).forward for op in block.ops if op.name in again
+        )
+    return batch * total
+
+
+def model_flops(graph: Graph, batch: int, causal: bool = True) -> float:
+    """FLOPs that the model asks for, whatever the implementation: three times the forward pass.
+
+    The numerator of MFU (Chowdhery et al., arXiv:2204.02311, appendix B): no recomputation by any kernel or
+    policy; ``causal`` counts only the pairs of tokens that the mask lets through.
+    """
+    return 3 * forward_flops(graph, batch, Counting(causal, "plain"))

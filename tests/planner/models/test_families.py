@@ -1,0 +1,112 @@
+"""Parameters of every family, against transformers' own classes."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.graph import Graph, count_parameters
+from planner.models.catalog import build_graph, load_model, sequence_length
+from planner.models.families import ARCHITECTURES, FAMILIES
+from planner.models.model import Model
+
+DATA = Path(__file__).parents[2] / "data"
+
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Gemma2ForCausalLM": "gemma2",
+    "GPT2LMHeadModel": "gpt2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "T5ForConditionalGeneration": "t5",
+    "BertModel": "bert",
+    "ViTForImageClassification": "vit",
+}
+
+CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2-9b": {"sliding_window": 4096},
+    "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
+    "bert-large": {"max_position_embeddings": 512, "type_vocab_size": 2},
+}
+"""Sizes that the counted objects took from their classes' defaults, which we never do."""
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+
+
+def graph_of(model: Model) -> Graph:
+    return build_graph(model, sequence_length(model) or 1)
+
+
+@pytest.mark.parametrize("row", rows("models"), ids=lambda row: row["name"])
+def test_shipped_models_have_their_parameters(row: dict[str, Any]) -> None:
+    model = load_model(row["name"])
+    assert model.parameters == row["params_total"]
+    assert count_parameters(graph_of(model)) == row["params_total"]
+
+
+@pytest.mark.parametrize("row", rows("params_truth"), ids=lambda row: row["name"])
+def test_parameters_equal_those_of_the_class(row: dict[str, Any]) -> None:
+    config = {**CLASS_DEFAULTS.get(row["name"], {}), **row["config"], "architectures": [row["cls"]]}
+    model = Model(name=row["name"], family=MODEL_TYPES[row["cls"]], config=config)
+    assert count_parameters(graph_of(model)) == row["n_params"]
+
+
+def expert_parameters(graph: Graph) -> float:
+    return sum(
+        count * graph.elements(t)
+        for block, count in graph.instances()
+        for t in block.tensors
+        if t.role == "weight" and "experts" in t.dims and not t.name.startswith("w_router")
+    )
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in rows("models") if "params_routed_experts" in row], ids=lambda row: row["name"]
+)
+def test_routed_experts_have_their_parameters(row: dict[str, Any]) -> None:
+    graph = graph_of(load_model(row["name"]))
+    routed = expert_parameters(graph)
+    assert routed == row["params_routed_experts"]
+    active = row["params_total"] - routed * (1 - row["config"]["num_experts_per_tok"] / graph.dims["experts"])
+    assert active == row["params_active_per_token"]
+
+
+def framework_parameters(graph: Graph) -> dict[str, int]:
+    """Path in the framework's module -> elements, layers numbered in each stack."""
+    again = {second for _, second in graph.tied}
+    reached: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    for name in (graph.first, *graph.sequence, graph.last):
+        assert name is not None
+        weights = [
+            t for t in graph.block[name].tensors if t.role == "weight" and f"{name}.{t.name}" not in again
+        ]
+        stacks = {t.path.split("{layer}")[0] for t in weights if "{layer}" in t.path}
+        for t in weights:
+            number = str(reached[t.path.split("{layer}")[0]])
+            found[t.path.replace("{layer}", number)] += round(graph.elements(t))
+        reached.update(stacks)
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    "row", rows("hf_parameters"), ids=lambda row: f"{row['class']}-{len(row['parameters'])}"
+)
+def test_every_parameter_of_the_class_is_there(row: dict[str, Any]) -> None:
+    """Name by name, element by element; a fused parameter is the sum of its parts."""
+    model = Model(name="small", family=row["config"]["model_type"], config=row["config"])
+    graph = build_graph(model, sequence_length(model) or 8)
+    assert framework_parameters(graph) == row["parameters"]
+
+
+def test_every_family_is_compared_with_its_class() -> None:
+    """But for DiT (no class in transformers), Kimi K2 (DeepSeek's) and models given by sizes alone."""
+    compared = {row["config"]["model_type"] for row in rows("hf_parameters")}
+    assert set(FAMILIES) - compared == {"dit", "kimi_k2", "transformer"}
+    assert set(ARCHITECTURES) == set(FAMILIES)
