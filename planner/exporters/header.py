@@ -1,0 +1,47 @@
+"""What every exported file says of itself: the plan in words, its predicted numbers, and who wrote it."""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from planner.plans import Estimate, Plan
+
+GIB = 2**30
+
+
+def _version() -> str:
+    try:
+        return version("meshwright")
+    except PackageNotFoundError:
+        return "(source tree)"
+
+
+def _estimate(estimate: Estimate) -> Iterator[str]:
+    low, high = estimate.step_time_interval_s
+    yield (
+        f"predicted: {estimate.step_time_s:.4g} s a step ({low:.4g} to {high:.4g}), "
+        f"{estimate.tokens_per_s:,.0f} tokens/s, MFU {estimate.mfu:.1%}"
+    )
+    yield (
+        f"memory of the fullest device: {estimate.memory_bytes / GIB:.1f} of "
+        f"{estimate.memory_limit_bytes / GIB:.1f} GiB at its peak ({estimate.peak_phase})"
+    )
+
+
+def describe(plan: Plan) -> tuple[str, ...]:
+    """Lines, without comment marks, that say what was planned and what it is predicted to do."""
+    p, job = plan.plan, plan.job
+    axes = ("data", "tensor", "pipeline", "context", "expert")
+    lines = [
+        f"Written by meshwright {_version()} from a plan of schema {plan.schema_version}.",
+        f"model {plan.model.name}, {p.num_devices} devices of {plan.cluster.name}",
+        f"job: {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}, {job.optimizer}",
+        "degrees: " + ", ".join(f"{axis} {getattr(p, axis)}" for axis in axes),
+        f"states: ZeRO {p.zero_stage} ({p.sharding}) over {p.shard_degree} ranks; recompute: {p.recompute}",
+        f"micro-batch: {p.micro_batch} sequences a data-parallel rank, {p.num_microbatches} of them a step",
+    ]
+    return (*lines, *(_estimate(plan.estimate) if plan.estimate else ()))
+
+
+def comments(plan: Plan) -> str:
+    """`describe` as comment lines of Python, YAML or TOML."""
+    return "\n".join(f"# {line}" for line in describe(plan))

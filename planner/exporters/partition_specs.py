@@ -1,0 +1,145 @@
+"""Which mesh axes split each dim of each array: GSPMD's view of a plan, before it is written down.
+
+The plan's axis ``data`` becomes two mesh axes: ``data`` (whole copies of the states) and ``fsdp`` (ranks that
+share them). ZeRO adds ``fsdp`` to one dim of each parameter or state.
+
+Source: Xu et al., GSPMD, arXiv:2105.04663, sections 3.1 and 5.1.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from planner.errors import Unsupported
+from planner.exporters.placements import LAYER, Dim, Layout, Parameter
+from planner.graph import BATCH, Block, Op, Tensor
+from planner.operators import operator_rule
+from planner.sharding.mesh import AXES
+from planner.sharding.spec import ShardingSpec, input_spec, output_spec
+
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
+"""Axes of the exported mesh, outermost first; all of them always, so that the names are stable."""
+
+Entry = tuple[str, ...]
+"""Mesh axes that split one dim, outermost first."""
+
+PartitionSpec = tuple[Entry, ...]
+"""One entry per dim."""
+
+
+def mesh_sizes(layout: Layout) -> dict[str, int]:
+    """Size of each of `MESH_AXES`."""
+    data = layout.data
+    sizes = (data.replicate, data.shard, data.expert, layout.axes["context"], layout.axes["tensor"])
+    return dict(zip(MESH_AXES, sizes, strict=True))
+
+
+def _entry(layout: Layout, axes: Iterable[str]) -> Entry:
+    """The plan's axes as those mesh axes that are larger than 1."""
+    sizes = mesh_sizes(layout)
+    wide = (x for a in axes for x in (("data", "fsdp") if a == "data" else (a,)))
+    return tuple(a for a in wide if sizes[a] > 1)
+
+
+def _degree(layout: Layout, entry: Entry) -> int:
+    sizes = mesh_sizes(layout)
+    return math.prod(sizes[a] for a in entry)
+
+
+def batch_spec(layout: Layout) -> PartitionSpec:
+    """Of token ids (batch, seq)."""
+    return _entry(layout, ("data", "expert")), _entry(layout, ("context",))
+
+
+def parameter_spec(layout: Layout, parameter: Parameter, sharded: bool) -> PartitionSpec:
+    """Mesh axes on each dim of a parameter; ``sharded`` adds those over which ZeRO shards it.
+
+    ZeRO takes the largest dim that it divides evenly, whole ones first (GSPMD asks for even splits of
+    arguments); a parameter that has none, which is a small one, stays whole.
+    Raises ``Unsupported`` where the plan splits a dim unevenly.
+    """
+    entries = [_split_dim(layout, parameter, dim) for dim in parameter.dims]
+    used = {a for entry in entries for a in entry}
+    extra = tuple(a for a in _state_axes(layout) if a not in used)
+    if not sharded or not extra:
+        return tuple(entries)
+    local = [dim.extent // _degree(layout, entry) for dim, entry in zip(parameter.dims, entries, strict=True)]
+    fitting = [i for i, extent in enumerate(local) if extent % _degree(layout, extra) == 0]
+    if fitting:
+        best = min(fitting, key=lambda i: (bool(entries[i]), -local[i]))
+        entries[best] = (*entries[best], *extra)
+    return tuple(entries)
+
+
+def _state_axes(layout: Layout) -> Entry:
+    """Mesh axes over which ZeRO shards, outermost first."""
+    shares = {"fsdp": True, "expert": layout.data.over_expert, "context": layout.data.over_context}
+    return tuple(a for a in MESH_AXES if shares.get(a) and mesh_sizes(layout)[a] > 1)
+
+
+def _split_dim(layout: Layout, parameter: Parameter, dim: Dim) -> Entry:
+    entry = _entry(layout, dim.axes)
+    degree = _degree(layout, entry)
+    if dim.extent % degree:
+        raise Unsupported(
+            f"target jax splits evenly, but {dim.name} = {dim.extent} of {parameter.path} is split {degree} "
+            f"ways; pad it to {math.ceil(dim.extent / degree) * degree} in the model's configuration"
+        )
+    return entry
+
+
+def keyed_parameters(layout: Layout) -> Iterator[tuple[str, Parameter]]:
+    """Parameters, each under its own pattern: layer numbers replace ``{layer}`` where blocks disagree."""
+    by_path: dict[str, list[Parameter]] = {}
+    for parameter in layout.parameters:
+        by_path.setdefault(parameter.path, []).append(parameter)
+    for path, found in by_path.items():
+        if all(p.groups == found[0].groups for p in found):
+            yield path, found[0]
+            continue
+        for parameter in found:
+            yield path.replace(LAYER, _ranges(layout.layers[parameter.block])), parameter
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """``{0-2,7}`` for 0, 1, 2, 7."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return "{" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "}"
+
+
+def activation_specs(layout: Layout, block: Block) -> Iterator[tuple[Tensor, PartitionSpec]]:
+    """Every activation between operators of ``block``, as its maker leaves it.
+
+    A pending sum is given as its first reader wants it, so that the compiler sums and reshards in one step.
+    """
+    for tensor in block.tensors:
+        readers = [op for op in block.ops if tensor.name in op.inputs]
+        maker = next((op for op in block.ops if tensor.name in op.outputs), None)
+        if tensor.role != "activation" or not tensor.dims or not (maker or readers):
+            continue
+        spec = _activation(layout, block, tensor, maker, readers)
+        yield tensor, tuple(_activation_entry(layout, spec, d) for d in tensor.dims)
+
+
+def _activation(
+    layout: Layout, block: Block, tensor: Tensor, maker: Op | None, readers: list[Op]
+) -> ShardingSpec:
+    strategies = layout.strategies[block.name]
+    if maker is not None:
+        contracted = frozenset(operator_rule(maker).contracted(maker, block))
+        left = output_spec(layout.graph, tensor, strategies.get(maker.name, ()), contracted)
+        if not left.partial or not readers:
+            return left
+    return input_spec(layout.graph, tensor, strategies.get(readers[0].name, ()))
+
+
+def _activation_entry(layout: Layout, spec: ShardingSpec, dim: str) -> Entry:
+    """Mesh axes on a dim; a dim that they do not divide evenly stays whole."""
+    leader = layout.graph.follows.get(dim, dim)
+    entry = _entry(layout, (a for a in reversed(AXES) if spec.on(a) in (dim, leader)))
+    even = dim == BATCH or layout.graph.dims[dim] % _degree(layout, entry) == 0
+    return entry if even else ()

@@ -1,0 +1,62 @@
+"""One door to all targets."""
+
+import ast
+
+import pytest
+import yaml
+from tiny_llama import tiny_plan
+
+from planner.errors import UnknownName
+from planner.exporters.registry import EXPORTERS, export, targets
+from planner.plans import Estimate, Plan
+
+ESTIMATE = Estimate(
+    step_time_s=1.25,
+    step_time_interval_s=(1.0, 1.5),
+    tokens_per_s=204.8,
+    tokens_per_s_per_device=51.2,
+    model_flops_per_s_per_device=1e9,
+    mfu=0.412,
+    hfu=0.5,
+    fits=True,
+    memory_bytes=3 * 2**30,
+    reserved_bytes=2 * 2**30,
+    tensor_bytes=2**30,
+    memory_limit_bytes=4 * 2**30,
+    fullest_stage=0,
+    peak_phase="backward",
+    memory={},
+    time={},
+    communication={},
+    bubble_fraction=0.0,
+)
+
+
+def sharded_plan() -> Plan:
+    plan = tiny_plan(data=4, zero_stage=3, sharding="FULL_SHARD", shard_degree=4)
+    return plan.model_copy(update={"estimate": ESTIMATE})
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_every_target_writes_the_files_it_promises(name: str) -> None:
+    files = export(sharded_plan(), name)
+    assert tuple(files) == EXPORTERS[name].files
+    for file, text in files.items():
+        assert ast.parse(text).body if file.endswith(".py") else yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_every_file_says_what_was_planned_and_predicted(name: str) -> None:
+    for text in export(sharded_plan(), name).values():
+        assert "model tiny, 4 devices of box" in text
+        assert "predicted: 1.25 s a step (1 to 1.5), 205 tokens/s, MFU 41.2%" in text
+        assert "3.0 of 4.0 GiB at its peak (backward)" in text
+
+
+def test_an_unknown_target_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="unknown export target 'acelerate'; did you mean accelerate"):
+        export(sharded_plan(), "acelerate")
+
+
+def test_targets_are_listed_once_each() -> None:
+    assert [target.name for target in targets()] == list(EXPORTERS)
