@@ -35,7 +35,7 @@ class BlockTerms(NamedTuple):
     edges: Mapping[Edge, EdgeCost]
     weights: tuple[WeightGroup, ...]
     tensor_bytes: Mapping[str, float]
-    """Activations on one device, as their producer leaves them."""
+    """Activations on one device, as they are kept."""
     exit: ShardingSpec
     """How the block's last output is left."""
 
@@ -102,7 +102,7 @@ def block_terms(
     left = exit_of(pricer, block, assignment)
     entry = left if entry is None else entry
     specs: dict[str, ShardingSpec] = {name: entry for name in block.inputs}
-    ops, sizes = {}, {}
+    ops: dict[str, OpCost] = {}
     weights: dict[tuple[str, ...], float] = {}
     for op in block.ops:
         strategy = assignment[op.name]
@@ -110,15 +110,13 @@ def block_terms(
         for name in op.outputs:
             tensor = block.tensor[name]
             specs[name] = pricer.output(block, op, tensor, strategy)
-            sizes[name] = pricer.tensor_bytes(tensor, specs[name])
         for name in op.weights:
             weight = block.tensor[name]
             axes = pricer.sync_axes(weight, strategy)
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             weights[axes] = weights.get(axes, 0.0) + local
+    sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
-    for name in block.inputs:
-        sizes[name] = pricer.tensor_bytes(block.tensor[name], specs[name])
     edges = {
         edge: pricer.edge(block, edge.tensor, specs[edge.tensor], assignment[edge.consumer])
         for edge in edges_of(block)
@@ -128,6 +126,15 @@ def block_terms(
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, leaves)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
     return BlockTerms(ops, edges, groups, sizes, left)
+
+
+def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
+    """A tensor as it is kept: as its producer leaves it, or, if that is a pending sum, as its first reader wants it."""
+    tensor = block.tensor[name]
+    reader = next((op for op in block.ops if name in op.inputs), None)
+    if spec.partial and reader is not None:
+        spec = input_spec(pricer.graph, tensor, assignment[reader.name])
+    return pricer.tensor_bytes(tensor, spec)
 
 
 def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> dict[str, float]:
@@ -157,7 +164,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     its operators, whose inputs are kept. Operators that keep nothing for others are never repeated.
     """
     kernel = pricer.job.attention
-    repeated = recomputed_ops(block, policy)
+    repeated = recomputed_ops(block, policy, kernel)
     kept = saved_tensors(block, policy, kernel)
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]

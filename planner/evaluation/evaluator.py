@@ -4,33 +4,28 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 `Parallelism` into an `Estimate`. The search, the command line, validation and what-ifs all come here.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, load_software
-from cluster_specs.topology import comm_group
-from cost_models.collectives import send
-from cost_models.compute import optimizer_seconds, peak, stream_seconds
+from cost_models.compute import peak
 from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
-from planner.evaluation.memory import DeviceMemory, device_memory, gradient_bytes, weight_bytes
-from planner.evaluation.stages import PARTS, StageCost, UnitCost, reduces_every_microbatch, stage_cost
-from planner.evaluation.states import Sync, sharded_elements, sync_of
-from planner.graph import BATCH, Graph
+from planner.evaluation.memory import gradient_bytes, memory_by_rank, weight_bytes
+from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
+from planner.evaluation.stages import StageCost, UnitCost, stage_cost
+from planner.evaluation.states import sync_of
+from planner.evaluation.step import step_floor, step_time
+from planner.graph import BATCH, count_parameters
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
-from planner.pipeline.dependencies import arranged, peak_bytes
-from planner.pipeline.generators import SCHEDULES
-from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import AXES, Estimate, Job, Parallelism, Plan
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.pricing import Pricer
+from planner.sharding.pricing import EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Sizes
 
 Shardings = Mapping[str, Assignment]
@@ -46,17 +41,11 @@ class StageShape(NamedTuple):
     last: bool
 
 
-class StepTime(NamedTuple):
-    """One optimizer step on the critical rank [s]."""
+class Floor(NamedTuple):
+    """Bounds on a plan's step time [s] and memory [bytes]."""
 
-    parts: Mapping[str, float]
-    bubble_fraction: float
-    sent_bytes: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        """Seconds of the step."""
-        return sum(self.parts.values())
+    seconds: float
+    memory_bytes: float
 
 
 class Evaluator:
@@ -64,13 +53,16 @@ class Evaluator:
 
     def __init__(self, model: Model, cluster: ClusterSpec, job: Job) -> None:
         """Raises ``InputError`` where the device has no rate for the job's precision."""
-        self.software = load_software(job.stack)
-        self.job = job
-        self.cluster = cluster.model_copy(update={"device": device_on(cluster.device, self.software)})
-        self.graph: Graph = build_graph(model, job.seq_len)
-        self.peak = peak(cluster.device, job.precision)
+        software = load_software(job.stack)
+        runs_on = cluster.model_copy(update={"device": device_on(cluster.device, software)})
+        graph = build_graph(model, job.seq_len)
+        matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
+        self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
+        self.graph, self.cluster, self.job, self.software = self.setting[:4]
+        self.peak = peak(runs_on.device, job.precision)
         self._meshes: dict[tuple[int, ...], Mesh] = {}
-        self._pricers: dict[tuple[object, ...], Pricer] = {}
+        self._pricers: dict[tuple[int, ...], Pricer] = {}
+        self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
         self._blocks: dict[tuple[object, ...], BlockCost] = {}
         self._units: dict[tuple[object, ...], UnitCost] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
@@ -92,17 +84,16 @@ class Evaluator:
         key = (*mesh.sizes.values(), plan.micro_batch)
         if key not in self._pricers:
             sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data)
-            self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software)
+            self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software, self._known)
         return self._pricers[key]
 
     def cuts(self, plan: Parallelism) -> tuple[int, ...]:
-        """Boundaries of the stages in layers: those of the plan, or an even split with the rest in the middle."""
+        """Boundaries of the stages in layers: those of the plan, or an even split."""
         if plan.stages:
             return (0, *(stage.blocks[1] for stage in plan.stages))
         return even_cuts(self.graph.num_layers, plan.pipeline * plan.virtual_stages)
 
-    def shapes(self, cuts: Sequence[int]) -> tuple[StageShape, ...]:
-        """What each stage runs."""
+    def _shapes(self, cuts: Sequence[int]) -> tuple[StageShape, ...]:
         sequence, final = self.graph.sequence, len(cuts) - 2
         return tuple(
             StageShape(tuple(Counter(sequence[a:b]).items()), s == 0, s == final)
@@ -124,8 +115,8 @@ class Evaluator:
         if given is None or _only_batch(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
         self._held[id(given)] = given
-        key = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel,
-               name, policy, id(given))
+        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel)
+        key = (*degrees, name, policy, id(given))
         if key not in self._blocks:
             pricer, block = self.pricer(plan), self.graph.block[name]
             entry = leaves = None
@@ -142,7 +133,7 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        key = (id(cost), plan.zero_stage > 0, plan.shard_degree)
+        key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
             wire = weight_bytes(self.job), gradient_bytes(self.job)
             self._units[key] = UnitCost(cost, sync_of(cost.weights, self.mesh(plan), plan, *wire))
@@ -150,59 +141,70 @@ class Evaluator:
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
-        units = [(self._unit(plan, name, policy, shardings), count) for name, count in shape.layers]
-        if shape.first and self.graph.first:
-            units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
-        if shape.last and self.graph.last:
-            units.append((self._unit(plan, self.graph.last, "none", shardings), 1))
-        key = (tuple((id(u), n) for u, n in units), plan.zero_stage, plan.pipeline > 1, plan.offload)
+        self._held[id(shardings)] = shardings
+        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch, plan.sequence_parallel)
+        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
+        key = (*degrees, *states, policy, id(shardings), shape)
         if key not in self._stages:
+            units = [(self._unit(plan, name, policy, shardings), count) for name, count in shape.layers]
+            if shape.first and self.graph.first:
+                units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
+            if shape.last and self.graph.last:
+                units.append((self._unit(plan, self.graph.last, "none", shardings), 1))
             self._stages[key] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
         return self._stages[key]
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: Sequence[int] | None = None
     ) -> tuple[StageCost, ...]:
-        """Every stage, in order."""
+        """Every stage, in order; ``shardings`` and ``cuts`` stand in for stages that the plan does not have."""
         policies = [stage.recompute or plan.recompute for stage in plan.stages]
-        shapes = self.shapes(cuts or self.cuts(plan))
         return tuple(
-            self.stage(plan, shape, policies[s] if policies else plan.recompute, shardings if shardings is not None else self._given(plan, s))
-            for s, shape in enumerate(shapes)
+            self.stage(
+                plan,
+                shape,
+                policies[s] if policies else plan.recompute,
+                shardings if shardings is not None else self._given(plan, s),
+            )
+            for s, shape in enumerate(self._shapes(cuts or self.cuts(plan)))
         )
 
     def _given(self, plan: Parallelism, stage: int) -> Shardings:
         """Assignments written in the plan's stage; equal ones are one object."""
         if not plan.stages:
-            return {}
-        written = plan.stages[stage].sharding
+            return _NOTHING_GIVEN
         read = {
             block: {op: tuple((a, split[a]) for a in AXES if split.get(a)) for op, split in ops.items()}
-            for block, ops in written.items()
+            for block, ops in plan.stages[stage].sharding.items()
         }
         key = tuple((block, tuple(ops.items())) for block, ops in read.items())
         return self._written.setdefault(key, read)
 
-    # --- the estimate ---------------------------------------------------------------------------------
+    # --- the answers ----------------------------------------------------------------------------------
+
+    def floor(self, plan: Parallelism, shardings: Shardings, cuts: Sequence[int]) -> Floor:
+        """Less than `estimate` will say, without a simulation: for the search to prune by."""
+        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
+        memory = max(m.total for _, m in memory_by_rank(self.setting, plan, mesh, stages))
+        return Floor(step_floor(self.setting, plan, mesh, stages), memory)
 
     def estimate(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: Sequence[int] | None = None
     ) -> Estimate:
-        """Price a plan; ``shardings`` and ``cuts`` stand in for stages that it does not have. Raises ``InputError`` where its degrees contradict model, cluster or job."""
-        self._check(plan)
-        stages = self.stages(plan, shardings, cuts)
-        step = self._step(plan, stages)
-        ranks = self._memory(plan, stages)
-        fullest = max(range(len(ranks)), key=lambda r: ranks[r].total)
-        memory = ranks[fullest]
-        tokens = self.job.global_batch * self.graph.dims[self.graph.token_dim]
-        useful = model_flops(self.graph, self.job.global_batch)
-        repeated = recompute_flops(self.graph, self.job.global_batch, plan.recompute)
+        """Price a plan. Raises ``InputError`` where its degrees contradict model, cluster or job."""
+        _check(self.setting, plan)
+        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
+        step = step_time(self.setting, plan, mesh, stages)
+        by_rank = memory_by_rank(self.setting, plan, mesh, stages)
+        fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
+        batch = self.job.global_batch
+        tokens = batch * self.graph.dims[self.graph.token_dim]
+        useful, repeated = model_flops(self.graph, batch), recompute_flops(self.graph, batch, plan.recompute)
         rate = 1 / (step.total * plan.num_devices)
-        spread = self.software.uncertainty
+        spread = 1 + self.software.uncertainty
         return Estimate(
             step_time_s=step.total,
-            step_time_interval_s=(step.total / (1 + spread), step.total * (1 + spread)),
+            step_time_interval_s=(step.total / spread, step.total * spread),
             tokens_per_s=tokens / step.total,
             tokens_per_s_per_device=tokens * rate,
             model_flops_per_s_per_device=useful * rate,
@@ -221,128 +223,8 @@ class Evaluator:
             bubble_fraction=step.bubble_fraction,
         )
 
-    def _check(self, plan: Parallelism) -> None:
-        if plan.num_devices > self.cluster.num_devices:
-            raise InputError(
-                f"plan needs {plan.num_devices} devices (data {plan.data} x tensor {plan.tensor} x pipeline "
-                f"{plan.pipeline} x context {plan.context}), cluster {self.cluster.name} has "
-                f"{self.cluster.num_devices}"
-            )
-        covered = plan.data * plan.micro_batch * plan.num_microbatches
-        if covered != self.job.global_batch:
-            raise InputError(
-                f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
-                f"= {covered} sequences, but global_batch is {self.job.global_batch}"
-            )
-        if plan.pipeline * plan.virtual_stages > self.graph.num_layers:
-            raise InputError(
-                f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
-                f"model {self.graph.name} has {self.graph.num_layers}"
-            )
 
-    @cached_property
-    def _tied_first_last(self) -> float:
-        """Elements of weights that the first and last block share."""
-        return sum(
-            self.graph.elements(self.graph.block[b].tensor[t])
-            for b, t in (second.split(".", 1) for _, second in self.graph.tied)
-        )
-
-    def _send_seconds(self, plan: Parallelism, stages: Sequence[StageCost]) -> tuple[float, ...]:
-        """Passing one micro-batch's boundary activations on, per boundary between stages."""
-        per_stage = plan.num_devices // plan.pipeline
-        group = comm_group(self.cluster, ((plan.pipeline, per_stage),))
-        return tuple(send(stage.boundary_bytes, group).seconds for stage in stages[:-1])
-
-    def _step(self, plan: Parallelism, stages: Sequence[StageCost]) -> StepTime:
-        """Simulate the pipeline, then add what comes after it on the rank that is busiest."""
-        m, p, v = plan.num_microbatches, plan.pipeline, plan.virtual_stages
-        on_rank = self.ranks_of(plan)
-        work = [sum(stages[s].seconds for s in on_rank[r]) for r in range(p)]
-        busiest = max(range(p), key=lambda r: work[r])
-        span = m * work[0]
-        if p > 1:
-            times = StageTimes(
-                [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
-            )
-            span = makespan(plan.schedule, p, v, m, times, self._send_seconds(plan, stages)).makespan
-        parts = dict.fromkeys(PARTS, 0.0)
-        sent: dict[str, float] = {}
-        for s in on_rank[busiest]:
-            for name, seconds in stages[s].parts.items():
-                parts[name] += m * seconds
-            for name, num_bytes in stages[s].sent_bytes.items():
-                sent[name] = sent.get(name, 0.0) + m * num_bytes
-        parts["bubble"] = max(0.0, span - m * work[busiest])
-        tail = max((self._tail(plan, [stages[s] for s in ss], sent if r == busiest else {})
-                    for r, ss in enumerate(on_rank)), key=lambda t: sum(t.values()))
-        for name, seconds in tail.items():
-            parts[name] = parts.get(name, 0.0) + seconds
-        parts["overhead"] = self.software.step_overhead
-        nodes = max(1, plan.num_devices / self.cluster.devices_per_node)
-        parts["stragglers"] = sum(parts.values()) * self.software.straggler * math.log2(nodes)
-        return StepTime(parts, parts["bubble"] / span if span else 0.0, sent)
-
-    def _tail(self, plan: Parallelism, stages: Sequence[StageCost], sent: dict[str, float]) -> dict[str, float]:
-        """After the last backward on one rank: exposed gradient reduction, optimizer, gathering of weights."""
-        sync = Sync()
-        for stage in stages:
-            sync += stage.sync
-        backward = sum(s.backward_input + s.backward_weight for s in stages)
-        forward = sum(s.forward for s in stages)
-        every = reduces_every_microbatch(plan)
-        m = plan.num_microbatches
-        last_reduce = sync.replicate if every else sync.reduce + sync.replicate
-        exposed = max(0.0, last_reduce - self.software.overlap_data * backward)
-        if plan.zero_stage == 1:
-            exposed += max(0.0, sync.gather - self.software.overlap_data * forward)
-        _add(sent, "reduce_scatter" if plan.zero_stage else "all_reduce", sync.reduce_bytes * (m if every else 1))
-        _add(sent, "all_reduce", sync.replicate_bytes)
-        gathers = {0: 0, 1: 1, 2: m if plan.pipeline == 1 else 1, 3: 2 * m}[plan.zero_stage]
-        _add(sent, "all_gather", sync.gather_bytes * gathers)
-        mesh = self.mesh(plan)
-        shard = sum(sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages)
-        return {"data": exposed, "optimizer": self._optimizer_seconds(plan, shard)}
-
-    def _optimizer_seconds(self, plan: Parallelism, elements: float) -> float:
-        """Gradient norm and clip (one read, one read and write), and the update; over the host link if offloaded."""
-        device, job = self.cluster.device, self.job
-        clip = stream_seconds(3 * elements * gradient_bytes(job), device).seconds
-        update = optimizer_seconds(
-            elements, job.optimizer, device, weight_bytes=weight_bytes(job), grad_bytes=gradient_bytes(job),
-            master_weights=job.master_weights, fused=self.software.fused_optimizer, matrix_flops=0.0,
-        ).seconds
-        if "optimizer" in plan.offload and device.host_bandwidth:
-            update = elements * (gradient_bytes(job) + weight_bytes(job)) / device.host_bandwidth
-        return clip + update
-
-    def ranks_of(self, plan: Parallelism) -> tuple[tuple[int, ...], ...]:
-        """Stages of each pipeline rank."""
-        p, v = plan.pipeline, plan.virtual_stages
-        if p == 1:
-            return (tuple(range(v)),)
-        if SCHEDULES[plan.schedule].placement == "v":
-            return tuple((rank, 2 * p - 1 - rank) for rank in range(p))
-        return tuple(tuple(range(rank, v * p, p)) for rank in range(p))
-
-    def _memory(self, plan: Parallelism, stages: Sequence[StageCost]) -> tuple[DeviceMemory, ...]:
-        """Every pipeline rank's memory."""
-        saved = [s.saved_bytes for s in stages]
-        if plan.pipeline == 1:
-            held: Sequence[float] = (sum(saved),)
-        else:
-            dependencies = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
-            held = peak_bytes(dependencies, saved, [0.0] * len(saved))
-        mesh = self.mesh(plan)
-        return tuple(
-            device_memory([stages[s] for s in ss], held[r], self.job, plan, mesh, self.software)
-            for r, ss in enumerate(self.ranks_of(plan))
-        )
-
-
-def _add(sent: dict[str, float], name: str, num_bytes: float) -> None:
-    if num_bytes:
-        sent[name] = sent.get(name, 0.0) + num_bytes
+_NOTHING_GIVEN: Shardings = {}
 
 
 def _only_batch(assignment: Assignment) -> bool:
@@ -350,14 +232,25 @@ def _only_batch(assignment: Assignment) -> bool:
     return all(dim == BATCH for strategy in assignment.values() for axis, dim in strategy if axis == "data")
 
 
-def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Boundaries of an even split; what is left over goes to the middle stages, away from embedding and head."""
-    base, extra = divmod(num_layers, num_stages)
-    start = (num_stages - extra) // 2
-    cuts = [0]
-    for s in range(num_stages):
-        cuts.append(cuts[-1] + base + (start <= s < start + extra))
-    return tuple(cuts)
+def _check(setting: Setting, plan: Parallelism) -> None:
+    """Refuse degrees that contradict the cluster, the batch or the layers."""
+    graph, cluster, job = setting[:3]
+    if plan.num_devices > cluster.num_devices:
+        raise InputError(
+            f"plan needs {plan.num_devices} devices (data {plan.data} x tensor {plan.tensor} x pipeline "
+            f"{plan.pipeline} x context {plan.context}), cluster {cluster.name} has {cluster.num_devices}"
+        )
+    covered = plan.data * plan.micro_batch * plan.num_microbatches
+    if covered != job.global_batch:
+        raise InputError(
+            f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
+            f"= {covered} sequences, but global_batch is {job.global_batch}"
+        )
+    if plan.pipeline * plan.virtual_stages > graph.num_layers:
+        raise InputError(
+            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
+            f"model {graph.name} has {graph.num_layers}"
+        )
 
 
 def evaluate(plan: Plan) -> Estimate:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost, gathers_weights
 from planner.evaluation.states import sharded_elements
+from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
@@ -122,3 +124,36 @@ def num_communicators(plan: Parallelism) -> int:
     if plan.replicate_degree > 1 and plan.shard_degree > 1:
         degrees.append(plan.replicate_degree)
     return sum(degree > 1 for degree in degrees)
+
+
+def memory_by_rank(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
+) -> tuple[tuple[int, DeviceMemory], ...]:
+    """Pipeline ranks with their memory; of ranks that run equal stages, the one that holds most."""
+    saved = [s.saved_bytes for s in stages]
+    held: Sequence[float] = (sum(saved),)
+    if plan.pipeline > 1:
+        order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan))
+        held = peak_bytes(order, saved, [0.0] * len(saved))
+    fullest: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+    for rank, ss in enumerate(ranks_of(plan)):
+        same = tuple(id(stages[s]) for s in ss)
+        if same not in fullest or held[rank] > held[fullest[same][0]]:
+            fullest[same] = (rank, ss)
+    job, software = setting.job, setting.software
+    return tuple(
+        (rank, device_memory([stages[s] for s in ss], held[rank], job, plan, mesh, software))
+        for rank, ss in fullest.values()
+    )
+
+
+def steady_microbatches(plan: Parallelism) -> int:
+    """So many micro-batches that more would not raise the activations in flight.
+
+    Schedules that alternate forward and backward fill up within their warm-up; GPipe and breadth-first hold all.
+    """
+    p, m = plan.pipeline, plan.num_microbatches
+    enough = 3 * p
+    if plan.schedule in ("gpipe", "breadth-first") or m <= enough + p:
+        return m
+    return enough + (m - enough) % p

@@ -9,6 +9,7 @@ Source: Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, a
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
@@ -58,11 +59,16 @@ def shards_of(group: WeightGroup, mesh: Mesh, shard_degree: int) -> Shards:
 
     Experts are already split over the expert axis, so their shard group is smaller by its size.
     """
-    axes = tuple(a for a in group.sync_axes if a in STATE_AXES)
+    return _shards(group.sync_axes, mesh, shard_degree)
+
+
+@lru_cache(maxsize=1 << 14)
+def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards:
+    axes = tuple(a for a in sync_axes if a in STATE_AXES)
     total = math.prod(mesh.size(a) for a in axes)
     split = math.prod(mesh.size(a) for a in STATE_AXES if a not in axes)
     inner, outer = mesh.inner_outer(axes, max(1, min(total, shard_degree // split)))
-    return Shards(inner, outer, mesh.group(a for a in group.sync_axes if a not in STATE_AXES))
+    return Shards(inner, outer, mesh.group(a for a in sync_axes if a not in STATE_AXES))
 
 
 def sync_of(

@@ -5,13 +5,14 @@ inter-op dynamic program cuts the layers into stages; the evaluator prices the r
 a bound above the best price, which is the proof.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.errors import Infeasible
 from planner.evaluation.blocks import Assignment, exit_of
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Floor, Shardings, StageShape
 from planner.evaluation.memory import model_states
 from planner.evaluation.stages import StageCost
 from planner.graph import Block
@@ -29,6 +30,9 @@ Progress = Callable[[int, int], None]
 PROGRESS_EVERY = 16
 """Candidates between two reports of progress."""
 
+ALTERNATIVES_WITHIN = 1.1
+"""Alternatives are looked for up to this factor of the best plan."""
+
 LEAST_MEMORY_TRIES = 64
 """Candidates with the least memory bounds that are priced to say how far a model is from fitting."""
 
@@ -40,6 +44,16 @@ class Found(NamedTuple):
     plan: Parallelism
     cuts: tuple[int, ...]
     estimate: Estimate
+
+
+class Entry(NamedTuple):
+    """A candidate in the queue, by bound and then by order in the space."""
+
+    bound: tuple[float, ...]
+    order: int
+    level: int
+    """How many of the tighter, dearer bounds are already in ``bound``."""
+    candidate: Candidate
 
 
 class Floors(NamedTuple):
@@ -74,14 +88,32 @@ def parallelism(candidate: Candidate) -> Parallelism:
     )
 
 
-def score(estimate: Estimate, devices: int, objective: Objective) -> tuple[float, ...]:
-    """What the objective minimises, ties broken by time."""
-    table: Mapping[str, tuple[float, ...]] = {
-        "time": (estimate.step_time_s,),
-        "cost": (estimate.step_time_s * devices, estimate.step_time_s),
-        "devices": (float(devices), estimate.step_time_s),
-    }
-    return table[objective]
+class Shortlist:
+    """The best plan of each family, and the bound above which nothing more is wanted."""
+
+    def __init__(self, top: int) -> None:
+        """Keeps up to ``top`` families."""
+        self._top = top
+        self._best: dict[tuple[object, ...], tuple[tuple[float, ...], Found]] = {}
+        self.threshold: tuple[float, ...] = (float("inf"),)
+
+    @property
+    def best(self) -> tuple[Found, ...]:
+        """Best first."""
+        return tuple(answer for _, answer in self._ranked()[: self._top])
+
+    def _ranked(self) -> list[tuple[tuple[float, ...], Found]]:
+        return sorted(self._best.values(), key=lambda entry: (entry[0], entry[1].candidate))
+
+    def add(self, value: tuple[float, ...], answer: Found) -> None:
+        """Keep ``answer`` if it is the best of its family: same degrees, sharding and recomputation."""
+        c = answer.candidate
+        family = (c.data, c.tensor, c.pipeline, c.context, c.expert, c.zero_stage, c.sharding, c.recompute)
+        if family not in self._best or value < self._best[family][0]:
+            self._best[family] = (value, answer)
+        ranked = self._ranked()
+        near = tuple(v * ALTERNATIVES_WITHIN for v in ranked[0][0])
+        self.threshold = min(near, ranked[self._top - 1][0]) if len(ranked) >= self._top else near
 
 
 class Search:
@@ -91,7 +123,9 @@ class Search:
         """Nothing is priced yet."""
         self.evaluator, self.pins, self.objective = evaluator, pins, objective
         self.shardings: dict[tuple[object, ...], Shardings] = {}
+        self._solved: dict[tuple[object, ...], Assignment] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
+        self._levels = (self.floor, self.staged_floor)
 
     # --- intra-op -------------------------------------------------------------------------------------
 
@@ -102,18 +136,25 @@ class Search:
         """The ILP's strategies for every block on the candidate's mesh."""
         key = self._key(c)
         if key not in self.shardings:
-            self.shardings[key] = self._solve_blocks(parallelism(c))
+            self.shardings[key] = self._solve_blocks(c)
         return self.shardings[key]
 
-    def _solve_blocks(self, plan: Parallelism) -> Shardings:
+    def _solve_blocks(self, c: Candidate) -> Shardings:
         """The commonest layer first; the others must leave their output as it does."""
+        plan = parallelism(c)
         graph, pricer = self.evaluator.graph, self.evaluator.pricer(plan)
         layers = sorted({run.block for run in graph.layers}, key=lambda b: (-graph.sequence.count(b), b))
         chosen: dict[str, Assignment] = {}
 
         def optimise(block: Block, policy: str, ends: Ends) -> None:
-            priced = price_block(pricer, block, policy=policy, ends=ends)
-            chosen[block.name] = priced.assignment(block, solve(priced.problem).choice)
+            experts = c.expert if any("experts" in t.dims for t in block.tensors) else min(c.expert, 2)
+            key = (c.tensor, c.context, experts, c.data // c.expert > 1, c.micro_batch, block.name, policy, ends)
+            if key not in self._solved:
+                priced = price_block(pricer, block, policy=policy, ends=ends)
+                free = any(len(options) > 1 for options in priced.strategies)
+                choice = solve(priced.problem).choice if free else (0,) * len(block.ops)
+                self._solved[key] = priced.assignment(block, choice)
+            chosen[block.name] = self._solved[key]
 
         optimise(graph.block[layers[0]], plan.recompute, Ends())
         common = exit_of(pricer, graph.block[layers[0]], chosen[layers[0]])
@@ -142,14 +183,25 @@ class Search:
             )
         return self._whole[key]
 
-    def floor(self, c: Candidate) -> tuple[float, float]:
-        """(step time, memory) that no plan of this candidate can be below."""
-        whole, lightest, largest, states = self._floors(c)
-        software = self.evaluator.software
+    def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
         split = c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
-        seconds = software.step_overhead + pipeline_seconds(whole, lightest, c, split)
-        memory = memory_floor(c, whole, largest, self.evaluator.job, states)
-        return seconds, memory + software.context
+        return self.evaluator.software.step_overhead + pipeline_seconds(floors.whole, floors.lightest, c, split)
+
+    def _base_floor(self, c: Candidate) -> float:
+        """Seconds without what ZeRO and recomputation add: one bound for many candidates."""
+        base = c._replace(recompute="none", zero_stage=0, sharding="NO_SHARD", shard_degree=1)
+        return self._pipeline_floor(c, self._floors(base))
+
+    def floor(self, c: Candidate) -> Floor:
+        """What no plan of this candidate can be below."""
+        floors = self._floors(c)
+        memory = memory_floor(c, floors.whole, floors.largest_layer, self.evaluator.job, floors.state_bytes)
+        return Floor(self._pipeline_floor(c, floors), memory + self.evaluator.software.context)
+
+    def staged_floor(self, c: Candidate) -> Floor:
+        """What no simulation of this candidate's actual stages can be below."""
+        plan, shardings = parallelism(c), self.sharding(c)
+        return self.evaluator.floor(plan, shardings, cut_layers(self.evaluator, plan, shardings))
 
     # --- pricing --------------------------------------------------------------------------------------
 
@@ -159,50 +211,56 @@ class Search:
         cuts = cut_layers(self.evaluator, plan, shardings)
         return Found(c, plan, cuts, self.evaluator.estimate(plan, shardings, cuts))
 
+    def _bound(self, seconds: float, c: Candidate) -> tuple[float, ...]:
+        """The objective's value where the step takes ``seconds``."""
+        table: Mapping[str, tuple[float, ...]] = {
+            "time": (seconds,),
+            "cost": (seconds * c.num_devices, seconds),
+            "devices": (float(c.num_devices), seconds),
+        }
+        return table[self.objective]
+
     def run(self, top: int, progress: Progress | None = None) -> Outcome:
         """Price candidates best bound first until none can beat the best found.
 
-        Raises ``Infeasible`` where none fits, naming the least memory found.
+        A candidate that comes to the front is bounded more tightly and put back, until only the price is left. Raises ``Infeasible`` where none fits, naming the least memory found.
         """
         limit = self.evaluator.cluster.device.memory * (1 - self.evaluator.job.memory_headroom)
-        queue, tight = self._queue(limit)
-        found: list[Found] = []
-        best = (float("inf"),)
-        priced = 0
-        for floor, _, candidate in queue:
-            if floor >= best:
-                break
-            if progress is not None and priced % PROGRESS_EVERY == 0:
-                progress(priced, len(queue))
-            answer = self.price(candidate)
+        heap, tight = self._queue(), list[Candidate]()
+        total = len(heap)
+        kept = Shortlist(top)
+        looked = priced = 0
+        while heap and heap[0].bound < kept.threshold:
+            entry = heapq.heappop(heap)
+            looked += 1
+            if progress is not None and looked % PROGRESS_EVERY == 0:
+                progress(looked, total)
+            c = entry.candidate
+            if entry.level < len(self._levels):
+                floor = self._levels[entry.level](c)
+                if floor.memory_bytes > limit:
+                    tight.append(c)
+                else:
+                    bound = max(entry.bound, self._bound(floor.seconds, c))
+                    heapq.heappush(heap, Entry(bound, entry.order, entry.level + 1, c))
+                continue
+            answer = self.price(c)
             priced += 1
             if answer.estimate.memory_bytes > limit:
-                tight.append(candidate)
-                continue
-            found.append(answer)
-            best = min(best, score(answer.estimate, candidate.num_devices, self.objective))
-        if not found:
-            raise self._infeasible(tight, limit)
-        found.sort(key=lambda f: (score(f.estimate, f.candidate.num_devices, self.objective), f.candidate))
-        optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=len(queue) + len(tight) - priced)
-        return Outcome(_distinct(found, top), optimality)
-
-    def _queue(self, limit: float) -> tuple[list[tuple[tuple[float, ...], int, Candidate]], list[Candidate]]:
-        """Candidates that may fit, by bound; and those that cannot."""
-        queue, tight = [], []
-        for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective)):
-            seconds, memory = self.floor(c)
-            if memory > limit:
                 tight.append(c)
-                continue
-            bound: Mapping[str, tuple[float, ...]] = {
-                "time": (seconds,),
-                "cost": (seconds * c.num_devices,),
-                "devices": (float(c.num_devices), seconds),
-            }
-            queue.append((bound[self.objective], order, c))
-        queue.sort(key=lambda entry: entry[:2])
-        return queue, tight
+            else:
+                kept.add(self._bound(answer.estimate.step_time_s, c), answer)
+        if not kept.best:
+            raise self._infeasible(tight, limit)
+        optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=total - priced)
+        return Outcome(kept.best, optimality)
+
+    def _queue(self) -> list[Entry]:
+        """All candidates as a heap by their cheapest bounds."""
+        space = candidates(self.evaluator, self.pins, self.objective)
+        heap = [Entry(self._bound(self._base_floor(c), c), order, 0, c) for order, c in enumerate(space)]
+        heapq.heapify(heap)
+        return heap
 
     def _infeasible(self, tight: Sequence[Candidate], limit: float) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""
@@ -212,7 +270,7 @@ class Search:
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
                 f"batch of {job.global_batch} divide each other"
             )
-        likely = sorted(tight, key=lambda c: (self.floor(c)[1], c))[:LEAST_MEMORY_TRIES]
+        likely = sorted(tight, key=lambda c: (self.floor(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
         least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
         need, c = least.estimate.memory_bytes, least.candidate
         short = need / limit
@@ -224,13 +282,3 @@ class Search:
             f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / 2**30:.0f} GiB, "
             f"a shorter sequence, or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
         )
-
-
-def _distinct(found: Sequence[Found], top: int) -> tuple[Found, ...]:
-    """The best ``top`` that differ in degrees, sharding or recomputation, not only in the micro-batch."""
-    kept: dict[tuple[object, ...], Found] = {}
-    for answer in found:
-        c = answer.candidate
-        key = (c.data, c.tensor, c.pipeline, c.context, c.expert, c.zero_stage, c.sharding, c.recompute)
-        kept.setdefault(key, answer)
-    return tuple(kept.values())[:top]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.setting import ranks_of
 from planner.models.model import Model
 from planner.plans import AXES, Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
@@ -54,7 +55,7 @@ def with_stages(search: Search, found: Found) -> Parallelism:
         block: {op: dict(strategy) for op, strategy in assignment.items()} for block, assignment in shardings.items()
     }
     per_stage = plan.num_devices // plan.pipeline
-    rank_of = {s: rank for rank, stages in enumerate(evaluator.ranks_of(plan)) for s in stages}
+    rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
     mesh = dict(zip(AXES, (plan.tensor, plan.context, plan.expert, plan.data // plan.expert), strict=True))
     stages = []
     for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):

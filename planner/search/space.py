@@ -3,7 +3,8 @@
 The space is stated here and nowhere else, so that "proven best" has a meaning: tensor parallelism inside one
 scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_TOKENS` per rank; expert
 parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages;
-micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy.
+micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
+the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory).
 """
 
 import math
@@ -15,7 +16,7 @@ from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
 from planner.operators import RECOMPUTE_POLICIES
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import SCHEDULES, refusal
 from planner.plans import Objective, Pins, Sharding
 
 MIN_CONTEXT_TOKENS = 2048
@@ -25,6 +26,10 @@ MAX_VIRTUAL_STAGES = 8
 """More stages per rank only add sends: the bubble is below a percent by then."""
 
 MAX_MICRO_BATCH = 32
+
+BY_PIN_ONLY = ("breadth-first", "dualpipev", "interleaved-zb", "zb-h1", "zb-h2", "zb-v")
+"""Schedules that are priced when asked for but not searched: breadth-first holds more activations than interleaved
+1F1B for the same bubble, and what a split backward costs in kernels and kept inputs is not in the cost model."""
 
 SEARCHED_POLICIES = ("none", "selective", "full")
 
@@ -147,14 +152,14 @@ def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tup
     if p == 1:
         yield pins.schedule or "1f1b", pins.virtual_stages or 1
         return
-    layers = evaluator.graph.num_layers
-    for name in [pins.schedule] if pins.schedule else evaluator.software.schedules:
-        least, most = SCHEDULES[name].stages_per_rank
-        limit = min(most or MAX_VIRTUAL_STAGES, MAX_VIRTUAL_STAGES, layers // p)
-        for v in _pinned(range(max(least, 1), limit + 1), pins.virtual_stages):
-            if name == "interleaved" and (v == 1 or m % p):
-                continue
-            if v * p <= layers:
+    offered = evaluator.software.schedules
+    searched = [s for s in offered if s not in BY_PIN_ONLY and not (s == "gpipe" and "1f1b" in offered)]
+    for name in [pins.schedule] if pins.schedule else searched:
+        most = min(SCHEDULES[name].stages_per_rank[1] or MAX_VIRTUAL_STAGES, evaluator.graph.num_layers // p)
+        for v in _pinned(range(1, most + 1), pins.virtual_stages):
+            if name == "interleaved" and v == 1 and pins.schedule is None:
+                continue  # that is 1f1b
+            if v * p <= evaluator.graph.num_layers and not refusal(name, p, v, m):
                 yield name, v
 
 

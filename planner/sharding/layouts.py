@@ -41,6 +41,8 @@ def named_strategy(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) 
     for axis in sizes.mesh.axes:
         if axis == "tensor":
             candidates = [_tensor_dim(op, dims, sequence_parallel)]
+        elif axis == "expert" and "expert_ffn" not in dims:
+            candidates = [BATCH]  # routers and dispatchers see a rank's own tokens; only experts are spread
         else:
             candidates = [d for d in ROLES[axis] if d in dims]
         for dim in candidates:

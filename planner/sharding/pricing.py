@@ -34,6 +34,10 @@ DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2,
 """Bytes of a stored element; activations of an fp8 job are kept in bf16 and cast where they are multiplied."""
 
 
+BATCH_AXES = ("expert", "data")
+"""Axes that split nothing but the batch, except where operators have experts."""
+
+
 class Comm(NamedTuple):
     """One priced collective."""
 
@@ -80,8 +84,9 @@ class Pricer:
     sizes: Sizes
     job: Job
     software: SoftwareSpec
-    _ops: dict[tuple[str, str, Strategy], OpCost] = field(default_factory=dict, repr=False)
-    _edges: dict[tuple[str, str, ShardingSpec, Strategy], EdgeCost] = field(default_factory=dict, repr=False)
+    known: dict[tuple[object, ...], OpCost | EdgeCost] = field(default_factory=dict, repr=False)
+    """Prices by value; pricers that differ only in how many ranks split the batch may share them."""
+    _outputs: dict[tuple[str, str, str, Strategy], ShardingSpec] = field(default_factory=dict, repr=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -97,10 +102,14 @@ class Pricer:
         return self.sizes.elements(tensor, spec) * self.element_bytes(tensor)
 
     def matmul_dtype(self, left: Tensor, right: Tensor) -> str:
-        """Rate at which a product of these tensors runs: fp32 tensors use tf32 where the device has it."""
+        """Rate at which a product of these tensors runs.
+
+        fp32 tensors use tf32 where the device has it, and bf16 passes on a TPU (XLA's default precision).
+        """
         if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
             return self.job.precision
-        return "tf32" if "tf32" in self.mesh.cluster.device.peak_flops_per_second else "fp32"
+        rates = self.mesh.cluster.device.peak_flops_per_second
+        return next((dtype for dtype in ("tf32", "fp32") if dtype in rates), "bf16")
 
     def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
         """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
@@ -111,17 +120,33 @@ class Pricer:
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
         """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""
-        key = (block.name, op.name, strategy)
-        if key not in self._ops:
-            self._ops[key] = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
-        return self._ops[key]
+        key = (block.name, op.name, *self._situation(strategy))
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+        assert isinstance(found, OpCost)
+        return found
 
     def edge(self, block: Block, name: str, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         """Price what lies between a producer's output ``source`` and a consumer's strategy."""
-        key = (block.name, name, source, consumer)
-        if key not in self._edges:
-            self._edges[key] = self._edge(block.tensor[name], source, consumer)
-        return self._edges[key]
+        key = (block.name, name, source.partial, *self._situation(source.shards), *self._situation(consumer))
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._edge(block.tensor[name], source, consumer)
+        assert isinstance(found, EdgeCost)
+        return found
+
+    def _situation(self, strategy: Strategy) -> tuple[object, ...]:
+        """What a price depends on: where data and expert ranks only split the batch, not how many they are."""
+        sizes, batch = self.mesh.sizes, self.sizes.batch
+        kept = strategy
+        for axis in BATCH_AXES:
+            if sizes.get(axis, 1) > 1:
+                if (axis, BATCH) not in kept:
+                    return (*sizes.values(), batch, strategy)
+                kept = tuple(s for s in kept if s[0] != axis)
+        local = batch // (sizes.get("expert", 1) * sizes.get("data", 1))
+        return sizes.get("tensor", 1), sizes.get("context", 1), local, kept
 
     def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         target = input_spec(self.graph, tensor, consumer)
@@ -142,7 +167,11 @@ class Pricer:
 
     def output(self, block: Block, op: Op, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
         """How ``op`` leaves ``tensor``."""
-        return output_spec(self.graph, tensor, strategy, frozenset(operator_rule(op).contracted(op, block)))
+        key = (block.name, op.name, tensor.name, strategy)
+        if key not in self._outputs:
+            cut = frozenset(operator_rule(op).contracted(op, block))
+            self._outputs[key] = output_spec(self.graph, tensor, strategy, cut)
+        return self._outputs[key]
 
     def sync_axes(self, weight: Tensor, strategy: Strategy) -> tuple[str, ...]:
         """Axes over which the weight's gradient is a pending sum: those that split a dim it lacks."""

@@ -7,7 +7,7 @@ that a plan's degrees mean what people mean by them. ``free``: any axis splits a
 import itertools
 from typing import Literal
 
-from planner.graph import TOKEN_DIMS, Block, Graph, Op
+from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op
 from planner.operators import operator_rule
 from planner.sharding.layouts import ROLES
 from planner.sharding.spec import Sizes, Strategy, has_dim
@@ -17,6 +17,8 @@ Space = Literal["roles", "free"]
 
 def _role_dims(op: Op, block: Block, graph: Graph, axis: str, splittable: tuple[str, ...]) -> list[str]:
     """Dims of ``op`` that ``axis`` may split by its role."""
+    if axis == "expert":
+        return ["experts"] if "expert_ffn" in splittable else [d for d in splittable if d == BATCH]
     if axis != "tensor":
         return [d for d in splittable if d in ROLES[axis]]
     weights = [block.tensor[w] for w in op.weights if len(block.tensor[w].dims) > 1]

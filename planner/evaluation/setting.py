@@ -1,0 +1,59 @@
+"""What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
+
+import math
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.software import SoftwareSpec
+from cost_models.compute import newton_schulz_flops
+from planner.flops import matmul_dims
+from planner.graph import Graph
+from planner.operators import operator_rule
+from planner.pipeline.generators import stage_to_rank
+from planner.plans import Job, Parallelism
+
+
+class Setting(NamedTuple):
+    """The inputs of every estimate."""
+
+    graph: Graph
+    cluster: ClusterSpec
+    """Its device with the attention rates that the software reaches."""
+    job: Job
+    software: SoftwareSpec
+    parameters: int
+    """Of the whole model."""
+    matrix_flops: float
+    """Of orthogonalising every weight matrix once, as Muon does."""
+
+
+def orthogonalisation_flops(graph: Graph) -> float:
+    """FLOPs of one Newton-Schulz orthogonalisation of every matrix that multiplies activations."""
+    total = 0.0
+    for block, count in graph.instances():
+        for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
+            for _, dims in matmul_dims(op, block):
+                rows, columns, each = (
+                    math.prod(graph.dims[d] for d in names) for names in (dims.columns, dims.contracted, dims.grouped)
+                )
+                total += count * each * newton_schulz_flops(rows, columns)
+    return total
+
+
+def ranks_of(plan: Parallelism) -> tuple[tuple[int, ...], ...]:
+    """Stages of each pipeline rank, in the order in which a micro-batch passes them."""
+    p, v = plan.pipeline, plan.virtual_stages
+    if p == 1:
+        return (tuple(range(v)),)
+    places = stage_to_rank(plan.schedule, p, v)
+    return tuple(tuple(s for s, r in enumerate(places) if r == rank) for rank in range(p))
+
+
+def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Boundaries of an even split; what is left over goes to the middle stages, away from embedding and head."""
+    base, extra = divmod(num_layers, num_stages)
+    start = (num_stages - extra) // 2
+    cuts = [0]
+    for s in range(num_stages):
+        cuts.append(cuts[-1] + base + (start <= s < start + extra))
+    return tuple(cuts)
