@@ -52,6 +52,8 @@ class SoftwareSpec(Record):
     """FSDP units whose weights are gathered ahead of the one that computes."""
     gradient_bucket: Bytes = Field(ge=0)
     """Gradients gathered into one buffer before they are reduced [bytes]."""
+    reduce_dtype: Literal["fp32", "bf16"]
+    """Type in which gradients travel unless the job says otherwise."""
     context: Bytes = Field(ge=0)
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)

@@ -4,6 +4,18 @@ Nothing here decides anything, and nothing heavy is imported before a command ru
 has to answer at once.
 """
 
-from planner.cli.app import main
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the process with one of the codes in `planner.cli.outcome`."""
+    from planner.cli.outcome import fail
+
+    try:
+        from planner.cli.app import app  # here, so that an interrupt while it loads is no traceback either
+
+        app(args=arguments, prog_name="meshwright")
+    except (Exception, KeyboardInterrupt) as error:
+        fail(error)

@@ -1,0 +1,5 @@
+"""``python -m planner.cli`` is ``meshwright``."""
+
+from planner.cli import main
+
+main()

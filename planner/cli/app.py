@@ -1,0 +1,54 @@
+"""The typer application: every command, under its title in the help."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from planner.cli import catalogues, commands
+from planner.cli.options import flatten
+from planner.cli.outcome import guarded
+
+app = typer.Typer(
+    name="meshwright",
+    help="Plan how to train a model on a cluster: parallelism, memory, time and cost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
+    "Planning": (
+        commands.plan,
+        commands.fit,
+        commands.evaluate,
+        commands.validate,
+        commands.export,
+        commands.compare,
+        commands.explain,
+    ),
+    "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
+}
+"""Title in the help -> commands, named as their functions."""
+
+for _title, _functions in COMMANDS.items():
+    for _function in _functions:
+        app.command(_function.__name__, rich_help_panel=_title)(guarded(flatten(_function)))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"meshwright {version('meshwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Plan how to train a model on a cluster: parallelism, memory, time and cost."""

@@ -1,0 +1,224 @@
+"""Commands that make, judge and hand on plans."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
+from planner.cli.files import print_json, read_plan, write_files
+from planner.cli.options import JobOptions, OutputOptions, PinOptions
+from planner.cli.outcome import NO_PLAN
+from planner.cli.progress import Progress
+from planner.cli.thresholds import check_thresholds
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from planner.plans import Plan
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Shipped name, config.json or its folder, or a graph file.", autocompletion=complete_models
+    ),
+]
+ClusterArgument = Annotated[
+    str,
+    typer.Argument(
+        help="name:nodes (dgx-h100:16), a TPU shape (tpu-v5p:4x4x8), or a file.",
+        autocompletion=complete_clusters,
+    ),
+]
+PlanArgument = Annotated[str, typer.Argument(help="A plan.json or a run file; - reads a plan from stdin.")]
+PlanFile = Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")]
+
+
+def plan(
+    model: ModelArgument,
+    cluster: ClusterArgument,
+    job: JobOptions,
+    pins: PinOptions,
+    output: OutputOptions,
+    objective: Annotated[str, typer.Option(help="What to minimise: time, cost or devices.")] = "time",
+    top: Annotated[int, typer.Option(help="How many plans to report, the best included.", min=1)] = 5,
+    path: PlanFile = None,
+) -> None:
+    """Recommend how to train MODEL on CLUSTER.
+
+    meshwright plan llama-3.1-70b dgx-h100:16 --global-batch 1024 --seq-len 8192
+    """
+    from cluster_specs.catalog import load_cluster
+    from planner.models.catalog import load_model
+    from planner.plans import Objective
+    from planner.search import plan as search
+
+    if objective not in get_args(Objective):
+        raise InputError(f"objective {objective!r} is unknown; use {', '.join(get_args(Objective))}")
+    with Progress(output.quiet) as progress:
+        found = search(
+            load_model(model),
+            load_cluster(cluster),
+            job.to_job(),
+            pins=pins.to_pins(),
+            objective=cast(Objective, objective),
+            top=top,
+            progress=lambda priced, left: progress(f"{priced} plans priced, {left} left"),
+        )
+    if path is not None:
+        write_files({path: found.to_json(indent=2) + "\n"})
+    _answer_with_plan(found, (), output)
+
+
+def fit(
+    model: ModelArgument, cluster: ClusterArgument, job: JobOptions, pins: PinOptions, output: OutputOptions
+) -> None:
+    """Say whether MODEL fits on CLUSTER, where it is tightest, and the least change that makes it fit.
+
+    meshwright fit llama-2-7b dgx-a100-80g:1 --global-batch 64 --seq-len 4096 --zero 2
+    """
+    from cluster_specs.catalog import load_cluster
+    from planner.analysis import fit as ask
+    from planner.models.catalog import load_model
+
+    with Progress(output.quiet):
+        answer = ask(load_model(model), load_cluster(cluster), job.to_job(), pins.to_pins())
+    _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
+    if not answer.fits:
+        raise SystemExit(NO_PLAN)
+
+
+def evaluate(run: PlanArgument, output: OutputOptions, path: PlanFile = None) -> None:
+    """Predict a plan or a hand-written run: time, memory, utilisation.
+
+    meshwright evaluate run.toml --fail-if 'memory_bytes > 70 GiB'
+    """
+    described, assumed = read_plan(run)
+    from planner.evaluation import evaluate as judge
+
+    judged = described.model_copy(
+        update={
+            "estimate": judge(described),
+            "warnings": (*described.warnings, *(f"assumed {choice}" for choice in assumed)),
+        }
+    )
+    if path is not None:
+        write_files({path: judged.to_json(indent=2) + "\n"})
+    _answer_with_plan(judged, assumed, output)
+
+
+def validate(
+    runs: Annotated[Path, typer.Argument(help="Measured runs, one JSON object per line.")],
+    output: OutputOptions,
+    plot: Annotated[Path | None, typer.Option(help="Write a parity plot to this HTML file.")] = None,
+) -> None:
+    """Compare measured runs with what Meshwright predicts for them.
+
+    meshwright validate runs.jsonl --fail-if 'step_time.median_abs_error > 0.1'
+    """
+    from planner.runs.files import load_rows
+    from planner.validation import validate as compare_runs
+
+    with Progress(output.quiet) as progress:
+        answer = compare_runs(load_rows(runs), progress=progress)
+    if plot is not None:
+        from planner.report.parity import parity_plot
+
+        write_files({plot: parity_plot(answer)})
+    _answer(_dump(answer), output, lambda: _report("validation_report")(answer))
+
+
+def export(
+    plan: PlanArgument,
+    target: Annotated[
+        str, typer.Option("--to", help="See `meshwright targets`.", autocompletion=complete_targets)
+    ],
+    output: OutputOptions,
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Folder to write into.")] = Path(),
+) -> None:
+    """Write PLAN as the configuration of a training framework.
+
+    meshwright export plan.json --to jax -o out/
+    """
+    from planner.exporters.registry import export as translate
+
+    texts = translate(read_plan(plan)[0], target)
+    files = {folder / name: text for name, text in texts.items()}
+    write_files(files)
+    names = [str(path) for path in files]
+    answer = {"schema": "meshwright/export/1", "target": target, "files": names}
+    _answer(answer, output, lambda: "\n".join(f"wrote {name}" for name in names))
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A plan.json or a run file.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    output: OutputOptions,
+) -> None:
+    """Say which of two plans is better, by how much, and why.
+
+    meshwright compare mine.toml plan.json
+    """
+    a, b = _evaluated(first), _evaluated(second)
+    from planner.analysis import compare as weigh
+
+    answer = weigh(a, b)
+    _answer(
+        {"schema": "meshwright/comparison/1", **_dump(answer)},
+        output,
+        lambda: _report("comparison_report")(a, b, answer),
+    )
+
+
+def _evaluated(source: str) -> "Plan":
+    """The plan of a file, with the numbers of today."""
+    plan, _ = read_plan(source)
+    from planner.evaluation import evaluate as judge
+
+    return plan.model_copy(update={"estimate": judge(plan)})
+
+
+def explain(plan: PlanArgument, output: OutputOptions) -> None:
+    """Say why PLAN is as it is and what limits it.
+
+    meshwright explain plan.json
+    """
+    described, _ = read_plan(plan)
+    from planner.analysis import explain as reason
+
+    text = reason(described)
+    _answer({"schema": "meshwright/explanation/1", "explanation": text}, output, lambda: text)
+
+
+def _answer_with_plan(answer: "Plan", assumed: Sequence[str], output: OutputOptions) -> None:
+    if not output.json and not output.quiet:
+        for warning in answer.warnings:
+            if warning.removeprefix("assumed ") not in assumed:
+                sys.stderr.write(f"warning: {warning}\n")
+    _answer(_dump(answer), output, lambda: _report("plan_report")(answer, assumed))
+
+
+def _answer(answer: dict[str, Any], output: OutputOptions, report: "Callable[[], RenderableType]") -> None:
+    """Give the answer as JSON or as a report, then check the thresholds."""
+    if output.json:
+        print_json(answer)
+    else:
+        from planner.report.console import show
+
+        show(report())
+    check_thresholds(answer, output.fail_if or ())
+
+
+def _dump(record: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = record.model_dump(mode="json", by_alias=True)
+    return dumped
+
+
+def _report(name: str) -> "Callable[..., RenderableType]":
+    from planner import report
+
+    function: Callable[..., RenderableType] = getattr(report, name)
+    return function

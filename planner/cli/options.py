@@ -1,0 +1,206 @@
+"""Options that several commands share, as dataclasses.
+
+`flatten` turns such a dataclass into the options of a command and hands it over filled, so that every command
+is a function of a few things and an option is defined once.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.plans import Job, Pins
+
+JOB, PINS, OUTPUT = "Job", "Pins: parts of the plan to fix", "Output"
+
+PINNED_TO_ONE = ("data", "tensor", "pipeline", "context", "expert")
+"""Axes that ``--no-...`` pins to degree 1."""
+
+
+def _job(*names: str, help: str, **kwargs: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=JOB, **kwargs)
+
+
+def _pin(*names: str, help: str, **kwargs: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=PINS, **kwargs)
+
+
+def _output(*names: str, help: str, **kwargs: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=OUTPUT, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What is trained."""
+
+    global_batch: Annotated[int, _job("--global-batch", help="Sequences per optimizer step.")]
+    seq_len: Annotated[int, _job("--seq-len", help="Tokens per sequence.")]
+    tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
+    precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8 or fp32.")] = "bf16"
+    optimizer: Annotated[str, _job("--optimizer", help="adamw, adamw8bit, sgd, adafactor or muon.")] = "adamw"
+    master_weights: Annotated[
+        bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")
+    ] = True
+    grad_dtype: Annotated[str, _job("--grad-dtype", help="Type of gradient sums: fp32 or bf16.")] = "fp32"
+    attention: Annotated[str, _job("--attention", help="flash or plain.")] = "flash"
+    fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
+    stack: Annotated[
+        str, _job("--stack", help="Software stack whose habits the memory and overlap follow.")
+    ] = "torch-fsdp2"
+    headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
+
+    def to_job(self) -> "Job":
+        """The `Job`; ``InputError`` where a token batch is no whole number of sequences."""
+        from planner.plans import Job
+
+        return Job.model_validate(
+            {
+                "global_batch": self._sequences(),
+                "seq_len": self.seq_len,
+                "precision": self.precision,
+                "optimizer": self.optimizer,
+                "master_weights": self.master_weights,
+                "grad_dtype": self.grad_dtype,
+                "attention": self.attention,
+                "fused_loss": self.fused_loss,
+                "stack": self.stack,
+                "memory_headroom": self.headroom,
+            }
+        )
+
+    def _sequences(self) -> int:
+        if not self.tokens or self.seq_len <= 0:
+            return self.global_batch
+        sequences, rest = divmod(self.global_batch, self.seq_len)
+        if rest or sequences <= 0:
+            near = max(1, round(self.global_batch / self.seq_len)) * self.seq_len
+            raise InputError(
+                f"a batch of {self.global_batch} tokens is no whole number of sequences of {self.seq_len}: "
+                f"the nearest is {near}"
+            )
+        return sequences
+
+
+@dataclass(frozen=True, slots=True)
+class PinOptions:
+    """Parts of the plan that the user fixes."""
+
+    data: Annotated[int | None, _pin("--data", help="Data-parallel ranks in all.")] = None
+    tensor: Annotated[int | None, _pin("--tensor", help="Tensor-parallel degree.")] = None
+    pipeline: Annotated[int | None, _pin("--pipeline", help="Pipeline stages (devices).")] = None
+    context: Annotated[int | None, _pin("--context", help="Context-parallel degree.")] = None
+    expert: Annotated[int | None, _pin("--expert", help="Expert-parallel degree; divides --data.")] = None
+    no_data: Annotated[bool, _pin("--no-data", help="As --data 1.")] = False
+    no_tensor: Annotated[bool, _pin("--no-tensor", help="As --tensor 1.")] = False
+    no_pipeline: Annotated[bool, _pin("--no-pipeline", help="As --pipeline 1.")] = False
+    no_context: Annotated[bool, _pin("--no-context", help="As --context 1.")] = False
+    no_expert: Annotated[bool, _pin("--no-expert", help="As --expert 1.")] = False
+    virtual_stages: Annotated[int | None, _pin("--virtual-stages", help="Stages per pipeline device.")] = None
+    micro_batch: Annotated[int | None, _pin("--micro-batch", help="Sequences per micro-batch and rank.")] = (
+        None
+    )
+    zero: Annotated[int | None, _pin("--zero", help="ZeRO stage, 0 to 3.")] = None
+    sharding: Annotated[
+        str | None, _pin("--sharding", help="FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.")
+    ] = None
+    recompute: Annotated[str | None, _pin("--recompute", help="none, selective, attention or full.")] = None
+    schedule: Annotated[
+        str | None, _pin("--schedule", help="Pipeline schedule; see `meshwright schedules`.")
+    ] = None
+    offload: Annotated[
+        list[str] | None, _pin("--offload", help="Keep on the host: optimizer, weights, activations or none.")
+    ] = None
+
+    def to_pins(self) -> "Pins":
+        """The `Pins`; ``InputError`` where ``--no-...`` contradicts a degree."""
+        from planner.plans import Pins
+
+        degrees = {axis: self._degree(axis) for axis in PINNED_TO_ONE}
+        offload = None if self.offload is None else tuple(name for name in self.offload if name != "none")
+        return Pins.model_validate(
+            {
+                **degrees,
+                "virtual_stages": self.virtual_stages,
+                "micro_batch": self.micro_batch,
+                "zero_stage": self.zero,
+                "sharding": None if self.sharding is None else self.sharding.upper(),
+                "recompute": self.recompute,
+                "schedule": self.schedule,
+                "offload": offload,
+            }
+        )
+
+    def _degree(self, axis: str) -> int | None:
+        degree: int | None = getattr(self, axis)
+        if not getattr(self, f"no_{axis}"):
+            return degree
+        if degree not in (None, 1):
+            raise InputError(f"--no-{axis} contradicts --{axis} {degree}: leave out one of them")
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How the answer is given."""
+
+    json: Annotated[
+        bool, _output("--json", help="Print the documented JSON, and nothing else, on stdout.")
+    ] = False
+    quiet: Annotated[bool, _output("--quiet", "-q", help="No progress and no warnings on stderr.")] = False
+    fail_if: Annotated[
+        list[str] | None,
+        _output(
+            "--fail-if",
+            help="Exit with 4 if this holds, such as 'step_time_s > 10' or 'memory_bytes > 70 GiB'.",
+        ),
+    ] = None
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def flatten(function: F) -> F:
+    """``function`` with every dataclass parameter replaced by one parameter per field."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(
+                parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
+            )
+        else:
+            parameters += _fields_as_parameters(group)
+
+    @functools.wraps(function)
+    def flat(**values: Any) -> Any:
+        kwargs = dict(values)
+        for name, group in groups.items():
+            kwargs[name] = group(**{f.name: kwargs.pop(f.name) for f in dataclasses.fields(group)})
+        return function(**kwargs)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in parameters}
+    del flat.__wrapped__
+    return flat  # type: ignore[return-value]
+
+
+def _fields_as_parameters(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[field.name],
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(group)
+    ]

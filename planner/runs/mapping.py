@@ -1,0 +1,303 @@
+"""From a run, as its source describes it, to a `Plan`.
+
+Whatever the run leaves open gets the usual choice, and the choice is listed. The order matters: the cluster
+says how many devices there are, these say the degrees, these the micro-batches and the shards.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
+from planner.models.model import Model
+from planner.plans import Job, Parallelism, Plan
+from planner.runs import vocabulary
+from planner.runs.record import RunFile, parse_run
+from planner.runs.vocabulary import Habits, Origin, Table
+
+T = TypeVar("T")
+
+MICROBATCHES_PER_STAGE = 4
+"""Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
+
+Source: arXiv:1811.06965, section 2.3 (M >= 4 K).
+"""
+
+
+class Assumptions:
+    """The choices made where a run does not say."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def default(self, field: str, value: T | None, usual: T) -> T:
+        """``value``, or else the ``usual`` one, noted."""
+        if value is not None:
+            return value
+        self.made.append(f"{field}={usual}")
+        return usual
+
+    def understand(self, field: str, text: str | None, table: Table, usual: str) -> str:
+        """Our word for a published ``text``, noted where it is not quite the same."""
+        if text is None:
+            return self.default(field, None, usual)
+        meaning = vocabulary.mean(table, field, text)
+        if not meaning.exact:
+            self.made.append(f"{field}={meaning.value} ({text})")
+        return meaning.value
+
+
+class Degrees(NamedTuple):
+    """Sizes of the mesh axes."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+
+
+class Shards(NamedTuple):
+    """How the data-parallel ranks share the states."""
+
+    zero_stage: int
+    sharding: str
+    shard_degree: int
+    replicate_degree: int
+
+
+def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ...]]:
+    """The `Plan` of a run and the choices made for what it leaves open, as ``field=value``.
+
+    Raises ``InputError`` where the run says something that a plan cannot express (an unknown number format, a
+    schedule that does not exist here, degrees that do not give the devices).
+    """
+    run = row if isinstance(row, RunFile) else parse_run(row)
+    assume = Assumptions()
+    assume.made += [f"ignored {field}" for field in run.unknown_fields()]
+    origin = _origin(run, assume)
+    model = _model(run)
+    cluster = _cluster(run, assume)
+    degrees = _degrees(run, cluster.num_devices, assume)
+    micro_batch, num_microbatches = _batches(run, degrees, assume)
+    job = _job(run, origin, micro_batch * num_microbatches * degrees.data, assume)
+    shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
+    parallelism = Parallelism(
+        **degrees._asdict(),
+        **shards._asdict(),
+        micro_batch=micro_batch,
+        num_microbatches=num_microbatches,
+        virtual_stages=_virtual_stages(run, degrees, assume),
+        sequence_parallel=_sequence_parallel(run, degrees, job, assume),
+        recompute=_recompute(run, job.stack, assume),
+        schedule=_schedule(run, degrees, assume),
+        offload=_offload(run, assume),
+    )
+    return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
+
+
+def _origin(run: RunFile, assume: Assumptions) -> Origin:
+    if run.parallel.stack is not None:
+        return Origin(run.parallel.stack)
+    words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
+    found = vocabulary.find_origin(words)
+    if found is not None:
+        return found
+    model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
+    return Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
+
+
+def _model(run: RunFile) -> Model:
+    from planner.models.catalog import load_model, transformer_from_run
+
+    if run.model.config is not None:
+        return load_model(run.model.config)
+    if run.model.layers is not None or run.model.hidden is not None:
+        return transformer_from_run({key: value for key, value in run.model if value is not None})
+    if run.model.name is None:
+        raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
+    return load_model(run.model.name)
+
+
+def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:
+    from cluster_specs.catalog import cluster_for, load_cluster
+
+    hardware = run.hardware
+    if hardware.cluster is not None:
+        return load_cluster(hardware.cluster)
+    if hardware.gpu is None or hardware.n_gpus is None:
+        raise InputError("hardware needs a cluster, or gpu and n_gpus")
+    cluster, assumed = cluster_for(
+        hardware.gpu,
+        hardware.n_gpus * (hardware.devices_per_chip or 1),
+        hardware.gpus_per_node,
+        intra_link=hardware.intra_link,
+        inter_link=hardware.inter_link,
+        slices=hardware.slices or 1,
+        topology=hardware.topology,
+    )
+    assume.made += assumed
+    return cluster
+
+
+def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
+    parallel = run.parallel
+    tensor = assume.default("tp", parallel.tp, 1)
+    pipeline, context, expert = parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
+    model_parallel = tensor * pipeline * context
+    data = assume.default("dp", parallel.dp, max(1, num_devices // model_parallel))
+    if data * model_parallel != num_devices == data * expert * model_parallel:
+        data = assume.default("dp", None, data * expert)  # experts had ranks of their own
+    if data * model_parallel != num_devices:
+        raise InputError(
+            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * model_parallel} devices, "
+            f"the cluster has {num_devices}"
+        )
+    if data % expert:
+        raise InputError(
+            f"ep {expert} does not divide dp {data}: experts over tensor-parallel ranks have no equivalent"
+        )
+    return Degrees(data, tensor, pipeline, context, expert)
+
+
+def _batches(run: RunFile, degrees: Degrees, assume: Assumptions) -> tuple[int, int]:
+    """Micro-batch and number of micro-batches."""
+    parallel = run.parallel
+    micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
+    batch = parallel.global_batch
+    if batch is None:
+        usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
+        printed = parallel.num_microbatches or parallel.grad_accum
+        return micro_batch, assume.default("num_microbatches", printed, usual)
+    if batch % (degrees.data * micro_batch):
+        raise InputError(
+            f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"
+        )
+    return micro_batch, batch // (degrees.data * micro_batch)
+
+
+def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -> Job:
+    parallel = run.parallel
+    if run.model.seq is None:
+        raise InputError("model.seq is missing: tokens per sequence")
+    if origin.stack not in vocabulary.STACK_HABITS:
+        raise InputError(
+            f"stack {origin.stack!r} is unknown; use one of {', '.join(vocabulary.STACK_HABITS)}"
+        )
+    gradient = (
+        parallel.grad_dtype or parallel.reduce_dtype or ("bf16" if parallel.mp_mode == "PURE" else None)
+    )
+    master = parallel.master_dtype
+    return Job.model_validate(
+        {
+            "global_batch": global_batch,
+            "seq_len": run.model.seq,
+            "precision": assume.understand("precision", parallel.precision, vocabulary.PRECISIONS, "bf16"),
+            "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
+            "master_weights": master is None
+            or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
+            "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, "fp32"),
+            "attention": _attention(run, origin, assume),
+            "fused_loss": bool(parallel.fused_loss),
+            "stack": origin.stack,
+            "memory_headroom": 0.0,
+        }
+    )
+
+
+def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:
+    text = run.parallel.attention or run.parallel.attn
+    if text is None and run.notes:
+        if re.search(r"(no|without) flash ?attention|flash ?attention not used", run.notes, re.IGNORECASE):
+            return "plain"
+        if re.search(r"flash ?attention(?! not stated)|flash-?attn", run.notes, re.IGNORECASE):
+            return "flash"
+    return assume.understand("attention", text, vocabulary.ATTENTIONS, origin.attention)
+
+
+def _shards(
+    run: RunFile, degrees: Degrees, habits: Habits, cluster: ClusterSpec, assume: Assumptions
+) -> Shards:
+    parallel = run.parallel
+    ranks = degrees.data * degrees.context
+    stage, hybrid = parallel.zero_stage, parallel.dp_replicate is not None and parallel.dp_replicate > 1
+    if parallel.sharding is not None:
+        meaning = vocabulary.mean_sharding(parallel.sharding)
+        stage = meaning.zero_stage if meaning.zero_stage is not None else stage
+        hybrid = hybrid or meaning.hybrid
+        if not meaning.exact:
+            assume.made.append(f"sharding by zero_stage ({parallel.sharding})")
+    stage = assume.default("zero_stage", stage, habits.zero_stage if degrees.data > 1 else 0)
+    if stage == 0:
+        return Shards(0, vocabulary.SHARDING_NAMES[0], 1, ranks)
+    shard = _shard_degree(run, degrees, cluster, assume) if hybrid else ranks
+    if shard < ranks and stage == 3:
+        return Shards(stage, "HYBRID_SHARD", shard, ranks // shard)
+    return Shards(stage, vocabulary.SHARDING_NAMES[stage], shard, ranks // shard)
+
+
+def _shard_degree(run: RunFile, degrees: Degrees, cluster: ClusterSpec, assume: Assumptions) -> int:
+    """Ranks over which a hybrid sharding shards: as printed, else those of one node."""
+    parallel = run.parallel
+    ranks = degrees.data * degrees.context
+    printed = re.search(r"FSDP=(\d+)|groups of (\d+)", parallel.sharding or "")
+    shard = parallel.fsdp_degree
+    if parallel.dp_shard is not None:
+        shard = parallel.dp_shard * degrees.context
+    elif printed is not None:
+        shard = int(printed[1] or printed[2])
+    in_node = max(1, min(ranks, cluster.devices_per_node // degrees.tensor))
+    shard = min(ranks, assume.default("shard_degree", shard, in_node))
+    if ranks % shard:
+        raise InputError(f"shards over {shard} ranks do not divide the {ranks} data-parallel ranks")
+    return shard
+
+
+def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:
+    printed = run.parallel.vp
+    if degrees.pipeline == 1:
+        return 1
+    schedule = (run.parallel.schedule or "").lower()
+    if isinstance(printed, str) and printed.isdigit():
+        printed = int(printed)
+    if isinstance(printed, int):
+        return printed
+    interleaves = (
+        printed is not None
+        or "interleaved" in schedule.replace("non-interleaved", "")
+        or schedule == "1f1b-i"
+    )
+    two_chunks = re.match(r"zb-?v|v-|dualpipe", schedule)
+    return assume.default("vp", None, 2) if interleaves or two_chunks else 1
+
+
+def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumptions) -> bool:
+    if degrees.tensor == 1:
+        return True  # nothing to split: the flag has no effect
+    usual = vocabulary.STACK_HABITS[job.stack].sequence_parallel and job.attention == "flash"
+    return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
+
+
+def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
+    text = run.parallel.recompute
+    if text == "selective" and stack in ("megatron", "deepspeed"):
+        return vocabulary.MEGATRON_SELECTIVE.value
+    return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")
+
+
+def _schedule(run: RunFile, degrees: Degrees, assume: Assumptions) -> str:
+    if degrees.pipeline == 1:
+        return "1f1b"
+    usual = "1f1b" if run.parallel.vp in (None, 1) else "interleaved"
+    return assume.understand("schedule", run.parallel.schedule, vocabulary.SCHEDULES, usual)
+
+
+def _offload(run: RunFile, assume: Assumptions) -> tuple[str, ...]:
+    parallel = run.parallel
+    optimizer = parallel.cpu_offload_optimizer or "CPU-offloaded Adam" in (parallel.sharding or "")
+    fraction = parallel.act_offload_fraction or 0.0
+    activations = parallel.act_offload or "offload" in (parallel.recompute or "") or fraction > 0
+    if 0 < fraction < 1:
+        assume.made.append(f"offload=activations (only a share of {fraction})")
+    return tuple(name for name, on in (("optimizer", optimizer), ("activations", activations)) if on)

@@ -1,0 +1,177 @@
+"""What the words of published runs mean in ours: tables of patterns, tried in order.
+
+Sources differ in spelling and in how much they say. A `Meaning` that is not exact is reported as an
+assumption; a word that has no meaning here is refused: a guess would be scored as if it had been measured.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cluster_specs.errors import InputError
+
+
+class Meaning(NamedTuple):
+    """What a text stands for."""
+
+    value: str
+    exact: bool = True
+    """False where the text leaves something open, or our nearest notion is not quite it."""
+
+
+class ShardingMeaning(NamedTuple):
+    """What a sharding text says about the data-parallel ranks."""
+
+    zero_stage: int | None
+    """None where ``zero_stage`` must say it."""
+    hybrid: bool = False
+    """States are sharded inside a group and replicated across groups."""
+    exact: bool = True
+
+
+Table = Sequence[tuple[str, Meaning | None]]
+
+PRECISIONS: Table = (
+    (r"bf16|fp16|fp8|fp32", Meaning("")),
+    (r"bf16 \(assumed\)|fp16/bf16", Meaning("bf16", exact=False)),
+    (r"fp8-(cs|mx|ds|tensorwise|rowwise)|mxfp8", Meaning("fp8", exact=False)),
+    (r"tf32", Meaning("fp32", exact=False)),
+    (r".*(nvfp4|mxfp4|int8).*", None),
+)
+"""``precision``; an empty value stands for the text itself, None for what has no equivalent."""
+
+RECOMPUTES: Table = (
+    (r"none|full|attention", Meaning("")),
+    (r"none \(.*\)|unspecified", Meaning("none", exact=False)),
+    (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("selective", exact=False)),
+    (r"selective", Meaning("selective")),
+    (r"selective[-_]op(_all)?", Meaning("selective", exact=False)),
+    (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),
+    (r"selective:(mlp|layernorm\+moe|moe)", Meaning("full", exact=False)),
+    (r"selective:core_attn", Meaning("attention")),
+    (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
+    (r"minimal.*|save_dot.*|save_qkv.*|save_out.*", Meaning("selective", exact=False)),
+    (r"custom.*|.*offload(ed)?", Meaning("full", exact=False)),
+)
+"""``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
+
+MEGATRON_SELECTIVE = Meaning("attention")
+"""In Megatron ``selective`` recomputes the inside of the attention (arXiv:2205.05198, section 5)."""
+
+SCHEDULES: Table = (
+    (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
+    (r"gpipe", Meaning("gpipe")),
+    (r"1f1b/interleaved.*", Meaning("interleaved", exact=False)),
+    (r"interleaved[ -]?1f1b|1f1b-i(nterleaved)?(-vpp\d+)?|interleaved", Meaning("interleaved")),
+    (r"1f1b vocab-method=(baseline|redis)", Meaning("1f1b", exact=False)),
+    (r"1f1b vocab-method=.*", None),
+    (r"zb-?1p|zb-?h1|zero-bubble", Meaning("zb-h1", exact=False)),
+    (r"zb-?2p|zb-?h2", Meaning("zb-h2", exact=False)),
+    (r"zb-?v(-formatted)?", Meaning("zb-v", exact=False)),
+    (r"interleaved[ -]?(zb|zero-?bubble)", Meaning("interleaved-zb")),
+    (r"dualpipe-?v", Meaning("dualpipev")),
+    (r"loopedbfs|breadth-first|bfs", Meaning("breadth-first")),
+)
+"""``schedule``, in lower case."""
+
+OPTIMIZERS: Table = (
+    (r"adamw?(_?(foreach|fused))?", Meaning("adamw")),
+    (r"sgd|adafactor|muon|adamw8bit", Meaning("")),
+    (r"(adamw?_?8bit|8-?bit[-_ ]adamw?)", Meaning("adamw8bit")),
+)
+"""``optim``."""
+
+DTYPES: Table = (
+    (r"fp32|float32", Meaning("fp32")),
+    (r"bf16|bfloat16", Meaning("bf16")),
+    (r"fp16|float16", Meaning("bf16", exact=False)),
+)
+"""Types of gradients and master weights; fp16 has the size of bf16."""
+
+ATTENTIONS: Table = (
+    (r"flash.*|splash|fused|sdpa|cudnn.*", Meaning("flash")),
+    (r"dot(_product)?|plain|eager|unfused", Meaning("plain")),
+)
+"""``attention`` or ``attn``."""
+
+SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
+    (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
+    (r"FSDP2? \(no reshard.*\)|SHARD_GRAD_OP", ShardingMeaning(2)),
+    (r"HYBRID_SHARD", ShardingMeaning(3, hybrid=True)),
+    (r"NO_SHARD|DDP", ShardingMeaning(0)),
+    (r"(MaxText )?FSDP=\d+ x DP=\d+|FSDP across .*", ShardingMeaning(3, hybrid=True)),
+    (r"ZeRO-1 within groups of \d+.*", ShardingMeaning(1, hybrid=True)),
+    (r"distributed optimizer.*|ZeRO-1.*", ShardingMeaning(1)),
+    (r"ZeRO-2.*", ShardingMeaning(2)),
+    (r"ZeRO-3.*", ShardingMeaning(3)),
+    (r"Alpa .*|heuristic .*", ShardingMeaning(None, exact=False)),
+)
+"""``sharding``: PyTorch's names and what else sources print."""
+
+SHARDING_NAMES: Mapping[int, str] = {0: "NO_SHARD", 1: "NO_SHARD", 2: "SHARD_GRAD_OP", 3: "FULL_SHARD"}
+"""PyTorch's name by ZeRO stage; it has none for stage 1, where every rank has whole weights."""
+
+
+def mean(table: Table, field: str, text: str) -> Meaning:
+    """Meaning of ``text``; ``InputError`` where the table has none or says that there is no equivalent."""
+    for pattern, meaning in table:
+        if re.fullmatch(pattern, text, re.IGNORECASE):
+            if meaning is None:
+                raise InputError(f"{field} {text!r} has no equivalent here")
+            return meaning if meaning.value else meaning._replace(value=text.lower())
+    raise InputError(f"{field} {text!r} is not understood")
+
+
+def mean_sharding(text: str) -> ShardingMeaning:
+    """Meaning of a sharding text; ``InputError`` where it is not understood."""
+    for pattern, meaning in SHARDINGS:
+        if re.fullmatch(pattern, text, re.IGNORECASE):
+            return meaning
+    raise InputError(
+        f"sharding {text!r} is not understood: use FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD"
+    )
+
+
+class Habits(NamedTuple):
+    """What a software stack does where a run does not say."""
+
+    zero_stage: int
+    sequence_parallel: bool = True
+
+
+STACK_HABITS: Mapping[str, Habits] = {
+    "torch-fsdp2": Habits(zero_stage=3),
+    "megatron": Habits(zero_stage=1),
+    "deepspeed": Habits(zero_stage=1, sequence_parallel=False),
+    "nanotron": Habits(zero_stage=1),
+    "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
+}
+"""Defaults of each stack: its documentation's recommended data-parallel sharding."""
+
+
+class Origin(NamedTuple):
+    """Software of a series of published runs."""
+
+    stack: str
+    attention: str = "flash"
+
+
+ORIGINS: Sequence[tuple[str, Origin]] = (
+    (r"tpu|maxtext|xla|JAX|Google gpu-recipes", Origin("jax-xla")),
+    (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
+    (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
+    (r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron", Origin("megatron", "plain")),
+    (r"Alpa", Origin("jax-xla", "plain")),
+    (r"nanotron", Origin("nanotron")),
+    (r"llm-foundry|torchtitan|fms|VectorLM|torch-tracker|nnScaler", Origin("torch-fsdp2")),
+    (
+        r"Megatron|NeMo|DGXC|MLPerf|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
+        Origin("megatron"),
+    ),
+)
+"""Found in "series id sharding" of a row; the first match wins. Before 2022 attention was not fused."""
+
+
+def find_origin(text: str) -> Origin | None:
+    """The `Origin` of a run, by the words of its series, id and sharding; None if unknown."""
+    return next((origin for pattern, origin in ORIGINS if re.search(pattern, text, re.IGNORECASE)), None)

@@ -1,0 +1,93 @@
+"""What commands answer, and where they say it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Cli = Callable[..., Result]
+
+
+def test_evaluate_answers_with_the_documented_keys(cli: Cli, run_file: str) -> None:
+    result = cli("evaluate", run_file, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    answer = json.loads(result.stdout)
+    assert answer["schema"] == "meshwright/plan/1"
+    assert {"model", "cluster", "job", "plan", "estimate", "optimality", "alternatives", "explanation"} < set(
+        answer
+    )
+    assert answer["plan"]["data"] == 8
+    assert "assumed precision=bf16" in answer["warnings"]
+
+
+def test_evaluate_accepts_what_it_printed(cli: Cli, run_file: str, tmp_path: Path) -> None:
+    """From the run file, from its JSON, and from stdin: the same numbers."""
+    saved = tmp_path / "saved.json"
+    first = json.loads(cli("evaluate", run_file, "--json", "-o", str(saved)).stdout)
+    second = json.loads(cli("evaluate", str(saved), "--json").stdout)
+    third = json.loads(cli("evaluate", "-", "--json", stdin=saved.read_text()).stdout)
+    assert first["estimate"] == second["estimate"] == third["estimate"]
+
+
+def test_evaluate_reports_for_people(cli: Cli, run_file: str) -> None:
+    result = cli("evaluate", run_file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for word in ("step time", "MFU", "Memory of the fullest device", "Assumed"):
+        assert word in result.stdout
+    assert result.stdout.isascii()
+
+
+def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
+    sample = Path(__file__).parents[2] / "data" / "runs_sample.jsonl"
+    plot = tmp_path / "plot.html"
+    result = cli("validate", str(sample), "--json", "--plot", str(plot))
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert len(answer["rows"]) == len(sample.read_text().splitlines())
+    assert answer["summary"]["skipped"] < len(answer["rows"]) / 3
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "key"),
+    [
+        ("clusters", "dgx-h100:2", "device"),
+        ("models", "llama-3.1-8b", "family"),
+        ("schedules", "1f1b", "description"),
+        ("targets", "jax", "description"),
+    ],
+)
+def test_catalogues_list_and_show(cli: Cli, command: str, name: str, key: str) -> None:
+    listed = json.loads(cli(command, "--json").stdout)
+    assert name.split(":")[0] in listed[command]
+    shown = json.loads(cli(command, name, "--json").stdout)
+    assert shown["name"] == name
+    assert shown[key]
+    assert name.split(":")[0] in cli(command).stdout
+    assert key in cli(command, name).stdout
+
+
+def test_no_colour_without_a_terminal(cli: Cli, run_file: str) -> None:
+    assert "\x1b" not in cli("evaluate", run_file).output
+
+
+def test_progress_is_shown_late_and_only_on_terminals() -> None:
+    """Nothing within the first second, then one line that is rewritten and cleared at the end."""
+    code = (
+        "import time; from planner.cli.progress import Progress\n"
+        "with Progress() as p:\n p('early'); time.sleep(1.1); p('late'); p('too soon after')"
+    )
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert piped.stderr == ""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True, env=environment)
+    assert os.read(ours, 1000).decode() == "\r\x1b[2Klate\r\x1b[2K"
+    os.close(ours)
+    os.close(theirs)

@@ -1,0 +1,38 @@
+"""Options become jobs and pins."""
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from planner.cli.app import COMMANDS
+from planner.cli.options import JobOptions, PinOptions
+from planner.errors import InputError
+
+Cli = Callable[..., Result]
+
+
+def test_token_batches_become_sequences() -> None:
+    assert JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job().global_batch == 512
+    with pytest.raises(InputError, match="the nearest is 8192"):
+        JobOptions(global_batch=10_000, seq_len=8192, tokens=True).to_job()
+
+
+def test_no_axis_pins_its_degree_to_one() -> None:
+    assert PinOptions(no_pipeline=True, tensor=8).to_pins().pipeline == 1
+    assert PinOptions().to_pins().pipeline is None
+    with pytest.raises(InputError, match="--no-tensor contradicts --tensor 8"):
+        PinOptions(no_tensor=True, tensor=8).to_pins()
+
+
+def test_offload_none_forbids_offload() -> None:
+    assert PinOptions(offload=["none"]).to_pins().offload == ()
+    assert PinOptions().to_pins().offload is None
+
+
+@pytest.mark.parametrize("command", [f.__name__ for functions in COMMANDS.values() for f in functions])
+def test_every_command_has_help_json_and_quiet(cli: Cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.output
+    assert "--quiet" in result.output

@@ -1,0 +1,59 @@
+"""``--fail-if``."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from planner.cli.outcome import ThresholdMissed
+from planner.cli.thresholds import check_thresholds
+from planner.errors import InputError
+
+Cli = Callable[..., Result]
+
+ANSWER = {
+    "estimate": {"step_time_s": 12.0, "memory_bytes": 60 * 2**30, "fits": True, "memory": {"weights": 5.0}}
+}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "step_time_s > 10",
+        "step_time_s>=12",
+        "memory_bytes > 59 GiB",
+        "fits == true",
+        "estimate.memory.weights<6",
+    ],
+)
+def test_thresholds_that_are_missed(condition: str) -> None:
+    with pytest.raises(ThresholdMissed, match="threshold missed"):
+        check_thresholds(ANSWER, [condition])
+
+
+@pytest.mark.parametrize("condition", ["step_time_s > 12", "memory_bytes > 61 GiB", "fits != true"])
+def test_thresholds_that_are_met(condition: str) -> None:
+    check_thresholds(ANSWER, [condition])
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("step_time > 10", "did you mean step_time_s"),
+        ("step_time_s", "is not a condition"),
+        ("step_time_s > soon", "compares 12.0 with soon"),
+        ("memory > 1", "not a single value"),
+        ("memory_bytes > 5 parsec", "unit"),
+    ],
+)
+def test_thresholds_that_cannot_be_read(condition: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        check_thresholds(ANSWER, [condition])
+
+
+def test_a_missed_threshold_ends_with_4_after_the_answer(cli: Cli, run_file: str) -> None:
+    result = cli("evaluate", run_file, "--json", "--fail-if", "step_time_s > 0")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["estimate"]["step_time_s"] > 0
+    assert result.stderr == "threshold missed: step_time_s > 0\n"

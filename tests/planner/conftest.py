@@ -1,0 +1,94 @@
+"""A plan with an estimate, made by hand, for everything that only reads plans."""
+
+import pytest
+
+from cluster_specs.cluster import ClusterSpec, DeviceSpec, Efficiency, LinkSpec
+from planner.models.model import Model
+from planner.plans import Alternative, Estimate, Job, Optimality, Parallelism, Plan, StagePlan
+
+
+@pytest.fixture
+def device() -> DeviceSpec:
+    return DeviceSpec(
+        name="test-gpu",
+        kind="gpu",
+        vendor="none",
+        peak_flops_per_second={"bf16": 1e15},
+        memory=80 * 2.0**30,
+        memory_bandwidth=3e12,
+        compute_units=100,
+        kernel_launch=3e-6,
+        efficiency=Efficiency(matmul=0.8, attention_forward=0.7, attention_backward=0.6, memory=0.9),
+    )
+
+
+@pytest.fixture
+def cluster(device: DeviceSpec) -> ClusterSpec:
+    inner = LinkSpec(name="nvlink", kind="nvlink", devices=8, bandwidth=4e11, latency=1e-6, efficiency=0.8)
+    outer = LinkSpec(name="ib", kind="infiniband", devices=16, bandwidth=5e10, latency=5e-6, efficiency=0.8)
+    return ClusterSpec(name="test:2", device=device, nodes=2, devices_per_node=8, links=(inner, outer))
+
+
+@pytest.fixture
+def estimate() -> Estimate:
+    return Estimate(
+        step_time_s=12.5,
+        step_time_interval_s=(10.0, 15.625),
+        tokens_per_s=8 * 64 * 8192 / 12.5,
+        tokens_per_s_per_device=8 * 64 * 8192 / 12.5 / 16,
+        model_flops_per_s_per_device=4.1e14,
+        mfu=0.41,
+        hfu=0.52,
+        fits=True,
+        memory_bytes=60 * 2.0**30,
+        reserved_bytes=58 * 2.0**30,
+        tensor_bytes=55 * 2.0**30,
+        memory_limit_bytes=80 * 2.0**30,
+        fullest_stage=0,
+        peak_phase="backward",
+        memory={
+            "weights": 10 * 2.0**30,
+            "activations": 40 * 2.0**30,
+            "optimizer": 9.99 * 2.0**30,
+            "context": 2.0**20,
+        },
+        time={"compute": 8.0, "tensor": 3.0, "bubble": 1.25, "optimizer": 0.25},
+        communication={"all_gather": 3 * 2.0**30, "send": 0.0},
+        bubble_fraction=0.1,
+    )
+
+
+@pytest.fixture
+def plan(cluster: ClusterSpec, estimate: Estimate) -> Plan:
+    choice = Parallelism(
+        data=4,
+        tensor=2,
+        pipeline=2,
+        micro_batch=2,
+        num_microbatches=64,
+        zero_stage=3,
+        sharding="FULL_SHARD",
+        shard_degree=4,
+        recompute="selective",
+        stages=(
+            StagePlan(blocks=(0, 9), devices=(0, 8), mesh={"tensor": 2, "data": 4}),
+            StagePlan(blocks=(9, 20), devices=(8, 16), mesh={"tensor": 2, "data": 4}, recompute="full"),
+        ),
+    )
+    return Plan(
+        model=Model(name="test-model", family="llama"),
+        cluster=cluster,
+        job=Job(global_batch=512, seq_len=8192),
+        plan=choice,
+        estimate=estimate,
+        optimality=Optimality(proven=True, gap=0.0, evaluated=1234, pruned=56789),
+        alternatives=(
+            Alternative(
+                plan=choice.model_copy(update={"pipeline": 1, "data": 8, "stages": ()}),
+                estimate=estimate.model_copy(update={"step_time_s": 13.0, "fits": False}),
+                loses_because="more exposed all-gather between nodes",
+            ),
+        ),
+        explanation="Two stages keep the gathered weights small enough for two sequences per micro-batch.",
+        warnings=("only 25 % of the memory is free",),
+    )

@@ -1,0 +1,194 @@
+"""Reports: what they must show, and one whole page as it looks."""
+
+import io
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_specs.record import Record
+from planner.plans import Estimate, Optimality, Parallelism, Plan, StagePlan
+from planner.report import (
+    catalogue_report,
+    comparison_report,
+    fields_report,
+    fit_report,
+    plan_report,
+    validation_report,
+)
+from planner.report.console import Bar, show, to_text
+from planner.report.parity import parity_plot
+from planner.report.plans import describe_pipeline, optimality_statement, shares, short_name
+from planner.validation import Prediction, Row, Scored, ValidationReport, summarize
+
+Golden = Callable[[str, str], None]
+
+
+def test_a_plan_on_one_screen(plan: Plan, golden: Golden) -> None:
+    text = to_text(plan_report(plan, ["micro_batch=2"]), width=100)
+    assert len(text.splitlines()) <= 50
+    golden("plan_report.txt", text)
+
+
+def test_a_plan_that_does_not_fit_says_so(plan: Plan, estimate: Estimate) -> None:
+    tight = plan.model_copy(
+        update={"estimate": estimate.model_copy(update={"fits": False, "memory_bytes": 9e10})}
+    )
+    assert "DOES NOT FIT" in to_text(plan_report(tight))
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_reports_keep_to_the_width_and_to_ascii(plan: Plan, width: int) -> None:
+    text = to_text(plan_report(plan), width)
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_width_comes_from_columns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
+    stream = io.StringIO()
+    show(plan_report(plan), stream)
+    assert 50 < max(map(len, stream.getvalue().splitlines())) <= 64
+
+
+def test_a_terminal_gets_blocks_and_colour(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured, plain = Terminal(), Terminal()
+    show(plan_report(plan), coloured)
+    monkeypatch.setenv("NO_COLOR", "1")
+    show(plan_report(plan), plain)
+    assert "█" in coloured.getvalue()
+    assert "\x1b[36m" in coloured.getvalue()
+    assert "\x1b[36m" not in plain.getvalue()
+
+
+@given(share=st.floats(-1, 2), width=st.integers(1, 80))
+def test_bars_have_their_width(share: float, width: int) -> None:
+    (line,) = to_text(Bar(share, width, frame=True), width=100).splitlines()
+    assert len(line) == width + 2
+    assert abs(line.count("#") - width * min(1, max(0, share))) <= 0.5
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), st.floats(0, 1e6), min_size=1))
+def test_shares_add_up(parts: dict[str, float]) -> None:
+    """Small components are shown together, never dropped: the printed numbers sum to the whole."""
+    text = to_text(shares(parts, lambda value: f"{value:.6f}s"))
+    shown = sum(float(word[:-1]) for word in text.split() if word.endswith("s") and word[0].isdigit())
+    assert shown == pytest.approx(sum(parts.values()), rel=1e-6, abs=1e-5 * len(parts))
+
+
+def test_short_names_tell_plans_apart(plan: Plan) -> None:
+    assert short_name(plan.plan) == "dp4 tp2 pp2 1f1b zero3 mb2 selective"
+    hybrid = Parallelism(data=8, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=2)
+    assert short_name(hybrid) == "dp8 zero3 x2 mb1"
+
+
+def test_layers_per_stage_are_grouped() -> None:
+    cuts = [0, 9, 19, 29, 38]
+    stages = tuple(
+        StagePlan(blocks=(a, b), devices=(0, 1), mesh={}) for a, b in zip(cuts, cuts[1:], strict=False)
+    )
+    assert describe_pipeline(Parallelism(pipeline=4, stages=stages)).endswith("9, 2 x 10, 9")
+
+
+def test_optimality_is_never_overstated() -> None:
+    proven = Optimality(proven=True, gap=0.0, evaluated=10, pruned=5)
+    stopped = Optimality(proven=False, gap=0.034, evaluated=10, pruned=5, limits_hit=("60 s",))
+    assert "Proven best" in optimality_statement(proven)
+    assert "3.4%" in optimality_statement(stopped)
+    assert "60 s" in optimality_statement(stopped)
+    assert "Proven" not in optimality_statement(stopped)
+
+
+def test_comparisons_mark_what_differs(plan: Plan) -> None:
+    class Verdict(Record):
+        faster: str = "A"
+        difference_s: float = 0.25
+        fits: bool = False
+        reasons: tuple[str, ...] = ("the bubble", "the optimizer")
+
+    other = plan.model_copy(update={"plan": plan.plan.model_copy(update={"recompute": "full"})})
+    text = to_text(comparison_report(plan, other, Verdict()))
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("~")] == ["recompute"]
+    assert "250 ms" in text
+    assert "the optimizer" in text
+    assert to_text(fit_report(Verdict())).startswith("It does NOT fit.")
+
+
+def test_catalogue_aligns_numbers_and_skips_absent_columns() -> None:
+    entries = {"small": {"parameters": 7, "other": 1}, "large": {"parameters": 7000}}
+    lines = to_text(catalogue_report(entries, ("parameters", "source"))).splitlines()
+    assert lines == ["name   parameters", "small           7", "large       7,000"]
+
+
+def test_fields_are_dotted() -> None:
+    text = to_text(fields_report({"a": {"b": 1}, "c": [{"d": 2}], "e": [3, 4]}))
+    assert [line.split() for line in text.splitlines()] == [["a.b", "1"], ["c.0.d", "2"], ["e", "3,", "4"]]
+
+
+def test_hardware_is_shown_with_units() -> None:
+    device = {
+        "peak_flops_per_second": {"bf16": 989e12},
+        "memory": 80 * 2.0**30,
+        "efficiency": {"memory": 0.9},
+    }
+    text = to_text(fields_report({"device": device, "links": [{"latency": 2.5e-6}], "price": 2.0}))
+    assert [line.split(maxsplit=1)[1] for line in text.splitlines()] == [
+        "989 TFLOP/s",
+        "80 GiB",
+        "0.9",
+        "2.5 us",
+        "2.0",
+    ]
+
+
+@pytest.fixture
+def report() -> ValidationReport:
+    rows = [
+        Row(
+            id=f"run<{i}>",
+            predicted=Prediction(
+                step_time_s=1.1 * 10**i,
+                tokens_per_s_per_gpu=1,
+                mfu=0.4,
+                memory_gib_per_gpu=10,
+                tensor_gib_per_gpu=9,
+                fits=True,
+            ),
+            step_time_error=0.1,
+        )
+        for i in range(3)
+    ]
+    scored = [Scored(row, {"series": "one"}, "group", None) for row in rows]
+    scored.append(Scored(Row(id="odd", skipped="precision 'nvfp4' has no equivalent here"), {}, "", None))
+    return ValidationReport(rows=tuple(s.row for s in scored), summary=summarize(scored))
+
+
+def test_validation_report(report: ValidationReport, golden: Golden) -> None:
+    golden("validation_report.txt", to_text(validation_report(report), width=100))
+
+
+def test_parity_plot_is_one_page_with_a_point_per_run(report: ValidationReport) -> None:
+    page = parity_plot(report)
+    assert "http" not in page.replace("http-equiv", "")
+    svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    points = [(float(c.get("cx", "nan")), float(c.get("cy", "nan"))) for c in svg.iter("circle")]
+    assert len(points) == 3
+    # Ten times the seconds is as far on both axes, and all predictions are too large: above it.
+    (x0, y0), (x1, y1), _ = points
+    assert x1 - x0 == pytest.approx(y0 - y1, abs=0.2)
+    assert all(y < 640 - x for x, y in points)
+
+
+def test_parity_plot_without_runs() -> None:
+    assert "<svg" not in parity_plot(ValidationReport(rows=(), summary=summarize([])))

@@ -1,0 +1,320 @@
+"""Published runs become the plans that their sources describe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import InputError
+from planner.plans import Plan
+from planner.runs import load_run, parse_run, plan_from_run
+from planner.runs.files import load_rows
+from planner.runs.vocabulary import STACK_HABITS, mean_sharding
+
+DATA = Path(__file__).parents[1] / "data" / "runs_sample.jsonl"
+ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in load_rows(DATA)}
+
+
+def planned(name: str, **parallel: Any) -> tuple[Plan, tuple[str, ...]]:
+    """Plan of a sample row with some of its parallel fields replaced."""
+    return plan_from_run(changed(name, **parallel))
+
+
+def changed(name: str, **parallel: Any) -> dict[str, Any]:
+    return {**ROWS[name], "parallel": {**ROWS[name]["parallel"], **parallel}}
+
+
+EXPRESSIBLE = [
+    name
+    for name in ROWS
+    if name
+    not in (
+        "tt/nvfp4-llama3-8b-4gpu-nvfp4",
+        "bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16",
+        "moezoo/qwen3-235b-h100-base",
+        "nnscaler/llama3-8b-128k-8h100",
+        "primus/qwen3-235b-mi355x-32-v-half",
+    )
+]
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_plans_use_what_was_printed(name: str) -> None:
+    row = ROWS[name]
+    plan, assumed = plan_from_run(row)
+    parallel, choice = row["parallel"], plan.plan
+    assert plan.cluster.num_devices == row["hardware"]["n_gpus"] * row["hardware"].get("devices_per_chip", 1)
+    assert choice.num_devices == plan.cluster.num_devices
+    assert (choice.tensor, choice.pipeline, choice.context) == (
+        parallel["tp"],
+        parallel["pp"],
+        parallel["cp"],
+    )
+    assert plan.job.seq_len == row["model"]["seq"]
+    assert choice.micro_batch * choice.num_microbatches * choice.data == plan.job.global_batch
+    assert choice.shard_degree * choice.replicate_degree == choice.data * choice.context
+    if parallel.get("global_batch") is not None:
+        assert plan.job.global_batch == parallel["global_batch"]
+    if parallel.get("micro_batch") is not None:
+        assert choice.micro_batch == parallel["micro_batch"]
+    elif f"micro_batch={choice.micro_batch}" not in assumed:
+        raise AssertionError("an unpublished micro-batch must be listed")
+    if parallel.get("zero_stage") is not None:
+        assert choice.zero_stage == parallel["zero_stage"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tt/nvfp4-llama3-8b-4gpu-nvfp4", "precision 'nvfp4' has no equivalent"),
+        ("bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16", "= 640 devices, the cluster has 320"),
+        ("moezoo/qwen3-235b-h100-base", "ep 32 does not divide dp 16"),
+        ("nnscaler/llama3-8b-128k-8h100", "global_batch 4 is not a multiple of dp 8"),
+        ("primus/qwen3-235b-mi355x-32-v-half", "schedule 'v-half' is not understood"),
+    ],
+)
+def test_what_a_plan_cannot_say_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        plan_from_run(ROWS[name])
+
+
+def test_everything_assumed_is_listed() -> None:
+    _, assumed = planned("us-0001", micro_batch=None, precision=None, recompute=None)
+    assert {"micro_batch=1", "precision=bf16", "recompute=none"} <= set(assumed)
+    _, assumed = planned("us-0001")
+    assert not [a for a in assumed if a.startswith(("micro_batch", "precision", "recompute", "grad_dtype"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "attention"),
+    [
+        ("us-0001", "nanotron", "flash"),
+        ("tt/t1-8b-8gpu-bf16", "torch-fsdp2", "flash"),
+        ("korthikanti-22B-full", "megatron", "plain"),
+        ("vtrain/single-0000", "deepspeed", "plain"),
+        ("tpu-001", "jax-xla", "flash"),
+        ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "megatron", "flash"),
+        ("gpurecipes/405b-b200-256", "jax-xla", "flash"),
+        ("fms/llama2-7b-H100", "torch-fsdp2", "flash"),
+    ],
+)
+def test_software_follows_from_the_series(name: str, stack: str, attention: str) -> None:
+    job = plan_from_run(ROWS[name])[0].job
+    assert (job.stack, job.attention) == (stack, attention)
+
+
+def test_every_stack_ships() -> None:
+    from cluster_specs.software import list_software
+
+    assert {software.name for software in list_software()} == set(STACK_HABITS)
+
+
+@pytest.mark.parametrize(
+    ("text", "zero_stage", "sharding", "degree"),
+    [
+        ("FULL_SHARD", 3, "FULL_SHARD", 8),
+        ("FSDP2 (reshard after fwd)", 3, "FULL_SHARD", 8),
+        ("FSDP2 (no reshard with PP)", 2, "SHARD_GRAD_OP", 8),
+        ("distributed optimizer (ZeRO-1)", 1, "NO_SHARD", 8),
+        ("ZeRO-1 within groups of 4 (hybrid zero)", 1, "NO_SHARD", 4),
+        ("FSDP=4 x DP=2", 3, "HYBRID_SHARD", 4),
+        ("MaxText FSDP=8 x DP=1", 3, "FULL_SHARD", 8),
+        ("NO_SHARD", 0, "NO_SHARD", 1),
+    ],
+)
+def test_sharding_texts(text: str, zero_stage: int, sharding: str, degree: int) -> None:
+    choice = planned("us-0001", sharding=text, zero_stage=None)[0].plan
+    assert (choice.zero_stage, choice.sharding, choice.shard_degree) == (zero_stage, sharding, degree)
+    assert choice.replicate_degree == 8 // degree
+
+
+def test_hybrid_sharding_without_a_degree_shards_inside_a_node() -> None:
+    """Two nodes of four: four shards, two replicas."""
+    plan, assumed = plan_from_run(ROWS["vectorlm/llama2-7b-opt3"])
+    assert (plan.plan.sharding, plan.plan.shard_degree, plan.plan.replicate_degree) == ("HYBRID_SHARD", 4, 2)
+    assert "shard_degree=4" in assumed
+
+
+def test_unknown_sharding_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match="use FULL_SHARD"):
+        mean_sharding("AutoDist plan")
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("none", "none"),
+        ("none (assumed)", "none"),
+        ("full", "full"),
+        ("selective-op", "selective"),
+        ("selective:mlp-act+norm (pipeline-parallel-aware)", "selective"),
+        ("selective:layernorm+moe_act", "selective"),
+        ("selective:mlp", "full"),
+        ("minimal", "selective"),
+        ("custom", "full"),
+        ("dots_nobatch", "selective"),
+    ],
+)
+def test_recompute_texts(text: str, policy: str) -> None:
+    assert planned("us-0001", recompute=text)[0].plan.recompute == policy
+
+
+def test_selective_means_attention_in_megatron() -> None:
+    assert planned("korthikanti-22B-full", recompute="selective")[0].plan.recompute == "attention"
+    assert planned("tt/t1-8b-8gpu-bf16", recompute="selective")[0].plan.recompute == "selective"
+
+
+@pytest.mark.parametrize(
+    ("text", "vp", "schedule", "virtual_stages"),
+    [
+        ("1F1B", None, "1f1b", 1),
+        ("1F1B (non-interleaved)", None, "1f1b", 1),
+        ("interleaved 1F1B", 4, "interleaved", 4),
+        ("interleaved 1F1B", "unspecified", "interleaved", 2),
+        ("1F1B-I", 3, "interleaved", 3),
+        ("ZB-2p", None, "zb-h2", 1),
+        (None, 2, "interleaved", 2),
+        (None, None, "1f1b", 1),
+    ],
+)
+def test_schedule_texts(text: str | None, vp: Any, schedule: str, virtual_stages: int) -> None:
+    choice = planned("zb/GPT-1.5B-ZB-2p-24mb", schedule=text, vp=vp)[0].plan
+    assert (choice.schedule, choice.virtual_stages) == (schedule, virtual_stages)
+
+
+def test_batch_defaults_keep_the_pipeline_full() -> None:
+    """No batch was published for 8 stages: four micro-batches per stage."""
+    plan, assumed = plan_from_run(ROWS["nemo-a100/gpt3-175b-64"])
+    assert plan.plan.num_microbatches == 32
+    assert "num_microbatches=32" in assumed
+
+
+def test_experts_with_ranks_of_their_own() -> None:
+    """64 data ranks x 4 expert ranks = 256 chips: 256 data-parallel ranks that experts reuse."""
+    choice = plan_from_run(ROWS["tpu-065"])[0].plan
+    assert (choice.data, choice.expert) == (256, 4)
+
+
+def test_types_of_master_weights_and_gradients() -> None:
+    name = "torch/tiny-dp8"
+    assert planned(name)[0].job.grad_dtype == "fp32"
+    job = planned(name, master_dtype="bfloat16", reduce_dtype="bfloat16")[0].job
+    assert (job.master_weights, job.grad_dtype) == (False, "bf16")
+    assert plan_from_run(ROWS["llmf/mpt-70b-a100_40gb-128-s2048-bf16-gb512"])[0].job.grad_dtype == "bf16"
+
+
+def test_offload_is_kept() -> None:
+    assert plan_from_run(ROWS["mleng/llama8b-B200-8k"])[0].plan.offload == ("optimizer",)
+    plan, assumed = plan_from_run(ROWS["kwai/llama-175b-256-s4096"])
+    assert plan.plan.offload == ("activations",)
+    assert any(a.startswith("offload=activations") for a in assumed)
+
+
+def test_unknown_fields_of_a_row_are_listed() -> None:
+    assert "ignored parallel.warp_drive" in planned("us-0001", warp_drive=9)[1]
+
+
+# --- hand-written files -------------------------------------------------------------------------------
+
+RUN = {"model": "llama-3.1-8b", "hardware": "dgx-h100:1", "parallel": {"dp": 8, "global_batch": 16}}
+
+TOML = """
+model = {name = "llama-3.1-8b", seq = 8192}
+hardware = "dgx-h100:1"
+[parallel]
+dp = 8
+global_batch = 16
+"""
+
+YAML = """
+model: {name: llama-3.1-8b, seq: 8192}
+hardware: dgx-h100:1
+parallel: {dp: 8, global_batch: 16}
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_toml_yaml_and_json_mean_the_same(tmp_path: Path) -> None:
+    run = {**RUN, "model": {"name": "llama-3.1-8b", "seq": 8192}}
+    files = {"run.toml": TOML, "run.yaml": YAML, "run.json": json.dumps(run)}
+    plans = [plan_from_run(load_run(write(tmp_path, name, text))) for name, text in files.items()]
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0][0].plan.micro_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"modle": {}}, "unknown field 'modle'; did you mean model"),
+        (
+            {"parallel": {"micro_batchs": 2}},
+            "unknown field of parallel 'micro_batchs'; did you mean micro_batch",
+        ),
+        ({"parallel": {"dp": 0}}, "parallel.dp"),
+        ({"parallel": {"tp": -2}}, "parallel.tp"),
+        ({"parallel": {"micro_batch": "two"}}, "parallel.micro_batch"),
+        ({"hardware": None}, "hardware"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    path = write(tmp_path, "run.json", json.dumps({**RUN, **change}))
+    with pytest.raises(InputError, match=reason) as caught:
+        load_run(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("run.json", "", "not valid JSON"),
+        ("run.json", '{"model": ', "not valid JSON"),
+        ("run.json", "[1, 2]", "must be a table"),
+        ("run.json", "[" * 100_000, "not valid JSON|nested too deeply"),
+        ("run.toml", "model = ", "not valid TOML"),
+        ("run.yaml", "a: [1", "not valid YAML"),
+        ("run.yaml", "just words", "must be a table"),
+        ("run.yaml", "x" * (2 << 20), "at most"),
+        ("run.txt", "{}", "unknown file type"),
+    ],
+)
+def test_files_that_are_no_run(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_run(write(tmp_path, name, text))
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(bytes(range(256)) * 1000)
+    with pytest.raises(InputError, match="is not text"):
+        load_run(tmp_path / "run.json")
+    with pytest.raises(InputError, match="no such file"):
+        load_run(tmp_path / "none.json")
+    with pytest.raises(InputError, match="is a folder"):
+        load_run(tmp_path)
+
+
+def test_rows_name_the_broken_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "runs.jsonl", '{"id": "a"}\n\n{"id": \n')
+    with pytest.raises(InputError, match="line 3"):
+        list(load_rows(path))
+
+
+def test_a_config_is_found_beside_the_run_file(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", "{}")
+    path = write(tmp_path, "run.json", json.dumps({**RUN, "model": {"config": "config.json", "seq": 128}}))
+    assert load_run(path)["model"]["config"] == str(tmp_path / "config.json")
+
+
+def test_missing_sections_are_named() -> None:
+    with pytest.raises(InputError, match="model"):
+        parse_run({"hardware": "dgx-h100:1"})
+    with pytest.raises(InputError, match="hardware needs a cluster, or gpu and n_gpus"):
+        plan_from_run({"model": {"name": "llama-3.1-8b", "seq": 8}, "hardware": {}})
+    with pytest.raises(InputError, match=r"model\.seq is missing"):
+        plan_from_run(RUN)

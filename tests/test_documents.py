@@ -1,0 +1,68 @@
+"""Documents that show code tell the truth: their blocks run, and examples print what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^    (?:.*&& )?(meshwright .+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+
+
+def blocks(path: Path, language: str) -> str:
+    """All blocks of a language, in order: later ones may use what earlier ones define."""
+    return "\n".join(code for name, code in BLOCK.findall(path.read_text()) if name == language)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p, "python")], ids=relative)
+def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-W", "error", "-c", blocks(path, "python"), cwd=tmp_path)
+
+
+def test_readme_shows_the_api() -> None:
+    assert "from planner import" in blocks(ROOT / "README.md", "python")
+
+
+def test_readme_first_command_recommends_a_plan() -> None:
+    command = next(iter(COMMAND.findall((ROOT / "README.md").read_text())))
+    printed = run(sys.executable, "-m", "planner.cli", *command.split()[1:])
+    assert "128 x" in printed
+    assert "step time" in printed
+
+
+def test_readme_run_file_evaluates(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(blocks(ROOT / "README.md", "toml"))
+    assert "step time" in run(sys.executable, "-m", "planner.cli", "evaluate", str(file))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=relative)
+def test_examples_print_what_they_say(path: Path) -> None:
+    printed = run(sys.executable, str(path))
+    expected = path.with_suffix(".out")
+    if expected.exists():
+        assert printed == expected.read_text()
+    else:
+        assert printed
