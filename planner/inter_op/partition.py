@@ -1,0 +1,269 @@
+"""Cutting layers into pipeline stages, and the cluster into submeshes, by dynamic programming.
+
+A step of a pipeline with stages of t_1 .. t_S seconds per microbatch and m microbatches takes
+
+    T = sum_i t_i + (m - 1) max_i t_i
+
+(fill and drain once, then the slowest stage sets the pace). For a bound t on the slowest stage, the least sum
+is a shortest path over the cuts. Only a few bounds can matter: from the least bottleneck possible up to where
+(m - 1) t alone spoils the best T known; each path's own bottleneck says where to go on below. The answer is
+exact. Transfers between stages belong to the stage seconds that the caller gives.
+Source: Zheng et al., "Alpa", OSDI 2022, section 5, which tries every bound in increasing order.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import Infeasible, InputError
+
+Array = npt.NDArray[np.float64]
+Combine = Callable[[Array, Array], Array]
+
+ROUNDING = 1e-9
+"""Times that differ by less than this share are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePartition:
+    """Layers cut into consecutive stages."""
+
+    stages: tuple[tuple[int, int], ...]
+    """Half-open ranges of layers, in order."""
+    stage_seconds: tuple[float, ...]
+    """Per stage and microbatch [s]."""
+    submeshes: tuple[int, ...] = ()
+    """Per stage the number of its submesh, where those were to be chosen."""
+
+    @property
+    def total(self) -> float:
+        """One microbatch through all stages [s]."""
+        return sum(self.stage_seconds)
+
+    @property
+    def slowest(self) -> float:
+        """One microbatch on the slowest stage [s]."""
+        return max(self.stage_seconds)
+
+    def step_seconds(self, num_microbatches: int) -> float:
+        """T above [s]."""
+        return self.total + (num_microbatches - 1) * self.slowest
+
+
+def partition_layers(
+    num_layers: int,
+    num_stages: int,
+    stage_seconds: Callable[[int, int, int], float],
+    stage_fits: Callable[[int, int, int], bool],
+    num_microbatches: int,
+) -> StagePartition:
+    """The fastest cut of layers into exactly ``num_stages`` stages of at least one layer.
+
+    ``stage_seconds(start, end, stage)`` [s] and ``stage_fits(start, end, stage)`` are called once at most
+    per argument tuple. Equal times are decided by the more even layer counts, then by fewer layers first.
+    Raises `Infeasible` where no cut fits.
+    """
+    width = _check(num_layers, num_stages, num_microbatches)
+    seconds = np.full((num_stages, width, width), np.inf)
+    for stage in range(num_stages):
+        for first in range(width if stage else 1):
+            for last in range(first, width) if stage < num_stages - 1 else (width - 1,):
+                start, end = stage + first, stage + last + 1
+                if stage_fits(start, end, stage):
+                    seconds[stage, first, last] = stage_seconds(start, end, stage)
+    return _best_cut(seconds, num_microbatches)
+
+
+def partition_homogeneous(
+    layer_seconds: Sequence[float] | Array,
+    num_stages: int,
+    num_microbatches: int,
+    first_extra: float = 0.0,
+    last_extra: float = 0.0,
+    max_layers_per_stage: Sequence[int] | None = None,
+) -> StagePartition:
+    """`partition_layers` where a stage's seconds are the sum of its layers', whichever stage it is.
+
+    ``first_extra`` and ``last_extra`` [s] come on top on the first and last stage (embedding, head and loss);
+    ``max_layers_per_stage`` says how many layers fit on each stage.
+    """
+    layers = np.asarray(layer_seconds, dtype=np.float64)
+    width = _check(layers.size, num_stages, num_microbatches)
+    if max_layers_per_stage is not None and len(max_layers_per_stage) != num_stages:
+        raise InputError(
+            f"max_layers_per_stage has {len(max_layers_per_stage)} entries for {num_stages} stages"
+        )
+    before = np.concatenate([[0.0], np.cumsum(layers)])
+    stage, first, last = np.ogrid[:num_stages, :width, :width]
+    count = last - first + 1
+    room = np.full(num_stages, width) if max_layers_per_stage is None else np.asarray(max_layers_per_stage)
+    allowed = (count >= 1) & (count <= room[:, None, None])
+    seconds = np.where(allowed, before[stage + last + 1] - before[stage + first], np.inf)
+    seconds[0] += first_extra
+    seconds[-1] += last_extra
+    return _best_cut(seconds, num_microbatches)
+
+
+def partition_submeshes(
+    num_layers: int,
+    num_devices: int,
+    submesh_sizes: Sequence[int],
+    stage_cost: Callable[[int, int, int, int], float],
+    num_microbatches: int,
+) -> StagePartition:
+    """The fastest cut of layers into any number of stages that together use all devices.
+
+    Submesh number k has ``submesh_sizes[k]`` devices and may be used any number of times.
+    ``stage_cost(start, end, submesh, stages_after)`` [s] is called at most once per argument tuple; ``inf``
+    where the stage does not fit in memory, which may depend on how many stages come after it. Equal times are
+    decided by fewer stages. Raises `Infeasible` where nothing fits.
+    """
+    if num_layers < 1 or num_microbatches < 1 or min(submesh_sizes, default=0) < 1:
+        raise InputError(
+            "layers, microbatches and submesh sizes must be at least 1, and there must be a submesh"
+        )
+    sizes = tuple(submesh_sizes)
+    seconds = _submesh_seconds(num_layers, num_devices, sizes, stage_cost)
+    bottleneck = float(_cover(seconds, sizes, num_devices, np.maximum)[:, 0, num_devices].min())
+    if np.isinf(bottleneck):
+        raise Infeasible(
+            f"no way to put {num_layers} layers on {num_devices} devices in submeshes of {sorted(set(sizes))}"
+        )
+
+    def least(bound: float) -> StagePartition:
+        within = _within(seconds, bound)
+        return _read_cover(within, sizes, _cover(within, sizes, num_devices, np.add))
+
+    return _fastest(least, bottleneck, num_microbatches)
+
+
+def _fastest(
+    least: Callable[[float], StagePartition], bottleneck: float, num_microbatches: int
+) -> StagePartition:
+    """The partition of least T, ``least(t)`` being the one of least sum with no stage slower than t."""
+    best = least(bottleneck)
+    others = num_microbatches - 1
+    spare = best.step_seconds(num_microbatches) - least(np.inf).total
+    bound = spare / others if others else np.inf
+    while bound >= bottleneck:
+        cut = least(bound)
+        if cut.step_seconds(num_microbatches) < best.step_seconds(num_microbatches) * (1 - ROUNDING):
+            best = cut
+        if cut.total + others * bottleneck >= best.step_seconds(num_microbatches) * (1 - ROUNDING):
+            break
+        bound = cut.slowest * (1 - 2 * ROUNDING)
+    return best
+
+
+def _within(seconds: Array, bound: float) -> Array:
+    return np.where(seconds <= bound * (1 + ROUNDING), seconds, np.inf)
+
+
+def _check(num_layers: int, num_stages: int, num_microbatches: int) -> int:
+    """How many layers a stage can have, if every other has at least one."""
+    if num_stages < 1 or num_microbatches < 1:
+        raise InputError(
+            f"{num_stages} stages and {num_microbatches} microbatches given; both must be at least 1"
+        )
+    if num_stages > num_layers:
+        raise Infeasible(
+            f"{num_layers} layers cannot fill {num_stages} stages",
+            least_change=f"use at most {num_layers} stages",
+        )
+    return num_layers - num_stages + 1
+
+
+def _best_cut(seconds: Array, num_microbatches: int) -> StagePartition:
+    """The cut of least T; ``seconds[s, a, b]`` is stage s with the layers s + a to s + b, inclusive."""
+    bottleneck = float(_ahead(seconds, np.maximum)[0, 0])
+    if np.isinf(bottleneck):
+        raise Infeasible(_why_no_cut(seconds))
+    return _fastest(lambda bound: _most_even(_within(seconds, bound)), bottleneck, num_microbatches)
+
+
+def _ahead(seconds: Array, combine: Combine) -> Array:
+    """[s, a]: the least that stages s, s + 1, .. take where stage s begins with layer s + a."""
+    num_stages, width, _ = seconds.shape
+    least = np.full((num_stages + 1, width), np.inf)
+    least[-1, -1] = 0.0
+    for stage in reversed(range(num_stages)):
+        least[stage] = combine(seconds[stage], least[stage + 1]).min(axis=1)
+    return least
+
+
+def _most_even(seconds: Array) -> StagePartition:
+    """Of the cuts of least sum, the one with the least sum of squared layer counts."""
+    num_stages, width, _ = seconds.shape
+    ahead = _ahead(seconds, np.add)
+    behind = _ahead(seconds[::-1, ::-1, ::-1].transpose(0, 2, 1), np.add)[::-1, ::-1]
+    through = behind[:-1, :, None] + seconds + ahead[1:, None, :]
+    counts = np.arange(1, width + 1) - np.arange(width)[:, None]
+    squares = np.where(through <= ahead[0, 0] * (1 + ROUNDING), np.square(counts, dtype=np.float64), np.inf)
+    uneven = _ahead(squares, np.add)
+    stages, times, first = [], [], 0
+    for stage in range(num_stages):
+        last = int((squares[stage, first] + uneven[stage + 1]).argmin())
+        stages.append((stage + first, stage + last + 1))
+        times.append(float(seconds[stage, first, last]))
+        first = last
+    return StagePartition(tuple(stages), tuple(times))
+
+
+def _why_no_cut(seconds: Array) -> str:
+    num_stages, width, _ = seconds.shape
+    cut = f"no cut of {num_stages + width - 1} layers into {num_stages} stages fits"
+    full = [stage for stage in range(num_stages) if np.isinf(seconds[stage]).all()]
+    return f"{cut}; stage {full[0]} fits with no number of layers" if full else cut
+
+
+def _submesh_seconds(
+    num_layers: int,
+    num_devices: int,
+    sizes: tuple[int, ...],
+    stage_cost: Callable[[int, int, int, int], float],
+) -> Array:
+    """[stages after, submesh, start, end] -> seconds; ``inf`` where such a stage can be in no partition."""
+    most = min(num_layers, num_devices // min(sizes))
+    seconds = np.full((most, len(sizes), num_layers + 1, num_layers + 1), np.inf)
+    for after, (submesh, size) in itertools.product(range(most), enumerate(sizes)):
+        if size + after * min(sizes) > num_devices:
+            continue
+        for end in range(1, num_layers - after + 1) if after else (num_layers,):
+            for start in range(end):
+                seconds[after, submesh, start, end] = stage_cost(start, end, submesh, after)
+    return seconds
+
+
+def _cover(seconds: Array, sizes: tuple[int, ...], num_devices: int, combine: Combine) -> Array:
+    """[s, k, d]: the least that s stages take to hold layers k and later on exactly d devices."""
+    most, _, num_ends, _ = seconds.shape
+    least = np.full((most + 1, num_ends, num_devices + 1), np.inf)
+    least[0, -1, 0] = 0.0
+    for stages in range(1, most + 1):
+        for submesh, size in enumerate(sizes):
+            rest = least[stages - 1, None, :, : max(0, num_devices + 1 - size)]
+            taken = combine(seconds[stages - 1, submesh, :, :, None], rest).min(axis=1)
+            least[stages, :, size:] = np.minimum(least[stages, :, size:], taken)
+    return least
+
+
+def _read_cover(seconds: Array, sizes: tuple[int, ...], least: Array) -> StagePartition:
+    """The partition of least sum that `_cover` found: fewest stages, then lowest submesh, then shortest."""
+    by_stages = least[:, 0, -1]
+    count = int(np.argmax(by_stages <= by_stages.min() * (1 + ROUNDING)))
+    stages, times, submeshes = [], [], []
+    start, devices = 0, least.shape[2] - 1
+    for after in reversed(range(count)):
+        options = np.full(seconds.shape[1::2], np.inf)
+        for submesh, size in enumerate(sizes):
+            if size <= devices:
+                options[submesh] = seconds[after, submesh, start] + least[after, :, devices - size]
+        submesh, end = (int(i) for i in np.unravel_index(options.argmin(), options.shape))
+        stages.append((start, end))
+        times.append(float(seconds[after, submesh, start, end]))
+        submeshes.append(submesh)
+        start, devices = end, devices - sizes[submesh]
+    return StagePartition(tuple(stages), tuple(times), tuple(submeshes))
