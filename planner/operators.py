@@ -75,7 +75,7 @@ class OperatorRule:
     """Which rate bounds it: matrix units, the attention kernel, or memory."""
     flops: Callable[[Op, Block, Graph, Counting], OpFlops]
     splittable: Callable[[Op, Block, Graph], tuple[str, ...]]
-    """Dims that a mesh axis may split; a dim that follows another is not listed."""
+    """Dims that a mesh axis may split; a dim that follows another is listed as that one."""
     contracted: Callable[[Op, Block], tuple[str, ...]]
     """Dims whose split leaves partial sums in the outputs."""
     saved: Callable[[Op, Block, AttentionKernel], tuple[str, ...]]
@@ -87,7 +87,8 @@ ROUTING_KINDS = frozenset({"dispatch", "combine"})
 
 
 def _free(dims: Iterable[str], graph: Graph) -> tuple[str, ...]:
-    return tuple(d for d in dims if d not in INNER_DIMS and d not in graph.follows)
+    """Splittable ones among ``dims``, each once; a follower stands for the dim that it follows."""
+    return tuple(dict.fromkeys(graph.follows.get(d, d) for d in dims if d not in INNER_DIMS))
 
 
 def _no_dims(op: Op, block: Block) -> tuple[str, ...]:
@@ -112,7 +113,7 @@ def _query_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
 
 
 def _norm_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    over = str(op.attributes["over"]).split()
+    over = {graph.follows.get(d, d) for d in str(op.attributes["over"]).split()}
     return tuple(d for d in _output_dims(op, block, graph) if d not in over)
 
 

@@ -36,7 +36,9 @@ class Job(Record):
     master_weights: bool = True
     """Keep fp32 copies of the weights (and reduce gradients in ``grad_dtype``)."""
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Type in which gradients are accumulated and reduced."""
+    """Type in which gradients are accumulated."""
+    reduce_dtype: Literal["fp32", "bf16"] | None = None
+    """Type in which gradients travel; None is the software stack's habit."""
     attention: Literal["flash", "plain"] = "flash"
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""

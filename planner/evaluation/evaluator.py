@@ -13,7 +13,7 @@ from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, load_software
 from cost_models.compute import peak
 from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
-from planner.evaluation.memory import gradient_bytes, memory_by_rank, weight_bytes
+from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import StageCost, UnitCost, stage_cost
 from planner.evaluation.states import sync_of
@@ -135,7 +135,7 @@ class Evaluator:
         cost = self.block(plan, name, policy, shardings)
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
-            wire = weight_bytes(self.job), gradient_bytes(self.job)
+            wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
             self._units[key] = UnitCost(cost, sync_of(cost.weights, self.mesh(plan), plan, *wire))
         return self._units[key]
 

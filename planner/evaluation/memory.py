@@ -43,8 +43,13 @@ def weight_bytes(job: Job) -> float:
 
 
 def gradient_bytes(job: Job) -> float:
-    """Bytes per gradient as it is reduced."""
+    """Bytes per gradient as it is accumulated."""
     return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
+
+
+def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient on the wire."""
+    return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
 
 
 def model_states(
@@ -81,9 +86,9 @@ def _passing(stages: Sequence[StageCost], job: Job, plan: Parallelism, software:
                 sum(g.elements for g in stage.weights) for stage in stages
             ) * weight_bytes(job)
     if plan.zero_stage >= 2 and plan.shard_degree > 1:
-        passing["gradient_buffers"] = largest * (weight_bytes(job) + gradient_bytes(job))
+        passing["gradient_buffers"] = largest * (weight_bytes(job) + reduced_bytes(job, software))
     elif plan.data * plan.context > 1:
-        passing["gradient_buffers"] = min(software.gradient_bucket, largest * gradient_bytes(job))
+        passing["gradient_buffers"] = min(software.gradient_bucket, largest * reduced_bytes(job, software))
     return passing
 
 

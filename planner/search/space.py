@@ -2,7 +2,8 @@
 
 The space is stated here and nowhere else, so that "proven best" has a meaning: tensor parallelism inside one
 scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_TOKENS` per rank; expert
-parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages;
+parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages, but
+only for a model that is too large for one scale-up domain (`fits_one_domain`) or on request;
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory).
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
+from cost_models.memory import state_bytes
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
@@ -87,6 +89,24 @@ def device_counts(cluster: ClusterSpec, pins: Pins, objective: Objective) -> lis
     return [*inside, *whole]
 
 
+def fits_one_domain(evaluator: Evaluator) -> bool:
+    """Whether all states, sharded over one scale-up domain, leave half of its memory for activations.
+
+    Then copies of the domain do the job, and pipelines are not searched: the order in which practitioners
+    decide (memory optimisations first, inter-operator parallelism when they are not enough). A pin asks anyway.
+    """
+    job, cluster, setting = evaluator.job, evaluator.cluster, evaluator.setting
+    ranks = scale_up_size(cluster)
+    states = state_bytes(
+        setting.parameters, job.precision, job.optimizer, job.master_weights, job.grad_dtype, 3, ranks
+    )
+    return states.total <= cluster.device.memory / 2
+
+
+def _wants_pipeline(pins: Pins) -> bool:
+    return any(pin is not None for pin in (pins.pipeline, pins.virtual_stages, pins.schedule))
+
+
 def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
     """The pin, if there is one; legality is judged where it is used."""
     return [pin] if pin is not None else list(options)
@@ -109,12 +129,13 @@ def _layouts(evaluator: Evaluator, pins: Pins, devices: int) -> Iterator[tuple[i
     """(data, tensor, pipeline, context, expert) whose product is ``devices``."""
     graph, cluster, job = evaluator.graph, evaluator.cluster, evaluator.job
     experts = graph.dims.get("experts", 1)
+    stages = graph.num_layers if _wants_pipeline(pins) or not fits_one_domain(evaluator) else 1
     for t in _pinned(tensor_degrees(graph, cluster), pins.tensor):
         for c in _pinned(context_degrees(graph, job.seq_len), pins.context):
             if devices % (t * c):
                 continue
             rest = devices // (t * c)
-            for p in _pinned([p for p in divisors(rest) if p <= graph.num_layers], pins.pipeline):
+            for p in _pinned([p for p in divisors(rest) if p <= stages], pins.pipeline):
                 if rest % p or p > graph.num_layers:
                     continue
                 d = rest // p

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
@@ -35,12 +36,12 @@ class Mesh:
         """Devices along ``axis``; 1 where the mesh has none."""
         return self.sizes.get(axis, 1)
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         """Devices of the mesh."""
         return math.prod(self.sizes.values())
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Axes that split anything (size above 1), innermost first."""
         return tuple(a for a in AXES if self.size(a) > 1)

@@ -86,6 +86,7 @@ class Pricer:
     software: SoftwareSpec
     known: dict[tuple[object, ...], OpCost | EdgeCost] = field(default_factory=dict, repr=False)
     """Prices by value; pricers that differ only in how many ranks split the batch may share them."""
+    _situations: dict[Strategy, tuple[object, ...]] = field(default_factory=dict, repr=False)
     _outputs: dict[tuple[str, str, str, Strategy], ShardingSpec] = field(default_factory=dict, repr=False)
 
     @property
@@ -138,6 +139,12 @@ class Pricer:
 
     def _situation(self, strategy: Strategy) -> tuple[object, ...]:
         """What a price depends on: where data and expert ranks only split the batch, not how many they are."""
+        found = self._situations.get(strategy)
+        if found is None:
+            found = self._situations[strategy] = self._situation_of(strategy)
+        return found
+
+    def _situation_of(self, strategy: Strategy) -> tuple[object, ...]:
         sizes, batch = self.mesh.sizes, self.sizes.batch
         kept = strategy
         for axis in BATCH_AXES:
