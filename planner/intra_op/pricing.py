@@ -4,8 +4,9 @@ A node is an operator; its seconds are forward and backward, its bytes the activ
 a tensor between two operators; its seconds are the resharding of the tensor and of its gradient. A block that
 repeats receives what it leaves, so its input's edges come from its own output.
 
-In the free space the weights' gradient reduction and states are priced too, because there the choice decides
-how many copies of a weight exist; by roles all choices store the same weights.
+By roles, all choices store the same weights and ZeRO is decided around the ILP. In the free space the choice
+decides how many copies of a weight exist, so the weights' states and gradient reduction are priced too, and each
+operator may keep its weights whole or sharded over the ranks that would hold copies, gathered on use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +16,43 @@ import numpy as np
 
 from planner.evaluation.blocks import Edge, edges_of
 from planner.graph import Block, Op
-from planner.intra_op.problem import StrategyProblem
+from planner.intra_op.problem import Array, StrategyProblem
 from planner.operators import recomputed_ops, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, input_spec
 from planner.sharding.strategies import Space, strategies
 
 
+class Option(NamedTuple):
+    """One way to run an operator and to store its weights."""
+
+    strategy: Strategy
+    sharded: bool = False
+    """Weights are stored in shards over the ranks that sum their gradients, and gathered on use (ZeRO-3)."""
+
+    def __str__(self) -> str:
+        split = ",".join(f"{axis}:{dim}" for axis, dim in self.strategy) or "replicated"
+        return f"{split} sharded" if self.sharded else split
+
+
 class PricedBlock(NamedTuple):
     """A block's problem, with what is needed to read its answer."""
 
     problem: StrategyProblem
-    strategies: tuple[tuple[Strategy, ...], ...]
+    options: tuple[tuple[Option, ...], ...]
     """Per operator, in the block's order."""
 
     def assignment(self, block: Block, choice: Sequence[int]) -> Mapping[str, Strategy]:
         """Operator name -> chosen strategy."""
-        return {op.name: self.strategies[i][choice[i]] for i, op in enumerate(block.ops)}
+        return {op.name: self.options[i][choice[i]].strategy for i, op in enumerate(block.ops)}
+
+    def sharded(self, block: Block, choice: Sequence[int]) -> frozenset[str]:
+        """Operators whose weights the choice stores in shards."""
+        return frozenset(op.name for i, op in enumerate(block.ops) if self.options[i][choice[i]].sharded)
 
     def choice(self, block: Block, assignment: Mapping[str, Strategy]) -> tuple[int, ...]:
-        """Indices of ``assignment``; raises ``ValueError`` where a strategy is not in the space."""
-        return tuple(self.strategies[i].index(tuple(assignment[op.name])) for i, op in enumerate(block.ops))
+        """Indices of ``assignment``, weights whole; raises ``ValueError`` where a strategy is not in the space."""
+        return tuple(self.options[i].index(Option(tuple(assignment[op.name]))) for i, op in enumerate(block.ops))
 
 
 class Ends(NamedTuple):
@@ -50,67 +67,53 @@ class Ends(NamedTuple):
 
 
 class StateCost(NamedTuple):
-    """What one stored weight element costs, for the free space."""
+    """What one weight element costs, for the free space."""
 
     bytes_per_element: float
     """Weights, gradients and optimizer states [bytes]."""
+    gather_bytes_per_element: float
+    """Of a weight, as gathered [bytes]."""
     reduce_bytes_per_element: float
     """Of its gradient, as reduced [bytes]."""
     microbatches: int
-    """Over which one reduction is spread."""
+    """Over which the reduction of whole gradients is spread; sharded ones are reduced every time."""
+
+
+class Situation(NamedTuple):
+    """What a block is priced for."""
+
+    policy: str = "none"
+    ends: Ends = Ends()
+    states: StateCost | None = None
+    """None: weights are left to whoever asks."""
 
 
 def price_block(
     pricer: Pricer,
     block: Block,
-    *,
+    situation: Situation | None = None,
     space: Space = "roles",
-    policy: str = "none",
     memory_limit: float = float("inf"),
-    ends: Ends = Ends(),
-    states: StateCost | None = None,
 ) -> PricedBlock:
-    """Tabulate every strategy and edge of ``block``.
+    """Tabulate every option and edge of ``block``.
 
     What the policy repeats in the backward is counted twice; full recomputation repeats communication too.
     """
-    options = tuple(strategies(op, block, pricer.sizes, space) for op in block.ops)
+    table = _Table(pricer, block, situation or Situation())
+    options = tuple(table.options(op, space) for op in block.ops)
+    seconds = [table.op_seconds(op, choices) for op, choices in zip(block.ops, options, strict=True)]
+    held = [table.op_bytes(op, choices) for op, choices in zip(block.ops, options, strict=True)]
     index = {op.name: i for i, op in enumerate(block.ops)}
-    again = policy == "full"
-    repeated = set(recomputed_ops(block, policy, pricer.job.attention))
-    kept = set(saved_tensors(block, policy, pricer.job.attention))
-    outlet = block.producer.get(block.outputs[0]) if block.outputs else None
-    seconds, held = [], []
-    for op, choices in zip(block.ops, options, strict=True):
-        costs = [pricer.op(block, op, s) for s in choices]
-        seconds.append(
-            np.array(
-                [
-                    c.seconds
-                    + (op.name in repeated) * c.forward
-                    + again * sum(x.seconds for x in c.comm_forward)
-                    for c in costs
-                ]
-            )
-        )
-        if op.name == outlet:
-            seconds[-1] = seconds[-1] + [_leaving(pricer, block, op, s, ends) for s in choices]
-        held.append(np.array([_kept_bytes(pricer, block, op, s, kept) for s in choices]))
-        if states is not None:
-            seconds[-1] = seconds[-1] + [_reduction(pricer, block, op, s, states) for s in choices]
-            held[-1] = held[-1] + [_state_bytes(pricer, block, op, s, states) for s in choices]
     edges, tables = [], []
     for edge in edges_of(block):
-        maker = edge.producer or (outlet if ends.entry is None else None)
         v = index[edge.consumer]
+        maker = table.maker(edge)
         if maker is None:
-            source = ends.entry or ShardingSpec()
-            row = [_edge_seconds(pricer, block, edge, source, s, again) for s in options[v]]
-            seconds[v] = seconds[v] + np.array(row)
-            continue
-        u = index[maker]
-        tables.append(_edge_table(pricer, block, edge, maker, options[u], options[v], again))
-        edges.append((u, v))
+            source = table.ends.entry or ShardingSpec()
+            seconds[v] = seconds[v] + [table.edge_seconds(edge, source, o.strategy) for o in options[v]]
+        else:
+            edges.append((index[maker.name], v))
+            tables.append(table.edge_table(edge, maker, options[index[maker.name]], options[v]))
     problem = StrategyProblem(
         nodes=tuple(op.name for op in block.ops),
         seconds=tuple(seconds),
@@ -118,65 +121,110 @@ def price_block(
         edges=tuple(edges),
         edge_seconds=tuple(tables),
         memory_limit=memory_limit,
-        labels=tuple(tuple(_label(s) for s in choices) for choices in options),
+        labels=tuple(tuple(str(o) for o in choices) for choices in options),
     )
     return PricedBlock(problem, options)
 
 
-def _leaving(pricer: Pricer, block: Block, op: Op, strategy: Strategy, ends: Ends) -> float:
-    """Price of handing the block's output over; infinite where it must be left otherwise."""
-    tensor = block.tensor[block.outputs[0]]
-    left = pricer.output(block, op, tensor, strategy)
-    if ends.must_leave is not None and left != ends.must_leave:
-        return float("inf")
-    return 0.0 if ends.leaves is None else pricer.transition(tensor, left, ends.leaves).seconds
+class _Table:
+    """Rows of the problem for one block."""
 
+    def __init__(self, pricer: Pricer, block: Block, situation: Situation) -> None:
+        self.pricer, self.block = pricer, block
+        self.ends, self.states = situation.ends, situation.states
+        kernel = pricer.job.attention
+        self.everything = situation.policy == "full"
+        self.repeated = set(recomputed_ops(block, situation.policy, kernel))
+        self.kept = set(saved_tensors(block, situation.policy, kernel))
+        self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
+        self.by_name = {op.name: op for op in block.ops}
 
-def _label(strategy: Strategy) -> str:
-    return ",".join(f"{axis}:{dim}" for axis, dim in strategy) or "replicated"
+    def options(self, op: Op, space: Space) -> tuple[Option, ...]:
+        """Strategies, with and without sharded weights where they are priced."""
+        found = [Option(s) for s in strategies(op, self.block, self.pricer.sizes, space)]
+        if self.states is not None:
+            found += [Option(o.strategy, True) for o in found if self._weights(op, o.strategy)]
+        return tuple(found)
 
+    def maker(self, edge: Edge) -> Op | None:
+        """Operator that makes the edge's tensor; the block's own last one for a block that follows itself."""
+        name = edge.producer or (self.outlet if self.ends.entry is None else None)
+        return None if name is None else self.by_name[name]
 
-def _edge_table(
-    pricer: Pricer,
-    block: Block,
-    edge: Edge,
-    maker: str,
-    left: Sequence[Strategy],
-    right: Sequence[Strategy],
-    again: bool,
-) -> np.ndarray:
-    op = next(o for o in block.ops if o.name == maker)
-    name = edge.tensor if edge.producer else block.outputs[0]
-    sources = [pricer.output(block, op, block.tensor[name], s) for s in left]
-    return np.array([[_edge_seconds(pricer, block, edge, s, t, again) for t in right] for s in sources])
+    def op_seconds(self, op: Op, choices: Sequence[Option]) -> Array:
+        """Node seconds of every option."""
+        return np.array([self._op_seconds(op, option) for option in choices])
 
+    def _op_seconds(self, op: Op, option: Option) -> float:
+        cost = self.pricer.op(self.block, op, option.strategy)
+        total = cost.seconds + (op.name in self.repeated) * cost.forward
+        if self.everything:
+            total += sum(comm.seconds for comm in cost.comm_forward)
+        if op.name == self.outlet:
+            total += self._leaving(op, option.strategy)
+        return total + self._state_seconds(op, option)
 
-def _edge_seconds(
-    pricer: Pricer, block: Block, edge: Edge, source: ShardingSpec, strategy: Strategy, again: bool
-) -> float:
-    cost = pricer.edge(block, edge.tensor, source, strategy)
-    return cost.seconds + again * sum(c.seconds for c in cost.forward)
+    def op_bytes(self, op: Op, choices: Sequence[Option]) -> Array:
+        """Node bytes of every option: activations kept, and states where they are priced."""
+        return np.array([self._kept_bytes(op, o.strategy) + self._state_bytes(op, o) for o in choices])
 
+    def edge_table(self, edge: Edge, maker: Op, left: Sequence[Option], right: Sequence[Option]) -> Array:
+        """Edge seconds of every pair of options."""
+        name = edge.tensor if edge.producer else self.block.outputs[0]
+        tensor = self.block.tensor[name]
+        sources = [self.pricer.output(self.block, maker, tensor, o.strategy) for o in left]
+        return np.array([[self.edge_seconds(edge, source, o.strategy) for o in right] for source in sources])
 
-def _kept_bytes(pricer: Pricer, block: Block, op: Op, strategy: Strategy, kept: set[str]) -> float:
-    outputs = (t for t in op.outputs if t in kept)
-    return sum(
-        pricer.tensor_bytes(block.tensor[t], pricer.output(block, op, block.tensor[t], strategy))
-        for t in outputs
-    )
+    def edge_seconds(self, edge: Edge, source: ShardingSpec, strategy: Strategy) -> float:
+        """One tensor from ``source`` to what ``strategy`` needs, and its gradient back."""
+        cost = self.pricer.edge(self.block, edge.tensor, source, strategy)
+        return cost.seconds + self.everything * sum(comm.seconds for comm in cost.forward)
 
+    def _leaving(self, op: Op, strategy: Strategy) -> float:
+        """Price of handing the block's output over; infinite where it must be left otherwise."""
+        tensor = self.block.tensor[self.block.outputs[0]]
+        left = self.pricer.output(self.block, op, tensor, strategy)
+        if self.ends.must_leave is not None and left != self.ends.must_leave:
+            return float("inf")
+        return 0.0 if self.ends.leaves is None else self.pricer.transition(tensor, left, self.ends.leaves).seconds
 
-def _reduction(pricer: Pricer, block: Block, op: Op, strategy: Strategy, states: StateCost) -> float:
-    total = 0.0
-    for weight in (block.tensor[w] for w in op.weights):
-        axes = pricer.sync_axes(weight, strategy)
-        if axes:
-            local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
-            total += pricer.comm("all_reduce", axes, local * states.reduce_bytes_per_element).seconds
-    return total / states.microbatches
+    def _kept_bytes(self, op: Op, strategy: Strategy) -> float:
+        outputs = (self.block.tensor[t] for t in op.outputs if t in self.kept)
+        return sum(
+            self.pricer.tensor_bytes(t, self.pricer.output(self.block, op, t, strategy)) for t in outputs
+        )
 
+    def _weights(self, op: Op, strategy: Strategy) -> list[tuple[tuple[str, ...], float]]:
+        """(axes that sum the gradient, local elements) of each weight that has such axes."""
+        found = []
+        for weight in (self.block.tensor[w] for w in op.weights):
+            axes = self.pricer.sync_axes(weight, strategy)
+            if axes:
+                spec = input_spec(self.pricer.graph, weight, strategy)
+                found.append((axes, self.pricer.sizes.elements(weight, spec)))
+        return found
 
-def _state_bytes(pricer: Pricer, block: Block, op: Op, strategy: Strategy, states: StateCost) -> float:
-    weights = (block.tensor[w] for w in op.weights)
-    local = (pricer.sizes.elements(w, input_spec(pricer.graph, w, strategy)) for w in weights)
-    return states.bytes_per_element * sum(local)
+    def _state_seconds(self, op: Op, option: Option) -> float:
+        """Reduction of gradients, and gathering of sharded weights for forward and backward."""
+        if self.states is None:
+            return 0.0
+        total = 0.0
+        for axes, elements in self._weights(op, option.strategy):
+            gradients = elements * self.states.reduce_bytes_per_element
+            if option.sharded:
+                weights = elements * self.states.gather_bytes_per_element
+                total += 2 * self.pricer.comm("all_gather", axes, weights).seconds
+                total += self.pricer.comm("reduce_scatter", axes, gradients).seconds
+            else:
+                total += self.pricer.comm("all_reduce", axes, gradients).seconds / self.states.microbatches
+        return total
+
+    def _state_bytes(self, op: Op, option: Option) -> float:
+        if self.states is None:
+            return 0.0
+        total = 0.0
+        for weight in (self.block.tensor[w] for w in op.weights):
+            axes = self.pricer.sync_axes(weight, option.strategy)
+            local = self.pricer.sizes.elements(weight, input_spec(self.pricer.graph, weight, option.strategy))
+            total += local / (self.pricer.mesh.group(axes).size if option.sharded and axes else 1)
+        return self.states.bytes_per_element * total

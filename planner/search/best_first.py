@@ -17,7 +17,7 @@ from planner.evaluation.memory import model_states
 from planner.evaluation.stages import StageCost
 from planner.graph import Block
 from planner.intra_op.ilp import solve
-from planner.intra_op.pricing import Ends, price_block
+from planner.intra_op.pricing import Ends, Situation, price_block
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.bounds import memory_floor, pipeline_seconds
@@ -150,8 +150,8 @@ class Search:
             experts = c.expert if any("experts" in t.dims for t in block.tensors) else min(c.expert, 2)
             key = (c.tensor, c.context, experts, c.data // c.expert > 1, c.micro_batch, block.name, policy, ends)
             if key not in self._solved:
-                priced = price_block(pricer, block, policy=policy, ends=ends)
-                free = any(len(options) > 1 for options in priced.strategies)
+                priced = price_block(pricer, block, Situation(policy, ends))
+                free = any(len(options) > 1 for options in priced.options)
                 choice = solve(priced.problem).choice if free else (0,) * len(block.ops)
                 self._solved[key] = priced.assignment(block, choice)
             chosen[block.name] = self._solved[key]
