@@ -6,21 +6,22 @@ has ``expert`` x ``data / expert``.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
 from planner.models.model import Model
-from planner.sharding.mesh import AXES
 
-SCHEMA = "meshwright/plan/1"
+SCHEMA: Final = "meshwright/plan/1"
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["optimizer", "weights", "activations"]
 Degree = Annotated[int, Field(gt=0)]
 
 
@@ -63,7 +64,7 @@ class Pins(Record):
     expert: Degree | None = None
     virtual_stages: Degree | None = None
     micro_batch: Degree | None = None
-    zero_stage: Literal[0, 1, 2, 3] | None = None
+    zero_stage: ZeroStage | None = None
     sharding: Sharding | None = None
     recompute: str | None = None
     schedule: str | None = None
@@ -96,7 +97,7 @@ class Parallelism(Record):
     virtual_stages: Degree = 1
     micro_batch: Degree = 1
     num_microbatches: Degree = 1
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: ZeroStage = 0
     sharding: Sharding = "NO_SHARD"
     shard_degree: Degree = 1
     """Data-parallel (and context) ranks over which states are sharded."""
@@ -106,7 +107,7 @@ class Parallelism(Record):
     recompute: str = "none"
     schedule: str = "1f1b"
     stages: tuple[StagePlan, ...] = ()
-    offload: tuple[Literal["optimizer", "weights", "activations"], ...] = ()
+    offload: tuple[Offload, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -116,7 +117,9 @@ class Parallelism(Record):
     @model_validator(mode="after")
     def _consistent(self) -> "Parallelism":
         if self.data % self.expert:
-            raise ValueError(f"expert parallel degree {self.expert} must divide the data parallel degree {self.data}")
+            raise ValueError(
+                f"expert parallel degree {self.expert} must divide the data parallel degree {self.data}"
+            )
         return self
 
 

@@ -101,7 +101,7 @@ def block_terms(
     """
     left = exit_of(pricer, block, assignment)
     entry = left if entry is None else entry
-    specs: dict[str, ShardingSpec] = {name: entry for name in block.inputs}
+    specs: dict[str, ShardingSpec] = dict.fromkeys(block.inputs, entry)
     ops: dict[str, OpCost] = {}
     weights: dict[tuple[str, ...], float] = {}
     for op in block.ops:
@@ -143,10 +143,15 @@ def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> di
     for op in block.ops:
         for name in operator_rule(op).saved(op, block, pricer.job.attention):
             tensor = block.tensor[name]
-            if tensor.role == "activation" and name not in block.producer and name not in block.inputs:
-                found[name] = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, assignment[op.name]))
-            elif tensor.role == "input":
-                found[name] = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, assignment[op.name]))
+            if (
+                tensor.role == "activation"
+                and name not in block.producer
+                and name not in block.inputs
+                or tensor.role == "input"
+            ):
+                found[name] = pricer.tensor_bytes(
+                    tensor, input_spec(pricer.graph, tensor, assignment[op.name])
+                )
     return found
 
 

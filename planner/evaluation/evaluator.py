@@ -22,10 +22,10 @@ from planner.graph import BATCH, count_parameters
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
-from planner.plans import AXES, Estimate, Job, Parallelism, Plan
+from planner.plans import Estimate, Job, Parallelism, Plan
 from planner.sharding.layouts import named_layout
-from planner.sharding.mesh import Mesh
-from planner.sharding.pricing import EdgeCost, OpCost, Pricer
+from planner.sharding.mesh import AXES, Mesh
+from planner.sharding.pricing import Array, EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Sizes
 
 Shardings = Mapping[str, Assignment]
@@ -63,6 +63,7 @@ class Evaluator:
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
+        self._tables: dict[tuple[object, ...], tuple[Array, ...]] = {}
         self._blocks: dict[tuple[object, ...], BlockCost] = {}
         self._units: dict[tuple[object, ...], UnitCost] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
@@ -84,7 +85,7 @@ class Evaluator:
         key = (*mesh.sizes.values(), plan.micro_batch)
         if key not in self._pricers:
             sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data)
-            self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software, self._known)
+            self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software, self._known, self._tables)
         return self._pricers[key]
 
     def cuts(self, plan: Parallelism) -> tuple[int, ...]:
@@ -142,7 +143,14 @@ class Evaluator:
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
         self._held[id(shardings)] = shardings
-        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch, plan.sequence_parallel)
+        degrees = (
+            plan.tensor,
+            plan.context,
+            plan.expert,
+            plan.data,
+            plan.micro_batch,
+            plan.sequence_parallel,
+        )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
         key = (*degrees, *states, policy, id(shardings), shape)
         if key not in self._stages:

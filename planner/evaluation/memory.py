@@ -52,16 +52,19 @@ def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
 
 
-def model_states(
-    weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh
-) -> dict[str, float]:
+def model_states(weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh) -> dict[str, float]:
     """Weights, master weights, gradients and optimizer states of one device, by component [bytes]."""
     groups = tuple(weights)
     whole = sum(g.elements for g in groups)
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     states = state_bytes(
-        whole, job.precision, job.optimizer, job.master_weights, job.grad_dtype,
-        plan.zero_stage, max(1.0, whole / shard) if shard else 1.0,
+        whole,
+        job.precision,
+        job.optimizer,
+        job.master_weights,
+        job.grad_dtype,
+        plan.zero_stage,
+        max(1.0, whole / shard) if shard else 1.0,
     )
     held = {
         "weights": states.weights,
@@ -74,7 +77,9 @@ def model_states(
     return held
 
 
-def _passing(stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec) -> dict[str, float]:
+def _passing(
+    stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec
+) -> dict[str, float]:
     """What comes and goes in forward and backward: gathered weights, unreduced gradients, buckets."""
     largest = max(stage.largest_unit for stage in stages)
     passing = {"gathered_weights": 0.0, "gradient_buffers": 0.0}
@@ -109,7 +114,9 @@ def device_memory(
         "activations": min(activations, 2 * max(s.saved_bytes for s in stages)) if in_host else activations,
         "workspace": max(stage.workspace_bytes for stage in stages),
     }
-    shard = sum(sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages)
+    shard = sum(
+        sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
+    )
     optimizer = {**states, "optimizer_temporaries": shard * software.optimizer_temporaries}
     at_backward, at_optimizer = sum(backward.values()), sum(optimizer.values())
     phase = "backward" if at_backward >= at_optimizer else "optimizer"
@@ -118,9 +125,14 @@ def device_memory(
     fragmentation = software.fragmentation * (tensors - sum(states.values()))
     communicators = software.communicator * num_communicators(plan)
     components = {
-        **live, "fragmentation": fragmentation, "communicators": communicators, "framework": software.context,
+        **live,
+        "fragmentation": fragmentation,
+        "communicators": communicators,
+        "framework": software.context,
     }
-    return DeviceMemory({k: v for k, v in components.items() if v > 0}, tensors, tensors + fragmentation, phase)
+    return DeviceMemory(
+        {k: v for k, v in components.items() if v > 0}, tensors, tensors + fragmentation, phase
+    )
 
 
 def num_communicators(plan: Parallelism) -> int:

@@ -34,7 +34,8 @@ def orthogonalisation_flops(graph: Graph) -> float:
         for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
             for _, dims in matmul_dims(op, block):
                 rows, columns, each = (
-                    math.prod(graph.dims[d] for d in names) for names in (dims.columns, dims.contracted, dims.grouped)
+                    math.prod(graph.dims[d] for d in names)
+                    for names in (dims.columns, dims.contracted, dims.grouped)
                 )
                 total += count * each * newton_schulz_flops(rows, columns)
     return total

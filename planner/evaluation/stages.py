@@ -1,6 +1,6 @@
 """Time of one pipeline stage for one micro-batch: compute, exposed communication, gathers of sharded weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -79,53 +79,78 @@ def reduces_every_microbatch(plan: Parallelism) -> bool:
     return plan.zero_stage >= 2
 
 
-def stage_cost(
-    units: Iterable[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec, host_bandwidth: float | None
-) -> StageCost:
-    """Add up the blocks of one stage, each with its count."""
-    parts = dict.fromkeys(PARTS, 0.0)
-    forward = backward_input = backward_weight = 0.0
-    saved = boundary = workspace = largest = 0.0
-    weights: dict[tuple[str, ...], float] = {}
-    total_sync = Sync()
-    sent: dict[str, float] = {}
+class _UnitTime(NamedTuple):
+    """One block for one micro-batch [s]."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    parts: Mapping[str, float]
+
+
+def _unit_time(
+    unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host_bandwidth: float | None
+) -> _UnitTime:
+    """Forward beside its gather, backward beside the next gather and the reduction of its gradients.
+
+    Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
+    """
+    block, sync = unit
     gather_forward, gather_backward = gathers_weights(plan)
-    first_gather = 0.0
-    for (block, sync), count in units:
-        comm_f, comm_b = block.comm_forward, block.comm_backward
-        moved = _offload_seconds(block, plan, host_bandwidth)
-        hidden_f = (sync.gather if gather_forward else 0.0) + moved
-        hidden_b = (sync.gather if gather_backward else 0.0) + moved
-        hidden_b += sync.reduce if reduces_every_microbatch(plan) else 0.0
-        gradients = block.backward_input + block.backward_weight
-        front = _overlapped(block.forward, sum(comm_f.values()), hidden_f, software)
-        back = _overlapped(gradients + block.recompute, sum(comm_b.values()), hidden_b, software)
-        forward += count * front.seconds
-        share = block.backward_weight / gradients if gradients else 0.0
-        weight_part = share * gradients
-        backward_weight += count * weight_part
-        backward_input += count * (back.seconds - weight_part)
-        parts["compute"] += count * (block.forward + gradients)
-        parts["recompute"] += count * block.recompute
-        parts["data"] += count * (front.exposed_data + back.exposed_data)
-        parts["overlap_slowdown"] += count * (front.slowdown + back.slowdown)
-        for comm in (comm_f, comm_b):
-            for axis, seconds in comm.items():
-                parts[axis] = parts.get(axis, 0.0) + count * seconds
-        saved += count * block.saved_bytes
-        boundary = block.boundary_bytes or boundary
-        workspace = max(workspace, block.workspace_bytes)
-        elements = sum(g.elements for g in block.weights)
-        largest = max(largest, elements)
-        first_gather = first_gather or (sync.gather if gather_forward else 0.0)
-        for group in block.weights:
+    moved = _offload_seconds(block, plan, host_bandwidth)
+    beside_forward = sync.gather * gather_forward + moved
+    beside_backward = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan) + moved
+    gradients = block.backward_input + block.backward_weight
+    front = _overlapped(block.forward, sum(block.comm_forward.values()), beside_forward, software)
+    back = _overlapped(
+        gradients + block.recompute, sum(block.comm_backward.values()), beside_backward, software
+    )
+    parts = {
+        "compute": block.forward + gradients,
+        "recompute": block.recompute,
+        "data": front.exposed_data + back.exposed_data,
+        "overlap_slowdown": front.slowdown + back.slowdown,
+    }
+    _add_all(parts, block.comm_forward, 1)
+    _add_all(parts, block.comm_backward, 1)
+    return _UnitTime(front.seconds, back.seconds - block.backward_weight, block.backward_weight, parts)
+
+
+def _add_all(total: dict[str, float], parts: Mapping[str, float], count: float) -> None:
+    for name, value in parts.items():
+        total[name] = total.get(name, 0.0) + count * value
+
+
+def stage_cost(
+    units: Sequence[tuple[UnitCost, int]],
+    plan: Parallelism,
+    software: SoftwareSpec,
+    host_bandwidth: float | None,
+) -> StageCost:
+    """Add up the blocks of one stage, each with its count; its first gather has nothing to hide behind."""
+    times = [(_unit_time(unit, plan, software, host_bandwidth), count) for unit, count in units]
+    blocks = [(unit.block, count) for unit, count in units]
+    first_gather = units[0][0].sync.gather if units and gathers_weights(plan)[0] else 0.0
+    parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
+    sent: dict[str, float] = {}
+    weights: dict[tuple[str, ...], float] = {}
+    sync = Sync()
+    for (unit, count), (time, _) in zip(units, times, strict=True):
+        _add_all(parts, time.parts, count)
+        _add_all(sent, unit.block.sent_bytes, count)
+        for group in unit.block.weights:
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
-        total_sync += sync.times(count)
-        for name, num_bytes in block.sent_bytes.items():
-            sent[name] = sent.get(name, 0.0) + count * num_bytes
-    parts["data"] += first_gather
-    groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
+        sync = sync.plus(unit.sync.times(count))
     return StageCost(
-        forward + first_gather, backward_input, backward_weight, parts, saved, boundary, workspace, largest,
-        groups, total_sync, sent,
+        forward=first_gather + sum(n * t.forward for t, n in times),
+        backward_input=sum(n * t.backward_input for t, n in times),
+        backward_weight=sum(n * t.backward_weight for t, n in times),
+        parts=parts,
+        saved_bytes=sum(n * b.saved_bytes for b, n in blocks),
+        boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
+        workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
+        largest_unit=max((sum(g.elements for g in b.weights) for b, _ in blocks), default=0.0),
+        weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
+        sync=sync,
+        sent_bytes=sent,
     )

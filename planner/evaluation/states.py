@@ -35,7 +35,8 @@ class Sync(NamedTuple):
     reduce_bytes: float = 0.0
     replicate_bytes: float = 0.0
 
-    def __add__(self, other: tuple[float, ...]) -> "Sync":
+    def plus(self, other: "Sync") -> "Sync":
+        """Both, one after the other."""
         return Sync(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: float) -> "Sync":
@@ -79,13 +80,15 @@ def sync_of(
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
         weights, gradients = group.elements * weight_bytes, group.elements * grad_bytes
-        total += _collective("all_gather", weights, shards.inner, "gather")
+        total = total.plus(_collective("all_gather", weights, shards.inner, "gather"))
         if plan.zero_stage:
-            total += _collective("reduce_scatter", gradients, shards.inner, "reduce")
-            total += _collective("all_reduce", gradients / shards.inner.size, shards.outer, "replicate")
+            total = total.plus(_collective("reduce_scatter", gradients, shards.inner, "reduce"))
+            total = total.plus(
+                _collective("all_reduce", gradients / shards.inner.size, shards.outer, "replicate")
+            )
         else:
-            total += _collective("all_reduce", gradients, shards.outer, "reduce")
-        total += _collective("all_reduce", gradients, shards.copies, "replicate")
+            total = total.plus(_collective("all_reduce", gradients, shards.outer, "reduce"))
+        total = total.plus(_collective("all_reduce", gradients, shards.copies, "replicate"))
     return total
 
 

@@ -52,7 +52,9 @@ def step_time(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[
     span = m * work[0]
     if p > 1:
         times = StageTimes(
-            [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
+            [s.forward for s in stages],
+            [s.backward_input for s in stages],
+            [s.backward_weight for s in stages],
         )
         sends = send_seconds(setting, plan, stages)
         span = makespan(plan.schedule, p, plan.virtual_stages, m, times, sends).makespan
@@ -117,7 +119,9 @@ def _tail(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[Stag
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
     if gathers_once(plan):
         exposed += max(0.0, sync.gather - overlap * sum(s.forward for s in stages))
-    elements = sum(sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages)
+    elements = sum(
+        sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
+    )
     return Tail(exposed, _optimizer_seconds(setting, plan, elements))
 
 
@@ -129,7 +133,7 @@ def gathers_once(plan: Parallelism) -> bool:
 def _sync(stages: Sequence[StageCost]) -> Sync:
     total = Sync()
     for stage in stages:
-        total += stage.sync
+        total = total.plus(stage.sync)
     return total
 
 

@@ -87,6 +87,9 @@ def solve(problem: StrategyProblem, seconds: float = 60.0, gap: float = 0.0) -> 
     Raises `Infeasible` where no choice is allowed and fits (it says the least memory that would do), and
     `SolverStopped` where time ran out before any was found.
     """
+    free = _without_limit(problem)
+    if free is not None:
+        return free
     tidy = apply(problem, merge_parallel_edges, drop_forbidden)
     try:
         solution = _by_elimination(tidy.problem, seconds, gap)
@@ -124,6 +127,19 @@ def solve_program(problem: StrategyProblem, seconds: float = 60.0, gap: float = 
     cost = problem.cost(choice)
     bound = cost if optimal and gap == 0 else min(cost, _dual_bound(model) / scale)
     return ProgramAnswer(choice, bound, True, optimal, method)
+
+
+def _without_limit(problem: StrategyProblem) -> Solution | None:
+    """The solution where elimination is narrow enough and its answer happens to fit; else None."""
+    try:
+        elimination = minimise(problem)
+    except TooWide:
+        return None
+    cost = elimination.constant
+    if math.isinf(cost) or not problem.fits(elimination.choice):
+        return None
+    cost = problem.cost(elimination.choice)
+    return Solution(elimination.choice, cost, cost, "optimal", "elimination")
 
 
 def _by_elimination(problem: StrategyProblem, seconds: float, gap: float) -> Solution:

@@ -52,7 +52,9 @@ class PricedBlock(NamedTuple):
 
     def choice(self, block: Block, assignment: Mapping[str, Strategy]) -> tuple[int, ...]:
         """Indices of ``assignment``, weights whole; raises ``ValueError`` where a strategy is not in the space."""
-        return tuple(self.options[i].index(Option(tuple(assignment[op.name]))) for i, op in enumerate(block.ops))
+        return tuple(
+            self.options[i].index(Option(tuple(assignment[op.name]))) for i, op in enumerate(block.ops)
+        )
 
 
 class Ends(NamedTuple):
@@ -101,8 +103,9 @@ def price_block(
     """
     table = _Table(pricer, block, situation or Situation())
     options = tuple(table.options(op, space) for op in block.ops)
-    seconds = [table.op_seconds(op, choices) for op, choices in zip(block.ops, options, strict=True)]
-    held = [table.op_bytes(op, choices) for op, choices in zip(block.ops, options, strict=True)]
+    seconds, held = map(
+        list, zip(*(table.row(op, o) for op, o in zip(block.ops, options, strict=True)), strict=True)
+    )
     index = {op.name: i for i, op in enumerate(block.ops)}
     edges, tables = [], []
     for edge in edges_of(block):
@@ -138,6 +141,8 @@ class _Table:
         self.kept = set(saved_tensors(block, situation.policy, kernel))
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
+        # A reduction of gradients depends on how many ranks split the batch; nothing else does.
+        self._what = (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
 
     def options(self, op: Op, space: Space) -> tuple[Option, ...]:
         """Strategies, with and without sharded weights where they are priced."""
@@ -151,9 +156,18 @@ class _Table:
         name = edge.producer or (self.outlet if self.ends.entry is None else None)
         return None if name is None else self.by_name[name]
 
-    def op_seconds(self, op: Op, choices: Sequence[Option]) -> Array:
-        """Node seconds of every option."""
-        return np.array([self._op_seconds(op, option) for option in choices])
+    def row(self, op: Op, choices: Sequence[Option]) -> tuple[Array, Array]:
+        """Node seconds, and node bytes: activations kept, and states where they are priced."""
+        key = ("row", self.block.name, op.name, self._what, *self._where(choices))
+        found = self.pricer.tables.get(key)
+        if found is None:
+            seconds = [self._op_seconds(op, o) for o in choices]
+            held = [self._kept_bytes(op, o.strategy) + self._state_bytes(op, o) for o in choices]
+            found = self.pricer.tables[key] = (np.array(seconds), np.array(held))
+        return found[0], found[1]
+
+    def _where(self, choices: Sequence[Option]) -> tuple[object, ...]:
+        return tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
 
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
@@ -164,12 +178,23 @@ class _Table:
             total += self._leaving(op, option.strategy)
         return total + self._state_seconds(op, option)
 
-    def op_bytes(self, op: Op, choices: Sequence[Option]) -> Array:
-        """Node bytes of every option: activations kept, and states where they are priced."""
-        return np.array([self._kept_bytes(op, o.strategy) + self._state_bytes(op, o) for o in choices])
-
     def edge_table(self, edge: Edge, maker: Op, left: Sequence[Option], right: Sequence[Option]) -> Array:
         """Edge seconds of every pair of options."""
+        key = (
+            "edge",
+            self.block.name,
+            edge,
+            maker.name,
+            self.everything,
+            self._where(left),
+            self._where(right),
+        )
+        found = self.pricer.tables.get(key)
+        if found is None:
+            found = self.pricer.tables[key] = (self._edge_table(edge, maker, left, right),)
+        return found[0]
+
+    def _edge_table(self, edge: Edge, maker: Op, left: Sequence[Option], right: Sequence[Option]) -> Array:
         name = edge.tensor if edge.producer else self.block.outputs[0]
         tensor = self.block.tensor[name]
         sources = [self.pricer.output(self.block, maker, tensor, o.strategy) for o in left]
@@ -186,7 +211,11 @@ class _Table:
         left = self.pricer.output(self.block, op, tensor, strategy)
         if self.ends.must_leave is not None and left != self.ends.must_leave:
             return float("inf")
-        return 0.0 if self.ends.leaves is None else self.pricer.transition(tensor, left, self.ends.leaves).seconds
+        return (
+            0.0
+            if self.ends.leaves is None
+            else self.pricer.transition(tensor, left, self.ends.leaves).seconds
+        )
 
     def _kept_bytes(self, op: Op, strategy: Strategy) -> float:
         outputs = (self.block.tensor[t] for t in op.outputs if t in self.kept)

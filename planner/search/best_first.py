@@ -80,11 +80,23 @@ def parallelism(candidate: Candidate) -> Parallelism:
     """The candidate as the record that the evaluator prices; stages are added to the winners only."""
     c = candidate
     return Parallelism.model_construct(
-        data=c.data, tensor=c.tensor, pipeline=c.pipeline, context=c.context, expert=c.expert,
-        virtual_stages=c.virtual_stages, micro_batch=c.micro_batch, num_microbatches=c.num_microbatches,
-        zero_stage=c.zero_stage, sharding=c.sharding, shard_degree=c.shard_degree,
-        replicate_degree=max(1, c.data * c.context // c.shard_degree), sequence_parallel=True,
-        recompute=c.recompute, schedule=c.schedule, stages=(), offload=(),
+        data=c.data,
+        tensor=c.tensor,
+        pipeline=c.pipeline,
+        context=c.context,
+        expert=c.expert,
+        virtual_stages=c.virtual_stages,
+        micro_batch=c.micro_batch,
+        num_microbatches=c.num_microbatches,
+        zero_stage=c.zero_stage,
+        sharding=c.sharding,
+        shard_degree=c.shard_degree,
+        replicate_degree=max(1, c.data * c.context // c.shard_degree),
+        sequence_parallel=True,
+        recompute=c.recompute,
+        schedule=c.schedule,
+        stages=(),
+        offload=c.offload,
     )
 
 
@@ -126,6 +138,8 @@ class Search:
         self._solved: dict[tuple[object, ...], Assignment] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
         self._levels = (self.floor, self.staged_floor)
+        self.nearest: Found | None = None
+        """After a search in which nothing fitted: what needs the least memory."""
 
     # --- intra-op -------------------------------------------------------------------------------------
 
@@ -148,7 +162,16 @@ class Search:
 
         def optimise(block: Block, policy: str, ends: Ends) -> None:
             experts = c.expert if any("experts" in t.dims for t in block.tensors) else min(c.expert, 2)
-            key = (c.tensor, c.context, experts, c.data // c.expert > 1, c.micro_batch, block.name, policy, ends)
+            key = (
+                c.tensor,
+                c.context,
+                experts,
+                c.data // c.expert > 1,
+                c.micro_batch,
+                block.name,
+                policy,
+                ends,
+            )
             if key not in self._solved:
                 priced = price_block(pricer, block, Situation(policy, ends))
                 free = any(len(options) > 1 for options in priced.options)
@@ -176,7 +199,10 @@ class Search:
             evaluator, graph = self.evaluator, self.evaluator.graph
             layers = tuple(Counter(graph.sequence).items())
             whole = evaluator.stage(plan, StageShape(layers, True, True), c.recompute, shardings)
-            single = [evaluator.stage(plan, StageShape(((n, 1),), False, False), c.recompute, shardings) for n, _ in layers]
+            single = [
+                evaluator.stage(plan, StageShape(((n, 1),), False, False), c.recompute, shardings)
+                for n, _ in layers
+            ]
             states = sum(model_states(whole.weights, evaluator.job, plan, evaluator.mesh(plan)).values())
             self._whole[key] = Floors(
                 whole, min(s.forward for s in single), max(s.largest_unit for s in single), states
@@ -185,7 +211,9 @@ class Search:
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
         split = c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
-        return self.evaluator.software.step_overhead + pipeline_seconds(floors.whole, floors.lightest, c, split)
+        return self.evaluator.software.step_overhead + pipeline_seconds(
+            floors.whole, floors.lightest, c, split
+        )
 
     def _base_floor(self, c: Candidate) -> float:
         """Seconds without what ZeRO and recomputation add: one bound for many candidates."""
@@ -223,7 +251,8 @@ class Search:
     def run(self, top: int, progress: Progress | None = None) -> Outcome:
         """Price candidates best bound first until none can beat the best found.
 
-        A candidate that comes to the front is bounded more tightly and put back, until only the price is left. Raises ``Infeasible`` where none fits, naming the least memory found.
+        A candidate that comes to the front is bounded more tightly and put back, until only the price is
+        left. Raises ``Infeasible`` where none fits, naming the least memory found.
         """
         limit = self.evaluator.cluster.device.memory * (1 - self.evaluator.job.memory_headroom)
         heap, tight = self._queue(), list[Candidate]()
@@ -271,13 +300,13 @@ class Search:
                 f"batch of {job.global_batch} divide each other"
             )
         likely = sorted(tight, key=lambda c: (self.floor(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
-        least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
+        self.nearest = least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
         need, c = least.estimate.memory_bytes, least.candidate
         short = need / limit
         return Infeasible(
             f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "
-            f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, ZeRO-{c.zero_stage}, "
-            f"recompute {c.recompute}, micro-batch {c.micro_batch}) needs {need / 2**30:.1f} GiB per device, "
+            f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, "
+            f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs {need / 2**30:.1f} GiB per device, "
             f"{limit / 2**30:.1f} GiB may be used",
             f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / 2**30:.0f} GiB, "
             f"a shorter sequence, or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",

@@ -30,7 +30,9 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
 
 
-def memory_floor(candidate: Candidate, whole: StageCost, largest_layer: float, job: Job, state_bytes: float) -> float:
+def memory_floor(
+    candidate: Candidate, whole: StageCost, largest_layer: float, job: Job, state_bytes: float
+) -> float:
     """Least memory of the fullest rank [bytes]: the mean over ranks of states and of activations in flight.
 
     ``state_bytes`` are all states of one device's whole share of the model. Rank r of ``p`` holds at least one
@@ -43,4 +45,5 @@ def memory_floor(candidate: Candidate, whole: StageCost, largest_layer: float, j
     gathered = 0.0
     if candidate.zero_stage == 3:
         gathered = largest_layer * weight_bytes(job)
-    return state_bytes / p + whole.saved_bytes / p * in_flight + gathered
+    saved = 0.0 if "activations" in candidate.offload else whole.saved_bytes
+    return state_bytes / p + saved / p * in_flight + gathered

@@ -6,9 +6,10 @@ from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import ranks_of
 from planner.models.model import Model
-from planner.plans import AXES, Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
+from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
-from planner.search.space import check_pins
+from planner.search.pins import check_pins
+from planner.sharding.mesh import AXES
 
 
 def plan(
@@ -52,7 +53,8 @@ def with_stages(search: Search, found: Found) -> Parallelism:
     evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
     graph, shardings = evaluator.graph, search.sharding(found.candidate)
     written: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-        block: {op: dict(strategy) for op, strategy in assignment.items()} for block, assignment in shardings.items()
+        block: {op: dict(strategy) for op, strategy in assignment.items()}
+        for block, assignment in shardings.items()
     }
     per_stage = plan.num_devices // plan.pipeline
     rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
@@ -77,7 +79,9 @@ def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
 
 def _alternative(other: Found, best: Estimate, objective: Objective) -> Alternative:
     slower = other.estimate.step_time_s / best.step_time_s - 1
-    losses = [f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0]
+    losses = [
+        f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0
+    ]
     reason = f"{slower:+.1%} step time: " + (", ".join(losses) if losses else "no single part stands out")
     if objective == "devices":
         reason += f"; {other.candidate.num_devices} devices"
@@ -100,12 +104,14 @@ _LIMITS: Mapping[str, str] = {
 
 def explanation(evaluator: Evaluator, plan: Parallelism, estimate: Estimate, outcome: Outcome) -> str:
     """One paragraph: why this plan, and what limits it."""
-    return " ".join([
-        _why_degrees(evaluator, plan),
-        _why_memory(plan, estimate),
-        _what_limits(estimate),
-        _next_best(outcome),
-    ])
+    return " ".join(
+        [
+            _why_degrees(evaluator, plan),
+            _why_memory(plan, estimate),
+            _what_limits(estimate),
+            _next_best(outcome),
+        ]
+    )
 
 
 def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
@@ -119,26 +125,36 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
     if plan.expert > 1:
         used.append(f"experts are spread over {plan.expert} data ranks")
     if plan.pipeline > 1:
-        stages = f"{plan.pipeline} stages" + (f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else "")
+        stages = f"{plan.pipeline} stages" + (
+            f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else ""
+        )
         used.append(f"{stages} pass micro-batches on ({plan.schedule})")
     if plan.data > 1:
-        kinds = {"HYBRID_SHARD": f"states sharded over {plan.shard_degree} near ranks and replicated "
-                                 f"{plan.replicate_degree} times", "FULL_SHARD": "weights and states fully sharded",
-                 "SHARD_GRAD_OP": "gradients and states sharded"}
-        kind = kinds.get(plan.sharding, "optimizer states sharded" if plan.zero_stage else "states replicated")
+        kinds = {
+            "HYBRID_SHARD": f"states sharded over {plan.shard_degree} near ranks and replicated "
+            f"{plan.replicate_degree} times",
+            "FULL_SHARD": "weights and states fully sharded",
+            "SHARD_GRAD_OP": "gradients and states sharded",
+        }
+        kind = kinds.get(
+            plan.sharding, "optimizer states sharded" if plan.zero_stage else "states replicated"
+        )
         used.append(f"{plan.data} data ranks, {kind}")
-    return f"On {plan.num_devices} devices " + ("; ".join(used) if used else "one device does everything") + "."
+    return (
+        f"On {plan.num_devices} devices " + ("; ".join(used) if used else "one device does everything") + "."
+    )
 
 
 def _why_memory(plan: Parallelism, estimate: Estimate) -> str:
     share = estimate.memory_bytes / estimate.memory_limit_bytes
     largest = max(estimate.memory, key=lambda name: estimate.memory[name])
     policy = {
-        "none": "so nothing is recomputed", "full": "with every layer recomputed in the backward pass",
+        "none": "so nothing is recomputed",
+        "full": "with every layer recomputed in the backward pass",
     }.get(plan.recompute, f"with {plan.recompute} recomputation")
     return (
-        f"The fullest device uses {share:.0%} of its memory (mostly {largest.replace('_', ' ')}) at the {estimate.peak_phase} "
-        f"peak, {policy}."
+        f"The fullest device uses {share:.0%} of its memory (mostly {largest.replace('_', ' ')}) at the "
+        f"{estimate.peak_phase} peak, {policy}."
     )
 
 
@@ -162,10 +178,20 @@ def _next_best(outcome: Outcome) -> str:
     name, seconds = differences(other.estimate, best.estimate)[0]
     changed = [
         f"{field.replace('_', ' ')} {getattr(other.candidate, field)}"
-        for field in ("data", "tensor", "pipeline", "context", "expert", "sharding", "recompute", "micro_batch")
+        for field in (
+            "data",
+            "tensor",
+            "pipeline",
+            "context",
+            "expert",
+            "sharding",
+            "recompute",
+            "micro_batch",
+        )
         if getattr(other.candidate, field) != getattr(best.candidate, field)
     ]
-    return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {name.replace('_', ' ')} (+{seconds:.2f} s)."
+    part = name.replace("_", " ")
+    return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
 
 
 def warnings_of(plan: Parallelism, estimate: Estimate) -> tuple[str, ...]:
@@ -173,8 +199,12 @@ def warnings_of(plan: Parallelism, estimate: Estimate) -> tuple[str, ...]:
     found = []
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
-        found.append(f"only {free:.1%} of device memory is left: fragmentation or longer batches may exceed it")
+        found.append(
+            f"only {free:.1%} of device memory is left: fragmentation or longer batches may exceed it"
+        )
     exposed = estimate.time.get("data", 0.0) / estimate.step_time_s
     if exposed > 0.2:
-        found.append(f"{exposed:.0%} of the step waits for data-parallel communication: a faster network would pay")
+        found.append(
+            f"{exposed:.0%} of the step waits for data-parallel communication: a faster network would pay"
+        )
     return tuple(found)

@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cost_models.memory import state_bytes
-from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
-from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.generators import SCHEDULES, refusal
-from planner.plans import Objective, Pins, Sharding
+from planner.plans import Objective, Pins, Sharding, ZeroStage
 
 MIN_CONTEXT_TOKENS = 2048
 """Shorter pieces of a sequence leave attention kernels too small to be worth context parallelism."""
@@ -47,11 +45,12 @@ class Candidate(NamedTuple):
     virtual_stages: int
     micro_batch: int
     num_microbatches: int
-    zero_stage: int
+    zero_stage: ZeroStage
     sharding: Sharding
     shard_degree: int
     recompute: str
     schedule: str
+    offload: tuple[str, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -148,12 +147,15 @@ def _layouts(evaluator: Evaluator, pins: Pins, devices: int) -> Iterator[tuple[i
 
 def _zero_choices(
     evaluator: Evaluator, pins: Pins, d: int, t: int, p: int, c: int
-) -> Iterator[tuple[int, Sharding, int]]:
+) -> Iterator[tuple[ZeroStage, Sharding, int]]:
     """(ZeRO stage, sharding, shard degree) of a layout."""
     ranks = d * c
     near = math.gcd(ranks, max(1, scale_up_size(evaluator.cluster) // t))
-    table: list[tuple[int, Sharding, int]] = [
-        (0, "NO_SHARD", 1), (1, "NO_SHARD", ranks), (2, "SHARD_GRAD_OP", ranks), (3, "FULL_SHARD", ranks),
+    table: list[tuple[ZeroStage, Sharding, int]] = [
+        (0, "NO_SHARD", 1),
+        (1, "NO_SHARD", ranks),
+        (2, "SHARD_GRAD_OP", ranks),
+        (3, "FULL_SHARD", ranks),
         (3, "HYBRID_SHARD", near),
     ]
     for zero, sharding, degree in table:
@@ -187,12 +189,15 @@ def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tup
 def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
     """Micro-batch sizes that cut a data rank's share of the batch evenly."""
     share = job_batch // data
-    return [b for b in _pinned(powers_of_two(min(share, MAX_MICRO_BATCH)), pins.micro_batch) if share % b == 0]
+    return [
+        b for b in _pinned(powers_of_two(min(share, MAX_MICRO_BATCH)), pins.micro_batch) if share % b == 0
+    ]
 
 
 def candidates(evaluator: Evaluator, pins: Pins, objective: Objective) -> Iterator[Candidate]:
     """Every point of the space, in a fixed order."""
     policies = [pins.recompute] if pins.recompute else list(SEARCHED_POLICIES)
+    offload = pins.offload or ()
     for devices in device_counts(evaluator.cluster, pins, objective):
         for d, t, p, c, e in _layouts(evaluator, pins, devices):
             for b in micro_batches(evaluator.job.global_batch, d, pins):
@@ -200,41 +205,6 @@ def candidates(evaluator: Evaluator, pins: Pins, objective: Objective) -> Iterat
                 for schedule, v in _pipelines(evaluator, pins, p, m):
                     for zero, sharding, degree in _zero_choices(evaluator, pins, d, t, p, c):
                         for policy in policies:
-                            yield Candidate(d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule)
-
-
-def check_pins(evaluator: Evaluator, pins: Pins) -> None:
-    """Refuse pins that no plan can satisfy, naming the two things that contradict each other.
-
-    Raises ``InputError``.
-    """
-    graph, cluster, job = evaluator.graph, evaluator.cluster, evaluator.job
-    if pins.recompute is not None and pins.recompute not in RECOMPUTE_POLICIES:
-        raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
-    if pins.schedule is not None and pins.schedule not in SCHEDULES:
-        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
-    degrees = {"tensor": pins.tensor, "pipeline": pins.pipeline, "context": pins.context, "data": pins.data}
-    product = math.prod(v for v in degrees.values() if v is not None)
-    if cluster.num_devices % product:
-        names = " x ".join(f"{k} {v}" for k, v in degrees.items() if v is not None)
-        raise InputError(f"pinned {names} = {product} does not divide the {cluster.num_devices} devices of {cluster.name}")
-    for dim in ("heads", "ffn"):
-        if pins.tensor and dim in graph.dims and graph.dims[dim] % pins.tensor:
-            legal = ", ".join(map(str, tensor_degrees(graph, cluster)))
-            raise InputError(f"--tensor {pins.tensor} does not divide {dim} {graph.dims[dim]} of {graph.name}; legal: {legal}")
-    if pins.pipeline and pins.pipeline * (pins.virtual_stages or 1) > graph.num_layers:
-        raise InputError(
-            f"--pipeline {pins.pipeline} x {pins.virtual_stages or 1} virtual stages is more than the "
-            f"{graph.num_layers} layers of {graph.name}"
-        )
-    experts = graph.dims.get("experts", 1)
-    if pins.expert and experts % pins.expert:
-        raise InputError(f"--expert {pins.expert} does not divide the {experts} experts of {graph.name}")
-    if pins.data and job.global_batch % pins.data:
-        raise InputError(f"global batch {job.global_batch} is not a multiple of --data {pins.data}")
-    if pins.data and pins.micro_batch and (job.global_batch // pins.data) % pins.micro_batch:
-        raise InputError(
-            f"--micro-batch {pins.micro_batch} does not divide {job.global_batch // pins.data} sequences per data rank"
-        )
-    if pins.data and pins.expert and pins.data % pins.expert:
-        raise InputError(f"--expert {pins.expert} must divide --data {pins.data}: experts reuse data-parallel ranks")
+                            yield Candidate(
+                                d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload
+                            )

@@ -18,7 +18,16 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "expert": ("experts", BATCH),
     "context": TOKEN_DIMS,
     "tensor": (
-        "heads", "ffn", "shared_ffn", "expert_ffn", "vocab", "experts", "hidden", "q_lora", "kv_lora", "channels",
+        "heads",
+        "ffn",
+        "shared_ffn",
+        "expert_ffn",
+        "vocab",
+        "experts",
+        "hidden",
+        "q_lora",
+        "kv_lora",
+        "channels",
     ),
 }
 """Dims that each axis may split, in the order in which the named layout prefers them."""
@@ -55,5 +64,3 @@ def named_strategy(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) 
 def named_layout(block: Block, sizes: Sizes, sequence_parallel: bool = True) -> dict[str, Strategy]:
     """Megatron's layout of a whole block: operator name -> strategy."""
     return {op.name: named_strategy(op, block, sizes, sequence_parallel) for op in block.ops}
-
-

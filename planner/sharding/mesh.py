@@ -20,7 +20,9 @@ class Mesh:
     cluster: ClusterSpec
     sizes: Mapping[str, int]
     _groups: dict[tuple[str, ...], CommGroup] = field(default_factory=dict, repr=False)
-    _cut: dict[tuple[tuple[str, ...], int], tuple[CommGroup, CommGroup]] = field(default_factory=dict, repr=False)
+    _cut: dict[tuple[tuple[str, ...], int], tuple[CommGroup, CommGroup]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         unknown = set(self.sizes) - set(AXES)
@@ -81,5 +83,7 @@ class Mesh:
                 far.append((size // take, stride * take))
             left //= take
         if left > 1:
-            raise InputError(f"a sharding group of {inner} does not divide the axes {tuple(axes)} of {dict(self.sizes)}")
+            raise InputError(
+                f"a sharding group of {inner} does not divide the axes {tuple(axes)} of {dict(self.sizes)}"
+            )
         return comm_group(self.cluster, tuple(near)), comm_group(self.cluster, tuple(far))

@@ -8,11 +8,14 @@ named dims into the numbers that it takes.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from cluster_specs.software import SoftwareSpec
-from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.attention import AttentionShape, attention_seconds
+from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import matmul_seconds, stream_seconds
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import operator_rule
@@ -33,6 +36,8 @@ from planner.sharding.spec import (
 DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of a stored element; activations of an fp8 job are kept in bf16 and cast where they are multiplied."""
 
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 BATCH_AXES = ("expert", "data")
 """Axes that split nothing but the batch, except where operators have experts."""
@@ -86,6 +91,8 @@ class Pricer:
     software: SoftwareSpec
     known: dict[tuple[object, ...], OpCost | EdgeCost] = field(default_factory=dict, repr=False)
     """Prices by value; pricers that differ only in how many ranks split the batch may share them."""
+    tables: dict[tuple[object, ...], tuple[Array, ...]] = field(default_factory=dict, repr=False)
+    """Tabulated prices by value, shared likewise."""
     _situations: dict[Strategy, tuple[object, ...]] = field(default_factory=dict, repr=False)
     _outputs: dict[tuple[str, str, str, Strategy], ShardingSpec] = field(default_factory=dict, repr=False)
 
@@ -121,7 +128,7 @@ class Pricer:
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
         """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""
-        key = (block.name, op.name, *self._situation(strategy))
+        key = (block.name, op.name, *self.situation(strategy))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
@@ -130,14 +137,14 @@ class Pricer:
 
     def edge(self, block: Block, name: str, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         """Price what lies between a producer's output ``source`` and a consumer's strategy."""
-        key = (block.name, name, source.partial, *self._situation(source.shards), *self._situation(consumer))
+        key = (block.name, name, source.partial, *self.situation(source.shards), *self.situation(consumer))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self._edge(block.tensor[name], source, consumer)
         assert isinstance(found, EdgeCost)
         return found
 
-    def _situation(self, strategy: Strategy) -> tuple[object, ...]:
+    def situation(self, strategy: Strategy) -> tuple[object, ...]:
         """What a price depends on: where data and expert ranks only split the batch, not how many they are."""
         found = self._situations.get(strategy)
         if found is None:
@@ -204,7 +211,9 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
             continue
         batches |= {d for d in weight.dims if d in left.dims and d not in cut}
         outer = [d for d in weight.dims if d not in cut and d not in batches]
-        products[inner] = products.get(inner, 0.0) + weight.scale * math.prod(sizes.local(d, strategy) for d in outer)
+        products[inner] = products.get(inner, 0.0) + weight.scale * math.prod(
+            sizes.local(d, strategy) for d in outer
+        )
     points = right if op.kind == "conv" else left
     weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
     rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
@@ -267,7 +276,8 @@ def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> O
 
     def local(names: tuple[str, ...]) -> float:
         return sum(
-            pricer.tensor_bytes(block.tensor[n], input_spec(pricer.graph, block.tensor[n], strategy)) for n in names
+            pricer.tensor_bytes(block.tensor[n], input_spec(pricer.graph, block.tensor[n], strategy))
+            for n in names
         )
 
     weights = tuple(w for w in op.weights if op.kind != "embedding")

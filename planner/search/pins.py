@@ -1,0 +1,105 @@
+"""Pins that contradict model, cluster, job or each other, refused before the search begins."""
+
+import math
+from collections.abc import Mapping
+
+from planner.errors import InputError
+from planner.evaluation.evaluator import Evaluator
+from planner.operators import RECOMPUTE_POLICIES
+from planner.pipeline.generators import SCHEDULES
+from planner.plans import Pins, Sharding
+from planner.search.space import tensor_degrees
+
+ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
+    "NO_SHARD": (0, 1),
+    "SHARD_GRAD_OP": (2,),
+    "FULL_SHARD": (3,),
+    "HYBRID_SHARD": (3,),
+}
+"""ZeRO stages that PyTorch's names for sharding stand for; stage 1 has none of its own."""
+
+OFFLOADED = ("optimizer", "activations")
+"""What the evaluator can keep on the host."""
+
+
+def check_pins(evaluator: Evaluator, pins: Pins) -> None:
+    """Refuse pins that no plan can satisfy, naming the two things that contradict each other.
+
+    Raises ``InputError``.
+    """
+    _check_names(pins)
+    _check_sharding(pins)
+    _check_offload(evaluator, pins)
+    _check_devices(evaluator, pins)
+    _check_model(evaluator, pins)
+    _check_batch(evaluator, pins)
+
+
+def _check_names(pins: Pins) -> None:
+    if pins.recompute is not None and pins.recompute not in RECOMPUTE_POLICIES:
+        raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
+    if pins.schedule is not None and pins.schedule not in SCHEDULES:
+        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
+
+
+def _check_sharding(pins: Pins) -> None:
+    if pins.sharding is not None and pins.zero_stage not in (None, *ZERO_STAGES[pins.sharding]):
+        stages = " or ".join(map(str, ZERO_STAGES[pins.sharding]))
+        raise InputError(
+            f"--zero {pins.zero_stage} contradicts --sharding {pins.sharding}, which is ZeRO {stages}: leave out one"
+        )
+
+
+def _check_offload(evaluator: Evaluator, pins: Pins) -> None:
+    for name in pins.offload or ():
+        if name not in OFFLOADED:
+            raise InputError(f"--offload {name!r}: use {', '.join(OFFLOADED)} or none")
+    device = evaluator.cluster.device
+    if pins.offload and device.host_bandwidth is None:
+        raise InputError(f"--offload: the bandwidth between {device.name} and its host is not known")
+
+
+def _check_devices(evaluator: Evaluator, pins: Pins) -> None:
+    cluster = evaluator.cluster
+    degrees = {"tensor": pins.tensor, "pipeline": pins.pipeline, "context": pins.context, "data": pins.data}
+    pinned = {name: degree for name, degree in degrees.items() if degree is not None}
+    product = math.prod(pinned.values())
+    if cluster.num_devices % product:
+        names = " x ".join(f"{name} {degree}" for name, degree in pinned.items())
+        raise InputError(
+            f"pinned {names} = {product} does not divide the {cluster.num_devices} devices of {cluster.name}"
+        )
+
+
+def _check_model(evaluator: Evaluator, pins: Pins) -> None:
+    graph = evaluator.graph
+    for dim in ("heads", "ffn"):
+        if pins.tensor and dim in graph.dims and graph.dims[dim] % pins.tensor:
+            legal = ", ".join(map(str, tensor_degrees(graph, evaluator.cluster)))
+            raise InputError(
+                f"--tensor {pins.tensor} does not divide {dim} {graph.dims[dim]} of {graph.name}; legal: {legal}"
+            )
+    stages = (pins.pipeline or 1) * (pins.virtual_stages or 1)
+    if stages > graph.num_layers:
+        raise InputError(
+            f"--pipeline {pins.pipeline or 1} x {pins.virtual_stages or 1} virtual stages is more than the "
+            f"{graph.num_layers} layers of {graph.name}"
+        )
+    experts = graph.dims.get("experts", 1)
+    if pins.expert and experts % pins.expert:
+        raise InputError(f"--expert {pins.expert} does not divide the {experts} experts of {graph.name}")
+
+
+def _check_batch(evaluator: Evaluator, pins: Pins) -> None:
+    batch = evaluator.job.global_batch
+    if not pins.data:
+        return
+    if batch % pins.data:
+        raise InputError(f"global batch {batch} is not a multiple of --data {pins.data}")
+    share = batch // pins.data
+    if pins.micro_batch and share % pins.micro_batch:
+        raise InputError(f"--micro-batch {pins.micro_batch} does not divide {share} sequences per data rank")
+    if pins.expert and pins.data % pins.expert:
+        raise InputError(
+            f"--expert {pins.expert} must divide --data {pins.data}: experts reuse data-parallel ranks"
+        )
