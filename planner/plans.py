@@ -21,7 +21,7 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
-Offload = Literal["optimizer", "weights", "activations"]
+Offload = Literal["optimizer", "activations"]
 Degree = Annotated[int, Field(gt=0)]
 
 
@@ -68,7 +68,7 @@ class Pins(Record):
     sharding: Sharding | None = None
     recompute: str | None = None
     schedule: str | None = None
-    offload: tuple[str, ...] | None = None
+    offload: tuple[Offload, ...] | None = None
 
 
 class StagePlan(Record):

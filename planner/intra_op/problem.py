@@ -75,6 +75,10 @@ class StrategyProblem:
         """The same problem on devices of unlimited memory."""
         return replace(self, memory_limit=math.inf)
 
+    def limited(self, memory_limit: float) -> "StrategyProblem":
+        """The same problem under another limit [B]."""
+        return replace(self, memory_limit=memory_limit)
+
     def least_memory(self) -> "StrategyProblem":
         """The problem of the smallest memory: bytes in place of seconds, what is forbidden stays so."""
         return replace(

@@ -11,18 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.errors import Infeasible
-from planner.evaluation.blocks import Assignment, exit_of
 from planner.evaluation.evaluator import Evaluator, Floor, Shardings, StageShape
 from planner.evaluation.memory import model_states
 from planner.evaluation.stages import StageCost
-from planner.graph import Block
-from planner.intra_op.ilp import solve
-from planner.intra_op.pricing import Ends, Situation, price_block
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
+from planner.search.assignments import Assignments, splits_sequence
 from planner.search.bounds import memory_floor, pipeline_seconds
 from planner.search.space import Candidate, candidates
-from planner.search.stages import cut_layers
+from planner.search.stages import cut_layers, cut_layers_to_fit
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -134,66 +131,24 @@ class Search:
     def __init__(self, evaluator: Evaluator, pins: Pins, objective: Objective) -> None:
         """Nothing is priced yet."""
         self.evaluator, self.pins, self.objective = evaluator, pins, objective
-        self.shardings: dict[tuple[object, ...], Shardings] = {}
-        self._solved: dict[tuple[object, ...], Assignment] = {}
+        self.limit = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
+        self._assignments = Assignments(evaluator)
+        self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
         self._levels = (self.floor, self.staged_floor)
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
 
-    # --- intra-op -------------------------------------------------------------------------------------
-
-    def _key(self, c: Candidate) -> tuple[object, ...]:
-        return c.tensor, c.context, c.expert, c.data // c.expert > 1, c.micro_batch, c.recompute
-
     def sharding(self, c: Candidate) -> Shardings:
         """The ILP's strategies for every block on the candidate's mesh."""
-        key = self._key(c)
-        if key not in self.shardings:
-            self.shardings[key] = self._solve_blocks(c)
-        return self.shardings[key]
-
-    def _solve_blocks(self, c: Candidate) -> Shardings:
-        """The commonest layer first; the others must leave their output as it does."""
-        plan = parallelism(c)
-        graph, pricer = self.evaluator.graph, self.evaluator.pricer(plan)
-        layers = sorted({run.block for run in graph.layers}, key=lambda b: (-graph.sequence.count(b), b))
-        chosen: dict[str, Assignment] = {}
-
-        def optimise(block: Block, policy: str, ends: Ends) -> None:
-            experts = c.expert if any("experts" in t.dims for t in block.tensors) else min(c.expert, 2)
-            key = (
-                c.tensor,
-                c.context,
-                experts,
-                c.data // c.expert > 1,
-                c.micro_batch,
-                block.name,
-                policy,
-                ends,
-            )
-            if key not in self._solved:
-                priced = price_block(pricer, block, Situation(policy, ends))
-                free = any(len(options) > 1 for options in priced.options)
-                choice = solve(priced.problem).choice if free else (0,) * len(block.ops)
-                self._solved[key] = priced.assignment(block, choice)
-            chosen[block.name] = self._solved[key]
-
-        optimise(graph.block[layers[0]], plan.recompute, Ends())
-        common = exit_of(pricer, graph.block[layers[0]], chosen[layers[0]])
-        for name in layers[1:]:
-            optimise(graph.block[name], plan.recompute, Ends(must_leave=common))
-        if graph.first is not None:
-            optimise(graph.block[graph.first], "none", Ends(leaves=common))
-        if graph.last is not None:
-            optimise(graph.block[graph.last], "none", Ends(entry=common))
-        return chosen
+        return self._assignments.sharding(parallelism(c), c.lean)
 
     # --- bounds ---------------------------------------------------------------------------------------
 
     def _floors(self, c: Candidate) -> Floors:
         """What all cuts of a candidate share: the model as one stage, under its ZeRO stage."""
-        key = (*self._key(c), c.data, c.zero_stage, c.shard_degree, c.pipeline > 1)
+        mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
+        key = (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload)
         if key not in self._whole:
             plan, shardings = parallelism(c), self.sharding(c)
             evaluator, graph = self.evaluator, self.evaluator.graph
@@ -227,17 +182,26 @@ class Search:
         return Floor(self._pipeline_floor(c, floors), memory + self.evaluator.software.context)
 
     def staged_floor(self, c: Candidate) -> Floor:
-        """What no simulation of this candidate's actual stages can be below."""
+        """What no simulation of this candidate's actual stages can be below; cuts that do not fit are recut."""
         plan, shardings = parallelism(c), self.sharding(c)
-        return self.evaluator.floor(plan, shardings, cut_layers(self.evaluator, plan, shardings))
+        self._cuts[c] = cut_layers(self.evaluator, plan, shardings)
+        floor = self.evaluator.floor(plan, shardings, self._cuts[c])
+        if floor.memory_bytes > self.limit:
+            recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit)
+            if recut is not None:
+                self._cuts[c] = recut
+                return self.evaluator.floor(plan, shardings, recut)
+        return floor
 
     # --- pricing --------------------------------------------------------------------------------------
 
     def price(self, c: Candidate) -> Found:
         """Cut the layers into stages and evaluate."""
         plan, shardings = parallelism(c), self.sharding(c)
-        cuts = cut_layers(self.evaluator, plan, shardings)
-        return Found(c, plan, cuts, self.evaluator.estimate(plan, shardings, cuts))
+        if c not in self._cuts:
+            self.staged_floor(c)
+        plan = plan.model_copy(update={"sequence_parallel": splits_sequence(shardings)})
+        return Found(c, plan, self._cuts[c], self.evaluator.estimate(plan, shardings, self._cuts[c]))
 
     def _bound(self, seconds: float, c: Candidate) -> tuple[float, ...]:
         """The objective's value where the step takes ``seconds``."""
@@ -254,7 +218,6 @@ class Search:
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left. Raises ``Infeasible`` where none fits, naming the least memory found.
         """
-        limit = self.evaluator.cluster.device.memory * (1 - self.evaluator.job.memory_headroom)
         heap, tight = self._queue(), list[Candidate]()
         total = len(heap)
         kept = Shortlist(top)
@@ -267,22 +230,30 @@ class Search:
             c = entry.candidate
             if entry.level < len(self._levels):
                 floor = self._levels[entry.level](c)
-                if floor.memory_bytes > limit:
-                    tight.append(c)
+                if floor.memory_bytes > self.limit:
+                    self._set_aside(heap, tight, entry)
                 else:
                     bound = max(entry.bound, self._bound(floor.seconds, c))
                     heapq.heappush(heap, Entry(bound, entry.order, entry.level + 1, c))
                 continue
             answer = self.price(c)
             priced += 1
-            if answer.estimate.memory_bytes > limit:
-                tight.append(c)
+            if answer.estimate.memory_bytes > self.limit:
+                self._set_aside(heap, tight, entry)
             else:
                 kept.add(self._bound(answer.estimate.step_time_s, c), answer)
         if not kept.best:
-            raise self._infeasible(tight, limit)
+            raise self._infeasible(tight)
         optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=total - priced)
         return Outcome(kept.best, optimality)
+
+    def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
+        """A candidate that does not fit comes back with its lean assignment, which is no faster."""
+        c = entry.candidate
+        if c.lean or c.tensor == 1:
+            tight.append(c)
+        else:
+            heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
 
     def _queue(self) -> list[Entry]:
         """All candidates as a heap by their cheapest bounds."""
@@ -291,7 +262,7 @@ class Search:
         heapq.heapify(heap)
         return heap
 
-    def _infeasible(self, tight: Sequence[Candidate], limit: float) -> Infeasible:
+    def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""
         graph, cluster, job = self.evaluator.graph, self.evaluator.cluster, self.evaluator.job
         if not tight:
@@ -302,12 +273,13 @@ class Search:
         likely = sorted(tight, key=lambda c: (self.floor(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
         self.nearest = least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
         need, c = least.estimate.memory_bytes, least.candidate
+        limit = self.limit
         short = need / limit
         return Infeasible(
             f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "
             f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, "
-            f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs {need / 2**30:.1f} GiB per device, "
-            f"{limit / 2**30:.1f} GiB may be used",
+            f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs "
+            f"{need / 2**30:.1f} GiB per device, {limit / 2**30:.1f} GiB may be used",
             f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / 2**30:.0f} GiB, "
             f"a shorter sequence, or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
         )

@@ -17,7 +17,7 @@ from cost_models.memory import state_bytes
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
 from planner.pipeline.generators import SCHEDULES, refusal
-from planner.plans import Objective, Pins, Sharding, ZeroStage
+from planner.plans import Objective, Offload, Pins, Sharding, ZeroStage
 
 MIN_CONTEXT_TOKENS = 2048
 """Shorter pieces of a sequence leave attention kernels too small to be worth context parallelism."""
@@ -50,7 +50,9 @@ class Candidate(NamedTuple):
     shard_degree: int
     recompute: str
     schedule: str
-    offload: tuple[str, ...] = ()
+    offload: tuple[Offload, ...] = ()
+    lean: bool = False
+    """Operators are split to keep the fewest activations instead of to be fastest."""
 
     @property
     def num_devices(self) -> int:

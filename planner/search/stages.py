@@ -1,10 +1,15 @@
 """Cutting the layers of a candidate into stages, by dynamic programming on the evaluator's own costs."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
+from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.setting import even_cuts
+from planner.evaluation.stages import StageCost
 from planner.inter_op.partition import partition_homogeneous
+from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Parallelism
 
 RESOLUTION = 8
@@ -12,7 +17,56 @@ RESOLUTION = 8
 
 
 def cut_layers(evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> tuple[int, ...]:
-    """Boundaries of the stages that minimise sum plus slowest stage, embedding and head counted where they are."""
+    """Boundaries of the stages that make the slowest fast, embedding and head counted where they are."""
+    return _cut(evaluator, plan, shardings, None)
+
+
+def cut_layers_to_fit(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float
+) -> tuple[int, ...] | None:
+    """The same with as many layers on each stage as fit in ``limit`` bytes; None where that is too few.
+
+    A stage holds what it has in flight under the schedule: early ones more micro-batches than late ones. With
+    several stages on each rank the ranks hold much the same, and nothing is gained by uneven ones.
+    """
+    if plan.pipeline == 1 or plan.virtual_stages > 1:
+        return None
+    order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
+    most = [
+        _most_layers(evaluator, plan, shardings, stage, in_flight, limit)
+        for stage, in_flight in enumerate(peak_in_flight(order))
+    ]
+    if min(most) < 1 or sum(most) < evaluator.graph.num_layers:
+        return None
+    try:
+        return _cut(evaluator, plan, shardings, tuple(most))
+    except Infeasible:
+        return None
+
+
+def _most_layers(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, stage: int, in_flight: int, limit: float
+) -> int:
+    """Layers of the largest kind that fit on a stage; memory grows by the same bytes with every layer."""
+    first, last = stage == 0, stage == plan.pipeline - 1
+
+    def total(name: str, count: int) -> float:
+        shape = StageShape(((name, count),), first, last)
+        cost: StageCost = evaluator.stage(plan, shape, plan.recompute, shardings)
+        mesh = evaluator.mesh(plan)
+        held = in_flight * cost.saved_bytes
+        return device_memory([cost], held, evaluator.job, plan, mesh, evaluator.software).total
+
+    name = max({run.block for run in evaluator.graph.layers}, key=lambda block: (total(block, 1), block))
+    one, two = total(name, 1), total(name, 2)
+    if one > limit:
+        return 0
+    return min(evaluator.graph.num_layers, 1 + int((limit - one) / (two - one))) if two > one else 1
+
+
+def _cut(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, most: Sequence[int] | None
+) -> tuple[int, ...]:
     graph = evaluator.graph
     num_stages = plan.pipeline * plan.virtual_stages
     if plan.pipeline == 1:
@@ -26,11 +80,13 @@ def cut_layers(evaluator: Evaluator, plan: Parallelism, shardings: Shardings) ->
     first = seconds((), True, False) / unit if graph.first else 0.0
     last = seconds((), False, True) / unit if graph.last else 0.0
     steps = tuple(round(by_block[name] / unit * RESOLUTION) for name in graph.sequence)
-    return _cuts(steps, num_stages, round(first * RESOLUTION), round(last * RESOLUTION))
+    return _boundaries(steps, num_stages, round(first * RESOLUTION), round(last * RESOLUTION), most)
 
 
 @lru_cache(maxsize=4096)
-def _cuts(steps: tuple[int, ...], num_stages: int, first: int, last: int) -> tuple[int, ...]:
+def _boundaries(
+    steps: tuple[int, ...], num_stages: int, first: int, last: int, most: tuple[int, ...] | None
+) -> tuple[int, ...]:
     # The sum over stages is the same for every cut, so any two micro-batches ask for the slowest to be fast.
-    found = partition_homogeneous(steps, num_stages, 2, first, last)
+    found = partition_homogeneous(steps, num_stages, 2, first, last, most)
     return (0, *(end for _, end in found.stages))

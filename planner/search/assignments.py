@@ -1,0 +1,87 @@
+"""The intra-op part of the search: for every mesh and micro-batch, the ILP's strategies of every block.
+
+Each mesh has two assignments: the fastest, and the leanest, the fastest among those that keep the fewest bytes of
+activations. The search falls back on the lean one where the fast one does not fit.
+"""
+
+from collections.abc import Mapping
+
+from planner.evaluation.blocks import Assignment, exit_of
+from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.graph import TOKEN_DIMS, Block
+from planner.intra_op.ilp import solve
+from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block
+from planner.plans import Parallelism
+
+Key = tuple[object, ...]
+
+
+class Assignments:
+    """Solves each distinct block problem once."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        """Nothing is solved yet."""
+        self._evaluator = evaluator
+        self._shardings: dict[Key, Shardings] = {}
+        self._solved: dict[Key, Assignment] = {}
+
+    def sharding(self, plan: Parallelism, lean: bool) -> Shardings:
+        """Strategies for every block on the plan's mesh."""
+        key = (*_degrees(plan), plan.expert, plan.recompute, lean)
+        if key not in self._shardings:
+            self._shardings[key] = self._solve_blocks(plan, lean)
+        return self._shardings[key]
+
+    def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:
+        """The commonest layer first; the others must leave their output as it does."""
+        graph, pricer = self._evaluator.graph, self._evaluator.pricer(plan)
+        layers = sorted({run.block for run in graph.layers}, key=lambda b: (-graph.sequence.count(b), b))
+        main = graph.block[layers[0]]
+        chosen: dict[str, Assignment] = {main.name: self._optimise(plan, main, plan.recompute, Ends(), lean)}
+        common = exit_of(pricer, main, chosen[main.name])
+        for name in layers[1:]:
+            must = Ends(must_leave=common)
+            chosen[name] = self._optimise(plan, graph.block[name], plan.recompute, must, lean)
+        if graph.first is not None:
+            first = graph.block[graph.first]
+            chosen[graph.first] = self._optimise(plan, first, "none", Ends(leaves=common), lean)
+        if graph.last is not None:
+            last = graph.block[graph.last]
+            chosen[graph.last] = self._optimise(plan, last, "none", Ends(entry=common), lean)
+        return chosen
+
+    def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Assignment:
+        has_experts = any("experts" in tensor.dims for tensor in block.tensors)
+        experts = (
+            plan.expert if has_experts else min(plan.expert, 2)
+        )  # without experts the axis is just batch
+        key = (*_degrees(plan), experts, block.name, policy, ends, lean)
+        if key not in self._solved:
+            priced = price_block(self._evaluator.pricer(plan), block, Situation(policy, ends))
+            self._solved[key] = priced.assignment(block, _choose(priced, lean))
+        return self._solved[key]
+
+
+def _degrees(plan: Parallelism) -> Key:
+    """What the choice depends on: how many ranks split the batch does not matter, only whether any do."""
+    return plan.tensor, plan.context, plan.data // plan.expert > 1, plan.micro_batch
+
+
+def _choose(priced: PricedBlock, lean: bool) -> tuple[int, ...]:
+    problem = priced.problem
+    if all(size == 1 for size in problem.sizes):
+        return (0,) * len(problem.sizes)
+    if lean:
+        least = problem.least_memory()
+        problem = problem.limited(least.cost(solve(least).choice))
+    return solve(problem).choice
+
+
+def splits_sequence(shardings: Mapping[str, Assignment]) -> bool:
+    """Whether any operator splits positions over the tensor axis: sequence parallelism."""
+    return any(
+        axis == "tensor" and dim in TOKEN_DIMS
+        for assignment in shardings.values()
+        for strategy in assignment.values()
+        for axis, dim in strategy
+    )
