@@ -21,7 +21,7 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
-Offload = Literal["optimizer", "activations"]
+Offload = Literal["optimizer", "weights", "activations"]
 Degree = Annotated[int, Field(gt=0)]
 
 

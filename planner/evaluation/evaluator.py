@@ -12,6 +12,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, load_software
 from cost_models.compute import peak
+from planner.errors import Unsupported
 from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
 from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
@@ -254,6 +255,8 @@ def _check(setting: Setting, plan: Parallelism) -> None:
             f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
             f"= {covered} sequences, but global_batch is {job.global_batch}"
         )
+    if "weights" in plan.offload:
+        raise Unsupported("offload of weights is not priced: what a step on the host costs is not known; leave it out")
     if plan.pipeline * plan.virtual_stages > graph.num_layers:
         raise InputError(
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
