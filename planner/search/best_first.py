@@ -17,9 +17,10 @@ from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
-from planner.search.bounds import memory_floor, pipeline_seconds
+from planner.search.bounds import activation_floor, memory_floor, pipeline_seconds, unavoidable_tensors
 from planner.search.space import Candidate, candidates
 from planner.search.stages import cut_layers, cut_layers_to_fit
+from planner.sharding.pricing import stored_bytes
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -218,8 +219,8 @@ class Search:
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left. Raises ``Infeasible`` where none fits, naming the least memory found.
         """
-        heap, tight = self._queue(), list[Candidate]()
-        total = len(heap)
+        heap, tight = self._queue()
+        total = len(heap) + len(tight)
         kept = Shortlist(top)
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
@@ -255,12 +256,18 @@ class Search:
         else:
             heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
 
-    def _queue(self) -> list[Entry]:
-        """All candidates as a heap by their cheapest bounds."""
-        space = candidates(self.evaluator, self.pins, self.objective)
-        heap = [Entry(self._bound(self._base_floor(c), c), order, 0, c) for order, c in enumerate(space)]
+    def _queue(self) -> tuple[list[Entry], list[Candidate]]:
+        """Candidates as a heap by their cheapest bounds, and those whose activations alone do not fit."""
+        job = self.evaluator.job
+        tensors = unavoidable_tensors(self.evaluator.graph, lambda t: stored_bytes(t, job.precision))
+        heap, tight = [], []
+        for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective)):
+            if activation_floor(c, tensors) > self.limit:
+                tight.append(c)
+            else:
+                heap.append(Entry(self._bound(self._base_floor(c), c), order, 0, c))
         heapq.heapify(heap)
-        return heap
+        return heap, tight
 
     def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""

@@ -4,9 +4,12 @@ Both hold for any cut of the layers into stages and any of the searched schedule
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from planner.evaluation.memory import weight_bytes
 from planner.evaluation.stages import StageCost
+from planner.graph import Block, Graph, Tensor
 from planner.plans import Job
 from planner.search.space import Candidate
 
@@ -30,20 +33,52 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
 
 
+def fullest_rank(states: float, activations: float, c: Candidate) -> float:
+    """Least bytes of the fullest rank, whatever the cut, of all ``states`` and one micro-batch's ``activations``.
+
+    Rank r with a share n of the model holds ``n (S + f_r A)``, with ``f_r`` micro-batches in flight: ``p - r`` under
+    1F1B and its kin, at least one. All shares fit in M only if ``M >= 1 / sum_r 1 / (S + f_r A)``.
+    """
+    if states + activations <= 0:
+        return 0.0
+    alternates = c.schedule in ("1f1b", "interleaved")
+    in_flight = (min(c.num_microbatches, c.pipeline - r) if alternates else 1 for r in range(c.pipeline))
+    return 1 / sum(1 / (states + f * activations) for f in in_flight)
+
+
+class Tensors(NamedTuple):
+    """Activations that no assignment and no policy avoids, for one sequence on one device [bytes]."""
+
+    boundary: float
+    """Inputs of all layers: even full recomputation keeps them."""
+    largest: float
+    """The largest tensor that an operator makes."""
+
+
+def unavoidable_tensors(graph: Graph, element_bytes: Callable[[Tensor], float]) -> Tensors:
+    """Read off the graph; splitting over tensor and context ranks divides both at best."""
+
+    def num_bytes(block: Block, name: str) -> float:
+        tensor = block.tensor[name]
+        return graph.elements(tensor) * element_bytes(tensor)
+
+    layers = [(block, count) for block, count in graph.instances() if block.name in graph.sequence]
+    boundary = sum(count * min((num_bytes(b, n) for n in b.outputs), default=0.0) for b, count in layers)
+    made = [num_bytes(b, n) for b, _ in layers for op in b.ops for n in op.outputs]
+    return Tensors(boundary, max(made, default=0.0))
+
+
+def activation_floor(c: Candidate, tensors: Tensors) -> float:
+    """Least activations of the fullest rank [bytes], before anything is priced."""
+    share = c.micro_batch / (c.tensor * c.context)
+    boundary = 0.0 if "activations" in c.offload else tensors.boundary
+    return share * tensors.largest + fullest_rank(0.0, share * boundary, c)
+
+
 def memory_floor(
     candidate: Candidate, whole: StageCost, largest_layer: float, job: Job, state_bytes: float
 ) -> float:
-    """Least memory of the fullest rank [bytes]: the mean over ranks of states and of activations in flight.
-
-    ``state_bytes`` are all states of one device's whole share of the model. Rank r of ``p`` holds at least one
-    micro-batch of what it runs; 1F1B and its kin hold ``p - r``, GPipe all.
-    """
-    p, m = candidate.pipeline, candidate.num_microbatches
-    in_flight = 1.0
-    if p > 1 and candidate.schedule in ("1f1b", "interleaved"):
-        in_flight = sum(min(m, p - r) for r in range(p)) / p
-    gathered = 0.0
-    if candidate.zero_stage == 3:
-        gathered = largest_layer * weight_bytes(job)
+    """Least memory of the fullest rank [bytes]; ``state_bytes`` are those of one device's whole share."""
+    gathered = largest_layer * weight_bytes(job) if candidate.zero_stage == 3 else 0.0
     saved = 0.0 if "activations" in candidate.offload else whole.saved_bytes
-    return state_bytes / p + saved / p * in_flight + gathered
+    return fullest_rank(state_bytes, saved, candidate) + gathered

@@ -39,6 +39,11 @@ DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2,
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
+def stored_bytes(tensor: Tensor, precision: str) -> float:
+    """Bytes per element of ``tensor`` in a job of this precision."""
+    return DTYPE_BYTES[precision if tensor.dtype == "compute" else tensor.dtype]
+
+
 BATCH_AXES = ("expert", "data")
 """Axes that split nothing but the batch, except where operators have experts."""
 
@@ -103,7 +108,7 @@ class Pricer:
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
-        return DTYPE_BYTES[self.job.precision if tensor.dtype == "compute" else tensor.dtype]
+        return stored_bytes(tensor, self.job.precision)
 
     def tensor_bytes(self, tensor: Tensor, spec: ShardingSpec) -> float:
         """Bytes of ``tensor`` on one device."""
