@@ -75,9 +75,16 @@ class StrategyProblem:
         """The same problem on devices of unlimited memory."""
         return replace(self, memory_limit=math.inf)
 
-    def limited(self, memory_limit: float) -> "StrategyProblem":
-        """The same problem under another limit [B]."""
-        return replace(self, memory_limit=memory_limit)
+    def priced_memory(self, seconds_per_byte: float) -> "StrategyProblem":
+        """The same choices without a limit, every byte [B] costing seconds instead."""
+        return replace(
+            self,
+            seconds=tuple(s + seconds_per_byte * b for s, b in zip(self.seconds, self.bytes_, strict=True)),
+            edge_seconds=tuple(
+                s + seconds_per_byte * b for s, b in zip(self.edge_seconds, self.edge_bytes, strict=True)
+            ),
+            memory_limit=math.inf,
+        )
 
     def least_memory(self) -> "StrategyProblem":
         """The problem of the smallest memory: bytes in place of seconds, what is forbidden stays so."""

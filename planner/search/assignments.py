@@ -1,7 +1,7 @@
 """The intra-op part of the search: for every mesh and micro-batch, the ILP's strategies of every block.
 
-Each mesh has two assignments: the fastest, and the leanest, the fastest among those that keep the fewest bytes of
-activations. The search falls back on the lean one where the fast one does not fit.
+Each mesh has two assignments: the fastest, and the leanest, which keeps the fewest bytes of activations. The
+search falls back on the lean one where the fast one does not fit.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,9 @@ from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block
 from planner.plans import Parallelism
 
 Key = tuple[object, ...]
+
+LEAN_FACTOR = 10.0 / 2**20
+"""A lean assignment takes a block ten times as long rather than keep another MiB."""
 
 
 class Assignments:
@@ -71,10 +74,10 @@ def _choose(priced: PricedBlock, lean: bool) -> tuple[int, ...]:
     problem = priced.problem
     if all(size == 1 for size in problem.sizes):
         return (0,) * len(problem.sizes)
-    if lean:
-        least = problem.least_memory()
-        problem = problem.limited(least.cost(solve(least).choice))
-    return solve(problem).choice
+    fast = solve(problem)
+    if not lean:
+        return fast.choice
+    return solve(problem.priced_memory(LEAN_FACTOR * fast.cost)).choice
 
 
 def splits_sequence(shardings: Mapping[str, Assignment]) -> bool:

@@ -17,7 +17,13 @@ from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
-from planner.search.bounds import activation_floor, memory_floor, pipeline_seconds, unavoidable_tensors
+from planner.search.bounds import (
+    activation_floor,
+    fullest_rank,
+    memory_floor,
+    pipeline_seconds,
+    unavoidable_tensors,
+)
 from planner.search.space import Candidate, candidates
 from planner.search.stages import cut_layers, cut_layers_to_fit
 from planner.sharding.pricing import stored_bytes
@@ -251,7 +257,8 @@ class Search:
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""
         c = entry.candidate
-        if c.lean or c.tensor == 1:
+        states = fullest_rank(self._floors(c).state_bytes, 0.0, c) + self.evaluator.software.context
+        if c.lean or c.tensor == 1 or states > self.limit:
             tight.append(c)
         else:
             heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
