@@ -6,7 +6,7 @@ from typing import NamedTuple
 from planner.graph import Block
 from planner.operators import operator_rule, recomputed_ops, saved_tensors
 from planner.sharding.pricing import Comm, EdgeCost, OpCost, Pricer
-from planner.sharding.spec import ShardingSpec, Strategy, input_spec
+from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
 Assignment = Mapping[str, Strategy]
 """Operator name -> strategy, for every operator of a block."""
@@ -101,7 +101,7 @@ def block_terms(
     """
     left = exit_of(pricer, block, assignment)
     entry = left if entry is None else entry
-    specs: dict[str, ShardingSpec] = dict.fromkeys(block.inputs, entry)
+    specs = {name: carried(pricer.graph, block.tensor[name], entry) for name in block.inputs}
     ops: dict[str, OpCost] = {}
     weights: dict[tuple[str, ...], float] = {}
     for op in block.ops:
@@ -123,7 +123,8 @@ def block_terms(
     }
     if leaves is not None:
         name = block.outputs[0]
-        edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, leaves)
+        wanted = carried(pricer.graph, block.tensor[name], leaves)
+        edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
     return BlockTerms(ops, edges, groups, sizes, left)
 

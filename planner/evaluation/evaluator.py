@@ -19,7 +19,7 @@ from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flo
 from planner.evaluation.stages import StageCost, UnitCost, stage_cost
 from planner.evaluation.states import sync_of
 from planner.evaluation.step import step_floor, step_time
-from planner.graph import BATCH, count_parameters
+from planner.graph import BATCH, Graph, count_parameters
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
@@ -61,6 +61,7 @@ class Evaluator:
         self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
+        self.main_layer = _main_layer(graph)
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
@@ -121,11 +122,9 @@ class Evaluator:
         key = (*degrees, name, policy, id(given))
         if key not in self._blocks:
             pricer, block = self.pricer(plan), self.graph.block[name]
-            entry = leaves = None
-            if name == self.graph.last:
-                entry = self._exit(plan, self.graph.sequence[-1], shardings)
-            elif name == self.graph.first:
-                leaves = self._exit(plan, self.graph.sequence[0], shardings)
+            common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
+            entry = None if name == self.graph.first else common
+            leaves = None if name == self.graph.last else common
             terms = block_terms(pricer, block, self.assignment(plan, name, shardings), entry, leaves)
             self._blocks[key] = block_cost(pricer, block, terms, policy)
         return self._blocks[key]
@@ -234,6 +233,11 @@ class Evaluator:
 
 
 _NOTHING_GIVEN: Shardings = {}
+
+
+def _main_layer(graph: Graph) -> str:
+    """The commonest layer: between any two blocks the activations lie as it leaves them."""
+    return min(graph.sequence, key=lambda name: (-graph.sequence.count(name), name))
 
 
 def _only_batch(assignment: Assignment) -> bool:

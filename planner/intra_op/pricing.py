@@ -19,7 +19,7 @@ from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
 from planner.operators import recomputed_ops, saved_tensors
 from planner.sharding.pricing import Pricer
-from planner.sharding.spec import ShardingSpec, Strategy, input_spec
+from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 from planner.sharding.strategies import Space, strategies
 
 
@@ -64,8 +64,6 @@ class Ends(NamedTuple):
     """How the block before leaves its output; None for a block that follows itself."""
     leaves: ShardingSpec | None = None
     """How the block after wants it, at a price; None for a block that follows itself."""
-    must_leave: ShardingSpec | None = None
-    """How it must be left; None is free."""
 
 
 class StateCost(NamedTuple):
@@ -112,7 +110,7 @@ def price_block(
         v = index[edge.consumer]
         maker = table.maker(edge)
         if maker is None:
-            source = table.ends.entry or ShardingSpec()
+            source = carried(pricer.graph, block.tensor[edge.tensor], table.ends.entry or ShardingSpec())
             seconds[v] = seconds[v] + [table.edge_seconds(edge, source, o.strategy) for o in options[v]]
         else:
             edges.append((index[maker.name], v))
@@ -196,8 +194,10 @@ class _Table:
 
     def _edge_table(self, edge: Edge, maker: Op, left: Sequence[Option], right: Sequence[Option]) -> Array:
         name = edge.tensor if edge.producer else self.block.outputs[0]
-        tensor = self.block.tensor[name]
-        sources = [self.pricer.output(self.block, maker, tensor, o.strategy) for o in left]
+        made, read = self.block.tensor[name], self.block.tensor[edge.tensor]
+        sources = [
+            carried(self.pricer.graph, read, self.pricer.output(self.block, maker, made, o.strategy)) for o in left
+        ]
         return np.array([[self.edge_seconds(edge, source, o.strategy) for o in right] for source in sources])
 
     def edge_seconds(self, edge: Edge, source: ShardingSpec, strategy: Strategy) -> float:
@@ -206,16 +206,12 @@ class _Table:
         return cost.seconds + self.everything * sum(comm.seconds for comm in cost.forward)
 
     def _leaving(self, op: Op, strategy: Strategy) -> float:
-        """Price of handing the block's output over; infinite where it must be left otherwise."""
-        tensor = self.block.tensor[self.block.outputs[0]]
+        """Price of handing the block's output over."""
+        graph, tensor = self.pricer.graph, self.block.tensor[self.block.outputs[0]]
         left = self.pricer.output(self.block, op, tensor, strategy)
-        if self.ends.must_leave is not None and left != self.ends.must_leave:
-            return float("inf")
-        return (
-            0.0
-            if self.ends.leaves is None
-            else self.pricer.transition(tensor, left, self.ends.leaves).seconds
-        )
+        if self.ends.leaves is None:
+            return 0.0
+        return self.pricer.transition(tensor, left, carried(graph, tensor, self.ends.leaves)).seconds
 
     def _kept_bytes(self, op: Op, strategy: Strategy) -> float:
         outputs = (self.block.tensor[t] for t in op.outputs if t in self.kept)

@@ -36,15 +36,14 @@ class Assignments:
         return self._shardings[key]
 
     def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:
-        """The commonest layer first; the others must leave their output as it does."""
+        """The main layer first; the others receive and leave what it does, at a price."""
         graph, pricer = self._evaluator.graph, self._evaluator.pricer(plan)
-        layers = sorted({run.block for run in graph.layers}, key=lambda b: (-graph.sequence.count(b), b))
-        main = graph.block[layers[0]]
+        main = graph.block[self._evaluator.main_layer]
         chosen: dict[str, Assignment] = {main.name: self._optimise(plan, main, plan.recompute, Ends(), lean)}
         common = exit_of(pricer, main, chosen[main.name])
-        for name in layers[1:]:
-            must = Ends(must_leave=common)
-            chosen[name] = self._optimise(plan, graph.block[name], plan.recompute, must, lean)
+        for name in sorted({run.block for run in graph.layers} - {main.name}):
+            ends = Ends(entry=common, leaves=common)
+            chosen[name] = self._optimise(plan, graph.block[name], plan.recompute, ends, lean)
         if graph.first is not None:
             first = graph.block[graph.first]
             chosen[graph.first] = self._optimise(plan, first, "none", Ends(leaves=common), lean)

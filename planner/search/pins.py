@@ -30,6 +30,7 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
     _check_names(pins)
     _check_sharding(pins)
     _check_offload(evaluator, pins)
+    _check_pipeline(pins)
     _check_devices(evaluator, pins)
     _check_model(evaluator, pins)
     _check_batch(evaluator, pins)
@@ -59,6 +60,18 @@ def _check_offload(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError(f"--offload: the bandwidth between {device.name} and its host is not known")
 
 
+def _check_pipeline(pins: Pins) -> None:
+    stages = pins.virtual_stages or 1
+    if pins.pipeline == 1 and stages > 1:
+        raise InputError(f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on")
+    if pins.schedule is None or pins.virtual_stages is None or pins.pipeline == 1:
+        return
+    least, most = SCHEDULES[pins.schedule].stages_per_rank
+    if stages < least or (most is not None and stages > most):
+        legal = f"exactly {least}" if least == most else f"at least {least}"
+        raise InputError(f"--virtual-stages {stages} contradicts --schedule {pins.schedule}, which has {legal}")
+
+
 def _check_devices(evaluator: Evaluator, pins: Pins) -> None:
     cluster = evaluator.cluster
     degrees = {"tensor": pins.tensor, "pipeline": pins.pipeline, "context": pins.context, "data": pins.data}
@@ -86,16 +99,20 @@ def _check_model(evaluator: Evaluator, pins: Pins) -> None:
             f"{graph.num_layers} layers of {graph.name}"
         )
     experts = graph.dims.get("experts", 1)
+    if pins.expert and pins.expert > 1 and experts == 1:
+        raise InputError(f"--expert {pins.expert}: {graph.name} has no experts")
     if pins.expert and experts % pins.expert:
         raise InputError(f"--expert {pins.expert} does not divide the {experts} experts of {graph.name}")
 
 
 def _check_batch(evaluator: Evaluator, pins: Pins) -> None:
     batch = evaluator.job.global_batch
+    if pins.micro_batch and batch % pins.micro_batch:
+        raise InputError(f"--micro-batch {pins.micro_batch} does not divide the global batch of {batch} sequences")
     if not pins.data:
         return
     if batch % pins.data:
-        raise InputError(f"global batch {batch} is not a multiple of --data {pins.data}")
+        raise InputError(f"global batch {batch} is not a multiple of --data {pins.data}: every rank needs its share")
     share = batch // pins.data
     if pins.micro_batch and share % pins.micro_batch:
         raise InputError(f"--micro-batch {pins.micro_batch} does not divide {share} sequences per data rank")

@@ -123,7 +123,7 @@ def context_degrees(graph: Graph, seq_len: int) -> list[int]:
     """Context-parallel degrees: the sequence is dealt out in two chunks per rank."""
     if "seq" not in graph.dims or "heads" not in graph.dims:
         return [1]
-    return [c for c in powers_of_two(seq_len // MIN_CONTEXT_TOKENS) if seq_len % (2 * c) == 0]
+    return [1, *(c for c in powers_of_two(seq_len // MIN_CONTEXT_TOKENS) if c > 1 and seq_len % (2 * c) == 0)]
 
 
 def _layouts(evaluator: Evaluator, pins: Pins, devices: int) -> Iterator[tuple[int, int, int, int, int]]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from planner.graph import BATCH, Graph, Op, Tensor
+from planner.graph import BATCH, TOKEN_DIMS, Graph, Op, Tensor
 from planner.sharding.mesh import Mesh
 
 Strategy = tuple[tuple[str, str], ...]
@@ -61,6 +61,21 @@ def gradient_of_input(graph: Graph, tensor: Tensor, strategy: Strategy) -> Shard
 def gradient_of_output(spec: ShardingSpec) -> ShardingSpec:
     """Gradient that an operator needs for an output: whole where the output was partial."""
     return ShardingSpec(spec.shards)
+
+
+def carried(graph: Graph, tensor: Tensor, spec: ShardingSpec) -> ShardingSpec:
+    """How ``tensor`` lies where its neighbour lies as ``spec``: positions of one sequence for those of another.
+
+    An encoder hands on what a decoder reads under another dim; an axis that splits neither leaves it whole.
+    """
+    positions = next((d for d in tensor.dims if d in TOKEN_DIMS), None)
+    shards = []
+    for axis, dim in spec.shards:
+        if has_dim(graph, tensor, dim):
+            shards.append((axis, dim))
+        elif dim in TOKEN_DIMS and positions is not None:
+            shards.append((axis, positions))
+    return ShardingSpec(tuple(shards), spec.partial)
 
 
 class Sizes:

@@ -1,7 +1,9 @@
 """Every way to run one operator on a mesh, in one of two spaces.
 
 ``roles``: each axis splits only what its name says, and the tensor axis splits the weights of every product, so
-that a plan's degrees mean what people mean by them. ``free``: any axis splits any dim; degrees are what comes out.
+that a plan's degrees mean what people mean by them; the named layout is always among them, also where it keeps
+weights whole (routers, latent down-projections), so that no choice is worse than it for want of a strategy.
+``free``: any axis splits any dim; degrees are what comes out.
 """
 
 import itertools
@@ -9,7 +11,7 @@ from typing import Literal
 
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op
 from planner.operators import operator_rule
-from planner.sharding.layouts import ROLES
+from planner.sharding.layouts import ROLES, named_strategy
 from planner.sharding.spec import Sizes, Strategy, has_dim
 
 Space = Literal["roles", "free"]
@@ -36,10 +38,14 @@ def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tu
     splittable = operator_rule(op).splittable(op, block, sizes.graph)
     choices: list[list[tuple[str, str] | None]] = []
     for axis in sizes.mesh.axes:
-        dims = list(splittable) if space == "free" else _role_dims(op, block, sizes.graph, axis, splittable)
+        if space == "free":
+            dims = list(splittable)
+        else:
+            dims = _role_dims(op, block, sizes.graph, axis, splittable)
         legal: list[tuple[str, str] | None] = [(axis, d) for d in dims if sizes.legal(op, ((axis, d),))]
         optional = space == "free" or (axis == "tensor" and not op.weights)
         choices.append([*legal, None] if optional or not legal else legal)
     found = [tuple(s for s in combination if s is not None) for combination in itertools.product(*choices)]
-    legal_found = [s for s in found if sizes.legal(op, s)]
-    return tuple(legal_found) or ((),)
+    if space == "roles":
+        found.append(named_strategy(op, block, sizes, sequence_parallel=True))
+    return tuple(dict.fromkeys(s for s in found if sizes.legal(op, s))) or ((),)
