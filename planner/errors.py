@@ -13,7 +13,15 @@
 
 from cluster_specs.errors import InputError, UnknownName
 
-__all__ = ["Deadlock", "Infeasible", "InputError", "PlannerError", "SolverStopped", "UnknownName", "Unsupported"]
+__all__ = [
+    "Deadlock",
+    "Infeasible",
+    "InputError",
+    "PlannerError",
+    "SolverStopped",
+    "UnknownName",
+    "Unsupported",
+]
 
 
 class Unsupported(InputError):

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,12 +13,11 @@ from planner.cli.options import JobOptions, OutputOptions, PinOptions
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.thresholds import check_thresholds
-from planner.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from planner.plans import Plan
+    from planner.plans import Objective, Plan
 
 ModelArgument = Annotated[
     str,
@@ -51,22 +50,17 @@ def plan(
 
     meshwright plan llama-3.1-70b dgx-h100:16 --global-batch 1024 --seq-len 8192
     """
-    from cluster_specs.catalog import load_cluster
-    from planner.models.catalog import load_model
-    from planner.plans import Objective
-    from planner.search import plan as search
+    from planner import api
 
-    if objective not in get_args(Objective):
-        raise InputError(f"objective {objective!r} is unknown; use {', '.join(get_args(Objective))}")
     with Progress(output.quiet) as progress:
-        found = search(
-            load_model(model),
-            load_cluster(cluster),
+        found = api.plan(
+            model,
+            cluster,
             job.to_job(),
-            pins=pins.to_pins(),
-            objective=cast(Objective, objective),
+            pins.to_pins(),
+            objective=cast("Objective", objective),
             top=top,
-            progress=lambda priced, left: progress(f"{priced} plans priced, {left} left"),
+            progress=_counted(progress),
         )
     if path is not None:
         write_files({path: found.to_json(indent=2) + "\n"})
@@ -80,12 +74,10 @@ def fit(
 
     meshwright fit llama-2-7b dgx-a100-80g:1 --global-batch 64 --seq-len 4096 --zero 2
     """
-    from cluster_specs.catalog import load_cluster
-    from planner.analysis import fit as ask
-    from planner.models.catalog import load_model
+    from planner import api
 
-    with Progress(output.quiet):
-        answer = ask(load_model(model), load_cluster(cluster), job.to_job(), pins.to_pins())
+    with Progress(output.quiet) as progress:
+        answer = api.fit(model, cluster, job.to_job(), pins.to_pins(), progress=_counted(progress))
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)
@@ -96,15 +88,11 @@ def evaluate(run: PlanArgument, output: OutputOptions, path: PlanFile = None) ->
 
     meshwright evaluate run.toml --fail-if 'memory_bytes > 70 GiB'
     """
-    described, assumed = read_plan(run)
-    from planner.evaluation import evaluate as judge
+    from planner.api import judged as judge
 
-    judged = described.model_copy(
-        update={
-            "estimate": judge(described),
-            "warnings": (*described.warnings, *(f"assumed {choice}" for choice in assumed)),
-        }
-    )
+    described, assumed = read_plan(run)
+    noted = tuple(f"assumed {choice}" for choice in assumed)
+    judged = judge(described).model_copy(update={"warnings": (*described.warnings, *noted)})
     if path is not None:
         write_files({path: judged.to_json(indent=2) + "\n"})
     _answer_with_plan(judged, assumed, output)
@@ -162,9 +150,10 @@ def compare(
 
     meshwright compare mine.toml plan.json
     """
-    a, b = _evaluated(first), _evaluated(second)
     from planner.analysis import compare as weigh
+    from planner.api import judged
 
+    a, b = judged(read_plan(first)[0]), judged(read_plan(second)[0])
     answer = weigh(a, b)
     _answer(
         {"schema": "meshwright/comparison/1", **_dump(answer)},
@@ -173,24 +162,19 @@ def compare(
     )
 
 
-def _evaluated(source: str) -> "Plan":
-    """The plan of a file, with the numbers of today."""
-    plan, _ = read_plan(source)
-    from planner.evaluation import evaluate as judge
-
-    return plan.model_copy(update={"estimate": judge(plan)})
-
-
 def explain(plan: PlanArgument, output: OutputOptions) -> None:
     """Say why PLAN is as it is and what limits it.
 
     meshwright explain plan.json
     """
-    described, _ = read_plan(plan)
-    from planner.analysis import explain as reason
+    from planner import api
 
-    text = reason(described)
+    text = api.explain(read_plan(plan)[0])
     _answer({"schema": "meshwright/explanation/1", "explanation": text}, output, lambda: text)
+
+
+def _counted(progress: Progress) -> Callable[[int, int], None]:
+    return lambda looked, total: progress(f"{looked:,} of {total:,} candidates looked at")
 
 
 def _answer_with_plan(answer: "Plan", assumed: Sequence[str], output: OutputOptions) -> None:

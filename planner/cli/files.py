@@ -72,25 +72,12 @@ def _named(path: Path) -> Iterator[None]:
 
 def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
     """The plan in a plan file or a run file (``-``: stdin), and what had to be assumed for a run."""
-    from planner.runs.files import check_run, parse_mapping, read_text
-    from planner.runs.mapping import plan_from_run
+    from planner.api import read_plan as read
+    from planner.runs.files import parse_mapping
 
-    path = Path("stdin.json" if source == STDIN else source)
-    text = sys.stdin.read() if source == STDIN else read_text(path)
-    data = parse_mapping(text, path.suffix.lower(), source)
-    if "schema" in data:
-        return parse_plan(data, source), ()
-    return plan_from_run(check_run(data, path))
-
-
-def parse_plan(data: Mapping[str, Any], name: str) -> "Plan":
-    """The `Plan` in a plan file's data; ``InputError`` names the file and the first field that is wrong."""
-    from cluster_specs.record import validated
-    from planner.plans import SCHEMA, Plan
-
-    if data.get("schema") != SCHEMA:
-        raise InputError(f"{name} has schema {data.get('schema')!r}, expected {SCHEMA!r}")
-    return validated(Plan, data, name)
+    if source != STDIN:
+        return read(source)
+    return read(parse_mapping(sys.stdin.read(), ".json", "stdin"))
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@ Memory is shown in GiB (2**30 bytes), rates with decimal prefixes. Colour is nev
 """
 
 from planner.report.catalogues import catalogue_report, fields_report
-from planner.report.comparisons import comparison_report, fit_report
+from planner.report.comparisons import comparison_report
+from planner.report.fitting import fit_report
 from planner.report.plans import plan_report
 from planner.report.validation import validation_report
 

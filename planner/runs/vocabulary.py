@@ -141,6 +141,7 @@ class Habits(NamedTuple):
 
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
+    "hf-fsdp": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False),
     "nanotron": Habits(zero_stage=1),

@@ -215,7 +215,7 @@ def test_in_flight_of_the_papers() -> None:
     assert [in_flight("zb-h2", pipeline, rank) for rank in (0, 7)] == [InFlight(15, 0), InFlight(1, 14)]
     assert in_flight("dualpipe", pipeline, 0) == InFlight(9)
     chimera = [in_flight("chimera", pipeline, rank).activations for rank in range(8)]
-    assert chimera == [8, 7, 6, 5, 5, 6, 7, 8]  # between D/2 + 1 and D
+    assert chimera == [5, 6, 7, 8, 8, 7, 6, 5]  # between D/2 + 1 and D
     # Korthikanti: the first stage holds p (1 + (p-1)/(p v)) micro-batches
     looped = PipelineShape(8, 32, 1.0, 1.0, 1.0, virtual_stages=3)
     assert in_flight("interleaved", looped, 0).activations == pytest.approx(8 * (1 + 7 / 24))

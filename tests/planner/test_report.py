@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_specs.record import Record
+from planner.analysis import FitReport, Remedy, compare
 from planner.plans import Estimate, Optimality, Parallelism, Plan, StagePlan
 from planner.report import (
     catalogue_report,
@@ -110,19 +110,31 @@ def test_optimality_is_never_overstated() -> None:
     assert "Proven" not in optimality_statement(stopped)
 
 
-def test_comparisons_mark_what_differs(plan: Plan) -> None:
-    class Verdict(Record):
-        faster: str = "A"
-        difference_s: float = 0.25
-        fits: bool = False
-        reasons: tuple[str, ...] = ("the bubble", "the optimizer")
-
-    other = plan.model_copy(update={"plan": plan.plan.model_copy(update={"recompute": "full"})})
-    text = to_text(comparison_report(plan, other, Verdict()))
+def test_comparisons_mark_what_differs(plan: Plan, estimate: Estimate) -> None:
+    slower = estimate.model_copy(update={"step_time_s": 12.75, "tokens_per_s": 1.0, "time": {"bubble": 1.5}})
+    choice = plan.plan.model_copy(update={"recompute": "full"})
+    other = plan.model_copy(update={"plan": choice, "estimate": slower})
+    text = to_text(comparison_report(plan, other, compare(plan, other)))
     assert [line.split()[1] for line in text.splitlines() if line.startswith("~")] == ["recompute"]
-    assert "250 ms" in text
-    assert "the optimizer" in text
-    assert to_text(fit_report(Verdict())).startswith("It does NOT fit.")
+    assert "+250 ms" in text
+    assert text.startswith("A is")
+
+
+def test_a_fit_report_says_what_helps(plan: Plan, estimate: Estimate) -> None:
+    remedy = Remedy(
+        change="--zero 3 instead of --zero 0", kind="plan", memory_bytes=70 * 2.0**30, step_time_s=12.5,
+        time_cost_fraction=0.0625, plan=plan.plan,
+    )
+    answer = FitReport(
+        fits=False, verdict="It does not fit.", memory_bytes=90 * 2.0**30, memory_limit_bytes=80 * 2.0**30,
+        margin_bytes=-10 * 2.0**30, margin_fraction=-0.125, tightest_rank=1, tightest_phase="backward",
+        memory=estimate.memory, split_by_data_parallelism=("master_weights",), same_on_every_data_rank=("activations",),
+        largest_micro_batch=None, longest_seq_len=None, changes=(remedy,), plan=plan,
+    )
+    text = to_text(fit_report(answer))
+    for part in ("It does not fit.", "-10 GiB (-12.5%)", "rank 1", "master weights", "--zero 3", "70 GiB", "+6.2%"):
+        assert part in text
+    assert "longest sequence" not in text
 
 
 def test_catalogue_aligns_numbers_and_skips_absent_columns() -> None:

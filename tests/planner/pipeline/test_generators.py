@@ -17,9 +17,9 @@ NAMES = {entry.torch_name: name for name, entry in SCHEDULES.items() if entry.to
 def shapes(name: str) -> list[tuple[int, int, int]]:
     return [
         (p, v, m)
-        for p in (1, 2, 3, 4, 7)
-        for v in (1, 2, 3)
-        for m in (1, 2, 3, 6, 8, 14, 16)
+        for p in (1, 2, 3, 4, 6, 7)
+        for v in (1, 2, 3, 4)
+        for m in (1, 2, 3, 6, 8, 10, 12, 14, 16)
         if not refusal(name, p, v, m)
     ]
 
@@ -54,6 +54,9 @@ def test_the_table_tells_the_truth(name: str) -> None:
         assert works <= ({Pass.F, Pass.B, Pass.I, Pass.W} if entry.splits_backward else {Pass.F, Pass.B})
         assert Pass.W not in works or entry.splits_backward
         assert stage_to_rank(name, shape[0], shape[1]) == schedule.stage_to_rank
+        assert bool(schedule.mirrored) == (entry.copies == 2)
+        homes = [rank for rank in range(shape[0]) for _ in schedule.stages_of(rank)]
+        assert len(homes) == entry.copies * schedule.num_stages
     assert entry.description
     assert entry.source
 

@@ -4,6 +4,8 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import networkx as nx
@@ -34,12 +36,16 @@ class Case:
         return generate(self.name, *self.shape)
 
 
+@lru_cache
+def shapes(name: str) -> list[tuple[int, int, int]]:
+    numbers = product(range(1, 6), range(1, 5), range(1, 15))
+    return [shape for shape in numbers if not refusal(name, *shape)]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     name = draw(st.sampled_from(sorted(SCHEDULES)))
-    least, most = SCHEDULES[name].stages_per_rank
-    p, v = draw(st.integers(1, 5)), draw(st.integers(least, most or 3))
-    m = draw(st.integers(1, 14).filter(lambda m: not refusal(name, p, v, m)) if p < 5 else st.just(2 * p))
+    p, v, m = draw(st.sampled_from(shapes(name)))
     seconds = st.lists(st.floats(0.0, 3.0), min_size=p * v, max_size=p * v)
     times = StageTimes(draw(seconds), draw(seconds), draw(seconds), draw(st.sampled_from([1.0, 0.7])))
     p2p = draw(st.lists(st.floats(0.0, 1.0), min_size=p * v - 1, max_size=p * v - 1))

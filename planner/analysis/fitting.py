@@ -1,0 +1,108 @@
+"""Does it fit: by what margin, where it is tightest, and the least change that makes it fit."""
+
+from collections.abc import Mapping
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.record import Record
+from planner.analysis.limits import largest_micro_batch, longest_sequence
+from planner.analysis.questions import Progress, Question, answer, known
+from planner.analysis.remedies import Remedy, remedies
+from planner.models.model import Model
+from planner.plans import Estimate, Job, Parallelism, Pins, Plan
+
+SHARDED_FROM: Mapping[str, int] = {"optimizer": 1, "master_weights": 1, "gradients": 2, "weights": 3}
+"""Component -> ZeRO stage from which data-parallel ranks share it; no stage shares the others."""
+
+
+class FitReport(Record):
+    """Whether a model fits on a cluster, and what to do about it."""
+
+    fits: bool
+    """The fullest device of the plan needs no more than the device has."""
+    verdict: str
+    """The answer in a sentence."""
+    memory_bytes: float
+    """Peak of the fullest device, as the driver reports it."""
+    memory_limit_bytes: float
+    margin_bytes: float
+    """Free at the peak; negative where it does not fit."""
+    margin_fraction: float
+    """Of the device's memory."""
+    tightest_rank: int
+    """Pipeline rank of the fullest device."""
+    tightest_phase: str
+    """When its peak is: forward, backward or optimizer."""
+    memory: Mapping[str, float]
+    """Component -> bytes; adds up to ``memory_bytes``."""
+    split_by_data_parallelism: tuple[str, ...]
+    """Components that more data-parallel ranks would make smaller."""
+    same_on_every_data_rank: tuple[str, ...]
+    """Components that they would not."""
+    largest_micro_batch: int | None
+    """Sequences with which this plan still keeps the headroom free; None if none do."""
+    longest_seq_len: int | None
+    """Tokens, as above."""
+    changes: tuple[Remedy, ...]
+    """Single changes after which it fits, the least first; empty where it fits already."""
+    plan: Plan
+    """The plan judged: the fastest that fits, or the one that needs least memory."""
+
+
+def fit(
+    model: Model, cluster: ClusterSpec, job: Job, pins: Pins | None = None, progress: Progress | None = None
+) -> FitReport:
+    """Judge the pinned plan, or the best one that the pins leave open.
+
+    Where even the least memory is too much, or more than the job's headroom allows, single changes are tried.
+    Raises ``InputError`` for contradictory pins, ``Infeasible`` where no plan has the pinned degrees at all.
+    """
+    question = Question(model, cluster, job, pins or Pins())
+    judged = answer(question, progress)
+    estimate = known(judged)
+    split, whole = sharded_components(judged.plan, estimate)
+    roomy = estimate.memory_bytes <= question.usable_bytes
+    changes = () if roomy else remedies(question, judged, progress)
+    return FitReport(
+        fits=estimate.fits,
+        verdict=_verdict(question, estimate, changes),
+        memory_bytes=estimate.memory_bytes,
+        memory_limit_bytes=estimate.memory_limit_bytes,
+        margin_bytes=estimate.memory_limit_bytes - estimate.memory_bytes,
+        margin_fraction=1 - estimate.memory_bytes / estimate.memory_limit_bytes,
+        tightest_rank=estimate.fullest_stage,
+        tightest_phase=estimate.peak_phase,
+        memory=estimate.memory,
+        split_by_data_parallelism=split,
+        same_on_every_data_rank=whole,
+        largest_micro_batch=largest_micro_batch(judged) if roomy else None,
+        longest_seq_len=longest_sequence(judged) if roomy else None,
+        changes=changes,
+        plan=judged,
+    )
+
+
+def sharded_components(choice: Parallelism, estimate: Estimate) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Components of the estimate that data-parallel ranks share under the plan's ZeRO stage, and the others."""
+    stage = choice.zero_stage if choice.shard_degree > 1 else 0
+    by_size = sorted(estimate.memory, key=lambda name: -estimate.memory[name])
+    split = tuple(name for name in by_size if stage >= SHARDED_FROM.get(name, stage + 1))
+    return split, tuple(name for name in by_size if name not in split)
+
+
+def _verdict(question: Question, estimate: Estimate, changes: tuple[Remedy, ...]) -> str:
+    gib = 2.0**30
+    used, limit = estimate.memory_bytes / gib, estimate.memory_limit_bytes / gib
+    share = f"{used:.1f} of {limit:.1f} GiB on the fullest device"
+    if estimate.memory_bytes <= question.usable_bytes:
+        return f"It fits: {share}, {limit - used:.1f} GiB free."
+    headroom = f"{question.job.memory_headroom:.0%}"
+    state = (
+        f"It fits only just: {share}, less free than the headroom of {headroom}"
+        if estimate.fits
+        else f"It does not fit: {share}, {used - limit:.1f} GiB too much"
+    )
+    if not changes:
+        return f"{state}. No single change that was tried helps; combine them."
+    best = changes[0]
+    effect = f"{best.memory_bytes / gib:.1f} GiB, {best.time_cost_fraction:+.0%} time"
+    return f"{state}. Least change: {best.change} ({effect})."

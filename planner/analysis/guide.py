@@ -1,0 +1,142 @@
+"""Why a plan is as it is: the walk that practitioners take, with this job's numbers at every step.
+
+Does one device do? Do memory optimisations make it fit a device, a node? Only then are operators split, inside the
+fastest links, and layers, across the slow ones. Every number is the evaluator's.
+"""
+
+import textwrap
+from collections.abc import Iterator
+
+from cluster_specs.software import load_software
+from cluster_specs.units import format_bandwidth, format_bytes, format_seconds
+from planner.analysis.ladder import Step, steps
+from planner.analysis.leverage import levers
+from planner.analysis.questions import known
+from planner.plans import Plan
+
+WIDTH = 80
+"""Columns of the text."""
+
+MOST_PARTS = 6
+"""Parts of the step that are named."""
+
+MOST_ALTERNATIVES = 3
+
+
+def explain(plan: Plan) -> str:
+    """The decisions behind ``plan``, where its time goes, what binds, what was assumed, why others lost.
+
+    Plain text of at most 60 lines. Raises ``InputError`` for a plan without an estimate.
+    """
+    estimate = known(plan)
+    lines = [
+        *textwrap.wrap(
+            f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {plan.cluster.num_devices} x "
+            f"{plan.cluster.device.name}, {plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
+            f"A device has {format_bytes(estimate.memory_limit_bytes)}. "
+            f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
+            f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
+            WIDTH,
+        ),
+        *_walk(plan),
+        *_section("Where the time goes", _time(plan)),
+        *_section("What binds", _bounds(plan)),
+        *_section("What was assumed", _assumptions(plan)),
+        *_section("Why not the next best", _alternatives(plan)),
+    ]
+    return "\n".join(lines)
+
+
+def _days(tokens_per_s: float) -> str:
+    days = 1e12 / tokens_per_s / 86400
+    return f"{days:,.0f} days" if days >= 10 else f"{days:.1f} days"
+
+
+def _section(title: str, sentences: Iterator[str]) -> Iterator[str]:
+    text = [line for sentence in sentences for line in _wrapped(sentence)]
+    if text:
+        yield ""
+        yield title
+        yield from text
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def _walk(plan: Plan) -> Iterator[str]:
+    for number, question in enumerate(steps(plan), start=1):
+        yield ""
+        yield f"{number}. {question.title}"
+        for step in question.tried:
+            yield from _wrapped(_tried(step))
+        if question.remark:
+            yield from _wrapped(question.remark)
+
+
+def _tried(step: Step) -> str:
+    estimate = step.estimate
+    verdict = "fits" if step.fits else "does not fit"
+    exposed = estimate.time.get("data", 0.0) / estimate.step_time_s
+    waits = f", {exposed:.0%} of it waiting for data-parallel traffic" if exposed >= 0.01 else ""
+    return (
+        f"{step.words}: {format_bytes(estimate.memory_bytes)} {verdict}, {format_seconds(estimate.step_time_s)} "
+        f"a step{waits}."
+    )
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    estimate = known(plan)
+    parts = sorted(estimate.time.items(), key=lambda part: -part[1])[:MOST_PARTS]
+    yield ", ".join(f"{name.replace('_', ' ')} {s / estimate.step_time_s:.1%}" for name, s in parts) + (
+        f" of {format_seconds(estimate.step_time_s)} (MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%})."
+    )
+
+
+def _bounds(plan: Plan) -> Iterator[str]:
+    estimate = known(plan)
+    largest = sorted(estimate.memory.items(), key=lambda part: -part[1])[:3]
+    yield (
+        f"Memory: {estimate.memory_bytes / estimate.memory_limit_bytes:.0%} of the fullest device "
+        f"(pipeline rank {estimate.fullest_stage}, {estimate.peak_phase}), mostly "
+        + ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
+        + "."
+    )
+    found = ", ".join(f"{lever.what} {lever.time_saved_fraction:.1%}" for lever in levers(plan))
+    if found:
+        yield f"Time: with twice the rate, this much of the step would be saved: {found}."
+
+
+def _assumptions(plan: Plan) -> Iterator[str]:
+    software, device = load_software(plan.job.stack), plan.cluster.device
+    low, high = known(plan).step_time_interval_s
+    links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth)}" for link in plan.cluster.links)
+    yield f"Software: {software.name} ({software.summary}); {plan.job.attention} attention, {plan.job.precision}."
+    yield (
+        f"Rates that last: {device.efficiency.matmul:.0%} of peak in large matrix products, "
+        f"{device.efficiency.memory:.0%} of memory bandwidth; links per device, one way: {links or 'a torus'}."
+    )
+    yield f"Step time of such runs, four in five: {format_seconds(low)} to {format_seconds(high)}."
+    guesses = [name for name, source in plan.cluster.sources.items() if source.startswith("assumed")]
+    if guesses:
+        yield f"Not published, assumed: {', '.join(guesses)}."
+    yield f"Sources: meshwright clusters {plan.cluster.name}, meshwright models {plan.model.name}."
+
+
+def _alternatives(plan: Plan) -> Iterator[str]:
+    for other in plan.alternatives[:MOST_ALTERNATIVES]:
+        yield f"{_named(plan, other.plan)}: {other.loses_because}."
+    if plan.optimality is not None and plan.optimality.proven:
+        done = plan.optimality
+        yield f"{done.evaluated:,} plans were priced in full; {done.pruned:,} were excluded by sound bounds."
+
+
+def _named(plan: Plan, other: object) -> str:
+    """What sets another plan apart from the chosen one."""
+    fields = (
+        "data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "zero_stage", "sharding",
+        "recompute", "schedule",
+    )
+    differing = [f for f in fields if getattr(other, f) != getattr(plan.plan, f)]
+    changed = [f"{f.replace('_', ' ')} {getattr(other, f)}" for f in differing]
+    return ", ".join(changed) or "the same degrees"

@@ -1,0 +1,69 @@
+"""One question to the search, and its answer whether or not anything fits."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec
+from planner.errors import Infeasible, InputError
+from planner.evaluation.evaluator import Evaluator
+from planner.models.model import Model
+from planner.plans import Estimate, Job, Parallelism, Pins, Plan
+from planner.search.best_first import Search
+from planner.search.pins import check_pins
+from planner.search.recommend import with_stages
+
+Progress = Callable[[int, int], None]
+
+
+class Question(NamedTuple):
+    """What the search is asked; a what-if is a copy with one field replaced."""
+
+    model: Model
+    cluster: ClusterSpec
+    job: Job
+    pins: Pins
+
+    @property
+    def usable_bytes(self) -> float:
+        """Device memory less the headroom that the job keeps free."""
+        return self.cluster.device.memory * (1 - self.job.memory_headroom)
+
+    def pinned(self, **pins: object) -> "Question":
+        """A copy with some pins set, or released by None."""
+        return self._replace(pins=Pins.model_validate({**self.pins.model_dump(), **pins}))
+
+    def working(self, **job: object) -> "Question":
+        """A copy with some fields of the job changed."""
+        return self._replace(job=Job.model_validate({**self.job.model_dump(), **job}))
+
+
+def answer(question: Question, progress: Progress | None = None) -> Plan:
+    """The fastest plan that fits, or the one with the least memory where none does, with its estimate.
+
+    Raises ``InputError`` for contradictory pins, ``Infeasible`` where no plan has the pinned degrees at all.
+    """
+    model, cluster, job, pins = question
+    evaluator = Evaluator(model, cluster, job)
+    check_pins(evaluator, pins)
+    search = Search(evaluator, pins, "time")
+    try:
+        found = search.run(1, progress).found[0]
+    except Infeasible:
+        if search.nearest is None:
+            raise
+        found = search.nearest
+    return Plan(model=model, cluster=cluster, job=job, plan=with_stages(search, found), estimate=found.estimate)
+
+
+def priced(question: Question, choice: Parallelism) -> Plan:
+    """A given choice under the question's model, cluster and job; raises ``InputError`` where it contradicts them."""
+    model, cluster, job, _ = question
+    estimate = Evaluator(model, cluster, job).estimate(choice)
+    return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=estimate)
+
+
+def known(plan: Plan) -> Estimate:
+    """The estimate of a plan that has one; raises ``InputError``."""
+    if plan.estimate is None:
+        raise InputError("the plan has no estimate: evaluate it first")
+    return plan.estimate

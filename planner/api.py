@@ -1,0 +1,162 @@
+"""The verbs of Meshwright with friendly arguments; the command line calls the same ones.
+
+A model is a `Model`, a shipped name or a file; a cluster a `ClusterSpec`, ``name:nodes`` or a file; a plan a
+`Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or by keyword.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.record import validated
+from planner import analysis, evaluation, search
+from planner.errors import InputError, UnknownName
+from planner.models.catalog import load_model
+from planner.models.model import Model
+from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
+
+AnyModel = Model | str | Path
+AnyCluster = ClusterSpec | str | Path
+AnyPlan = Plan | str | Path | Mapping[str, Any]
+Progress = Callable[[int, int], None]
+
+
+class Question(NamedTuple):
+    """What `plan` and `fit` are asked about."""
+
+    model: Model
+    cluster: ClusterSpec
+    job: Job
+    pins: Pins
+
+
+class Described(NamedTuple):
+    """A plan as it was written, and what had to be assumed where it was not."""
+
+    plan: Plan
+    assumed: tuple[str, ...]
+
+
+def plan(
+    model: AnyModel,
+    cluster: AnyCluster,
+    job: Job | None = None,
+    pins: Pins | None = None,
+    *,
+    objective: Objective = "time",
+    top: int = 5,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Plan:
+    """The best plan for training ``model`` on ``cluster``, with its estimate and the next best.
+
+    ``options`` are fields of `Job` and `Pins`::
+
+        plan("llama-3.1-70b", "dgx-h100:16", global_batch=1024, seq_len=8192, tensor=8)
+
+    Raises:
+        InputError: something cannot be read, or contradicts something else.
+        Infeasible: nothing fits; says the least memory and what would make it fit.
+    """
+    if objective not in get_args(Objective):
+        raise InputError(f"objective {objective!r} is unknown; use {', '.join(get_args(Objective))}")
+    if top < 1:
+        raise InputError(f"top is {top}; at least 1 plan is reported")
+    asked = _question(model, cluster, job, pins, options)
+    return search.plan(*asked, objective=objective, top=top, progress=progress)
+
+
+def fit(
+    model: AnyModel,
+    cluster: AnyCluster,
+    job: Job | None = None,
+    pins: Pins | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> analysis.FitReport:
+    """Whether ``model`` fits on ``cluster``, where it is tightest, and what would make it fit; as `plan`."""
+    return analysis.fit(*_question(model, cluster, job, pins, options), progress=progress)
+
+
+def evaluate(plan: AnyPlan) -> Estimate:
+    """What a plan, found or written by hand, will do: time, memory, utilisation.
+
+    Raises ``InputError`` where its parts contradict each other.
+    """
+    return evaluation.evaluate(read_plan(plan).plan)
+
+
+def explain(plan: AnyPlan) -> str:
+    """Why a plan is as it is and what limits it, with its numbers, as plain text."""
+    return analysis.explain(judged(plan))
+
+
+def compare(first: AnyPlan, second: AnyPlan) -> analysis.Comparison:
+    """Two plans side by side: which is better, by how much, and which part of it explains that."""
+    return analysis.compare(judged(first), judged(second))
+
+
+def export(plan: AnyPlan, target: str) -> dict[str, str]:
+    """The files of ``target`` (see `planner.exporters.registry`) for ``plan``: name -> text.
+
+    Raises ``UnknownName`` for the target, ``Unsupported`` where it cannot express the plan.
+    """
+    from planner.exporters.registry import export as translate
+
+    return translate(read_plan(plan).plan, target)
+
+
+def validate(runs: str | Path | Iterable[Mapping[str, Any]], progress: Callable[[str], None] | None = None) -> Any:
+    """Measured runs (a JSON-lines file, or its rows) against what is predicted for them."""
+    from planner.runs.files import load_rows
+    from planner.validation import validate as score
+
+    return score(load_rows(runs) if isinstance(runs, str | Path) else runs, progress=progress)
+
+
+def read_plan(source: AnyPlan) -> Described:
+    """The plan that ``source`` describes: a `Plan`, a plan file or run file, or the data of one.
+
+    Raises ``InputError`` with the file and the field that is wrong.
+    """
+    from planner.runs.files import check_run, load_mapping
+    from planner.runs.mapping import plan_from_run
+
+    if isinstance(source, Plan):
+        return Described(source, ())
+    path = Path(source) if isinstance(source, str | Path) else None
+    data = load_mapping(path) if path is not None else dict(source)  # type: ignore[arg-type]
+    name = "the plan" if path is None else str(path)
+    if "schema" not in data:
+        return Described(*plan_from_run(check_run(data, path) if path is not None else data))
+    if data["schema"] != SCHEMA:
+        raise InputError(f"{name} has schema {data['schema']!r}, expected {SCHEMA!r}")
+    return Described(validated(Plan, data, name), ())
+
+
+def judged(source: AnyPlan) -> Plan:
+    """The plan that ``source`` describes, with the estimate of today."""
+    described = read_plan(source).plan
+    return described.model_copy(update={"estimate": evaluation.evaluate(described)})
+
+
+def _question(
+    model: AnyModel, cluster: AnyCluster, job: Job | None, pins: Pins | None, options: Mapping[str, Any]
+) -> Question:
+    known = {*Job.model_fields, *Pins.model_fields}
+    for name in options:
+        if name not in known:
+            raise UnknownName("option", name, known)
+    of_job = {name: value for name, value in options.items() if name in Job.model_fields}
+    of_pins = {name: value for name, value in options.items() if name in Pins.model_fields}
+    base_job = {} if job is None else job.model_dump()
+    base_pins = {} if pins is None else pins.model_dump()
+    return Question(
+        model if isinstance(model, Model) else load_model(model),
+        cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster),
+        validated(Job, {**base_job, **of_job}, "job"),
+        validated(Pins, {**base_pins, **of_pins}, "pins"),
+    )

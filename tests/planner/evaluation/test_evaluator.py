@@ -1,0 +1,142 @@
+"""An estimate's parts add up, and its communication is what one counts by hand."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.evaluation.evaluator import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Estimate, Job, Parallelism
+
+SEQ_LEN, HIDDEN, BF16, FP32 = 4096, 4096, 2, 4
+LLAMA_8B = 8_030_261_248
+"""Parameters of Llama-3.1-8B: its safetensors index on Hugging Face."""
+
+
+def evaluator_of(model: str, batch: int, cluster: str = "dgx-h100:1", **job: object) -> Evaluator:
+    fields = {"global_batch": batch, "seq_len": SEQ_LEN, "reduce_dtype": "fp32", **job}
+    return Evaluator(load_model(model), load_cluster(cluster), Job.model_validate(fields))
+
+
+PLANS = [
+    ("llama-3.1-8b", Parallelism(data=16, micro_batch=1, num_microbatches=4)),
+    (
+        "llama-3.1-8b",
+        Parallelism(data=16, num_microbatches=4, zero_stage=3, sharding="FULL_SHARD", shard_degree=16, recompute="full"),
+    ),
+    (
+        "llama-3.1-8b",
+        Parallelism(tensor=4, data=2, pipeline=2, num_microbatches=32, zero_stage=1, shard_degree=2, recompute="selective"),
+    ),
+    (
+        "llama-3.1-8b",
+        Parallelism(tensor=2, context=2, pipeline=4, virtual_stages=2, num_microbatches=64, schedule="interleaved"),
+    ),
+    (
+        "mixtral-8x7b",
+        Parallelism(data=16, expert=8, num_microbatches=4, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=8,
+                    replicate_degree=2),
+    ),
+    ("t5-small", Parallelism(data=8, tensor=2, num_microbatches=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8)),
+]
+
+
+@pytest.mark.parametrize(("model", "plan"), PLANS, ids=range(len(PLANS)))
+def test_parts_add_up(model: str, plan: Parallelism) -> None:
+    estimate = evaluator_of(model, 64, "dgx-h100:2", seq_len=512).estimate(plan)
+    assert sum(estimate.time.values()) == pytest.approx(estimate.step_time_s, rel=1e-12)
+    assert sum(estimate.memory.values()) == pytest.approx(estimate.memory_bytes, rel=1e-12)
+    assert min(estimate.time.values()) > 0 and min(estimate.memory.values()) > 0
+    assert estimate.tensor_bytes <= estimate.reserved_bytes <= estimate.memory_bytes
+    assert estimate.fits == (estimate.memory_bytes <= estimate.memory_limit_bytes)
+
+
+@pytest.mark.parametrize(("model", "plan"), PLANS, ids=range(len(PLANS)))
+def test_rates_follow_from_the_step_time(model: str, plan: Parallelism) -> None:
+    estimate = evaluator_of(model, 64, "dgx-h100:2", seq_len=512).estimate(plan)
+    assert estimate.tokens_per_s == pytest.approx(64 * 512 / estimate.step_time_s)
+    assert estimate.tokens_per_s_per_device == pytest.approx(estimate.tokens_per_s / plan.num_devices)
+    assert 0 < estimate.mfu <= estimate.hfu < 1
+    low, high = estimate.step_time_interval_s
+    assert low < estimate.step_time_s < high
+
+
+def data_parallel(zero_stage: int, sharding: str, num_microbatches: int) -> Estimate:
+    """Llama-3.1-8B on 8 ranks that differ in their data only."""
+    plan = Parallelism.model_validate(
+        {"data": 8, "num_microbatches": num_microbatches, "zero_stage": zero_stage, "sharding": sharding,
+         "shard_degree": 8 if zero_stage else 1, "replicate_degree": 1 if zero_stage else 8}
+    )
+    return evaluator_of("llama-3.1-8b", 8 * num_microbatches).estimate(plan)
+
+
+RING = 7 / 8
+"""Share of an array that each of 8 ranks sends in an all-gather or reduce-scatter; an all-reduce is both."""
+
+DATA_PARALLEL: list[tuple[int, str, Mapping[str, float]]] = [
+    (0, "NO_SHARD", {"all_reduce": 2 * RING * FP32 * LLAMA_8B}),
+    (1, "NO_SHARD", {"reduce_scatter": RING * FP32 * LLAMA_8B, "all_gather": RING * BF16 * LLAMA_8B}),
+    (2, "SHARD_GRAD_OP", {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * RING * BF16 * LLAMA_8B}),
+    (3, "FULL_SHARD", {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * 2 * RING * BF16 * LLAMA_8B}),
+]
+"""Of three micro-batches: ZeRO, arXiv:1910.02054, section 7; PyTorch FSDP reduces and gathers for every one."""
+
+
+@pytest.mark.parametrize(("zero_stage", "sharding", "sent"), DATA_PARALLEL, ids=["ddp", "zero-1", "zero-2", "zero-3"])
+def test_bytes_of_data_parallelism(zero_stage: int, sharding: str, sent: Mapping[str, float]) -> None:
+    assert data_parallel(zero_stage, sharding, 3).communication == pytest.approx(sent, rel=1e-9)
+
+
+STATES: list[tuple[int, str, Mapping[str, float]]] = [
+    (0, "NO_SHARD", {"weights": 2, "gradients": 4, "master_weights": 4, "optimizer": 8}),
+    (1, "NO_SHARD", {"weights": 2, "gradients": 4, "master_weights": 4 / 8, "optimizer": 8 / 8}),
+    (3, "FULL_SHARD", {"gradients": 4 / 8, "optimizer": 8 / 8}),
+]
+"""Bytes per parameter of AdamW with bf16 weights: ZeRO, arXiv:1910.02054, figure 1, gradients kept in fp32."""
+
+
+@pytest.mark.parametrize(("zero_stage", "sharding", "per_parameter"), STATES, ids=["ddp", "zero-1", "zero-3"])
+def test_bytes_of_states(zero_stage: int, sharding: str, per_parameter: Mapping[str, float]) -> None:
+    memory = data_parallel(zero_stage, sharding, 1).memory
+    for component, num_bytes in per_parameter.items():
+        assert memory[component] == pytest.approx(num_bytes * LLAMA_8B, rel=1e-3)
+
+
+def layer_bytes(model: str, plan: Parallelism, policy: str = "none") -> Mapping[str, float]:
+    """Sent by one device for one micro-batch through one layer."""
+    evaluator = evaluator_of(model, 64)
+    return evaluator.block(plan, evaluator.main_layer, policy, {}).sent_bytes
+
+
+ACTIVATION = SEQ_LEN * HIDDEN * BF16
+
+
+def test_bytes_of_tensor_parallelism_with_sequences() -> None:
+    """Two all-gathers and two reduce-scatters each way: Korthikanti et al., arXiv:2205.05198, section 4.2.2."""
+    sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8))
+    assert sent == pytest.approx({"all_gather": 4 * RING * ACTIVATION, "reduce_scatter": 4 * RING * ACTIVATION})
+
+
+def test_bytes_of_tensor_parallelism_without_sequences() -> None:
+    """Two all-reduces each way: Megatron, arXiv:1909.08053, figure 4."""
+    sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8, sequence_parallel=False))
+    assert sent == pytest.approx({"all_reduce": 4 * 2 * RING * ACTIVATION})
+
+
+def test_full_recomputation_repeats_the_forward_communication() -> None:
+    sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8), "full")
+    assert sent == pytest.approx({"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 6 * RING * ACTIVATION})
+
+
+def test_bytes_of_context_parallelism() -> None:
+    """Keys and values (8 of 32 heads) are gathered in both passes, their gradients scattered in one."""
+    sent = layer_bytes("llama-3.1-8b", Parallelism(context=8))
+    keys_and_values = 2 * ACTIVATION * 8 / 32
+    assert sent == pytest.approx({"all_gather": 2 * RING * keys_and_values, "reduce_scatter": RING * keys_and_values})
+
+
+def test_bytes_of_expert_parallelism() -> None:
+    """Dispatch and combine, each way, of every token's two copies."""
+    sent = layer_bytes("mixtral-8x7b", Parallelism(data=8, expert=8))
+    assert sent["all_to_all"] == pytest.approx(4 * RING * 2 * ACTIVATION)
