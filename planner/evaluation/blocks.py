@@ -166,8 +166,8 @@ def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
-    Full recomputation repeats the block's forward, communication included; a partial policy repeats only
-    its operators, whose inputs are kept. Operators that keep nothing for others are never repeated.
+    Full recomputation repeats the block's forward, communication included but for handing on its output; a
+    partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are never repeated.
     """
     kernel = pricer.job.attention
     repeated = recomputed_ops(block, policy, kernel)
@@ -177,7 +177,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
     backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
     if policy == "full":
-        backward_comm += forward_comm
+        backward_comm += [c for cost in terms.ops.values() for c in cost.comm_forward]
+        backward_comm += [c for edge, cost in terms.edges.items() if edge.consumer for c in cost.forward]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes

@@ -4,8 +4,9 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 `Parallelism` into an `Estimate`. The search, the command line, validation and what-ifs all come here.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -68,7 +69,8 @@ class Evaluator:
         self._tables: dict[tuple[object, ...], tuple[Array, ...]] = {}
         self._blocks: dict[tuple[object, ...], BlockCost] = {}
         self._units: dict[tuple[object, ...], UnitCost] = {}
-        self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._stages: dict[tuple[object, ...], dict[StageShape, StageCost]] = {}
+        self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._held: dict[int, object] = {}
         self._written: dict[object, Shardings] = {}
 
@@ -96,12 +98,14 @@ class Evaluator:
             return (0, *(stage.blocks[1] for stage in plan.stages))
         return even_cuts(self.graph.num_layers, plan.pipeline * plan.virtual_stages)
 
-    def _shapes(self, cuts: Sequence[int]) -> tuple[StageShape, ...]:
-        sequence, final = self.graph.sequence, len(cuts) - 2
-        return tuple(
-            StageShape(tuple(Counter(sequence[a:b]).items()), s == 0, s == final)
-            for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
-        )
+    def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
+        if cuts not in self._cut_shapes:
+            sequence, final = self.graph.sequence, len(cuts) - 2
+            self._cut_shapes[cuts] = tuple(
+                StageShape(tuple(Counter(sequence[a:b]).items()), s == 0, s == final)
+                for s, (a, b) in enumerate(itertools.pairwise(cuts))
+            )
+        return self._cut_shapes[cuts]
 
     # --- blocks and stages ----------------------------------------------------------------------------
 
@@ -142,45 +146,46 @@ class Evaluator:
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
-        self._held[id(shardings)] = shardings
-        degrees = (
-            plan.tensor,
-            plan.context,
-            plan.expert,
-            plan.data,
-            plan.micro_batch,
-            plan.sequence_parallel,
-        )
-        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
-        key = (*degrees, *states, policy, id(shardings), shape)
-        if key not in self._stages:
+        known = self._known_stages(plan, policy, shardings)
+        if shape not in known:
             units = [(self._unit(plan, name, policy, shardings), count) for name, count in shape.layers]
             if shape.first and self.graph.first:
                 units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
             if shape.last and self.graph.last:
                 units.append((self._unit(plan, self.graph.last, "none", shardings), 1))
-            self._stages[key] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
-        return self._stages[key]
+            known[shape] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+        return known[shape]
+
+    def _known_stages(
+        self, plan: Parallelism, policy: str, shardings: Shardings
+    ) -> dict[StageShape, StageCost]:
+        """Stages priced so far for all that is not a stage's shape."""
+        self._held[id(shardings)] = shardings
+        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch, plan.sequence_parallel)
+        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
+        return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})
 
     def stages(
-        self, plan: Parallelism, shardings: Shardings | None = None, cuts: Sequence[int] | None = None
+        self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
     ) -> tuple[StageCost, ...]:
         """Every stage, in order; ``shardings`` and ``cuts`` stand in for stages that the plan does not have."""
-        policies = [stage.recompute or plan.recompute for stage in plan.stages]
+        shapes = self._shapes(cuts or self.cuts(plan))
+        if not plan.stages:
+            given = shardings if shardings is not None else _NOTHING_GIVEN
+            known = self._known_stages(plan, plan.recompute, given)
+            return tuple(known.get(shape) or self.stage(plan, shape, plan.recompute, given) for shape in shapes)
         return tuple(
             self.stage(
                 plan,
                 shape,
-                policies[s] if policies else plan.recompute,
+                plan.stages[s].recompute or plan.recompute,
                 shardings if shardings is not None else self._given(plan, s),
             )
-            for s, shape in enumerate(self._shapes(cuts or self.cuts(plan)))
+            for s, shape in enumerate(shapes)
         )
 
     def _given(self, plan: Parallelism, stage: int) -> Shardings:
         """Assignments written in the plan's stage; equal ones are one object."""
-        if not plan.stages:
-            return _NOTHING_GIVEN
         read = {
             block: {op: tuple((a, split[a]) for a in AXES if split.get(a)) for op, split in ops.items()}
             for block, ops in plan.stages[stage].sharding.items()
@@ -190,14 +195,14 @@ class Evaluator:
 
     # --- the answers ----------------------------------------------------------------------------------
 
-    def floor(self, plan: Parallelism, shardings: Shardings, cuts: Sequence[int]) -> Floor:
+    def floor(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> Floor:
         """Less than `estimate` will say, without a simulation: for the search to prune by."""
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
         memory = max(m.total for _, m in memory_by_rank(self.setting, plan, mesh, stages))
         return Floor(step_floor(self.setting, plan, mesh, stages), memory)
 
     def estimate(
-        self, plan: Parallelism, shardings: Shardings | None = None, cuts: Sequence[int] | None = None
+        self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
     ) -> Estimate:
         """Price a plan. Raises ``InputError`` where its degrees contradict model, cluster or job."""
         _check(self.setting, plan)

@@ -171,6 +171,6 @@ def steady_microbatches(plan: Parallelism) -> int:
     """
     p, m = plan.pipeline, plan.num_microbatches
     enough = 3 * p
-    if plan.schedule in ("gpipe", "breadth-first") or m <= enough + p:
+    if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + p:
         return m
     return enough + (m - enough) % p

@@ -1,15 +1,17 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import newton_schulz_flops
+from planner.errors import Unsupported
 from planner.flops import matmul_dims
 from planner.graph import Graph
 from planner.operators import operator_rule
-from planner.pipeline.generators import stage_to_rank
+from planner.pipeline.generators import SCHEDULES, stage_to_rank
 from planner.plans import Job, Parallelism
 
 
@@ -42,12 +44,26 @@ def orthogonalisation_flops(graph: Graph) -> float:
 
 
 def ranks_of(plan: Parallelism) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank, in the order in which a micro-batch passes them."""
-    p, v = plan.pipeline, plan.virtual_stages
+    """Stages of each pipeline rank, in the order in which a micro-batch passes them.
+
+    Raises ``Unsupported`` for schedules that hold every stage twice.
+    """
+    return _ranks(plan.schedule, plan.pipeline, plan.virtual_stages)
+
+
+@lru_cache(maxsize=1024)
+def _ranks(schedule: str, p: int, v: int) -> tuple[tuple[int, ...], ...]:
     if p == 1:
         return (tuple(range(v)),)
-    places = stage_to_rank(plan.schedule, p, v)
-    return tuple(tuple(s for s, r in enumerate(places) if r == rank) for rank in range(p))
+    if schedule in SCHEDULES and SCHEDULES[schedule].copies > 1:
+        raise Unsupported(
+            f"schedule {schedule} holds every stage twice; what keeping the copies equal costs is not in the "
+            f"cost model, so it can be simulated but no plan with it can be priced"
+        )
+    stages: list[list[int]] = [[] for _ in range(p)]
+    for stage, rank in enumerate(stage_to_rank(schedule, p, v)):
+        stages[rank].append(stage)
+    return tuple(map(tuple, stages))
 
 
 def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:

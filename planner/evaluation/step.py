@@ -101,7 +101,8 @@ def send_seconds(setting: Setting, plan: Parallelism, stages: Sequence[StageCost
     """Passing one micro-batch's boundary activations on, per boundary between stages."""
     per_stage = plan.num_devices // plan.pipeline
     group = comm_group(setting.cluster, ((plan.pipeline, per_stage),))
-    return tuple(send(stage.boundary_bytes, group).seconds for stage in stages[:-1])
+    seconds = {b: send(b, group).seconds for b in {stage.boundary_bytes for stage in stages}}
+    return tuple(seconds[stage.boundary_bytes] for stage in stages[:-1])
 
 
 def slowest_tail(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Tail:
