@@ -43,13 +43,6 @@ class StageShape(NamedTuple):
     last: bool
 
 
-class Floor(NamedTuple):
-    """Bounds on a plan's step time [s] and memory [bytes]."""
-
-    seconds: float
-    memory_bytes: float
-
-
 class Evaluator:
     """Prices plans of one model on one cluster for one job."""
 
@@ -195,11 +188,14 @@ class Evaluator:
 
     # --- the answers ----------------------------------------------------------------------------------
 
-    def floor(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> Floor:
-        """Less than `estimate` will say, without a simulation: for the search to prune by."""
+    def floor(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
+        """Less than `estimate` will say of the step [s], without a simulation: for the search to prune by."""
+        return step_floor(self.setting, plan, self.mesh(plan), self.stages(plan, shardings, cuts))
+
+    def memory(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
+        """What `estimate` will say of the fullest device [bytes]."""
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        memory = max(m.total for _, m in memory_by_rank(self.setting, plan, mesh, stages))
-        return Floor(step_floor(self.setting, plan, mesh, stages), memory)
+        return max(m.total for _, m in memory_by_rank(self.setting, plan, mesh, stages))
 
     def estimate(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

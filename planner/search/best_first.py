@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.errors import Infeasible
-from planner.evaluation.evaluator import Evaluator, Floor, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import model_states
 from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
@@ -58,6 +58,13 @@ class Entry(NamedTuple):
     level: int
     """How many of the tighter, dearer bounds are already in ``bound``."""
     candidate: Candidate
+
+
+class Floor(NamedTuple):
+    """Bounds on a candidate's step time [s] and memory [bytes]."""
+
+    seconds: float
+    memory_bytes: float
 
 
 class Floors(NamedTuple):
@@ -142,7 +149,7 @@ class Search:
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
-        self._levels = (self.floor, self.staged_floor)
+        self._levels = (self.floor, self.staged_time, self.staged_floor)
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
 
@@ -188,22 +195,29 @@ class Search:
         memory = memory_floor(c, floors.whole, floors.largest_layer, self.evaluator.job, floors.state_bytes)
         return Floor(self._pipeline_floor(c, floors), memory + self.evaluator.software.context)
 
-    def staged_floor(self, c: Candidate) -> Floor:
-        """What no simulation of this candidate's actual stages can be below; cuts that do not fit are recut."""
+    def staged_time(self, c: Candidate) -> Floor:
+        """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""
         plan, shardings = parallelism(c), self.sharding(c)
-        self._cuts[c] = cut_layers(self.evaluator, plan, shardings)
-        floor = self.evaluator.floor(plan, shardings, self._cuts[c])
-        if floor.memory_bytes > self.limit:
-            recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit)
-            if recut is not None:
-                self._cuts[c] = recut
-                return self.evaluator.floor(plan, shardings, recut)
-        return floor
+        if c not in self._cuts:
+            self._cuts[c] = cut_layers(self.evaluator, plan, shardings)
+        return Floor(self.evaluator.floor(plan, shardings, self._cuts[c]), 0.0)
+
+    def staged_floor(self, c: Candidate) -> Floor:
+        """The same with the memory of the stages; those that do not fit are recut."""
+        seconds = self.staged_time(c).seconds
+        plan, shardings = parallelism(c), self.sharding(c)
+        memory = self.evaluator.memory(plan, shardings, self._cuts[c])
+        recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if memory > self.limit else None
+        if recut is None:
+            return Floor(seconds, memory)
+        self._cuts[c] = recut
+        seconds = self.evaluator.floor(plan, shardings, recut)
+        return Floor(seconds, self.evaluator.memory(plan, shardings, recut))
 
     # --- pricing --------------------------------------------------------------------------------------
 
     def price(self, c: Candidate) -> Found:
-        """Cut the layers into stages and evaluate."""
+        """Evaluate the candidate with its layers cut into stages."""
         plan, shardings = parallelism(c), self.sharding(c)
         if c not in self._cuts:
             self.staged_floor(c)
