@@ -24,7 +24,7 @@ from planner.search.bounds import (
     pipeline_seconds,
     unavoidable_tensors,
 )
-from planner.search.space import Candidate, candidates
+from planner.search.space import Candidate, candidates, searches_pipelines
 from planner.search.stages import cut_layers, cut_layers_to_fit
 from planner.sharding.pricing import stored_bytes
 
@@ -207,7 +207,9 @@ class Search:
         seconds = self.staged_time(c).seconds
         plan, shardings = parallelism(c), self.sharding(c)
         memory = self.evaluator.memory(plan, shardings, self._cuts[c])
-        recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if memory > self.limit else None
+        recut = (
+            cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if memory > self.limit else None
+        )
         if recut is None:
             return Floor(seconds, memory)
         self._cuts[c] = recut
@@ -234,12 +236,25 @@ class Search:
         return table[self.objective]
 
     def run(self, top: int, progress: Progress | None = None) -> Outcome:
+        """The best plans; pipelines are searched after all where nothing fits without them.
+
+        Raises ``Infeasible`` where none fits, naming the least memory found.
+        """
+        searched = searches_pipelines(self.evaluator, self.pins)
+        try:
+            return self._run(searched, top, progress)
+        except Infeasible:
+            if searched:
+                raise
+        return self._run(True, top, progress)
+
+    def _run(self, pipelines: bool, top: int, progress: Progress | None) -> Outcome:
         """Price candidates best bound first until none can beat the best found.
 
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
-        left. Raises ``Infeasible`` where none fits, naming the least memory found.
+        left.
         """
-        heap, tight = self._queue()
+        heap, tight = self._queue(pipelines)
         total = len(heap) + len(tight)
         kept = Shortlist(top)
         looked = priced = 0
@@ -277,12 +292,12 @@ class Search:
         else:
             heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
 
-    def _queue(self) -> tuple[list[Entry], list[Candidate]]:
+    def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
         """Candidates as a heap by their cheapest bounds, and those whose activations alone do not fit."""
         job = self.evaluator.job
         tensors = unavoidable_tensors(self.evaluator.graph, lambda t: stored_bytes(t, job.precision))
         heap, tight = [], []
-        for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective)):
+        for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective, pipelines)):
             if activation_floor(c, tensors) > self.limit:
                 tight.append(c)
             else:

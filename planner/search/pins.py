@@ -63,13 +63,17 @@ def _check_offload(evaluator: Evaluator, pins: Pins) -> None:
 def _check_pipeline(pins: Pins) -> None:
     stages = pins.virtual_stages or 1
     if pins.pipeline == 1 and stages > 1:
-        raise InputError(f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on")
+        raise InputError(
+            f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on"
+        )
     if pins.schedule is None or pins.virtual_stages is None or pins.pipeline == 1:
         return
     least, most = SCHEDULES[pins.schedule].stages_per_rank
     if stages < least or (most is not None and stages > most):
         legal = f"exactly {least}" if least == most else f"at least {least}"
-        raise InputError(f"--virtual-stages {stages} contradicts --schedule {pins.schedule}, which has {legal}")
+        raise InputError(
+            f"--virtual-stages {stages} contradicts --schedule {pins.schedule}, which has {legal}"
+        )
 
 
 def _check_devices(evaluator: Evaluator, pins: Pins) -> None:
@@ -108,11 +112,15 @@ def _check_model(evaluator: Evaluator, pins: Pins) -> None:
 def _check_batch(evaluator: Evaluator, pins: Pins) -> None:
     batch = evaluator.job.global_batch
     if pins.micro_batch and batch % pins.micro_batch:
-        raise InputError(f"--micro-batch {pins.micro_batch} does not divide the global batch of {batch} sequences")
+        raise InputError(
+            f"--micro-batch {pins.micro_batch} does not divide the global batch of {batch} sequences"
+        )
     if not pins.data:
         return
     if batch % pins.data:
-        raise InputError(f"global batch {batch} is not a multiple of --data {pins.data}: every rank needs its share")
+        raise InputError(
+            f"global batch {batch} is not a multiple of --data {pins.data}: every rank needs its share"
+        )
     share = batch // pins.data
     if pins.micro_batch and share % pins.micro_batch:
         raise InputError(f"--micro-batch {pins.micro_batch} does not divide {share} sequences per data rank")

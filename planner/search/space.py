@@ -3,7 +3,7 @@
 The space is stated here and nowhere else, so that "proven best" has a meaning: tensor parallelism inside one
 scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_TOKENS` per rank; expert
 parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages, but
-only for a model that is too large for one scale-up domain (`fits_one_domain`) or on request;
+only for a model that is too large for one scale-up domain (`searches_pipelines`) or on request;
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory).
 """
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cost_models.memory import state_bytes
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
 from planner.pipeline.generators import SCHEDULES, refusal
@@ -90,22 +89,23 @@ def device_counts(cluster: ClusterSpec, pins: Pins, objective: Objective) -> lis
     return [*inside, *whole]
 
 
-def fits_one_domain(evaluator: Evaluator) -> bool:
-    """Whether all states, sharded over one scale-up domain, leave half of its memory for activations.
+PARAMETERS_PER_DEVICE = 2.5e9
+"""Above this share of the model on each device of a scale-up domain, pipelines are searched.
 
-    Then copies of the domain do the job, and pipelines are not searched: the order in which practitioners
-    decide (memory optimisations first, inter-operator parallelism when they are not enough). A pin asks anyway.
+At 16 to 18 bytes of states each it is half of an 80 GB device. It is a number of parameters and not of bytes so that
+more memory never takes plans away.
+"""
+
+
+def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
+    """Whether pipelines are searched: for models that are large for one scale-up domain, or on request.
+
+    For smaller ones memory optimisations and copies of the domain do the job: the order in which practitioners
+    decide. A search that finds nothing without pipelines looks at them too.
     """
-    job, cluster, setting = evaluator.job, evaluator.cluster, evaluator.setting
-    ranks = scale_up_size(cluster)
-    states = state_bytes(
-        setting.parameters, job.precision, job.optimizer, job.master_weights, job.grad_dtype, 3, ranks
-    )
-    return states.total <= cluster.device.memory / 2
-
-
-def _wants_pipeline(pins: Pins) -> bool:
-    return any(pin is not None for pin in (pins.pipeline, pins.virtual_stages, pins.schedule))
+    if any(pin is not None for pin in (pins.pipeline, pins.virtual_stages, pins.schedule)):
+        return True
+    return evaluator.setting.parameters > PARAMETERS_PER_DEVICE * scale_up_size(evaluator.cluster)
 
 
 def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
@@ -126,11 +126,13 @@ def context_degrees(graph: Graph, seq_len: int) -> list[int]:
     return [1, *(c for c in powers_of_two(seq_len // MIN_CONTEXT_TOKENS) if c > 1 and seq_len % (2 * c) == 0)]
 
 
-def _layouts(evaluator: Evaluator, pins: Pins, devices: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _layouts(
+    evaluator: Evaluator, pins: Pins, devices: int, pipelines: bool
+) -> Iterator[tuple[int, int, int, int, int]]:
     """(data, tensor, pipeline, context, expert) whose product is ``devices``."""
     graph, cluster, job = evaluator.graph, evaluator.cluster, evaluator.job
     experts = graph.dims.get("experts", 1)
-    stages = graph.num_layers if _wants_pipeline(pins) or not fits_one_domain(evaluator) else 1
+    stages = graph.num_layers if pipelines else 1
     for t in _pinned(tensor_degrees(graph, cluster), pins.tensor):
         for c in _pinned(context_degrees(graph, job.seq_len), pins.context):
             if devices % (t * c):
@@ -196,12 +198,15 @@ def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
     ]
 
 
-def candidates(evaluator: Evaluator, pins: Pins, objective: Objective) -> Iterator[Candidate]:
-    """Every point of the space, in a fixed order."""
+def candidates(
+    evaluator: Evaluator, pins: Pins, objective: Objective, pipelines: bool | None = None
+) -> Iterator[Candidate]:
+    """Every point of the space, in a fixed order; ``pipelines`` None leaves them to `searches_pipelines`."""
+    pipelines = searches_pipelines(evaluator, pins) if pipelines is None else pipelines
     policies = [pins.recompute] if pins.recompute else list(SEARCHED_POLICIES)
     offload = pins.offload or ()
     for devices in device_counts(evaluator.cluster, pins, objective):
-        for d, t, p, c, e in _layouts(evaluator, pins, devices):
+        for d, t, p, c, e in _layouts(evaluator, pins, devices, pipelines):
             for b in micro_batches(evaluator.job.global_batch, d, pins):
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m):
