@@ -167,7 +167,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     """Apply a rematerialisation policy to priced terms.
 
     Full recomputation repeats the block's forward, communication included but for handing on its output; a
-    partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are never repeated.
+    partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are
+    never repeated.
     """
     kernel = pricer.job.attention
     repeated = recomputed_ops(block, policy, kernel)

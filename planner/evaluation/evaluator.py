@@ -116,7 +116,7 @@ class Evaluator:
             data = min(data, 2)  # one device's share does not depend on how many others there are
         self._held[id(given)] = given
         degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel)
-        key = (*degrees, name, policy, id(given))
+        key = (*degrees, name, policy, id(given), id(shardings.get(self.main_layer)))
         if key not in self._blocks:
             pricer, block = self.pricer(plan), self.graph.block[name]
             common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)

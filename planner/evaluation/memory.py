@@ -5,6 +5,7 @@ activations are gone and the optimizer's temporaries come. The larger is the pea
 communicators and the allocator's fragmentation add comes on top.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -170,7 +171,8 @@ def steady_microbatches(plan: Parallelism) -> int:
     Schedules that alternate forward and backward fill up within their warm-up; GPipe and breadth-first hold all.
     """
     p, m = plan.pipeline, plan.num_microbatches
-    enough = 3 * p
-    if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + p:
+    # Interleaved rounds have m / (m // p) micro-batches; fewer of them must still be whole rounds.
+    enough, step = 3 * p, math.lcm(p, m // max(1, m // p))
+    if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + step:
         return m
-    return enough + (m - enough) % p
+    return enough + (m - enough) % step

@@ -86,7 +86,7 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
         span = max(span, plan.num_microbatches * work + before)
         stage = stages[ss[0]]
         hop = sends[ss[0]] if ss[0] < len(sends) else 0.0
-        before += stage.forward + hop + (0.0 if split else stage.backward_input + hop)
+        before += stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
     tail = slowest_tail(setting, plan, mesh, stages).seconds
     return (span + tail + setting.software.step_overhead) * (1 + straggling(setting, plan))
 

@@ -28,7 +28,7 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
         return m * work
     if c.virtual_stages > 1:
         return m * work / p + (p - 1) / 2 * lightest
-    ramp = whole.forward if splits_backward else whole.forward + whole.backward_input
+    ramp = whole.forward if splits_backward else work
     rho = ramp / work
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
 

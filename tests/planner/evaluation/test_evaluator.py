@@ -23,22 +23,51 @@ PLANS = [
     ("llama-3.1-8b", Parallelism(data=16, micro_batch=1, num_microbatches=4)),
     (
         "llama-3.1-8b",
-        Parallelism(data=16, num_microbatches=4, zero_stage=3, sharding="FULL_SHARD", shard_degree=16, recompute="full"),
+        Parallelism(
+            data=16,
+            num_microbatches=4,
+            zero_stage=3,
+            sharding="FULL_SHARD",
+            shard_degree=16,
+            recompute="full",
+        ),
     ),
     (
         "llama-3.1-8b",
-        Parallelism(tensor=4, data=2, pipeline=2, num_microbatches=32, zero_stage=1, shard_degree=2, recompute="selective"),
+        Parallelism(
+            tensor=4,
+            data=2,
+            pipeline=2,
+            num_microbatches=32,
+            zero_stage=1,
+            shard_degree=2,
+            recompute="selective",
+        ),
     ),
     (
         "llama-3.1-8b",
-        Parallelism(tensor=2, context=2, pipeline=4, virtual_stages=2, num_microbatches=64, schedule="interleaved"),
+        Parallelism(
+            tensor=2, context=2, pipeline=4, virtual_stages=2, num_microbatches=64, schedule="interleaved"
+        ),
     ),
     (
         "mixtral-8x7b",
-        Parallelism(data=16, expert=8, num_microbatches=4, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=8,
-                    replicate_degree=2),
+        Parallelism(
+            data=16,
+            expert=8,
+            num_microbatches=4,
+            zero_stage=3,
+            sharding="HYBRID_SHARD",
+            shard_degree=8,
+            replicate_degree=2,
+        ),
     ),
-    ("t5-small", Parallelism(data=8, tensor=2, num_microbatches=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8)),
+    (
+        "t5-small",
+        Parallelism(
+            data=8, tensor=2, num_microbatches=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8
+        ),
+    ),
 ]
 
 
@@ -47,7 +76,8 @@ def test_parts_add_up(model: str, plan: Parallelism) -> None:
     estimate = evaluator_of(model, 64, "dgx-h100:2", seq_len=512).estimate(plan)
     assert sum(estimate.time.values()) == pytest.approx(estimate.step_time_s, rel=1e-12)
     assert sum(estimate.memory.values()) == pytest.approx(estimate.memory_bytes, rel=1e-12)
-    assert min(estimate.time.values()) > 0 and min(estimate.memory.values()) > 0
+    assert min(estimate.time.values()) > 0
+    assert min(estimate.memory.values()) > 0
     assert estimate.tensor_bytes <= estimate.reserved_bytes <= estimate.memory_bytes
     assert estimate.fits == (estimate.memory_bytes <= estimate.memory_limit_bytes)
 
@@ -65,8 +95,14 @@ def test_rates_follow_from_the_step_time(model: str, plan: Parallelism) -> None:
 def data_parallel(zero_stage: int, sharding: str, num_microbatches: int) -> Estimate:
     """Llama-3.1-8B on 8 ranks that differ in their data only."""
     plan = Parallelism.model_validate(
-        {"data": 8, "num_microbatches": num_microbatches, "zero_stage": zero_stage, "sharding": sharding,
-         "shard_degree": 8 if zero_stage else 1, "replicate_degree": 1 if zero_stage else 8}
+        {
+            "data": 8,
+            "num_microbatches": num_microbatches,
+            "zero_stage": zero_stage,
+            "sharding": sharding,
+            "shard_degree": 8 if zero_stage else 1,
+            "replicate_degree": 1 if zero_stage else 8,
+        }
     )
     return evaluator_of("llama-3.1-8b", 8 * num_microbatches).estimate(plan)
 
@@ -77,13 +113,23 @@ RING = 7 / 8
 DATA_PARALLEL: list[tuple[int, str, Mapping[str, float]]] = [
     (0, "NO_SHARD", {"all_reduce": 2 * RING * FP32 * LLAMA_8B}),
     (1, "NO_SHARD", {"reduce_scatter": RING * FP32 * LLAMA_8B, "all_gather": RING * BF16 * LLAMA_8B}),
-    (2, "SHARD_GRAD_OP", {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * RING * BF16 * LLAMA_8B}),
-    (3, "FULL_SHARD", {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * 2 * RING * BF16 * LLAMA_8B}),
+    (
+        2,
+        "SHARD_GRAD_OP",
+        {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * RING * BF16 * LLAMA_8B},
+    ),
+    (
+        3,
+        "FULL_SHARD",
+        {"reduce_scatter": 3 * RING * FP32 * LLAMA_8B, "all_gather": 3 * 2 * RING * BF16 * LLAMA_8B},
+    ),
 ]
 """Of three micro-batches: ZeRO, arXiv:1910.02054, section 7; PyTorch FSDP reduces and gathers for every one."""
 
 
-@pytest.mark.parametrize(("zero_stage", "sharding", "sent"), DATA_PARALLEL, ids=["ddp", "zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize(
+    ("zero_stage", "sharding", "sent"), DATA_PARALLEL, ids=["ddp", "zero-1", "zero-2", "zero-3"]
+)
 def test_bytes_of_data_parallelism(zero_stage: int, sharding: str, sent: Mapping[str, float]) -> None:
     assert data_parallel(zero_stage, sharding, 3).communication == pytest.approx(sent, rel=1e-9)
 
@@ -115,7 +161,9 @@ ACTIVATION = SEQ_LEN * HIDDEN * BF16
 def test_bytes_of_tensor_parallelism_with_sequences() -> None:
     """Two all-gathers and two reduce-scatters each way: Korthikanti et al., arXiv:2205.05198, section 4.2.2."""
     sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8))
-    assert sent == pytest.approx({"all_gather": 4 * RING * ACTIVATION, "reduce_scatter": 4 * RING * ACTIVATION})
+    assert sent == pytest.approx(
+        {"all_gather": 4 * RING * ACTIVATION, "reduce_scatter": 4 * RING * ACTIVATION}
+    )
 
 
 def test_bytes_of_tensor_parallelism_without_sequences() -> None:
@@ -126,14 +174,18 @@ def test_bytes_of_tensor_parallelism_without_sequences() -> None:
 
 def test_full_recomputation_repeats_the_forward_communication() -> None:
     sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8), "full")
-    assert sent == pytest.approx({"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 6 * RING * ACTIVATION})
+    assert sent == pytest.approx(
+        {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 6 * RING * ACTIVATION}
+    )
 
 
 def test_bytes_of_context_parallelism() -> None:
     """Keys and values (8 of 32 heads) are gathered in both passes, their gradients scattered in one."""
     sent = layer_bytes("llama-3.1-8b", Parallelism(context=8))
     keys_and_values = 2 * ACTIVATION * 8 / 32
-    assert sent == pytest.approx({"all_gather": 2 * RING * keys_and_values, "reduce_scatter": RING * keys_and_values})
+    assert sent == pytest.approx(
+        {"all_gather": 2 * RING * keys_and_values, "reduce_scatter": RING * keys_and_values}
+    )
 
 
 def test_bytes_of_expert_parallelism() -> None:

@@ -44,7 +44,9 @@ MEGATRON = {
 
 def evaluator_of(name: str, cluster: str = "dgx-h100:1", seq_len: int = 4096) -> Evaluator:
     model = load_model(name)
-    return Evaluator(model, load_cluster(cluster), Job(global_batch=64, seq_len=sequence_length(model) or seq_len))
+    return Evaluator(
+        model, load_cluster(cluster), Job(global_batch=64, seq_len=sequence_length(model) or seq_len)
+    )
 
 
 class Layer(NamedTuple):

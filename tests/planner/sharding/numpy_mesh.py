@@ -40,7 +40,9 @@ class NumpyMesh:
         flat[0] = whole - flat[1:].sum(0)
         held = {}
         for rank in self.ranks():
-            array = addends[tuple(c if a in spec.partial else 0 for a, c in zip(self.axes, rank, strict=True))]
+            array = addends[
+                tuple(c if a in spec.partial else 0 for a, c in zip(self.axes, rank, strict=True))
+            ]
             for axis, dim in spec.shards:
                 if dim in self.dims:
                     array = self.piece(array, dim, axis, rank)
@@ -52,7 +54,9 @@ class NumpyMesh:
         i = self.axes.index(axis)
         return [(*rank[:i], c, *rank[i + 1 :]) for c in range(self.degrees[axis])]
 
-    def collective(self, kind: str, held: Shards, axis: str, source: str | None, target: str | None) -> Shards:
+    def collective(
+        self, kind: str, held: Shards, axis: str, source: str | None, target: str | None
+    ) -> Shards:
         """Every rank's array after one collective over ``axis``, from dim ``source`` to dim ``target``."""
         after = {}
         for rank in held:

@@ -59,6 +59,17 @@ def test_every_transition_beside_one_of_another_axis(cluster: ClusterSpec, tenso
         check_moves(cluster, {"tensor": 2, "data": 2}, {"tensor": tensor, "data": data})
 
 
+@pytest.mark.parametrize(("before", "collective"), [("+", "reduce_scatter"), ("hidden", "all_to_all")])
+def test_gathers_come_last(cluster: ClusterSpec, before: str, collective: str) -> None:
+    """So that what else is sent is as small as it can be."""
+    source, target = {"tensor": before, "data": "ffn"}, {"tensor": "seq", "data": None}
+    graph = Graph(name="tiny", dims=DIMS, blocks=(), layers=())
+    sizes = Sizes(graph, Mesh(cluster, {"tensor": 2, "data": 2}), batch=1)
+    held = graph.elements(TENSOR) / (2 if before == "+" else 4)
+    found = moves(sizes, TENSOR, spec_of(source), spec_of(target), 1.0)
+    assert found == ((collective, ("tensor",), held), ("all_gather", ("data",), graph.elements(TENSOR) / 2))
+
+
 def test_nothing_moves_between_equal_specs(cluster: ClusterSpec) -> None:
     graph = Graph(name="tiny", dims=DIMS, blocks=(), layers=())
     sizes = Sizes(graph, Mesh(cluster, {"tensor": 4}), batch=1)

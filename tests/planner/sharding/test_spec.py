@@ -78,7 +78,12 @@ def test_a_product_leaves_what_its_specs_say(strategy: Strategy) -> None:
         assert all(np.array_equal(got[r], expected[r]) for r in mesh.ranks()), name
 
 
-MESHES = ({"tensor": 8}, {"tensor": 4, "data": 4}, {"tensor": 2, "context": 2, "expert": 2, "data": 2}, {"expert": 8})
+MESHES = (
+    {"tensor": 8},
+    {"tensor": 4, "data": 4},
+    {"tensor": 2, "context": 2, "expert": 2, "data": 2},
+    {"expert": 8},
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,12 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.spec import Sizes
 from planner.sharding.strategies import Space, strategies
 
-MESHES = ({"tensor": 8}, {"tensor": 4, "data": 4}, {"tensor": 2, "expert": 4, "data": 2}, {"context": 4, "data": 4})
+MESHES = (
+    {"tensor": 8},
+    {"tensor": 4, "data": 4},
+    {"tensor": 2, "expert": 4, "data": 2},
+    {"context": 4, "data": 4},
+)
 
 
 def sizes_of(name: str, cluster: ClusterSpec, degrees: dict[str, int], batch: int = 16) -> Sizes:

@@ -1,0 +1,73 @@
+"""The search's answer is the best of all plans, and its bounds are below every price."""
+
+from typing import get_args
+
+import pytest
+from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_plan, price_all, small_llama
+
+from planner.plans import Estimate, Job, Objective, Parallelism, Pins
+from planner.search import plan
+
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+def value(objective: Objective, choice: Parallelism, estimate: Estimate) -> tuple[float, ...]:
+    """What is minimised: seconds, device-seconds, or devices and then seconds."""
+    seconds, devices = estimate.step_time_s, choice.num_devices
+    return {"time": (seconds,), "cost": (seconds * devices,), "devices": (devices, seconds)}[objective]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", CASES)
+def test_no_plan_is_better(name: str, objective: Objective) -> None:
+    search, priced = every_plan(name, objective)
+    fitting = [found for found in priced if found.estimate.memory_bytes <= search.limit]
+    best = min(value(objective, found.plan, found.estimate) for found in fitting)
+    model, cluster, job, pins = CASES[name]
+    answer = plan(model, cluster, job, pins, objective=objective)
+    assert answer.estimate is not None
+    assert answer.optimality is not None
+    assert value(objective, answer.plan, answer.estimate) == pytest.approx(best, rel=1e-12)
+    assert answer.optimality.proven
+    assert answer.optimality.evaluated < len(priced)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_are_below_every_price(name: str) -> None:
+    """Of a lean assignment, the bounds of the fast one that it replaces hold too."""
+    search, priced = every_plan(name, "devices")
+    for c, _, _, estimate in priced:
+        fast = c._replace(lean=False)
+        seconds = estimate.step_time_s * (1 + 1e-12)
+        assert search._base_floor(fast) <= seconds
+        for floor in (search.floor(fast), search.staged_floor(fast), search.floor(c), search.staged_floor(c)):
+            assert floor.seconds <= seconds
+        for floor in (search.floor(c), search.staged_floor(c)):
+            assert floor.memory_bytes <= estimate.memory_bytes * (1 + 1e-12)
+
+
+def test_lean_assignments_are_tried_where_the_fast_ones_do_not_fit() -> None:
+    """On a switch that sums, replicated norms are faster and split ones smaller."""
+    pins = Pins(tensor=8, micro_batch=4, recompute="none")
+    case = Case(small_llama(), cluster_with(ONE_NODE), Job(global_batch=4, seq_len=2048), pins)
+    fast, lean = price_all(case.search())
+    assert fast.estimate.step_time_s < lean.estimate.step_time_s
+    assert lean.estimate.memory_bytes < fast.estimate.memory_bytes
+    between = (fast.estimate.memory_bytes + lean.estimate.memory_bytes) / 2 / (1 - case.job.memory_headroom)
+    answer = plan(case.model, cluster_with(ONE_NODE, between / 2**30), case.job, pins)
+    assert answer.estimate is not None
+    assert answer.estimate.step_time_s == lean.estimate.step_time_s
+
+
+def compositions(priced: Priced) -> set[str]:
+    """Kinds of parallelism that occur."""
+    degrees = ("data", "tensor", "pipeline", "context", "expert", "virtual_stages")
+    return {name for found in priced.found for name in degrees if getattr(found.candidate, name) > 1}
+
+
+def test_together_the_cases_try_everything() -> None:
+    """Or the two tests above would say little."""
+    tried = {kind for name in CASES for kind in compositions(every_plan(name, "devices"))}
+    assert tried == {"data", "tensor", "pipeline", "context", "expert", "virtual_stages"}
+    stages = {f.candidate.zero_stage for name in CASES for f in every_plan(name, "devices").found}
+    assert stages == {0, 2, 3}

@@ -1,0 +1,71 @@
+"""Pins are kept, and pins that contradict something are refused with both names."""
+
+import re
+from typing import Any
+
+import pytest
+from small_cases import CASES, Case, cluster_with, small_llama, small_mixture
+
+from planner.errors import InputError
+from planner.models.model import Model
+from planner.plans import Job, Pins
+from planner.search import plan
+
+KEPT: list[dict[str, Any]] = [
+    {"tensor": 2},
+    {"data": 2},
+    {"tensor": 4, "data": 2},
+    {"pipeline": 4},
+    {"pipeline": 2, "virtual_stages": 2, "schedule": "interleaved"},
+    {"pipeline": 2, "schedule": "zb-h1"},
+    {"pipeline": 1},
+    {"micro_batch": 2},
+    {"zero_stage": 1},
+    {"zero_stage": 3, "recompute": "full"},
+    {"sharding": "HYBRID_SHARD"},
+    {"recompute": "selective"},
+    {"context": 2},
+]
+
+
+@pytest.mark.parametrize("pins", KEPT, ids=str)
+def test_pins_are_kept(pins: dict[str, Any]) -> None:
+    case = CASES["slow network"]
+    answer = plan(case.model, case.cluster, Job(global_batch=16, seq_len=4096), Pins(**pins))
+    assert {name: getattr(answer.plan, name) for name in pins} == pins
+    for other in answer.alternatives:
+        assert {name: getattr(other.plan, name) for name in pins} == pins
+
+
+def test_an_expert_pin_is_kept() -> None:
+    case = CASES["experts"]
+    answer = plan(case.model, case.cluster, case.job, Pins(expert=2))
+    assert answer.plan.expert == 2
+
+
+REFUSED: list[tuple[Model, dict[str, Any], str, str]] = [
+    (small_llama(), {"tensor": 3}, "tensor 3", "8 devices"),
+    (small_llama(), {"tensor": 4, "pipeline": 4}, "tensor 4 x pipeline 4", "8 devices"),
+    (small_llama(num_attention_heads=12), {"tensor": 8}, "--tensor 8", "heads 12"),
+    (small_llama(num_hidden_layers=2), {"pipeline": 4}, "--pipeline 4", "2 layers"),
+    (small_llama(), {"pipeline": 4, "virtual_stages": 4}, "--pipeline 4 x 4", "8 layers"),
+    (small_llama(), {"pipeline": 1, "virtual_stages": 2}, "--virtual-stages 2", "pipeline of 1"),
+    (small_llama(), {"expert": 2}, "--expert 2", "no experts"),
+    (small_mixture(), {"expert": 8}, "--expert 8", "4 experts"),
+    (small_mixture(), {"expert": 4, "data": 2}, "--expert 4", "--data 2"),
+    (small_llama(), {"data": 8}, "batch 12", "--data 8"),
+    (small_llama(), {"data": 4, "micro_batch": 2}, "--micro-batch 2", "3 sequences"),
+    (small_llama(), {"micro_batch": 5}, "--micro-batch 5", "batch of 12"),
+    (small_llama(), {"zero_stage": 1, "sharding": "FULL_SHARD"}, "--zero 1", "--sharding FULL_SHARD"),
+    (small_llama(), {"schedule": "zb-v", "virtual_stages": 3}, "--virtual-stages 3", "--schedule zb-v"),
+    (small_llama(), {"schedule": "1f2b"}, "--schedule '1f2b'", "1f1b"),
+    (small_llama(), {"recompute": "some"}, "--recompute 'some'", "selective"),
+]
+
+
+@pytest.mark.parametrize(("model", "pins", "one", "other"), REFUSED, ids=[str(row[1]) for row in REFUSED])
+def test_contradictions_are_refused_by_name(model: Model, pins: dict[str, Any], one: str, other: str) -> None:
+    case = Case(model, cluster_with("a100-4x-50g:2"), Job(global_batch=12, seq_len=1024), Pins(**pins))
+    with pytest.raises(InputError, match=re.escape(one)) as refusal:
+        plan(case.model, case.cluster, case.job, case.pins)
+    assert other in str(refusal.value)

@@ -1,0 +1,117 @@
+"""The answer as people get it: repeatable, evaluable for ever, and better where the hardware is."""
+
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small_cases import CASES, TWO_NODES, Case, cluster_with, price_all, small_llama
+
+from planner.errors import Infeasible
+from planner.evaluation import evaluate
+from planner.models.catalog import build_graph
+from planner.plans import Job, Pins, Plan
+from planner.search import plan
+
+
+def answer_to(case: Case) -> Plan:
+    return plan(case.model, case.cluster, case.job, case.pins)
+
+
+def step_time(answer: Plan) -> float:
+    assert answer.estimate is not None
+    return answer.estimate.step_time_s
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_runs_are_identical_to_the_byte(name: str) -> None:
+    assert answer_to(CASES[name]).to_json() == answer_to(CASES[name]).to_json()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_survives_its_file_and_gives_the_same_numbers(name: str) -> None:
+    answer = answer_to(CASES[name])
+    read = Plan.model_validate_json(answer.to_json())
+    assert read == answer
+    assert evaluate(read) == answer.estimate
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_alternatives_are_no_better_and_say_why(name: str) -> None:
+    answer = answer_to(CASES[name])
+    times = [step_time(answer), *(other.estimate.step_time_s for other in answer.alternatives)]
+    assert times == sorted(times)
+    assert all("step time" in other.loses_because for other in answer.alternatives)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_hold_every_layer_and_every_device_once(name: str) -> None:
+    answer = answer_to(CASES[name])
+    stages = answer.plan.stages
+    ends = [0, *(stage.blocks[1] for stage in stages)]
+    assert [stage.blocks[0] for stage in stages] == ends[:-1]
+    assert ends[-1] == build_graph(answer.model, answer.job.seq_len).num_layers
+    held = sorted({stage.devices for stage in stages})
+    assert [rank for start, end in held for rank in range(start, end)] == list(range(answer.plan.num_devices))
+
+
+def test_the_slow_network_of_the_seed_case_gets_no_traffic_for_every_weight() -> None:
+    """Gathering all weights between nodes for every micro-batch is what makes naive full sharding slow."""
+    answer = answer_to(CASES["slow network"])
+    naive = plan(answer.model, answer.cluster, answer.job, Pins(data=8, sharding="FULL_SHARD", zero_stage=3))
+    assert answer.plan.sharding != "FULL_SHARD" or answer.plan.shard_degree <= 4
+    assert step_time(answer) < step_time(naive)
+
+
+@settings(max_examples=4)
+@given(slow=st.floats(0.1, 10), factor=st.floats(1, 20))
+@example(slow=1.0, factor=1.0)
+def test_faster_links_make_no_plan_slower(slow: float, factor: float) -> None:
+    job = Job(global_batch=16, seq_len=1024)
+    before, after = (
+        plan(small_llama(), cluster_with(TWO_NODES, 8, bandwidth), job) for bandwidth in (slow, slow * factor)
+    )
+    assert step_time(after) <= step_time(before) * (1 + 1e-9)
+
+
+@settings(max_examples=4)
+@given(small=st.floats(4.5, 20), factor=st.floats(1, 4), pins=st.sampled_from([Pins(), Pins(pipeline=2)]))
+def test_more_memory_makes_the_best_plan_no_slower(small: float, factor: float, pins: Pins) -> None:
+    job = Job(global_batch=16, seq_len=1024)
+    before, after = (
+        plan(small_llama(), cluster_with(TWO_NODES, gib), job, pins) for gib in (small, small * factor)
+    )
+    assert step_time(after) <= step_time(before) * (1 + 1e-9)
+
+
+@settings(max_examples=6)
+@given(st.sampled_from(["tensor", "data", "virtual_stages", "micro_batch"]), st.sampled_from([1, 2, 4]))
+def test_a_pin_makes_the_best_plan_no_faster(name: str, degree: int) -> None:
+    case = CASES["pipeline"]
+    try:
+        pinned = answer_to(case._replace(pins=case.pins.model_copy(update={name: degree})))
+    except Infeasible:
+        return
+    assert step_time(pinned) >= step_time(answer_to(case)) * (1 - 1e-9)
+
+
+def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> None:
+    """The least memory is that of all plans there are."""
+    case = Case(small_llama(), cluster_with(TWO_NODES, 1), Job(global_batch=16, seq_len=1024))
+    with pytest.raises(Infeasible, match="small-llama does not fit on 8 x ") as refusal:
+        answer_to(case)
+    told = re.search(r"needs (\d+\.\d) GiB per device, (\d+\.\d) GiB may be used", str(refusal.value))
+    assert told is not None
+    least = min(found.estimate.memory_bytes for found in price_all(case.search(), pipelines=True))
+    assert float(told[1]) == pytest.approx(least / 2**30, abs=0.06)
+    assert float(told[2]) < float(told[1])
+    assert "devices" in refusal.value.least_change
+
+
+def test_the_device_that_is_said_to_suffice_suffices() -> None:
+    case = Case(small_llama(), cluster_with(TWO_NODES, 1), Job(global_batch=16, seq_len=1024))
+    with pytest.raises(Infeasible) as refusal:
+        answer_to(case)
+    enough = re.search(r"devices with (\d+) GiB", refusal.value.least_change)
+    assert enough is not None
+    assert answer_to(case._replace(cluster=cluster_with(TWO_NODES, int(enough[1]) + 1))).estimate is not None
