@@ -176,7 +176,10 @@ def _serial_pair(shape: PipelineShape) -> float:
 
 
 def _chimera(shape: PipelineShape) -> float:
-    """``(p/2 - 1)(F+B+W)``: a share ``(p-2)/(2m+p-2)`` of the makespan."""
+    """``(p/2 - 1)(F+B+W)``: a share ``(p-2)/(2m+p-2)`` of the makespan.
+
+    For whole rounds of p micro-batches whose forward takes as long as their backward; else there is more.
+    """
     _needs_even_ranks("chimera", shape)
     return (shape.ranks / 2 - 1) * shape.microbatch
 
@@ -235,8 +238,8 @@ def _dualpipev_in_flight(shape: PipelineShape, rank: int) -> InFlight:
 
 
 def _chimera_in_flight(shape: PipelineShape, rank: int) -> InFlight:
-    half = shape.ranks // 2
-    return InFlight(half + 1 + abs(2 * rank - shape.ranks + 1) // 2)
+    """``p/2 + 1`` at either end, one more per rank inwards: ``p`` in the middle, where both directions wait long."""
+    return InFlight(shape.ranks // 2 + 1 + min(rank, shape.ranks - 1 - rank))
 
 
 CLOSED_FORMS: Mapping[str, ClosedForm] = MappingProxyType(

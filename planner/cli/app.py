@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands
+from planner.cli import catalogues, commands, contest, imports, timeline
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -22,10 +22,13 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         commands.plan,
         commands.fit,
         commands.evaluate,
+        imports.advise,
         commands.validate,
         commands.export,
         commands.compare,
         commands.explain,
+        timeline.timeline,
+        contest.solve_iopddl,
     ),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }
@@ -33,7 +36,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
 
 for _title, _functions in COMMANDS.items():
     for _function in _functions:
-        app.command(_function.__name__, rich_help_panel=_title)(guarded(flatten(_function)))
+        app.command(_function.__name__.replace("_", "-"), rich_help_panel=_title)(guarded(flatten(_function)))
 
 
 def _print_version(wanted: bool) -> None:

@@ -91,7 +91,7 @@ def _arrange(schedule: Schedule) -> Dependencies:
     return Dependencies(
         stage=by_number(stage, 0),
         work=by_number(work, 0),
-        rank=by_number(np.array(schedule.stage_to_rank)[stage], 0),
+        rank=by_number(np.repeat(np.arange(schedule.num_ranks), np.diff(offsets)), 0),
         previous=by_number(number[previous], 0),
         source=by_number(number[source], 0),
         arrival=by_number(arrival, NOWHERE),
@@ -129,7 +129,10 @@ def _partners(schedule: Schedule) -> Integers:
 
 
 def _crossings(schedule: Schedule, stage: Integers, work: Integers) -> tuple[Integers, Integers]:
-    """The boundary that each action's input and output cross; -1 where they stay on the rank."""
+    """The boundary that each action's input and output cross; -1 where they stay on the rank.
+
+    A mirrored microbatch changes ranks where the others do.
+    """
     home = np.array(schedule.stage_to_rank)
     crossed = np.append(home[1:] != home[:-1], False)
     forward, backward = work == Pass.F, (work == Pass.B) | (work == Pass.I)
@@ -194,7 +197,7 @@ def peak_in_flight(dependencies: Dependencies) -> tuple[int, ...]:
 
 
 def peak_in_flight_by_stage(dependencies: Dependencies) -> tuple[int, ...]:
-    """Most microbatches that each stage has in flight: from F until B or W."""
+    """Most microbatches that each stage (each copy of it) has in flight: from F until B or W."""
     stages = dependencies.stage[dependencies.program]
     by_stage = np.argsort(stages, kind="stable")
     starts = np.searchsorted(stages[by_stage], np.arange(dependencies.num_stages)).astype(np.int32)

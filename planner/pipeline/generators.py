@@ -1,23 +1,21 @@
-"""Pipeline schedules by name: who runs what in which order; `SCHEDULES` is the table.
-
-Most of them are one idea with different numbers: a rank runs ``warmup`` forwards, then alternates one forward
-and one backward, then drains (`_alternate`). What differs is the order in which a rank visits its stages, the
-length of the warm-up, and whether the backward is split so that weight gradients fill bubbles.
+"""Pipeline schedules by name: `SCHEDULES` is the table; the families have modules of their own.
 
 p is the number of ranks, m of microbatches, v of stages on each rank; ranks and stages count from 0.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.errors import InputError, UnknownName
-from planner.pipeline.schedule import Action, Pass, Schedule
-from planner.pipeline.v_shaped import dualpipev, zb_v
-
-Visit = tuple[int, int]
-"""A stage and the microbatch that visits it."""
+from planner.pipeline.controllable import v_half, v_min
+from planner.pipeline.dualpipe import dualpipe, dualpipev
+from planner.pipeline.looped import breadth_first, interleaved, interleaved_zb
+from planner.pipeline.one_way import eager_one_f_one_b, gpipe, one_f_one_b, zb_h1, zb_h2
+from planner.pipeline.schedule import Schedule
+from planner.pipeline.token_slices import terapipe
+from planner.pipeline.v_shaped import zb_v
+from planner.pipeline.waves import chimera, hanayo, wave_homes
 
 Generator = Callable[[int, int, int], Schedule]
 """From numbers of ranks, stages per rank and microbatches to a schedule."""
@@ -44,8 +42,10 @@ class ScheduleEntry(NamedTuple):
     """Least and most stages on a rank; None is no limit."""
     splits_backward: bool = False
     """Input and weight gradients are separate passes (I and W)."""
-    placement: Literal["loop", "v"] = "loop"
-    """``loop``: stage s on rank s mod p. ``v``: the second half comes back in reverse."""
+    placement: Literal["loop", "wave"] = "loop"
+    """``loop``: stage s on rank s mod p. ``wave``: down the ranks and up again, and so on."""
+    copies: Literal[1, 2] = 1
+    """Copies of every stage, on opposite ranks; with two, half of the microbatches go the other way."""
     requirement: str = ""
     """What the schedule needs of the numbers of ranks and microbatches; empty is nothing."""
     accepts: Callable[[int, int, int], bool] = _any
@@ -66,14 +66,14 @@ def generate(name: str, num_ranks: int, virtual_stages: int, num_microbatches: i
 
 
 def stage_to_rank(name: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """The rank of every stage of the schedule ``name``, without generating it.
+    """The rank of every stage (of its first copy) of the schedule ``name``, without generating it.
 
     Raises: UnknownName.
     """
-    stages = range(num_ranks * virtual_stages)
-    if _entry(name).placement == "v":
-        return tuple(min(stage, 2 * num_ranks - 1 - stage) for stage in stages)
-    return tuple(stage % num_ranks for stage in stages)
+    stages = num_ranks * virtual_stages
+    if _entry(name).placement == "wave":
+        return wave_homes(num_ranks, stages)
+    return tuple(stage % num_ranks for stage in range(stages))
 
 
 def _entry(name: str) -> ScheduleEntry:
@@ -98,120 +98,9 @@ def refusal(name: str, num_ranks: int, virtual_stages: int, num_microbatches: in
         limit = "exactly" if least == most else "at least"
         return f"schedule {name} needs {limit} {least} stages per rank, got {virtual_stages}"
     if not entry.accepts(*numbers):
-        got = f"got {num_microbatches} microbatches on {num_ranks} ranks"
+        got = f"got {num_microbatches} microbatches on {num_ranks} ranks with {virtual_stages} stages each"
         return f"schedule {name} needs {entry.requirement}; {got}"
     return ""
-
-
-def _alternate(
-    forwards: Sequence[Visit], backwards: Sequence[Visit], warmup: int, weight_delay: int | None = None
-) -> list[Action]:
-    """One forward, one backward, after ``warmup`` forwards.
-
-    With ``weight_delay`` the backward is split, and a rank holds back that many weight gradients: as soon as
-    one more is pending, the oldest runs. Without, the backward is whole.
-    """
-    actions = [Action(stage, Pass.F, microbatch) for stage, microbatch in forwards[:warmup]]
-    backward = Pass.B if weight_delay is None else Pass.I
-    pending: deque[Visit] = deque()
-    for step, (stage, microbatch) in enumerate(backwards, start=warmup):
-        if step < len(forwards):
-            actions.append(Action(forwards[step][0], Pass.F, forwards[step][1]))
-        actions.append(Action(stage, backward, microbatch))
-        if weight_delay is not None:
-            pending.append((stage, microbatch))
-            if len(pending) > weight_delay:
-                actions.append(_weight(pending.popleft()))
-    actions.extend(_weight(visit) for visit in pending)
-    return actions
-
-
-def _weight(visit: Visit) -> Action:
-    return Action(visit[0], Pass.W, visit[1])
-
-
-def _one_stage(per_rank: Iterable[list[Action]], m: int) -> Schedule:
-    ranks = tuple(tuple(actions) for actions in per_rank)
-    return Schedule(ranks, tuple(range(len(ranks))), m)
-
-
-def _visits(stage: int, m: int) -> list[Visit]:
-    return [(stage, microbatch) for microbatch in range(m)]
-
-
-def gpipe(p: int, v: int, m: int) -> Schedule:
-    """All forwards, then all backwards in the same order."""
-    return _one_stage((_alternate(_visits(s, m), _visits(s, m), m) for s in range(p)), m)
-
-
-def one_f_one_b(p: int, v: int, m: int) -> Schedule:
-    """After p-s-1 forwards, one forward and one backward in turn: at most p-s microbatches are in flight."""
-    return _one_stage((_alternate(_visits(s, m), _visits(s, m), min(m, p - s - 1)) for s in range(p)), m)
-
-
-def zb_h1(p: int, v: int, m: int) -> Schedule:
-    """1F1B with the backward split; stage s keeps s weight gradients for the drain."""
-    return _one_stage((_alternate(_visits(s, m), _visits(s, m), min(m, p - s - 1), s) for s in range(p)), m)
-
-
-def zb_h2(p: int, v: int, m: int) -> Schedule:
-    """Zero bubble where F = I = W: twice the warm-up of 1F1B and twice the weight gradients held back."""
-    return _one_stage(
-        (_alternate(_visits(s, m), _visits(s, m), min(m, 2 * (p - s - 1)), 2 * s) for s in range(p)), m
-    )
-
-
-def _round_size(p: int, m: int) -> int:
-    """Microbatches that a rank runs through one stage before it turns to its next; p where p divides m."""
-    return m // max(1, m // p)
-
-
-def _rounds(stages: Sequence[int], m: int, size: int) -> list[Visit]:
-    """Visits of a rank's stages, ``size`` microbatches at a time."""
-    return [
-        (stage, microbatch)
-        for start in range(0, m, size)
-        for stage in stages
-        for microbatch in range(start, start + size)
-    ]
-
-
-def _looped(p: int, v: int, m: int, rank_actions: Callable[[int, Sequence[int]], list[Action]]) -> Schedule:
-    """A schedule with stage s on rank s mod p."""
-    ranks = tuple(tuple(rank_actions(rank, range(rank, p * v, p))) for rank in range(p))
-    return Schedule(ranks, tuple(stage % p for stage in range(p * v)), m)
-
-
-def interleaved(p: int, v: int, m: int) -> Schedule:
-    """1F1B depth first over v stages per rank; the warm-up is 2(p-r-1) + (v-1) x round."""
-    size = _round_size(p, m)
-
-    def actions(rank: int, stages: Sequence[int]) -> list[Action]:
-        warmup = min(m * v, (v - 1) * size + 2 * (p - rank - 1))
-        return _alternate(_rounds(stages, m, size), _rounds(stages[::-1], m, size), warmup)
-
-    return _looped(p, v, m, actions)
-
-
-def interleaved_zb(p: int, v: int, m: int) -> Schedule:
-    """Interleaved with the backward split: the warm-up is p-r-1 + (v-1) x round, and r weights wait."""
-    size = _round_size(p, m)
-
-    def actions(rank: int, stages: Sequence[int]) -> list[Action]:
-        warmup = min(m * v, (v - 1) * size + p - rank - 1)
-        return _alternate(_rounds(stages, m, size), _rounds(stages[::-1], m, size), warmup, rank)
-
-    return _looped(p, v, m, actions)
-
-
-def breadth_first(p: int, v: int, m: int) -> Schedule:
-    """All microbatches through a rank's first stage, then its second, ...; backwards in the reverse order."""
-
-    def actions(_: int, stages: Sequence[int]) -> list[Action]:
-        forwards = _rounds(stages, m, m)
-        return _alternate(forwards, forwards[::-1], len(forwards))
-
-    return _looped(p, v, m, actions)
 
 
 SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
@@ -228,10 +117,15 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             source="PipeDream-Flush, arXiv:2006.09503; DAPPLE, arXiv:2007.01045",
             torch_name="1F1B",
         ),
+        "eager-1f1b": ScheduleEntry(
+            eager_one_f_one_b,
+            description="1f1b with up to 2p-1 microbatches held, so that transfers hide behind compute",
+            source="arXiv:2211.05322; alpa's overlap-friendly 1F1B",
+        ),
         "interleaved": ScheduleEntry(
             interleaved,
-            description="1f1b over v stages per rank: bubble / v, messages x v, somewhat more memory",
-            source="Megatron-LM, arXiv:2104.04473",
+            description="1f1b over v stages per rank, depth first: bubble / v, messages x v, more memory",
+            source="Megatron-LM, arXiv:2104.04473; the depth-first schedule of arXiv:2211.05953",
             stages_per_rank=(2, None),
             requirement=_EQUAL_ROUNDS,
             accepts=_equal_rounds,
@@ -272,7 +166,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             source="zero bubble, arXiv:2401.10241, section 6",
             stages_per_rank=(2, 2),
             splits_backward=True,
-            placement="v",
+            placement="wave",
             torch_name="ZBVZeroBubble",
         ),
         "dualpipev": ScheduleEntry(
@@ -281,10 +175,57 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             source="DeepSeek-V3, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
             stages_per_rank=(2, 2),
             splits_backward=True,
-            placement="v",
+            placement="wave",
             requirement="at least twice as many microbatches as ranks",
             accepts=lambda p, v, m: m >= 2 * p,
             torch_name="DualPipeV",
+        ),
+        "v-half": ScheduleEntry(
+            v_half,
+            description="stages down the ranks and back: half the activations of 1f1b, and half its bubble",
+            source="controllable memory, arXiv:2405.15362",
+            stages_per_rank=(2, 2),
+            splits_backward=True,
+            placement="wave",
+        ),
+        "v-min": ScheduleEntry(
+            v_min,
+            description="stages down the ranks and back: a third of the activations of 1f1b, 2/3 of its bubble",
+            source="controllable memory, arXiv:2405.15362",
+            stages_per_rank=(2, 2),
+            splits_backward=True,
+            placement="wave",
+        ),
+        "hanayo": ScheduleEntry(
+            hanayo,
+            description="v/2 waves of stages down the ranks and up again: bubble / v, stages held once",
+            source="Hanayo, arXiv:2308.15762",
+            stages_per_rank=(2, None),
+            placement="wave",
+            requirement="an even number of stages per rank",
+            accepts=lambda p, v, m: v % 2 == 0,
+        ),
+        "chimera": ScheduleEntry(
+            chimera,
+            description="two copies of the model in opposite directions: half the bubble of 1f1b, even memory",
+            source="Chimera, arXiv:2107.06925",
+            copies=2,
+            requirement="even numbers of ranks and microbatches",
+            accepts=lambda p, v, m: p % 2 == 0 and m % 2 == 0,
+        ),
+        "dualpipe": ScheduleEntry(
+            dualpipe,
+            description="two copies of the model in opposite directions; forwards overlap with backwards",
+            source="DeepSeek-V3, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
+            splits_backward=True,
+            copies=2,
+            requirement="even numbers of ranks and microbatches, at least twice as many microbatches as ranks",
+            accepts=lambda p, v, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
+        ),
+        "terapipe": ScheduleEntry(
+            terapipe,
+            description="microbatches are slices of sequences, which attend to those before: gpipe, back in reverse",
+            source="TeraPipe, arXiv:2102.07988",
         ),
     }
 )

@@ -48,6 +48,19 @@ class Schedule:
     num_microbatches: int
     overlapped: frozenset[Action] = frozenset()
     """Forwards that run together with the action that follows them (PyTorch's ``OVERLAP_F_B``)."""
+    mirrored: frozenset[int] = frozenset()
+    """Microbatches that cross the ranks the other way round, through a second copy of every stage: what is on
+    rank r for the others is on rank p-1-r for them (Chimera, DualPipe)."""
+
+    def home(self, stage: int, microbatch: int) -> int:
+        """The rank on which ``microbatch`` meets ``stage``."""
+        rank = self.stage_to_rank[stage]
+        return self.num_ranks - 1 - rank if microbatch in self.mirrored else rank
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Stages of which the rank holds a copy, ascending."""
+        homes = {rank, self.num_ranks - 1 - rank} if self.mirrored else {rank}
+        return tuple(stage for stage, home in enumerate(self.stage_to_rank) if home in homes)
 
     @property
     def num_stages(self) -> int:
@@ -102,25 +115,29 @@ def from_csv(text: str) -> Schedule:
     """The complete schedule that PyTorch's CSV describes: a line per rank, empty cells skipped.
 
     Cells that move or gather data (``SEND_F``, ``UNSHARD`` ...) are skipped too, as the order of the work
-    decides who waits for whom. Stages belong to the rank in whose line they first appear.
+    decides who waits for whom. A stage belongs to the rank in whose line it first meets the lowest microbatch
+    that it meets; microbatches that meet all stages on the opposite ranks are mirrored.
     Raises: InputError where a cell cannot be read or the schedule is incomplete.
     """
     overlapped: set[Action] = set()
     ranks = tuple(tuple(_parse_line(line, overlapped)) for line in text.splitlines() if line.strip(", "))
+    met = [(action, rank) for rank, actions in enumerate(ranks) for action in actions]
     owner: dict[int, int] = {}
-    for rank, actions in enumerate(ranks):
-        for action in actions:
-            owner.setdefault(action.stage, rank)
+    for action, rank in sorted(met, key=lambda meeting: meeting[0].microbatch):
+        owner.setdefault(action.stage, rank)
     if not owner:
         raise InputError("the schedule is empty; give one line of actions such as 0F0,0B0 per rank")
     missing = sorted(set(range(max(owner))) - set(owner))
     if missing:
         raise InputError(f"the schedule has a stage {max(owner)} but no work for stages {missing}")
+    elsewhere = {action.microbatch for action, rank in met if rank != owner[action.stage]}
+    astray = {action.microbatch for action, rank in met if rank != len(ranks) - 1 - owner[action.stage]}
     schedule = Schedule(
         ranks=ranks,
         stage_to_rank=tuple(owner[stage] for stage in range(len(owner))),
-        num_microbatches=1 + max(action.microbatch for actions in ranks for action in actions),
+        num_microbatches=1 + max(action.microbatch for action, _ in met),
         overlapped=frozenset(overlapped),
+        mirrored=frozenset(elsewhere - astray),
     )
     check(schedule)
     return schedule
@@ -147,14 +164,20 @@ def check(schedule: Schedule) -> None:
     """
     if not set(schedule.stage_to_rank) <= set(range(schedule.num_ranks)):
         raise InputError(f"stages live on ranks {schedule.stage_to_rank}, but there are {schedule.num_ranks}")
+    if not schedule.mirrored <= set(range(schedule.num_microbatches)):
+        raise InputError(f"microbatches {sorted(schedule.mirrored)} are mirrored, but not all of them exist")
     microbatches = schedule.num_microbatches
     tallies = [0] * (schedule.num_stages * microbatches)
     for rank, actions in enumerate(schedule.ranks):
-        homes = [home == rank for home in schedule.stage_to_rank]
         if not actions:
             raise InputError(f"rank {rank} has no work; a pipeline has at least one stage per rank")
+        straight, opposite = (
+            [home == place for home in schedule.stage_to_rank]
+            for place in (rank, schedule.num_ranks - 1 - rank)
+        )
         for action in actions:
             stage, work, microbatch = action
+            homes = opposite if microbatch in schedule.mirrored else straight
             if not (0 <= stage < schedule.num_stages and homes[stage] and 0 <= microbatch < microbatches):
                 raise InputError(_misplaced(schedule, rank, action))
             tallies[stage * microbatches + microbatch] += _TALLY[work]
@@ -183,7 +206,7 @@ def _check_overlaps(schedule: Schedule) -> None:
 
 def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
     if 0 <= action.stage < schedule.num_stages and 0 <= action.microbatch < schedule.num_microbatches:
-        home = schedule.stage_to_rank[action.stage]
+        home = schedule.home(action.stage, action.microbatch)
         return f"rank {rank} runs {action}, but stage {action.stage} lives on rank {home}"
     return (
         f"rank {rank} runs {action}, but the schedule has stages 0 to {schedule.num_stages - 1} "
@@ -192,7 +215,7 @@ def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
 
 
 def _incomplete(schedule: Schedule, stage: int, microbatch: int) -> str:
-    actions = schedule.ranks[schedule.stage_to_rank[stage]]
+    actions = schedule.ranks[schedule.home(stage, microbatch)]
     found = [
         action.work.name for action in actions if (action.stage, action.microbatch) == (stage, microbatch)
     ]

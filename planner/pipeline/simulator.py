@@ -133,6 +133,7 @@ def simulate(
         busy=_busy(dependencies, work),
         dependencies=dependencies,
         causes=np.where(free >= arrived, dependencies.previous, dependencies.source),
+        hops=work.hops,
     )
 
 
@@ -145,12 +146,14 @@ class _Work(NamedTuple):
     """From the end of its source to the arrival of the result."""
     hold: Floats
     """From the end of the action before it to the end of that one's blocking sends."""
+    hops: Floats
+    """From stage s to s+1 and back, by s; 0 at the end."""
 
 
 def _prepare(
     dependencies: Dependencies, seconds: Floats, p2p: BoundarySeconds, overlap: float, blocking: bool = False
 ) -> _Work:
-    transfer = _boundary_seconds(p2p, dependencies.num_stages)
+    transfer = boundary_seconds(p2p, dependencies.num_stages)
     sending = transfer[dependencies.departure] if blocking else np.zeros_like(seconds)
     # The first of a pair is the instant when its input is there; the second waits for it and stands for both.
     first = np.flatnonzero(dependencies.partner)
@@ -158,7 +161,7 @@ def _prepare(
     seconds[second] = overlap * (seconds[first] + seconds[second])
     sending[second] += sending[first]
     seconds[first] = sending[first] = 0.0
-    return _Work(seconds, transfer[dependencies.arrival], sending[dependencies.previous])
+    return _Work(seconds, transfer[dependencies.arrival], sending[dependencies.previous], transfer)
 
 
 def _run(dependencies: Dependencies, work: _Work) -> list[float]:
@@ -194,7 +197,7 @@ def _action_seconds(
     return _checked(by_number, "action times")
 
 
-def _boundary_seconds(p2p: BoundarySeconds, num_stages: int) -> Floats:
+def boundary_seconds(p2p: BoundarySeconds, num_stages: int) -> Floats:
     """Transfer time by boundary, and zero at the end, where index -1 finds it."""
     transfer = np.zeros(num_stages)
     given = np.asarray(p2p, dtype=np.float64)

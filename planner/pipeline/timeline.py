@@ -1,20 +1,21 @@
-"""When everything in a pipeline ran: spans, bubbles, memory, and pictures of them."""
+"""When everything in a pipeline ran: spans, transfers, bubbles and memory."""
 
-import json
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
+from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import (
+    NOWHERE,
     Dependencies,
+    Floats,
     Integers,
     peak_bytes,
     peak_in_flight,
     peak_in_flight_by_stage,
 )
-from planner.pipeline.schedule import Action, Schedule
+from planner.pipeline.schedule import Action, Pass, Schedule
 
 
 class Span(NamedTuple):
@@ -24,6 +25,27 @@ class Span(NamedTuple):
     action: Action
     start: float
     end: float
+
+
+class Transfer(NamedTuple):
+    """The result of an action on its way to another rank [s]."""
+
+    action: Action
+    sender: int
+    receiver: int
+    start: float
+    end: float
+
+
+class Idle(NamedTuple):
+    """Where the time of a rank goes that it does not work [s]."""
+
+    fill: float
+    """Before its first action: the pipeline fills."""
+    waiting: float
+    """Between its actions: for others, or for transfers."""
+    drain: float
+    """After its last action, until the last rank is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +60,25 @@ class Timeline:
     dependencies: Dependencies = field(repr=False, compare=False)
     causes: Integers = field(repr=False, compare=False)
     """What each action waited for last, both by number (see `Dependencies`); 0 for the start of the step."""
+    hops: Floats = field(repr=False, compare=False)
+    """Time from stage s to s+1 and back, by s, where they are on different ranks [s]."""
 
     def spans(self) -> Iterator[Span]:
         """Everything that ran, rank by rank."""
         for rank, row in enumerate(zip(self.schedule.ranks, self.starts, self.ends, strict=True)):
             for action, start, end in zip(*row, strict=True):
                 yield Span(rank, action, start, end)
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Everything that went from rank to rank, by sender."""
+        leaves = self.dependencies.departure[self.dependencies.program].tolist()
+        for span, boundary in zip(self.spans(), leaves, strict=True):
+            if boundary != NOWHERE:
+                stage, work, microbatch = span.action
+                receiver = self.schedule.home(stage + 1 if work is Pass.F else stage - 1, microbatch)
+                yield Transfer(
+                    span.action, span.rank, receiver, span.end, span.end + float(self.hops[boundary])
+                )
 
     @property
     def makespan(self) -> float:
@@ -54,6 +89,15 @@ class Timeline:
     def idle_in_window(self) -> tuple[float, ...]:
         """Time that each rank waits between its first start and its last end [s]."""
         return tuple(window - busy for window, busy in zip(self._windows, self.busy, strict=True))
+
+    @property
+    def idle(self) -> tuple[Idle, ...]:
+        """Of each rank; with its time at work it adds up to the makespan."""
+        makespan, waiting = self.makespan, self.idle_in_window
+        return tuple(
+            Idle(starts[0], inside, makespan - ends[-1])
+            for starts, inside, ends in zip(self.starts, waiting, self.ends, strict=True)
+        )
 
     @property
     def bubble_fraction(self) -> float:
@@ -95,6 +139,38 @@ class Timeline:
         freed = [whole - part for whole, part in zip(stage_activation_bytes, kept, strict=True)]
         return peak_bytes(self.dependencies, freed, kept)
 
+    def memory_over_time(self, held: Held) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """By rank, the activations [B] from each moment [s] on at which they change.
+
+        They come when a forward starts and go when the gradient that needs them last is done, so that at any
+        moment at least as much is there as `memory_peak` counts between actions; without overlapped pairs the peaks
+        are the same.
+        """
+        return tuple(
+            _memory(row, held) for row in zip(self.schedule.ranks, self.starts, self.ends, strict=True)
+        )
+
+
+def _memory(
+    rank: tuple[Sequence[Action], Sequence[float], Sequence[float]], held: Held
+) -> tuple[tuple[float, float], ...]:
+    changes: list[tuple[float, bool, float]] = []
+    for (stage, work, _), start, end in zip(*rank, strict=True):
+        early, late = held.until_input[stage], held.until_weight[stage]
+        if work is Pass.F:
+            changes.append((start, True, early + late))
+        else:
+            changes.append(
+                (end, False, -(early + late if work is Pass.B else early if work is Pass.I else late))
+            )
+    held_now, steps = 0.0, [(0.0, 0.0)]
+    for moment, _, change in sorted(changes):
+        held_now += change
+        if moment == steps[-1][0]:
+            steps.pop()
+        steps.append((moment, max(0.0, held_now)))
+    return tuple(steps)
+
 
 def _idle_share(busy: Sequence[float], whole: float) -> float:
     return 1.0 - fmean(busy) / whole if whole else 0.0
@@ -115,47 +191,3 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     # An overlapped pair has one span; its first action leads back from it and is not a step of its own.
     first_of_pair = timeline.schedule.overlapped
     return tuple(span for span in reversed(path) if span.action not in first_of_pair)
-
-
-def to_chrome_trace(timeline: Timeline) -> str:
-    """The timeline as JSON for chrome://tracing or Perfetto: a thread per rank."""
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
-        for rank in range(timeline.schedule.num_ranks)
-    ]
-    events = [
-        {
-            "name": str(span.action),
-            "cat": span.action.work.name,
-            "ph": "X",
-            "pid": 0,
-            "tid": span.rank,
-            "ts": span.start * 1e6,  # the format counts microseconds
-            "dur": (span.end - span.start) * 1e6,
-            "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
-        }
-        for span in timeline.spans()
-    ]
-    return json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"})
-
-
-def to_text(timeline: Timeline, columns: int = 96) -> str:
-    """The timeline as a Gantt chart, a line per rank: the pass that runs (F, B, I, W), or ``.`` for idle."""
-    step = timeline.makespan / columns
-    width = len(str(timeline.schedule.num_ranks - 1))
-    lines = []
-    for rank, actions in enumerate(timeline.schedule.ranks):
-        cells = _cells(actions, timeline.starts[rank], timeline.ends[rank], step, columns)
-        share = 1.0 - _idle_share((timeline.busy[rank],), timeline.makespan)
-        lines.append(f"rank {rank:>{width}} |{''.join(cells)}| {share:4.0%} busy\n")
-    return "".join(lines)
-
-
-def _cells(
-    actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float], step: float, columns: int
-) -> Iterator[str]:
-    """The pass that runs in the middle of each column."""
-    for column in range(columns):
-        moment = (column + 0.5) * step
-        place = bisect_right(starts, moment) - 1
-        yield actions[place].work.name if place >= 0 and moment < ends[place] else "."

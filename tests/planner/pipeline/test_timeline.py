@@ -1,6 +1,5 @@
-"""What a timeline says of bubbles, memory and critical path, and the pictures that it makes."""
+"""What a timeline says of bubbles, transfers, memory and critical path."""
 
-import json
 from functools import lru_cache
 from itertools import product
 
@@ -8,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES, generate, refusal
-from planner.pipeline.schedule import Pass, Schedule
+from planner.pipeline.schedule import Action, Pass, Schedule
 from planner.pipeline.simulator import StageTimes, simulate
-from planner.pipeline.timeline import Timeline, critical_path, to_chrome_trace, to_text
+from planner.pipeline.timeline import Timeline, critical_path
 
 
 @lru_cache
@@ -125,43 +125,61 @@ def test_bubbles_are_what_is_not_busy(timeline: Timeline) -> None:
 
 @given(timelines())
 @settings(deadline=None)
-def test_the_trace_shows_every_action_once_and_one_at_a_time(timeline: Timeline) -> None:
-    events = [e for e in json.loads(to_chrome_trace(timeline))["traceEvents"] if e["ph"] == "X"]
-    assert sorted(e["name"] for e in events) == sorted(
-        str(action) for actions in timeline.schedule.ranks for action in actions
+def test_work_and_idle_time_add_up_to_the_makespan(timeline: Timeline) -> None:
+    for busy, idle, inside in zip(timeline.busy, timeline.idle, timeline.idle_in_window, strict=True):
+        assert busy + sum(idle) == pytest.approx(timeline.makespan)
+        assert idle.waiting == inside
+        assert min(idle) >= -1e-9
+
+
+@given(timelines())
+@settings(deadline=None)
+def test_whatever_changes_ranks_is_a_transfer_that_arrives_in_time(timeline: Timeline) -> None:
+    schedule, p2p = timeline.schedule, float(timeline.hops.max())
+    starts = {span.action: span.start for span in timeline.spans()}
+    crossings = 0
+    for microbatch in range(schedule.num_microbatches):
+        homes = [schedule.home(stage, microbatch) for stage in range(schedule.num_stages)]
+        crossings += 2 * sum(a != b for a, b in zip(homes, homes[1:], strict=False))
+    transfers = list(timeline.transfers())
+    assert len(transfers) == crossings
+    for action, sender, receiver, start, end in transfers:
+        step = 1 if action.work is Pass.F else -1
+        assert sender == schedule.home(action.stage, action.microbatch) != receiver
+        assert receiver == schedule.home(action.stage + step, action.microbatch)
+        assert end - start == pytest.approx(p2p)
+        kinds = (Pass.F,) if action.work is Pass.F else (Pass.B, Pass.I)
+        following = [Action(action.stage + step, kind, action.microbatch) for kind in kinds]
+        assert max(starts.get(next_action, 0.0) for next_action in following) >= end - 1e-9
+
+
+@given(timelines(), st.data())
+@settings(deadline=None)
+def test_memory_over_time_peaks_where_the_order_says(timeline: Timeline, data: st.DataObject) -> None:
+    stages = timeline.schedule.num_stages
+    sizes = st.lists(st.floats(0.0, 10.0), min_size=stages, max_size=stages)
+    early, late = data.draw(sizes), data.draw(sizes)
+    over_time = timeline.memory_over_time(Held(tuple(early), tuple(late)))
+    peaks = peak_bytes(timeline.dependencies, early, late)
+    for steps, peak in zip(over_time, peaks, strict=True):
+        moments = [moment for moment, _ in steps]
+        assert moments == sorted(set(moments))
+        assert steps[-1][1] == pytest.approx(0.0, abs=1e-9)
+        most = max(held for _, held in steps)
+        if timeline.schedule.overlapped:
+            assert most >= peak - 1e-9
+        else:
+            assert most == pytest.approx(peak, abs=1e-9)
+
+
+def test_memory_over_time_by_hand() -> None:
+    """Two microbatches through one stage, F I W each a second: 3 bytes wait for I, 4 for W."""
+    timeline = simulate(generate("zb-h1", 1, 1, 2), StageTimes.uniform(1, 1.0, 1.0, 1.0))
+    assert str(timeline.schedule) == "0F0,0I0,0W0,0F1,0I1,0W1\n"
+    assert timeline.memory_over_time(Held((3.0,), (4.0,)))[0] == (
+        (0.0, 7.0),
+        (2.0, 4.0),
+        (3.0, 7.0),
+        (5.0, 4.0),
+        (6.0, 0.0),
     )
-    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(timeline.makespan * 1e6)
-    for rank in range(timeline.schedule.num_ranks):
-        spans = sorted({(e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == rank})
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
-            assert start >= end - 1e-3
-
-
-def test_trace_event_by_hand() -> None:
-    timeline = simulate(generate("1f1b", 2, 1, 1), StageTimes.uniform(2, 0.5, 0.25, 0.25), p2p=0.125)
-    events = {e["name"]: e for e in json.loads(to_chrome_trace(timeline))["traceEvents"]}
-    assert events["1B0"] == {
-        "name": "1B0",
-        "cat": "B",
-        "ph": "X",
-        "pid": 0,
-        "tid": 1,
-        "ts": 1_125_000.0,
-        "dur": 500_000.0,
-        "args": {"stage": 1, "microbatch": 0},
-    }
-
-
-def test_gantt_chart_of_1f1b() -> None:
-    timeline = simulate(generate("1f1b", 2, 1, 3), StageTimes.uniform(2, 1.0, 1.0, 1.0))
-    assert to_text(timeline, columns=12) == (
-        "rank 0 |FF..BBFBB.BB|  75% busy\n"  # drawn by hand
-        "rank 1 |.FBBFBBFBB..|  75% busy\n"
-    )
-
-
-def test_a_step_without_work_has_no_bubble() -> None:
-    timeline = simulate(generate("gpipe", 2, 1, 2), StageTimes.uniform(2, 0.0, 0.0, 0.0))
-    assert timeline.makespan == 0.0
-    assert timeline.bubble_fraction == 0.0
-    assert to_text(timeline, columns=4).count("....") == 2

@@ -1,0 +1,75 @@
+"""A step laid out in time says the same as the estimate."""
+
+from itertools import pairwise
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.errors import Unsupported
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.timeline import step_timeline
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    job = Job(global_batch=32, seq_len=2048)
+    return Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:2"), job)
+
+
+PLANS = {
+    "no pipeline": Parallelism(data=8, num_microbatches=4),
+    "1f1b": Parallelism(data=2, tensor=2, pipeline=4, num_microbatches=16),
+    "zb-h1": Parallelism(data=2, tensor=2, pipeline=4, num_microbatches=16, schedule="zb-h1"),
+    "interleaved": Parallelism(
+        data=4, pipeline=4, virtual_stages=2, num_microbatches=8, schedule="interleaved"
+    ),
+    "v-min": Parallelism(data=4, pipeline=4, virtual_stages=2, num_microbatches=8, schedule="v-min"),
+    "full recomputation": Parallelism(
+        data=4, pipeline=2, num_microbatches=8, recompute="full", zero_stage=1, shard_degree=4
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_times_and_memory_are_those_of_the_estimate(evaluator: Evaluator, plan: Parallelism) -> None:
+    estimate, step = evaluator.estimate(plan), step_timeline(evaluator, plan)
+    assert step.step_seconds == pytest.approx(estimate.step_time_s)
+    memory = step.memory_over_time()
+    assert len(memory) == plan.pipeline
+    peaks = [max(held for _, held in steps) for steps in memory]
+    assert max(peaks) == pytest.approx(estimate.memory_bytes)
+    assert step.memory_limit_bytes == estimate.memory_limit_bytes
+    assert dict(step.after)["optimizer"] == estimate.time["optimizer"]
+    for steps in memory:
+        assert steps[-1][0] == step.step_seconds
+        assert [moment for moment, _ in steps] == sorted(moment for moment, _ in steps)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_every_microbatch_runs_through_every_stage(evaluator: Evaluator, plan: Parallelism) -> None:
+    timeline = step_timeline(evaluator, plan).timeline
+    forwards = [span for span in timeline.spans() if span.action.work.name == "F"]
+    assert len(forwards) == plan.num_microbatches * plan.pipeline * plan.virtual_stages
+    crossings = sum(a != b for a, b in pairwise(timeline.schedule.stage_to_rank))
+    assert len(list(timeline.transfers())) == 2 * crossings * plan.num_microbatches
+
+
+def test_a_peak_in_the_optimizer_is_drawn_there() -> None:
+    job = Job(global_batch=32, seq_len=128, stack="deepspeed")
+    small = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:2"), job)
+    plan = Parallelism(data=2, pipeline=2, num_microbatches=16, recompute="full")
+    estimate, step = small.estimate(plan), step_timeline(small, plan)
+    assert estimate.peak_phase == "optimizer"
+    steps = step.memory_over_time()[estimate.fullest_stage]
+    moment, most = max(steps, key=lambda entry: entry[1])
+    assert most == pytest.approx(estimate.memory_bytes)
+    assert moment >= step.timeline.makespan
+    assert steps[-1] == (step.step_seconds, pytest.approx(step.resident_bytes[estimate.fullest_stage]))
+
+
+def test_schedules_that_hold_stages_twice_are_not_priced(evaluator: Evaluator) -> None:
+    plan = PLANS["1f1b"].model_copy(update={"schedule": "chimera"})
+    with pytest.raises(Unsupported, match="schedule chimera holds every stage twice"):
+        evaluator.estimate(plan)
