@@ -9,6 +9,7 @@ import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
 from planner.cli.files import print_json, read_plan, write_files
+from planner.cli.imports import ImportOptions
 from planner.cli.options import JobOptions, OutputOptions, PinOptions
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
@@ -83,14 +84,21 @@ def fit(
         raise SystemExit(NO_PLAN)
 
 
-def evaluate(run: PlanArgument, output: OutputOptions, path: PlanFile = None) -> None:
-    """Predict a plan or a hand-written run: time, memory, utilisation.
+def evaluate(
+    imports: ImportOptions,
+    output: OutputOptions,
+    run: Annotated[
+        str | None, typer.Argument(help="A plan.json or a run file; - reads a plan from stdin.")
+    ] = None,
+    path: PlanFile = None,
+) -> None:
+    """Predict a plan, a hand-written run, or a framework's configuration: time, memory, utilisation.
 
     meshwright evaluate run.toml --fail-if 'memory_bytes > 70 GiB'
     """
     from planner.api import judged as judge
 
-    described, assumed = read_plan(run)
+    described, assumed = imports.read(run)
     noted = tuple(f"assumed {choice}" for choice in assumed)
     judged = judge(described).model_copy(update={"warnings": (*described.warnings, *noted)})
     if path is not None:
@@ -126,18 +134,27 @@ def export(
     ],
     output: OutputOptions,
     folder: Annotated[Path, typer.Option("--output", "-o", help="Folder to write into.")] = Path(),
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Refuse what the target cannot express instead of coming near to it."),
+    ] = False,
 ) -> None:
     """Write PLAN as the configuration of a training framework.
 
     meshwright export plan.json --to jax -o out/
     """
     from planner.exporters.registry import export as translate
+    from planner.exporters.registry import nearest
 
-    texts = translate(read_plan(plan)[0], target)
-    files = {folder / name: text for name, text in texts.items()}
+    described = read_plan(plan)[0]
+    expressible = described if exact else nearest(described, target)
+    changes = expressible.warnings[len(described.warnings) :]
+    files = {folder / name: text for name, text in translate(expressible, target).items()}
     write_files(files)
     names = [str(path) for path in files]
-    answer = {"schema": "meshwright/export/1", "target": target, "files": names}
+    if not output.json and not output.quiet:
+        sys.stderr.writelines(f"warning: {change}\n" for change in changes)
+    answer = {"schema": "meshwright/export/1", "target": target, "files": names, "changes": list(changes)}
     _answer(answer, output, lambda: "\n".join(f"wrote {name}" for name in names))
 
 

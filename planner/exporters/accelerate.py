@@ -13,12 +13,26 @@ import yaml
 from planner.errors import Unsupported
 from planner.exporters.fsdp import check_fsdp
 from planner.exporters.header import comments
+from planner.exporters.limits import Limits
 from planner.exporters.placements import Layout, layout_of, recompute_policy
+from planner.exporters.script import SCRIPTS_OWN
 from planner.plans import Plan
 
 FILE = "accelerate_fsdp2.yaml"
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
+
+LIMITS = Limits(
+    zero_stages=(2, 3),
+    hybrid=(2, 3),
+    recompute={"none": "false", "full": "true"},
+    precision=PRECISIONS,
+    optimizers=SCRIPTS_OWN,
+    axes=("context",),
+    offload=("activations",),
+    fused_loss=True,
+)
+"""Where plans for this target are looked for; what exactly it refuses is checked in `to_accelerate`."""
 
 
 def to_accelerate(plan: Plan) -> dict[str, str]:

@@ -28,7 +28,7 @@ def _estimate(estimate: Estimate) -> Iterator[str]:
 
 
 def describe(plan: Plan) -> tuple[str, ...]:
-    """Lines, without comment marks, that say what was planned and what it is predicted to do."""
+    """Lines, without comment marks, that say what was planned, what it is predicted to do, and of what to beware."""
     p, job = plan.plan, plan.job
     axes = ("data", "tensor", "pipeline", "context", "expert")
     lines = [
@@ -39,7 +39,7 @@ def describe(plan: Plan) -> tuple[str, ...]:
         f"states: ZeRO {p.zero_stage} ({p.sharding}) over {p.shard_degree} ranks; recompute: {p.recompute}",
         f"micro-batch: {p.micro_batch} sequences a data-parallel rank, {p.num_microbatches} of them a step",
     ]
-    return (*lines, *(_estimate(plan.estimate) if plan.estimate else ()))
+    return (*lines, *(_estimate(plan.estimate) if plan.estimate else ()), *plan.warnings)
 
 
 def comments(plan: Plan) -> str:

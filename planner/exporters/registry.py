@@ -5,9 +5,22 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.errors import UnknownName
-from planner.exporters.accelerate import to_accelerate
-from planner.exporters.fsdp import to_fsdp2
-from planner.exporters.jax import to_jax
+from planner.exporters import (
+    accelerate,
+    accelerate_fsdp1,
+    axolotl,
+    deepspeed,
+    fsdp,
+    hf_trainer,
+    jax,
+    levanter,
+    maxtext,
+    megatron,
+    nanotron,
+    torchtitan,
+)
+from planner.exporters.limits import Limits, expresses, refused
+from planner.exporters.nearest import nearest_within
 from planner.plans import Plan
 
 Exporter = Callable[[Plan], Mapping[str, str]]
@@ -27,6 +40,11 @@ class Target(NamedTuple):
     export: Exporter
 
 
+def _target(name: str, description: str, files: tuple[str, ...], export: Exporter, limits: Limits) -> Target:
+    """A target whose `Limits` say everything."""
+    return Target(name, description, files, expresses(limits), refused(limits), export)
+
+
 _TARGETS = (
     Target(
         "jax",
@@ -39,7 +57,7 @@ _TARGETS = (
             "optimizer offload",
         ),
         ("pipelines", "offload of weights and activations", "uneven splits (pad the vocabulary)"),
-        to_jax,
+        jax.to_jax,
     ),
     Target(
         "fsdp2",
@@ -53,7 +71,7 @@ _TARGETS = (
             "offload of parameters and optimizer together",
         ),
         ("pipelines", "context parallelism", "expert parallelism", "ZeRO 1", "fp8"),
-        to_fsdp2,
+        fsdp.to_fsdp2,
     ),
     Target(
         "accelerate",
@@ -66,12 +84,107 @@ _TARGETS = (
             "offload of parameters and optimizer together",
         ),
         ("pipelines", "tensor and expert parallelism", "ZeRO 0 and 1", "selective recompute", "fp8"),
-        to_accelerate,
+        accelerate.to_accelerate,
+    ),
+    _target(
+        accelerate_fsdp1.TARGET,
+        "Hugging Face accelerate: a configuration for `accelerate launch` with PyTorch's first FSDP",
+        (accelerate_fsdp1.FILE,),
+        accelerate_fsdp1.to_accelerate_fsdp1,
+        accelerate_fsdp1.LIMITS,
+    ),
+    _target(
+        hf_trainer.TARGET,
+        "Hugging Face Trainer: TrainingArguments and fsdp_config as JSON",
+        hf_trainer.FILES,
+        hf_trainer.to_hf_trainer,
+        hf_trainer.LIMITS,
+    ),
+    _target(
+        deepspeed.TARGET,
+        "DeepSpeed: its JSON configuration, with ZeRO, offload and automatic tensor parallelism",
+        (deepspeed.FILE, deepspeed.NOTES_FILE),
+        deepspeed.to_deepspeed,
+        deepspeed.LIMITS,
+    ),
+    _target(
+        torchtitan.TARGET,
+        "torchtitan from 0.3.0 on: a configuration in Python, and its flags",
+        (torchtitan.PYTHON_FILE, torchtitan.FLAGS_FILE),
+        torchtitan.to_torchtitan,
+        torchtitan.LIMITS,
+    ),
+    _target(
+        torchtitan.OLD_TARGET,
+        "torchtitan up to 0.2.2: a configuration in TOML",
+        (torchtitan.TOML_FILE,),
+        torchtitan.to_torchtitan_toml,
+        torchtitan.OLD_LIMITS,
+    ),
+    _target(
+        megatron.TARGET,
+        "Megatron-LM: command-line arguments, with the layout of uneven stages",
+        (megatron.FILE,),
+        megatron.to_megatron_lm,
+        megatron.LIMITS,
+    ),
+    _target(
+        megatron.BRIDGE_TARGET,
+        "Megatron-Bridge (NeMo): overrides of a recipe's ConfigContainer",
+        (megatron.BRIDGE_FILE, megatron.BRIDGE_NOTES_FILE),
+        megatron.to_megatron_bridge,
+        megatron.BRIDGE_LIMITS,
+    ),
+    _target(
+        maxtext.TARGET,
+        "MaxText: overrides of base.yml",
+        (maxtext.FILE,),
+        maxtext.to_maxtext,
+        maxtext.LIMITS,
+    ),
+    _target(
+        levanter.TARGET,
+        "Levanter: the trainer section of its configuration",
+        (levanter.FILE,),
+        levanter.to_levanter,
+        levanter.LIMITS,
+    ),
+    _target(
+        nanotron.TARGET,
+        "nanotron: the sections that decide how it runs",
+        (nanotron.FILE,),
+        nanotron.to_nanotron,
+        nanotron.LIMITS,
+    ),
+    _target(
+        axolotl.TARGET,
+        "axolotl: the keys that decide how it runs",
+        (axolotl.FILE,),
+        axolotl.to_axolotl,
+        axolotl.LIMITS,
     ),
 )
 
 EXPORTERS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _TARGETS})
 """Every target by name."""
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "accelerate": accelerate.LIMITS,
+        accelerate_fsdp1.TARGET: accelerate_fsdp1.LIMITS,
+        hf_trainer.TARGET: hf_trainer.LIMITS,
+        deepspeed.TARGET: deepspeed.LIMITS,
+        torchtitan.TARGET: torchtitan.LIMITS,
+        torchtitan.OLD_TARGET: torchtitan.OLD_LIMITS,
+        megatron.TARGET: megatron.LIMITS,
+        megatron.BRIDGE_TARGET: megatron.BRIDGE_LIMITS,
+        maxtext.TARGET: maxtext.LIMITS,
+        levanter.TARGET: levanter.LIMITS,
+        nanotron.TARGET: nanotron.LIMITS,
+        axolotl.TARGET: axolotl.LIMITS,
+    }
+)
+"""What a target can say, as data, where it has one layout of operators; the others judge every plan by itself."""
 
 
 def targets() -> tuple[Target, ...]:
@@ -88,3 +201,13 @@ def export(plan: Plan, target: str) -> dict[str, str]:
     if target not in EXPORTERS:
         raise UnknownName("export target", target, EXPORTERS)
     return dict(EXPORTERS[target].export(plan))
+
+
+def nearest(plan: Plan, target: str) -> Plan:
+    """``plan``, or the fastest plan of the same degrees that ``target`` can express (`nearest_within`).
+
+    What changed, and the loss of speed, is the last of the answer's warnings, and so in the header of its files.
+    Targets outside of `LIMITS` get the plan as it is. Raises ``Unsupported`` where there is none.
+    """
+    limits = LIMITS.get(target)
+    return plan if limits is None else nearest_within(plan, target, limits, EXPORTERS[target].export)

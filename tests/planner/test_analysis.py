@@ -15,7 +15,7 @@ from planner.runs.vocabulary import SHARDING_NAMES
 
 NODE = "dgx-a100-80g:1"
 JOB = {"global_batch": 64, "seq_len": 4096}
-TIGHT = {**JOB, "tensor": 1, "context": 1, "zero_stage": 0, "micro_batch": 1, "recompute": "none"}
+TIGHT = {**JOB, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 0, "micro_batch": 1, "recompute": "none"}
 """Llama-2-7B with all states on every rank: 16 bytes x 6.7e9 parameters alone are more than 80 GiB."""
 
 

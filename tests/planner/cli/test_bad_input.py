@@ -153,7 +153,8 @@ def test_a_model_that_cannot_fit_says_how_far_it_is(cli: Cli) -> None:
 
 
 def test_fit_answers_and_ends_with_3(cli: Cli) -> None:
-    pins = ("--zero", "0", "--tensor", "1", "--context", "1", "--recompute", "none", "--micro-batch", "1")
+    degrees = ("--tensor", "1", "--context", "1", "--no-pipeline")
+    pins = (*degrees, "--zero", "0", "--recompute", "none", "--micro-batch", "1")
     job = ("--global-batch", "64", "--seq-len", "4096")
     result = cli("fit", "llama-2-7b", "dgx-a100-80g:1", *job, *pins, "--json")
     assert (result.exit_code, result.stderr) == (3, "")

@@ -1,0 +1,179 @@
+"""The plan nearest to one that a target cannot express: what differs is said, and what it costs.
+
+Degrees stay as they are. Everything else that the target refuses is replaced by what it has; of all such plans
+that fit, the fastest is taken, as `planner.evaluation.evaluate` prices them.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from planner.errors import Unsupported
+from planner.evaluation import evaluate
+from planner.exporters.limits import SHARDINGS, Aspect, Limits, refusals, refuse
+from planner.exporters.stages import cuts_of, num_layers, with_cuts
+from planner.pipeline.generators import refusal
+from planner.plans import Estimate, Parallelism, Plan
+
+
+class Mend(NamedTuple):
+    """One way to make an aspect of a plan expressible."""
+
+    words: str
+    plan: Mapping[str, object] = {}
+    """Fields of `Parallelism` to replace."""
+    fused_loss: bool | None = None
+    even: bool = False
+    """Stages are cut evenly."""
+
+
+KEEP = Mend("")
+"""Nothing to mend."""
+
+
+def _layout(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    yield Mend("operators split as in Megatron's layout")
+
+
+def _stages(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    p = plan.plan
+    if num_layers(plan) % (p.pipeline * p.virtual_stages) == 0:
+        yield Mend("equal stages", even=True)
+
+
+def _recompute(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    for policy in limits.recompute:
+        yield Mend(f"recompute {policy}", {"recompute": policy})
+
+
+def _sequence(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    wanted = bool(limits.sequence_parallel)
+    yield Mend(f"sequence parallelism {'on' if wanted else 'off'}", {"sequence_parallel": wanted})
+
+
+def _schedule(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    p = plan.plan
+    for name, v in itertools.product(limits.schedules, sorted({1, p.virtual_stages})):
+        if not refusal(name, p.pipeline, v, p.num_microbatches):
+            stages = f" with {v} stages a rank" if v != p.virtual_stages else ""
+            yield Mend(
+                f"schedule {name}{stages}",
+                {"schedule": name, "virtual_stages": v},
+                even=v != p.virtual_stages,
+            )
+
+
+def _states(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    ranks = plan.plan.data * plan.plan.context
+    for stage in limits.zero_stages:
+        shard = ranks if stage else 1
+        fields = {"zero_stage": stage, "sharding": SHARDINGS[stage], "shard_degree": shard}
+        yield Mend(f"ZeRO {stage} over {shard} ranks", {**fields, "replicate_degree": ranks // shard})
+
+
+def _offload(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    kept = tuple(what for what in plan.plan.offload if what in limits.offload)
+    yield Mend(f"offload {', '.join(kept) or 'nothing'}", {"offload": kept})
+
+
+def _loss(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    yield Mend("the whole logits at once", fused_loss=False)
+
+
+MENDS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[Mend]]] = MappingProxyType(
+    {
+        "layout": _layout,
+        "stages": _stages,
+        "recompute": _recompute,
+        "sequence": _sequence,
+        "schedule": _schedule,
+        "states": _states,
+        "offload": _offload,
+        "loss": _loss,
+    }
+)
+"""Aspect -> ways to mend it; the others decide what is trained, or on how many devices, and are not touched."""
+
+
+RULED: tuple[Aspect, ...] = ("states", "sequence")
+"""Aspects that rules of a single target concern: what `Limits` allow may still be refused together."""
+
+
+def nearest_within(plan: Plan, target: str, limits: Limits, export: Callable[[Plan], object]) -> Plan:
+    """``plan`` itself where ``target`` can express it, else the fastest plan of the same degrees that it can.
+
+    ``export`` raises ``Unsupported`` where the target has rules beyond ``limits``. The answer's estimate is today's,
+    and its warnings say what was changed and the loss of speed. Raises ``Unsupported`` where there is none: the
+    degrees are the obstacle, or nothing expressible fits.
+    """
+    found = refusals(plan, limits)
+    refuse(target, tuple(r.reason for r in found if r.aspect not in MENDS))
+    why = "" if found else _refusal(plan, export)
+    if not found and not why:
+        return plan
+    before = plan.estimate or evaluate(plan)
+    aspects = tuple(dict.fromkeys(r.aspect for r in found))
+    options = [tuple(MENDS[aspect](plan, limits)) for aspect in aspects]
+    spare = [(KEEP, *MENDS[aspect](plan, limits)) for aspect in RULED if aspect not in aspects]
+    priced = _priced(plan, limits, options, export) or _priced(plan, limits, [*options, *spare], export)
+    if not priced:
+        reason = why or f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
+        raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits")
+    best, mends = min(priced, key=lambda entry: _seconds(entry[0]))
+    words = ", ".join(mend.words for mend in mends if mend.words)
+    note = f"changed for target {target}: {words}; {_loss_of_speed(before, _seconds(best))}"
+    return best.model_copy(
+        update={"warnings": (*plan.warnings, note), "alternatives": (), "optimality": None}
+    )
+
+
+def _priced(
+    plan: Plan, limits: Limits, options: Sequence[Sequence[Mend]], export: Callable[[Plan], object]
+) -> list[tuple[Plan, tuple[Mend, ...]]]:
+    """Expressible plans with their estimates: those that leave the job's headroom, else all that fit."""
+    found = []
+    for mends in itertools.product(*options):
+        candidate = _mended(plan, mends)
+        if not refusals(candidate, limits) and not _refusal(candidate, export):
+            found.append((candidate.model_copy(update={"estimate": evaluate(candidate)}), mends))
+    roomy = [entry for entry in found if _share(entry[0]) <= 1 - plan.job.memory_headroom]
+    return roomy or [entry for entry in found if _share(entry[0]) <= 1]
+
+
+def _refusal(plan: Plan, export: Callable[[Plan], object]) -> str:
+    """Why ``export`` refuses the plan, or nothing."""
+    try:
+        export(plan)
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+def _share(plan: Plan) -> float:
+    """Memory over what the device has."""
+    return plan.estimate.memory_bytes / plan.estimate.memory_limit_bytes if plan.estimate else float("inf")
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.estimate.step_time_s if plan.estimate else float("inf")
+
+
+def _loss_of_speed(before: Estimate, after: float) -> str:
+    change = after / before.step_time_s - 1
+    word = "slower" if change >= 0 else "faster"
+    return f"predicted {after:.4g} s a step instead of {before.step_time_s:.4g} ({abs(change):.1%} {word})"
+
+
+def _mended(plan: Plan, mends: tuple[Mend, ...]) -> Plan:
+    """``plan`` after ``mends``; stages keep their cuts unless one evens them, and lose their own choices."""
+    fields: dict[str, object] = {}
+    for mend in mends:
+        fields |= mend.plan
+    job = plan.job
+    if any(mend.fused_loss is not None for mend in mends):
+        job = job.model_copy(update={"fused_loss": False})
+    changed = Parallelism.model_validate({**plan.plan.model_dump(exclude={"stages"}), **fields})
+    bare = plan.model_copy(update={"job": job, "plan": changed})
+    cuts = cuts_of(bare if any(mend.even for mend in mends) else plan)
+    return bare.model_copy(update={"plan": with_cuts(changed, num_layers(plan), cuts)})

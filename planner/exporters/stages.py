@@ -1,0 +1,89 @@
+"""Stages of a plan as frameworks see them: how layers are cut, what is recomputed where, who splits operators how."""
+
+from collections.abc import Iterator, Sequence
+
+from planner.evaluation.setting import even_cuts, ranks_of
+from planner.exporters.placements import axis_sizes
+from planner.models.catalog import build_graph
+from planner.plans import Parallelism, Plan, StagePlan
+from planner.sharding.layouts import named_layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.spec import Sizes
+
+
+def num_layers(plan: Plan) -> int:
+    """Layers of the plan's model."""
+    return build_graph(plan.model, plan.job.seq_len).num_layers
+
+
+def cuts_of(plan: Plan) -> tuple[int, ...]:
+    """Boundaries of the stages in layers, from 0 to all of them: as written, or even."""
+    p = plan.plan
+    if p.stages:
+        return (0, *(stage.blocks[1] for stage in p.stages))
+    return even_cuts(num_layers(plan), p.pipeline * p.virtual_stages)
+
+
+def sizes_of(cuts: Sequence[int]) -> tuple[int, ...]:
+    """Layers of each stage."""
+    return tuple(end - start for start, end in zip(cuts, cuts[1:], strict=False))
+
+
+def policies_of(plan: Parallelism) -> frozenset[str]:
+    """Recomputation policies that occur in the plan."""
+    return frozenset(stage.recompute or plan.recompute for stage in plan.stages) or frozenset(
+        {plan.recompute}
+    )
+
+
+def stage_plans(plan: Parallelism, cuts: Sequence[int]) -> tuple[StagePlan, ...]:
+    """Stages with the named layout, cut at ``cuts``."""
+    per_stage = plan.num_devices // plan.pipeline
+    rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
+    mesh = axis_sizes(plan)
+    return tuple(
+        StagePlan(
+            blocks=(start, end),
+            devices=(rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage),
+            mesh=mesh,
+        )
+        for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+    )
+
+
+def with_cuts(plan: Parallelism, layers: int, cuts: Sequence[int]) -> Parallelism:
+    """The plan in Megatron's layout, cut at ``cuts``; stages are written only where they differ from an even cut."""
+    even = even_cuts(layers, plan.pipeline * plan.virtual_stages)
+    stages = () if tuple(cuts) == even else stage_plans(plan, cuts)
+    return plan.model_copy(update={"stages": stages})
+
+
+def normal_form(plan: Plan) -> Parallelism:
+    """The plan's choices without what says nothing: even stages, Megatron's layout, sequence parallelism of one rank.
+
+    Two plans that a framework runs alike have the same. Stages that differ in their operators or policies stay.
+    """
+    p = plan.plan
+    if p.tensor == 1 and not p.sequence_parallel:
+        p = p.model_copy(update={"sequence_parallel": True})
+    plain = len(policies_of(p)) == 1 and not any(departures(plan))
+    if not plain:
+        return p
+    uniform = p.model_copy(update={"recompute": next(iter(policies_of(p)))})
+    return with_cuts(uniform, num_layers(plan), cuts_of(plan))
+
+
+def departures(plan: Plan) -> Iterator[str]:
+    """Operators (``block.operator``) that the plan splits in another way than the named layout."""
+    p = plan.plan
+    if not any(stage.sharding for stage in p.stages):
+        return
+    graph = build_graph(plan.model, plan.job.seq_len)
+    mesh = Mesh(plan.cluster, axis_sizes(p))
+    sizes = Sizes(graph, mesh, p.micro_batch * p.data)
+    given = {name: ops for stage in p.stages for name, ops in stage.sharding.items()}
+    for name, ops in given.items():
+        named = named_layout(graph.block[name], sizes, p.sequence_parallel)
+        for op, split in ops.items():
+            if {a: d for a, d in split.items() if a in mesh.axes} != dict(named.get(op, ())):
+                yield f"{name}.{op}"

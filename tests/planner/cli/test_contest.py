@@ -1,0 +1,44 @@
+"""``solve-iopddl``: what it prints, and how it ends."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from typer.testing import Result
+
+from planner.intra_op.iopddl import read_contest_problem
+
+Cli = Callable[..., Result]
+
+TINY = Path(__file__).parents[2] / "data" / "iopddl_tiny.json"
+
+
+def test_json_answers_with_assignment_cost_and_bound(cli: Cli) -> None:
+    result = cli("solve-iopddl", str(TINY), "--seconds", "20", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    answer = json.loads(result.stdout)
+    problem = read_contest_problem(TINY)
+    assert answer["schema"] == "meshwright/iopddl/1"
+    assert answer["cost"] == answer["lower_bound"] == problem.cost(answer["assignment"]) == 16
+    assert answer["usage_peak"] == problem.peak(answer["assignment"]) <= answer["usage_limit"]
+    assert (answer["gap"], answer["proven"]) == (0, True)
+
+
+def test_people_read_the_same(cli: Cli) -> None:
+    result = cli("solve-iopddl", str(TINY))
+    assert result.exit_code == 0
+    assert "assignment:  [0, 0, 1, 1]" in result.stdout
+    assert "lower bound: 16 (proven optimal)" in result.stdout
+    assert "7 bytes of 9 bytes" in result.stdout
+
+
+def test_how_it_ends(cli: Cli, tmp_path: Path) -> None:
+    document = json.loads(TINY.read_text())
+    document["problem"]["usage_limit"] = 1
+    tight, wrong = tmp_path / "tight.json", tmp_path / "wrong.json"
+    tight.write_text(json.dumps(document))
+    wrong.write_text("[]")
+    ends = {str(tight): 3, str(wrong): 2, str(tmp_path / "missing.json"): 1}
+    assert {file: cli("solve-iopddl", file).exit_code for file in ends} == ends
+    assert "raise the limit by at least" in cli("solve-iopddl", str(tight)).stderr
+    assert cli("solve-iopddl", str(TINY), "--fail-if", "gap < 0.01").exit_code == 4

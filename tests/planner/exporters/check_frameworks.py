@@ -1,0 +1,108 @@
+"""Read an exported file with its framework's own parser; print, as JSON, what the framework would get.
+
+    python check_frameworks.py deepspeed deepspeed.json 4
+
+The last arguments are the number of processes, where the parser checks against it.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+
+def accelerate_fsdp1(path):
+    """As `accelerate launch` and the plugin read it; what needs an accelerator is switched off."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    arguments = ["--config_file", path, "--main_process_ip", "localhost", "train.py"]
+    parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    os.environ.update(prepare_multi_gpu_env(parsed))
+    os.environ["FSDP_SYNC_MODULE_STATES"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    plugin = FullyShardedDataParallelPlugin()
+    return {
+        "version": plugin.fsdp_version,
+        "strategy": plugin.sharding_strategy.name,
+        "checkpointing": plugin.activation_checkpointing,
+        "processes": parsed.num_processes,
+        "precision": parsed.mixed_precision,
+    }
+
+
+def hf_trainer(path):
+    from transformers import HfArgumentParser, TrainingArguments
+
+    data = json.loads(Path(path).read_text())
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_dict({**data, "use_cpu": True})
+    return {
+        "micro_batch": arguments.per_device_train_batch_size,
+        "accumulation": arguments.gradient_accumulation_steps,
+        "bf16": arguments.bf16,
+        "optim": arguments.optim.value,
+        "fsdp": bool(arguments.fsdp),
+        "fsdp_config": arguments.fsdp_config or {},
+        "gradient_checkpointing": arguments.gradient_checkpointing,
+    }
+
+
+def deepspeed(path, processes):
+    """With DeepSpeed's own check of the batch."""
+    from deepspeed.runtime import config as module
+
+    class Groups:
+        @staticmethod
+        def get_data_parallel_world_size():
+            return int(processes)
+
+    module.dist.get_rank = lambda: 0
+    config = module.DeepSpeedConfig(path, mpu=Groups())
+    zero = config.zero_config
+    device = getattr(zero.offload_optimizer, "device", None)
+    return {
+        "batch": config.train_batch_size,
+        "micro_batch": config.train_micro_batch_size_per_gpu,
+        "accumulation": config.gradient_accumulation_steps,
+        "stage": int(zero.stage),
+        "bucket": zero.reduce_bucket_size,
+        "offload": getattr(device, "value", device),
+        "bf16": config.bfloat16_config.enabled,
+        "tensor": config.tensor_parallel_config.autotp_size,
+    }
+
+
+def torchtitan(path, processes):
+    """Its configuration manager and its check of degrees; the package itself wants accelerators when imported."""
+    package = types.ModuleType("torchtitan")
+    package.__path__ = importlib.util.find_spec("torchtitan").submodule_search_locations
+    sys.modules["torchtitan"] = package
+    from torchtitan.config.manager import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    config = ConfigManager().parse_args(["--job.config_file", path])
+    p = config.parallelism
+    dims = ParallelDims(
+        dp_replicate=p.data_parallel_replicate_degree,
+        dp_shard=p.data_parallel_shard_degree,
+        cp=p.context_parallel_degree,
+        tp=p.tensor_parallel_degree,
+        pp=p.pipeline_parallel_degree,
+        ep=p.expert_parallel_degree,
+        etp=p.expert_tensor_parallel_degree,
+        world_size=int(processes),
+    )
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    return {
+        "dims": {name: getattr(dims, name) for name in names},
+        "parallelism": dataclasses.asdict(p),
+        "training": dataclasses.asdict(config.training),
+        "activation_checkpoint": dataclasses.asdict(config.activation_checkpoint),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,136 @@
+"""Exported files mean to the framework's own parser what the plan says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import installed, run_check, tiny_model, tiny_plan
+
+from planner.exporters.registry import export
+from planner.exporters.stages import with_cuts
+from planner.plans import Plan
+
+SHARDED: dict[str, Any] = {"data": 4, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 4}
+BF16 = {"precision": "bf16"}
+
+
+def read(plan: Plan, target: str, check: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """The first file of ``target`` as its framework reads it."""
+    for name, text in export(plan, target).items():
+        (folder / name).write_text(text)
+    file = folder / next(iter(export(plan, target)))
+    found: dict[str, Any] = json.loads(run_check_of(check, file, *arguments).splitlines()[-1])
+    return found
+
+
+def run_check_of(check: str, file: Path, *arguments: str) -> str:
+    return run_check("check_frameworks.py", Path(check), str(file), *arguments)
+
+
+FSDP1 = {
+    "full shard": (SHARDED | {"recompute": "full"}, "FULL_SHARD"),
+    "ZeRO 2": (SHARDED | {"zero_stage": 2, "sharding": "SHARD_GRAD_OP"}, "SHARD_GRAD_OP"),
+    "replicas": ({"data": 4, "replicate_degree": 4}, "NO_SHARD"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("accelerate"), reason="accelerate is not installed")
+@pytest.mark.parametrize("case", FSDP1)
+def test_accelerate_reads_the_strategy_of_fsdp1(case: str, tmp_path: Path) -> None:
+    degrees, strategy = FSDP1[case]
+    plan = tiny_plan(job=BF16, **degrees)
+    found = read(plan, "accelerate-fsdp1", "accelerate_fsdp1", tmp_path)
+    assert found == {
+        "version": 1,
+        "strategy": strategy,
+        "checkpointing": plan.plan.recompute == "full",
+        "processes": 4,
+        "precision": "bf16",
+    }
+
+
+TRAINER = {
+    "full shard": (SHARDED, True, {"reshard_after_forward": True, "activation_checkpointing": False}),
+    "ZeRO 2, recompute": (
+        SHARDED | {"zero_stage": 2, "sharding": "SHARD_GRAD_OP", "recompute": "full", "micro_batch": 2},
+        True,
+        {"reshard_after_forward": False, "activation_checkpointing": True},
+    ),
+    "replicas, recompute": ({"data": 4, "replicate_degree": 4, "recompute": "full"}, False, {}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("transformers"), reason="transformers is not installed")
+@pytest.mark.parametrize("case", TRAINER)
+def test_trainer_reads_its_arguments(case: str, tmp_path: Path) -> None:
+    degrees, fsdp, section = TRAINER[case]
+    plan = tiny_plan(job=BF16 | {"optimizer": "adafactor"}, **degrees)
+    found = read(plan, "hf-trainer", "hf_trainer", tmp_path)
+    assert (found["micro_batch"], found["accumulation"]) == (
+        plan.plan.micro_batch,
+        plan.plan.num_microbatches,
+    )
+    assert (found["bf16"], found["optim"], found["fsdp"]) == (True, "adafactor", fsdp)
+    assert {key: found["fsdp_config"][key] for key in section} == section
+    assert found["gradient_checkpointing"] is (not fsdp)
+
+
+DEEPSPEED = {
+    "ZeRO 3": (SHARDED, {"stage": 3, "tensor": 0, "offload": None}),
+    "ZeRO 1, optimizer on the host": (
+        SHARDED | {"zero_stage": 1, "sharding": "NO_SHARD", "offload": ("optimizer",)},
+        {"stage": 1, "tensor": 0, "offload": "cpu"},
+    ),
+    "ZeRO 2, tensor": (
+        SHARDED | {"zero_stage": 2, "sharding": "SHARD_GRAD_OP", "tensor": 2, "sequence_parallel": False},
+        {"stage": 2, "tensor": 2, "offload": None},
+    ),
+    "replicas": ({"data": 4, "replicate_degree": 4}, {"stage": 0, "tensor": 0, "offload": None}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("deepspeed"), reason="deepspeed is not installed")
+@pytest.mark.parametrize("case", DEEPSPEED)
+def test_deepspeed_reads_its_configuration(case: str, tmp_path: Path) -> None:
+    degrees, expected = DEEPSPEED[case]
+    plan = tiny_plan(job=BF16, **degrees)
+    found = read(plan, "deepspeed", "deepspeed", tmp_path, str(plan.plan.data))
+    assert {key: found[key] for key in expected} == expected
+    assert found["bf16"] is True
+    assert (found["batch"], found["micro_batch"], found["accumulation"]) == (16, 1, 4)
+
+
+TITAN: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "full shard": (SHARDED, {"dp_replicate": 1, "dp_shard": 4}),
+    "hybrid, tensor": (
+        SHARDED | {"sharding": "HYBRID_SHARD", "shard_degree": 2, "replicate_degree": 2, "tensor": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    ),
+    "context": (SHARDED | {"context": 2, "shard_degree": 8}, {"dp_shard": 4, "cp": 2}),
+    "pipeline": (SHARDED | {"pipeline": 2, "schedule": "gpipe"}, {"dp_shard": 4, "pp": 2}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("torchtitan"), reason="torchtitan is not installed")
+@pytest.mark.parametrize("case", TITAN)
+def test_torchtitan_reads_its_toml(case: str, tmp_path: Path) -> None:
+    degrees, expected = TITAN[case]
+    plan = tiny_plan(tiny_model(num_hidden_layers=8), job=BF16, **degrees)
+    if plan.plan.pipeline > 1:
+        plan = plan.model_copy(update={"plan": with_cuts(plan.plan, 8, (0, 3, 8))})
+    found = read(plan, "torchtitan-0.2", "torchtitan", tmp_path, str(plan.plan.num_devices))
+    assert (
+        found["dims"]
+        == dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp"), 1) | expected
+    )
+    assert found["activation_checkpoint"]["mode"] == "none"
+    assert found["training"]["global_batch_size"] == 16
+    if plan.plan.pipeline > 1:
+        assert found["parallelism"]["pipeline_parallel_schedule"] == "GPipe"
+        assert found["training"]["local_batch_size"] == plan.plan.num_microbatches
+        assert [len(part) for part in found["parallelism"]["module_fqns_per_model_part"]] == [1 + 3, 5 + 2]

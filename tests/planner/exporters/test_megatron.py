@@ -1,0 +1,121 @@
+"""Megatron's own rules, and its layout of stages."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_llama import tiny_model, tiny_plan
+
+from planner.errors import InputError, Unsupported
+from planner.exporters.megatron import settings
+from planner.exporters.megatron_layout import read_layout, write_layout
+from planner.exporters.registry import export
+from planner.exporters.stages import sizes_of, with_cuts
+from planner.models.catalog import load_model
+
+ZERO_1: dict[str, Any] = {"data": 4, "zero_stage": 1, "shard_degree": 4}
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "odd chunks": ({}, {"seq_len": 18}, {"context": 2, "shard_degree": 8}, "18 tokens in the 4 pieces"),
+    "whole residuals of experts": (
+        MIXTRAL, {}, {"tensor": 2, "sequence_parallel": False}, "experts with tensor parallelism but without",
+    ),
+    "split experts": (MIXTRAL | {"num_local_experts": 6}, {}, {"expert": 4}, "6 experts over 4 ranks"),
+    "no pipeline": ({}, {}, {"virtual_stages": 2}, "virtual stages without a pipeline"),
+    "Megatron-FSDP in a pipeline": (
+        {}, {}, {"pipeline": 2, "zero_stage": 3, "sharding": "FULL_SHARD"}, "Megatron-FSDP",
+    ),
+    "Megatron-FSDP with Muon": (
+        {}, {"optimizer": "muon"}, {"zero_stage": 3, "sharding": "FULL_SHARD"}, "muon with Megatron-FSDP",
+    ),
+    "instances with experts": (
+        MIXTRAL, {}, {"expert": 2, "shard_degree": 2, "replicate_degree": 2}, "several instances",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_what_megatron_asserts_is_refused_here(case: str, target: str) -> None:
+    model, job, degrees, reason = RULES[case]
+    plan = tiny_plan(tiny_model(num_hidden_layers=8, **model), job, **ZERO_1 | degrees)
+    with pytest.raises(Unsupported, match=reason):
+        export(plan, target)
+
+
+def flags(text: str) -> list[str]:
+    return shlex.split(text.partition("MEGATRON_ARGS=(")[2].rpartition(")")[0])
+
+
+def test_uneven_stages_become_a_layout_and_even_ones_do_not() -> None:
+    model = tiny_model(num_hidden_layers=8)
+    even = tiny_plan(model, pipeline=2, virtual_stages=2, schedule="interleaved")
+    words = flags(export(even, "megatron-lm")["megatron_args.sh"])
+    assert words[words.index("--num-virtual-stages-per-pipeline-rank") + 1] == "2"
+    assert "--pipeline-model-parallel-layout" not in words
+    uneven = even.model_copy(update={"plan": with_cuts(even.plan, 8, (0, 1, 4, 6, 8))})
+    words = flags(export(uneven, "megatron-lm")["megatron_args.sh"])
+    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et|t*3|t*2|t*2L"
+    assert "--num-virtual-stages-per-pipeline-rank" not in words
+
+
+def test_arguments_and_overrides_say_the_same() -> None:
+    plan = tiny_plan(tiny_model(num_hidden_layers=8), {"precision": "bf16"}, **ZERO_1, pipeline=2, tensor=2)
+    words = flags(export(plan, "megatron-lm")["megatron_args.sh"])
+    overrides = json.loads(export(plan, "megatron-bridge")["megatron_bridge.json"])
+    for section in settings(plan):
+        for field, value in overrides[section].items():
+            flag = "--" + field.replace("_", "-")
+            if value is True and field != "grad_reduce_in_fp32":
+                assert flag in words
+            elif not isinstance(value, bool):
+                assert words[words.index(flag) + 1] == str(value)
+
+
+def test_a_model_is_described_where_megatron_has_all_of_it() -> None:
+    plan = tiny_plan(load_model("llama-3.1-8b"), {"seq_len": 4096})
+    text = export(plan, "megatron-lm")["megatron_args.sh"]
+    assert "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336" in text
+    assert "--group-query-attention --num-query-groups 8" in text
+    other = tiny_plan(load_model("gemma-2-9b"), {"seq_len": 4096})
+    text = export(other, "megatron-lm")["megatron_args.sh"]
+    assert "--num-layers" not in text
+    assert "The arguments that describe gemma-2-9b are your script's" in text
+
+
+LAYOUTS = {
+    "Et*3|(tt|)*2t*3L": (3, 2, 2, 3),
+    "Ettt|t|ttL": (3, 1, 2),
+    "Et*3,|,(tt|)*29,mL": (3, *[2] * 29, 0),
+    "E|(t|t*2|)*2|L": (0, 1, 2, 1, 2, 0, 0),
+}
+"""Layout -> layers by stage; the grammar is that of its module's docstring."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_read(layout: str) -> None:
+    assert sizes_of(read_layout(layout)) == LAYOUTS[layout]
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=40), st.integers(0, 3))
+def test_layouts_read_back(sizes: list[int], predictions: int) -> None:
+    cuts = tuple(sum(sizes[:s]) for s in range(len(sizes) + 1))
+    text = write_layout(cuts, predictions)
+    assert read_layout(text) == cuts
+    assert text.count("(") <= len(sizes) / 2
+
+
+@pytest.mark.parametrize("layout", ["t|tL", "Et|t", "Et|xL", "Et|(tL", "", "E(t*99999|)*99999L"])
+def test_broken_layouts_are_refused(layout: str) -> None:
+    with pytest.raises(InputError, match="pipeline layout"):
+        read_layout(layout)

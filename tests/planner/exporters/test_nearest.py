@@ -1,0 +1,115 @@
+"""The nearest plan that a target can express: same degrees, really priced, its loss stated, the best of its kind."""
+
+import re
+from typing import Any
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.errors import Unsupported
+from planner.evaluation import evaluate
+from planner.exporters.limits import refusals
+from planner.exporters.registry import LIMITS, export, nearest
+from planner.exporters.stages import cuts_of, with_cuts
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism, Plan
+
+MODEL, CLUSTER = load_model("llama-3.1-8b"), load_cluster("dgx-h100:1")
+
+DEGREES = ("data", "tensor", "pipeline", "context", "expert", "micro_batch", "num_microbatches")
+
+ZERO_1: dict[str, Any] = {"zero_stage": 1, "sharding": "NO_SHARD"}
+
+
+def plan_of(job: dict[str, Any] | None = None, **choice: Any) -> Plan:
+    settings = Job(global_batch=64, seq_len=4096, stack="megatron", **(job or {}))
+    degrees = {"data": 4, "pipeline": 2, "shard_degree": choice.get("data", 4), **ZERO_1, **choice}
+    count = 64 // (degrees["data"] * degrees.get("micro_batch", 1))
+    return Plan(
+        model=MODEL, cluster=CLUSTER, job=settings, plan=Parallelism(**degrees, num_microbatches=count)
+    )
+
+
+def cut(plan: Plan, *cuts: int) -> Plan:
+    return plan.model_copy(update={"plan": with_cuts(plan.plan, 32, cuts)})
+
+
+def by_stage(plan: Plan, *policies: str) -> Plan:
+    stages = tuple(
+        s.model_copy(update={"recompute": policy})
+        for s, policy in zip(plan.plan.stages, policies, strict=True)
+    )
+    return plan.model_copy(update={"plan": plan.plan.model_copy(update={"stages": stages})})
+
+
+CASES: dict[str, tuple[Plan, str, str]] = {
+    "uneven stages": (cut(plan_of(recompute="full"), 0, 15, 32), "nanotron", "equal stages"),
+    "recompute by stage": (by_stage(cut(plan_of(), 0, 15, 32), "full", "none"), "megatron-lm", "recompute"),
+    "policy": (plan_of(recompute="selective"), "megatron-lm", "recompute"),
+    "sequence parallelism": (
+        plan_of(data=2, tensor=2, sequence_parallel=False, recompute="full", shard_degree=2),
+        "torchtitan-0.2",
+        "sequence parallelism on",
+    ),
+    "schedule": (plan_of(schedule="gpipe", recompute="full"), "megatron-lm", "schedule 1f1b"),
+    "virtual stages": (
+        plan_of(schedule="interleaved", virtual_stages=2, recompute="full"),
+        "nanotron",
+        "schedule .* with 1 stages a rank",
+    ),
+    "states": (plan_of(pipeline=1, data=8, recompute="full"), "hf-trainer", "ZeRO [23] over 8 ranks"),
+    "loss": (plan_of({"fused_loss": True}, recompute="full"), "megatron-lm", "the whole logits at once"),
+    "offload": (plan_of(offload=("optimizer",), recompute="full"), "nanotron", "offload nothing"),
+    "rule of one target": (
+        plan_of(zero_stage=2, sharding="SHARD_GRAD_OP", recompute="full"),
+        "megatron-lm",
+        "ZeRO 1 over 4 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_nearest_plan_can_be_exported_and_says_what_it_costs(case: str) -> None:
+    plan, target, words = CASES[case]
+    with pytest.raises(Unsupported):
+        export(plan, target)
+    found = nearest(plan, target)
+    assert export(found, target)
+    assert refusals(found, LIMITS[target]) == ()
+    assert all(getattr(found.plan, name) == getattr(plan.plan, name) for name in DEGREES)
+    assert found.estimate == evaluate(found)
+    assert found.estimate.fits
+    before, after = evaluate(plan).step_time_s, found.estimate.step_time_s
+    (note,) = found.warnings
+    assert re.search(words, note)
+    change = "slower" if after >= before else "faster"
+    assert f"{after:.4g} s a step instead of {before:.4g} ({abs(after / before - 1):.1%} {change})" in note
+    assert any(note in text for text in export(found, target).values())
+
+
+def test_the_fastest_policy_that_fits_is_taken() -> None:
+    plan = plan_of(recompute="selective")
+    found = nearest(plan, "megatron-lm")
+    others = [plan.model_copy(update={"plan": plan.plan.model_copy(update={"recompute": p})})
+              for p in LIMITS["megatron-lm"].recompute]  # fmt: skip
+    room = CLUSTER.device.memory * (1 - plan.job.memory_headroom)
+    estimates = {o.plan.recompute: evaluate(o) for o in others}
+    fitting = {name: e.step_time_s for name, e in estimates.items() if e.memory_bytes <= room}
+    assert found.plan.recompute == min(fitting, key=lambda name: fitting[name])
+
+
+def test_stages_keep_their_cuts_where_the_target_can_say_them() -> None:
+    plan = by_stage(cut(plan_of(), 0, 15, 32), "full", "none")
+    assert cuts_of(nearest(plan, "megatron-lm")) == (0, 15, 32)
+
+
+def test_degrees_are_not_touched() -> None:
+    with pytest.raises(Unsupported, match="pipeline parallelism .*plan again with --pipeline 1"):
+        nearest(plan_of(), "hf-trainer")
+
+
+def test_nothing_that_fits_is_refused() -> None:
+    whole = plan_of(pipeline=1, data=8, recompute="full", zero_stage=3, sharding="FULL_SHARD", micro_batch=1)
+    large = whole.model_copy(update={"model": load_model("llama-3.1-70b")})
+    with pytest.raises(Unsupported, match="ZeRO 3 .*no plan of the same degrees that it can express fits"):
+        nearest(large, "nanotron")
