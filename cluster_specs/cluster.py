@@ -27,6 +27,10 @@ class Efficiency(Record):
     """Fraction of peak FLOP/s that a fused attention backward sustains."""
     memory: float = Field(gt=0, le=1)
     """Fraction of memory bandwidth that a streaming kernel sustains."""
+    fp8: float = Field(default=1, gt=0, le=1)
+    """Share of ``matmul`` that fp8 products keep."""
+    sustained: float = Field(default=1, gt=0, le=1)
+    """Share of the arithmetic rates that whole training steps keep: clocks under the power limit, real operands."""
 
 
 class DeviceSpec(Record):
@@ -66,6 +70,8 @@ class LinkSpec(Record):
     """Of one hop of a collective's algorithm, software included [s]."""
     efficiency: float = Field(gt=0, le=1)
     """Fraction of the bandwidth that large collectives reach."""
+    contention: float = Field(default=0, ge=0, le=1)
+    """Exponent ``c`` of routes that collide: ``n`` nodes keep ``(n / 2)^-c`` of the bandwidth."""
     in_switch_reduction: bool = False
     """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
     full_mesh: bool = False

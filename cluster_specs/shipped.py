@@ -32,6 +32,7 @@ class Fabric(Record):
     kind: LinkKind
     latency: Seconds = Field(ge=0)
     efficiency: float = Field(gt=0, le=1)
+    contention: float = Field(default=0, ge=0, le=1)
     in_switch_reduction: bool = False
     full_mesh: bool = False
     words: tuple[str, ...] = ()

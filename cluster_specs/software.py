@@ -36,18 +36,40 @@ class SoftwareSpec(Record):
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
     elementwise_passes: float = Field(gt=0)
     """Memory traffic of norms and element-wise operators over one read of inputs and one write of outputs."""
+    routing_passes: float = Field(gt=0)
+    """As ``elementwise_passes``, of sorting tokens by expert and back."""
+    fused_softmax: bool
+    """Where attention is not one kernel, scale, mask and softmax are."""
     fused_optimizer: bool
     """The optimizer step is one kernel per tensor group, without temporaries."""
     optimizer_temporaries: float = Field(ge=0)
     """Bytes per parameter of the shard that live only during the optimizer step."""
     overlap_data: float = Field(ge=0, le=1)
     """Share of compute time behind which data-parallel communication can hide."""
+    copies_gathered: bool
+    """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
     overlap_tensor: float = Field(ge=0, le=1)
     """Share of tensor-parallel communication that hides behind the product next to it."""
+    overlap_expert: float = Field(ge=0, le=1)
+    """Share of the exchange of tokens between experts that hides behind compute."""
     overlap_pipeline: float = Field(ge=0, le=1)
     """Share of point-to-point time between stages that hides behind compute."""
     overlap_slowdown: float = Field(ge=0)
     """Relative slow-down of compute while a collective runs beside it."""
+    keeps_copy: bool
+    """Weights in the training precision are kept beside their fp32 masters, rather than cast where they are used."""
+    wraps_ends: bool
+    """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
+    saves_gathered: bool
+    """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
+    saves_fp8: bool
+    """In fp8 jobs, inputs that only products need again are kept as they were multiplied, in 8 bits."""
+    fused_activation: bool
+    """A gated activation keeps its inputs only, not the activated gate as well."""
+    gradient_life: Literal["step", "backward", "late"]
+    """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
+    loss_copies: float = Field(ge=0)
+    """Temporary copies of the fp32 logits at the peak of the loss, beside those kept for its backward."""
     prefetch_units: int = Field(ge=0)
     """FSDP units whose weights are gathered ahead of the one that computes."""
     gradient_bucket: Bytes = Field(ge=0)
@@ -62,6 +84,14 @@ class SoftwareSpec(Record):
     """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one."""
     step_overhead: Seconds = Field(ge=0)
     """Per optimizer step: data loading, logging, synchronisation with the host [s]."""
+    host_operator: Seconds = Field(ge=0)
+    """Host time to issue one operator of a layer, or one of its two gradients: Python, autograd and launches [s]."""
+    host_collective: Seconds = Field(ge=0)
+    """Host time to issue one collective [s]."""
+    host_routing: Seconds = Field(ge=0)
+    """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
+    stage_wait: Seconds = Field(ge=0)
+    """Time that every stage of a pipeline waits in each micro-batch, by the square of the number of nodes [s]."""
     straggler: float = Field(ge=0)
     """Relative slow-down for every doubling of the number of nodes."""
     uncertainty: float = Field(ge=0)
@@ -94,6 +124,24 @@ def load_software(name: str) -> SoftwareSpec:
     if name.lower() not in stacks:
         raise UnknownName("software stack", name, stacks)
     return stacks[name.lower()]
+
+
+def in_training(device: DeviceSpec) -> DeviceSpec:
+    """The device with the arithmetic rates that it sustains in training."""
+    best = device.efficiency
+    share = best.sustained
+    rates = {
+        "matmul": best.matmul * share,
+        "attention_forward": best.attention_forward * share,
+        "attention_backward": best.attention_backward * share,
+        "sustained": 1.0,
+    }
+    return device.model_copy(update={"efficiency": best.model_copy(update=rates)})
+
+
+def replayed(software: SoftwareSpec) -> SoftwareSpec:
+    """The stack with steps replayed from captured graphs: the host issues nothing."""
+    return software.model_copy(update={"host_operator": 0.0, "host_collective": 0.0, "host_routing": 0.0})
 
 
 def device_on(device: DeviceSpec, software: SoftwareSpec) -> DeviceSpec:

@@ -107,7 +107,7 @@ def _inside(axes: Sequence[_Axis], devices: int) -> int:
 
 def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
     """Level of ``size`` sub-groups over ``link``; ``inside`` members of the group are joined by it in all."""
-    bandwidth = link.bandwidth * link.efficiency
+    bandwidth = link.bandwidth * link.efficiency * max(1.0, size / 2) ** -link.contention
     if link.full_mesh:
         # Each pair has its own cable: a group smaller than the mesh leaves the cables to others unused.
         bandwidth *= (inside - 1) / (link.devices - 1)

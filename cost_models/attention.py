@@ -13,7 +13,7 @@ from cost_models.costs import ComputeTime, kernel_time
 from cost_models.matmul import matmul_seconds
 from cost_models.roofline import element_bytes, memory_seconds, peak, stream_seconds
 
-KERNELS = ("flash", "plain")
+KERNELS = ("flash", "plain", "fused_softmax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,10 @@ def attention_seconds(
         raise UnknownName("attention kernel", kernel, KERNELS)
     if attended_pairs(shape) * shape.batch * shape.heads <= 0:
         return ComputeTime()
-    return (_flash if kernel == "flash" else _plain)(shape, device, dtype, backward)
+    if kernel == "flash":
+        return _flash(shape, device, dtype, backward)
+    score_bytes = constants("kernels")[kernel]["backward_bytes" if backward else "forward_bytes"]
+    return _plain(shape, device, dtype, score_bytes, backward)
 
 
 def flash_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
@@ -106,15 +109,16 @@ def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool
     return kernel_time(flops / rate, memory_seconds(traffic, device), device.kernel_launch)
 
 
-def _plain(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
+def _plain(
+    shape: AttentionShape, device: DeviceSpec, dtype: str, score_bytes: float, backward: bool
+) -> ComputeTime:
     """Whole score matrices, masked or not: batched products, and the passes of scale, mask and softmax."""
-    facts = constants("kernels")["plain"]
     size = element_bytes(dtype)
     calls = shape.batch * shape.heads
     q, kv, qk, v = shape.q_len, shape.kv_len, shape.qk_dim, shape.v_dim
     forward = ((q, kv, qk), (q, v, kv))
     gradients = ((q, kv, v), (kv, v, q), (q, qk, kv), (kv, qk, q))
-    total = stream_seconds(calls * q * kv * facts["backward_bytes" if backward else "forward_bytes"], device)
+    total = stream_seconds(calls * q * kv * score_bytes, device)
     for m, n, k in gradients if backward else forward:
         total += matmul_seconds(m, n, k, device, dtype, batch=calls, bytes_per_element=size)
     return total

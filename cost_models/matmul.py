@@ -10,7 +10,7 @@ from math import ceil, inf, log2
 from cluster_specs.cluster import DeviceSpec
 from cost_models.constants import constants
 from cost_models.costs import ComputeTime, kernel_time
-from cost_models.roofline import memory_seconds, peak
+from cost_models.roofline import memory_seconds, peak, stream_seconds
 
 ACCUMULATOR_BYTES = 4.0
 """Partial sums are fp32."""
@@ -31,7 +31,7 @@ def matmul_seconds(
     rate; `tiled_seconds` (GPU) or `systolic_seconds` (TPU) adds the waste. An empty product takes no time.
     Raises ``InputError`` where the device has no rate for ``dtype``.
     """
-    rate = peak(device, dtype) * device.efficiency.matmul
+    rate = peak(device, dtype) * device.efficiency.matmul * (device.efficiency.fp8 if dtype == "fp8" else 1)
     if min(m, n, k, batch) <= 0:
         return ComputeTime()
     if device.kind == "tpu":
@@ -41,6 +41,14 @@ def matmul_seconds(
         arithmetic = tiled_seconds(m, n, k, batch, device, rate * share)
     traffic = batch * (m * k + k * n + m * n) * bytes_per_element
     return kernel_time(arithmetic, memory_seconds(traffic, device), device.kernel_launch)
+
+
+def cast_seconds(elements: float, device: DeviceSpec) -> ComputeTime:
+    """Quantising an operand to fp8 [s]: read in 16 bits, written twice, as it is and transposed.
+
+    Both layouts are needed, as fp8 matrix units multiply along one of them only and gradients use the other.
+    """
+    return stream_seconds(elements * constants("kernels")["fp8"]["cast_bytes"], device)
 
 
 def tiled_seconds(m: float, n: float, k: float, batch: float, device: DeviceSpec, rate: float) -> float:

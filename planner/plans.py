@@ -43,6 +43,8 @@ class Job(Record):
     attention: Literal["flash", "plain"] = "flash"
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
+    cuda_graphs: bool = False
+    """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     stack: str = "torch-fsdp2"
     """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)

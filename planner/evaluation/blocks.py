@@ -1,10 +1,11 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from planner.graph import Block
-from planner.operators import operator_rule, recomputed_ops, saved_tensors
+from cluster_specs.software import SoftwareSpec
+from planner.graph import Block, Op
+from planner.operators import ROUTING_KINDS, AttentionKernel, operator_rule, recomputed_ops, saved_tensors
 from planner.sharding.pricing import Comm, EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
@@ -56,12 +57,17 @@ class BlockCost(NamedTuple):
     comm_forward: Mapping[str, float]
     """Seconds of communication by the outermost axis it crosses."""
     comm_backward: Mapping[str, float]
+    host_forward: float
+    """Host time to issue the block's kernels and collectives, which bounds the device's from below."""
+    host_backward: float
     sent_bytes: Mapping[str, float]
     """Bytes sent by collective, forward and backward."""
     saved_bytes: float
     """Activations kept from forward to backward."""
     workspace_bytes: float
     """Most that is alive for a moment inside the block: recomputed activations, gradients in flight."""
+    widest_bytes: float
+    """Largest activation inside the block."""
     boundary_bytes: float
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
@@ -117,6 +123,8 @@ def block_terms(
             weights[axes] = weights.get(axes, 0.0) + local
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
+    if pricer.software.saves_gathered:
+        _hold_gathered(pricer, block, assignment, sizes)
     edges = {
         edge: pricer.edge(block, edge.tensor, specs[edge.tensor], assignment[edge.consumer])
         for edge in edges_of(block)
@@ -138,11 +146,22 @@ def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, ass
     return pricer.tensor_bytes(tensor, spec)
 
 
+def _hold_gathered(pricer: Pricer, block: Block, assignment: Assignment, sizes: dict[str, float]) -> None:
+    """Raise ``sizes`` of the inputs of products to what the products read, after any gathering."""
+    for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
+        for name in (n for n in op.inputs if n in sizes):
+            tensor = block.tensor[name]
+            read = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, assignment[op.name]))
+            sizes[name] = max(sizes[name], read)
+
+
 def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> dict[str, float]:
     """Tensors that live only between an operator's forward and backward: softmax statistics and the like."""
     found: dict[str, float] = {}
     for op in block.ops:
-        for name in operator_rule(op).saved(op, block, pricer.job.attention):
+        gate = op.attributes.get("activated_gate")
+        kept = operator_rule(op).saved(op, block, pricer.job.attention)
+        for name in (*kept, str(gate)) if gate else kept:
             tensor = block.tensor[name]
             if (
                 tensor.role == "activation"
@@ -163,6 +182,24 @@ def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
     return total
 
 
+def _keeps_fp8(pricer: Pricer) -> bool:
+    return pricer.job.precision == "fp8" and pricer.software.saves_fp8
+
+
+def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
+    """Activations that the backward of products reads and no other: kept in 8 of 16 bits."""
+    reads = {op.name: set(operator_rule(op).saved(op, block, kernel)) for op in block.ops}
+    products = [op.name for op in block.ops if operator_rule(op).arithmetic == "matmul"]
+    others = [reads[name] for name in reads if name not in products]
+    return frozenset().union(*(reads[name] for name in products)).difference(*others)
+
+
+def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Comm]) -> float:
+    """Time in which the host issues operators and collectives, one after the other."""
+    issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in ops)
+    return sum(issue) + software.host_collective * len(comms)
+
+
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
@@ -170,9 +207,11 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are
     never repeated.
     """
-    kernel = pricer.job.attention
+    kernel, software = pricer.job.attention, pricer.software
     repeated = recomputed_ops(block, policy, kernel)
-    kept = saved_tensors(block, policy, kernel)
+    fused = software.fused_activation
+    kept = saved_tensors(block, policy, kernel, fused_activation=fused)
+    only_multiplied = _only_multiplied(block, kernel) if _keeps_fp8(pricer) else frozenset()
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
@@ -180,11 +219,13 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     if policy == "full":
         backward_comm += [c for cost in terms.ops.values() for c in cost.comm_forward]
         backward_comm += [c for edge, cost in terms.edges.items() if edge.consumer for c in cost.forward]
+    again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
-    saved = sum(terms.tensor_bytes[name] for name in kept)
-    everything = sum(terms.tensor_bytes[name] for name in saved_tensors(block, "none", kernel))
+    saved = sum(terms.tensor_bytes[name] * (0.5 if name in only_multiplied else 1) for name in kept)
+    all_saved = saved_tensors(block, "none", kernel, fused_activation=fused)
+    everything = sum(terms.tensor_bytes[name] for name in all_saved)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     return BlockCost(
@@ -194,9 +235,12 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         recompute=sum(terms.ops[name].forward for name in repeated),
         comm_forward=_by_axis(forward_comm),
         comm_backward=_by_axis(backward_comm),
+        host_forward=_host_seconds(software, block.ops, forward_comm),
+        host_backward=_host_seconds(software, (*block.ops, *block.ops, *again), backward_comm),
         sent_bytes=sent,
         saved_bytes=saved,
         workspace_bytes=max(0.0, everything - saved) + 2 * widest,
+        widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,
         exit=terms.exit,

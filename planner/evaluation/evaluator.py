@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.software import device_on, load_software
+from cluster_specs.software import device_on, in_training, load_software, replayed
 from cost_models.compute import peak
 from planner.errors import Unsupported
 from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
 from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
-from planner.evaluation.stages import StageCost, UnitCost, stage_cost
+from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
 from planner.evaluation.states import sync_of
 from planner.evaluation.step import step_floor, step_time
 from planner.graph import BATCH, Graph, count_parameters
@@ -49,7 +49,9 @@ class Evaluator:
     def __init__(self, model: Model, cluster: ClusterSpec, job: Job) -> None:
         """Raises ``InputError`` where the device has no rate for the job's precision."""
         software = load_software(job.stack)
-        runs_on = cluster.model_copy(update={"device": device_on(cluster.device, software)})
+        if job.cuda_graphs:
+            software = replayed(software)
+        runs_on = cluster.model_copy(update={"device": in_training(device_on(cluster.device, software))})
         graph = build_graph(model, job.seq_len)
         matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
         self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
@@ -134,8 +136,24 @@ class Evaluator:
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
             wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-            self._units[key] = UnitCost(cost, sync_of(cost.weights, self.mesh(plan), plan, *wire))
+            sync = sync_of(cost.weights, self.mesh(plan), plan, *wire)
+            self._units[key] = UnitCost(cost, sync, self._place(name))
         return self._units[key]
+
+    def _place(self, name: str) -> Place:
+        return "first" if name == self.graph.first else "last" if name == self.graph.last else "layer"
+
+    def _beside_first(self, unit: UnitCost, name: str, plan: Parallelism) -> UnitCost:
+        """The last block on the stage of the first: tied weights are stored and reduced once."""
+        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
+        tied = {tensor for pair in self.graph.tied for tensor in pair}
+        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
+        if not shared:
+            return unit
+        whole = sum(self.graph.elements(t) for t in weights)
+        kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
+        wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
+        return unit._replace(block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
@@ -145,7 +163,8 @@ class Evaluator:
             if shape.first and self.graph.first:
                 units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
             if shape.last and self.graph.last:
-                units.append((self._unit(plan, self.graph.last, "none", shardings), 1))
+                head = self._unit(plan, self.graph.last, "none", shardings)
+                units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
             known[shape] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
         return known[shape]
 

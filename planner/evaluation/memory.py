@@ -1,8 +1,9 @@
-"""Memory of one device over a step: what is alive at the two moments that can be the peak.
+"""Memory of one device over a step: what is alive at the three moments that can be the peak.
 
-In ``backward`` all activations in flight are alive beside states and gathered weights; in ``optimizer`` the
-activations are gone and the optimizer's temporaries come. The larger is the peak; what the framework, the
-communicators and the allocator's fragmentation add comes on top.
+At the ``loss`` all activations in flight and the logits are alive; in ``backward`` the logits are gone and
+layers are gathered, recomputed and their gradients wait to be reduced; in ``optimizer`` the activations are
+gone and the optimizer's temporaries come. The largest is the peak; what the framework, the communicators and
+the allocator's fragmentation add comes on top.
 """
 
 import math
@@ -53,7 +54,9 @@ def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
 
 
-def model_states(weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh) -> dict[str, float]:
+def model_states(
+    weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh, software: SoftwareSpec
+) -> dict[str, float]:
     """Weights, master weights, gradients and optimizer states of one device, by component [bytes]."""
     groups = tuple(weights)
     whole = sum(g.elements for g in groups)
@@ -66,6 +69,7 @@ def model_states(weights: Iterable[WeightGroup], job: Job, plan: Parallelism, me
         job.grad_dtype,
         plan.zero_stage,
         max(1.0, whole / shard) if shard else 1.0,
+        software.keeps_copy,
     )
     held = {
         "weights": states.weights,
@@ -78,24 +82,57 @@ def model_states(weights: Iterable[WeightGroup], job: Job, plan: Parallelism, me
     return held
 
 
-def _passing(
+def resident_states(
+    weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh, software: SoftwareSpec
+) -> dict[str, float]:
+    """The states that are there throughout the step: gradients only where they have memory of their own."""
+    states = model_states(weights, job, plan, mesh, software)
+    if software.gradient_life != "step":
+        del states["gradients"]
+    return states
+
+
+def _ends_gathered(stages: Sequence[StageCost], software: SoftwareSpec) -> float:
+    """Elements of embedding and head that stay gathered through loss and backward: both, or one at a time."""
+    ends = [elements for stage in stages for elements in stage.end_units]
+    return max(ends, default=0.0) if software.wraps_ends else sum(ends)
+
+
+class Moment(NamedTuple):
+    """What comes and goes at one moment of the step, by component [bytes]."""
+
+    phase: str
+    passing: dict[str, float]
+
+
+def _at_loss(
     stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec
 ) -> dict[str, float]:
-    """What comes and goes in forward and backward: gathered weights, unreduced gradients, buckets."""
-    largest = max(stage.largest_unit for stage in stages)
-    passing = {"gathered_weights": 0.0, "gradient_buffers": 0.0}
+    """The end of the forward: logits and their loss, before any layer is gathered again."""
+    gathered = 0.0
     if any(gathers_weights(plan)):
-        units = 1 + software.prefetch_units
-        passing["gathered_weights"] = units * largest * weight_bytes(job)
-        if plan.zero_stage == 2:
-            passing["gathered_weights"] = sum(
-                sum(g.elements for g in stage.weights) for stage in stages
-            ) * weight_bytes(job)
+        gathered = _ends_gathered(stages, software) * weight_bytes(job)
+    if plan.zero_stage == 2:
+        gathered = sum(g.elements for stage in stages for g in stage.weights) * weight_bytes(job)
+    return {"gathered_weights": gathered, "logits_and_loss": sum(stage.loss_bytes for stage in stages)}
+
+
+def _at_backward(
+    stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec
+) -> dict[str, float]:
+    """The first layers on the way back: gathered ahead, recomputed, their gradients not yet reduced."""
+    largest, ends = max(stage.largest_unit for stage in stages), _ends_gathered(stages, software)
+    gathered = buffers = 0.0
+    if any(gathers_weights(plan)):
+        gathered = (ends + (1 + software.prefetch_units) * largest) * weight_bytes(job)
+    if plan.zero_stage == 2:
+        gathered = sum(g.elements for stage in stages for g in stage.weights) * weight_bytes(job)
     if plan.zero_stage >= 2 and plan.shard_degree > 1:
-        passing["gradient_buffers"] = largest * (weight_bytes(job) + reduced_bytes(job, software))
+        buffers = (largest + ends) * weight_bytes(job) + largest * reduced_bytes(job, software)
     elif plan.data * plan.context > 1:
-        passing["gradient_buffers"] = min(software.gradient_bucket, largest * reduced_bytes(job, software))
-    return passing
+        buffers = min(software.gradient_bucket, largest * reduced_bytes(job, software))
+    workspace = max(stage.workspace_bytes for stage in stages)
+    return {"gathered_weights": gathered, "gradient_buffers": buffers, "workspace": workspace}
 
 
 def device_memory(
@@ -107,33 +144,31 @@ def device_memory(
     software: SoftwareSpec,
 ) -> DeviceMemory:
     """Memory of a rank that runs ``stages`` with ``activations`` bytes in flight at its fullest."""
-    states = model_states((g for stage in stages for g in stage.weights), job, plan, mesh)
-    in_host = "activations" in plan.offload
-    backward = {
-        **states,
-        **_passing(stages, job, plan, software),
-        "activations": min(activations, 2 * max(s.saved_bytes for s in stages)) if in_host else activations,
-        "workspace": max(stage.workspace_bytes for stage in stages),
-    }
-    shard = sum(
-        sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
+    groups = [g for stage in stages for g in stage.weights]
+    states = resident_states(groups, job, plan, mesh, software)
+    gradients = {"gradients": model_states(groups, job, plan, mesh, software)["gradients"]}
+    if "activations" in plan.offload:
+        activations = min(activations, 2 * max(s.saved_bytes for s in stages))
+    kept = {"activations": activations} | (gradients if plan.num_microbatches > 1 else {})
+    backward = kept | (gradients if software.gradient_life == "backward" else {})
+    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    moments = (
+        Moment("backward", backward | _at_backward(stages, job, plan, software)),
+        Moment("loss", kept | _at_loss(stages, job, plan, software)),
+        Moment("optimizer", gradients | {"optimizer_temporaries": shard * software.optimizer_temporaries}),
     )
-    optimizer = {**states, "optimizer_temporaries": shard * software.optimizer_temporaries}
-    at_backward, at_optimizer = sum(backward.values()), sum(optimizer.values())
-    phase = "backward" if at_backward >= at_optimizer else "optimizer"
-    live = backward if phase == "backward" else optimizer
-    tensors = max(at_backward, at_optimizer)
+    fullest = max(moments, key=lambda moment: sum((states | moment.passing).values()))
+    live = states | fullest.passing
+    tensors = sum(live.values())
     fragmentation = software.fragmentation * (tensors - sum(states.values()))
-    communicators = software.communicator * num_communicators(plan)
     components = {
         **live,
         "fragmentation": fragmentation,
-        "communicators": communicators,
+        "communicators": software.communicator * num_communicators(plan),
         "framework": software.context,
     }
-    return DeviceMemory(
-        {k: v for k, v in components.items() if v > 0}, tensors, tensors + fragmentation, phase
-    )
+    held = {name: size for name, size in components.items() if size > 0}
+    return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase)
 
 
 def num_communicators(plan: Parallelism) -> int:

@@ -1,15 +1,18 @@
 """Time of one pipeline stage for one micro-batch: compute, exposed communication, gathers of sharded weights."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, WeightGroup
 from planner.evaluation.states import Sync
 from planner.plans import Parallelism
 
-PARTS = ("compute", "recompute", "tensor", "context", "expert", "data", "overlap_slowdown")
+PARTS = ("compute", "recompute", "tensor", "context", "expert", "data", "overlap_slowdown", "launch")
 """Where the time of a stage goes; communication by the axis it crosses, and only what is exposed."""
+
+Place = Literal["first", "layer", "last"]
+"""Embedding, one of the layers, or head and loss."""
 
 
 class UnitCost(NamedTuple):
@@ -17,6 +20,7 @@ class UnitCost(NamedTuple):
 
     block: BlockCost
     sync: Sync
+    place: Place = "layer"
 
 
 class StageCost(NamedTuple):
@@ -27,15 +31,21 @@ class StageCost(NamedTuple):
     backward_weight: float
     parts: Mapping[str, float]
     saved_bytes: float
+    """Kept from forward to backward, but for head and loss."""
     boundary_bytes: float
     workspace_bytes: float
+    """Most that is alive for a moment inside one block, but for head and loss."""
     largest_unit: float
-    """Elements of the largest block, the unit that a framework gathers at once."""
+    """Elements of the largest layer, the unit that a framework gathers at once."""
     weights: tuple[WeightGroup, ...]
     sync: Sync
     """All of the stage's weights, once."""
     sent_bytes: Mapping[str, float]
     """By collective, every micro-batch."""
+    loss_bytes: float = 0.0
+    """What head and loss keep, and need for a moment."""
+    end_units: tuple[float, ...] = ()
+    """Elements of the embedding and of the head, where the stage has them."""
 
     @property
     def seconds(self) -> float:
@@ -95,7 +105,7 @@ def _unit_time(
 
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
-    block, sync = unit
+    block, sync, _ = unit
     gather_forward, gather_backward = gathers_weights(plan)
     moved = _offload_seconds(block, plan, host_bandwidth)
     beside_forward = sync.gather * gather_forward + moved
@@ -105,7 +115,10 @@ def _unit_time(
     back = _overlapped(
         gradients + block.recompute, sum(block.comm_backward.values()), beside_backward, software
     )
+    waits_forward = max(0.0, block.host_forward + software.host_collective * gather_forward - front.seconds)
+    waits_backward = max(0.0, block.host_backward + software.host_collective * gather_backward - back.seconds)
     parts = {
+        "launch": waits_forward + waits_backward,
         "compute": block.forward + gradients,
         "recompute": block.recompute,
         "data": front.exposed_data + back.exposed_data,
@@ -113,12 +126,17 @@ def _unit_time(
     }
     _add_all(parts, block.comm_forward, 1)
     _add_all(parts, block.comm_backward, 1)
-    return _UnitTime(front.seconds, back.seconds - block.backward_weight, block.backward_weight, parts)
+    forward, backward = front.seconds + waits_forward, back.seconds + waits_backward
+    return _UnitTime(forward, backward - block.backward_weight, block.backward_weight, parts)
 
 
 def _add_all(total: dict[str, float], parts: Mapping[str, float], count: float) -> None:
     for name, value in parts.items():
         total[name] = total.get(name, 0.0) + count * value
+
+
+def _elements(block: BlockCost) -> float:
+    return sum(group.elements for group in block.weights)
 
 
 def stage_cost(
@@ -129,7 +147,9 @@ def stage_cost(
 ) -> StageCost:
     """Add up the blocks of one stage, each with its count; its first gather has nothing to hide behind."""
     times = [(_unit_time(unit, plan, software, host_bandwidth), count) for unit, count in units]
-    blocks = [(unit.block, count) for unit, count in units]
+    blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
+    heads = [unit.block for unit, _ in units if unit.place == "last"]
+    layers = [unit.block for unit, _ in units if unit.place == "layer"]
     first_gather = units[0][0].sync.gather if units and gathers_weights(plan)[0] else 0.0
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     sent: dict[str, float] = {}
@@ -149,7 +169,9 @@ def stage_cost(
         saved_bytes=sum(n * b.saved_bytes for b, n in blocks),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
         workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
-        largest_unit=max((sum(g.elements for g in b.weights) for b, _ in blocks), default=0.0),
+        loss_bytes=sum(b.saved_bytes + software.loss_copies * b.widest_bytes for b in heads),
+        largest_unit=max((_elements(b) for b in layers), default=0.0),
+        end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
         sync=sync,
         sent_bytes=sent,

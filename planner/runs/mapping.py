@@ -80,7 +80,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     model = _model(run)
     cluster = _cluster(run, assume)
     degrees = _degrees(run, cluster.num_devices, assume)
-    micro_batch, num_microbatches = _batches(run, degrees, assume)
+    micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = _job(run, origin, micro_batch * num_microbatches * degrees.data, assume)
     shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
     parallelism = Parallelism(
@@ -103,7 +103,8 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
     found = vocabulary.find_origin(words)
     if found is not None:
-        return found
+        compiled = (run.parallel.model_extra or {}).get("compile")
+        return Origin("torch-eager") if compiled is False and found.stack == "torch-fsdp2" else found
     model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
     return Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
 
@@ -161,15 +162,18 @@ def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
     return Degrees(data, tensor, pipeline, context, expert)
 
 
-def _batches(run: RunFile, degrees: Degrees, assume: Assumptions) -> tuple[int, int]:
+def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions) -> tuple[int, int]:
     """Micro-batch and number of micro-batches."""
     parallel = run.parallel
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
     batch = parallel.global_batch
+    local_batch = origin.stack == "torch-fsdp2" and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
         printed = parallel.num_microbatches or parallel.grad_accum
         return micro_batch, assume.default("num_microbatches", printed, usual)
+    if local_batch and batch == degrees.data * micro_batch:
+        micro_batch = assume.default("micro_batch", None, 1)  # torchtitan splits its local batch for a pipeline
     if batch % (degrees.data * micro_batch):
         raise InputError(
             f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"
@@ -188,6 +192,7 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
     gradient = (
         parallel.grad_dtype or parallel.reduce_dtype or ("bf16" if parallel.mp_mode == "PURE" else None)
     )
+    usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
     master = parallel.master_dtype
     return Job.model_validate(
         {
@@ -197,9 +202,10 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
             "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
-            "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, "fp32"),
+            "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
             "attention": _attention(run, origin, assume),
             "fused_loss": bool(parallel.fused_loss),
+            "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "stack": origin.stack,
             "memory_headroom": 0.0,
         }
@@ -275,7 +281,10 @@ def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:
 def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumptions) -> bool:
     if degrees.tensor == 1:
         return True  # nothing to split: the flag has no effect
-    usual = vocabulary.STACK_HABITS[job.stack].sequence_parallel and job.attention == "flash"
+    habits = vocabulary.STACK_HABITS[job.stack]
+    if habits.always_splits_sequence:
+        return assume.default("sequence_parallel", None, True)
+    usual = habits.sequence_parallel and job.attention == "flash"
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
 
 

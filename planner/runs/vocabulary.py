@@ -137,14 +137,19 @@ class Habits(NamedTuple):
 
     zero_stage: int
     sequence_parallel: bool = True
+    grad_dtype: str = "fp32"
+    always_splits_sequence: bool = False
+    """The stack's benchmarks set ``tp_mode="REDUCE_SCATTER"`` even where rows say otherwise; peak memory agrees."""
 
 
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
+    "torch-eager": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1),
+    "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False),
-    "nanotron": Habits(zero_stage=1),
+    "nanotron": Habits(zero_stage=1, always_splits_sequence=True),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding."""
@@ -161,12 +166,18 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"tpu|maxtext|xla|JAX|Google gpu-recipes", Origin("jax-xla")),
     (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
-    (r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron", Origin("megatron", "plain")),
+    (
+        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|NeMo launcher|Alpa .*megatron",
+        Origin("megatron", "plain"),
+    ),
     (r"Alpa", Origin("jax-xla", "plain")),
     (r"nanotron", Origin("nanotron")),
-    (r"llm-foundry|torchtitan|fms|VectorLM|torch-tracker|nnScaler", Origin("torch-fsdp2")),
+    (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
+    (r"llm-foundry", Origin("torch-eager")),
+    (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
+    (r"NeMo|DGXC|MLPerf|Megatron-Bridge", Origin("nemo")),
     (
-        r"Megatron|NeMo|DGXC|MLPerf|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
+        r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
         Origin("megatron"),
     ),
 )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
-from planner.evaluation.memory import model_states
+from planner.evaluation.memory import resident_states
 from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
@@ -172,7 +172,9 @@ class Search:
                 evaluator.stage(plan, StageShape(((n, 1),), False, False), c.recompute, shardings)
                 for n, _ in layers
             ]
-            states = sum(model_states(whole.weights, evaluator.job, plan, evaluator.mesh(plan)).values())
+            job, software = evaluator.job, evaluator.software
+            resident = resident_states(whole.weights, job, plan, evaluator.mesh(plan), software)
+            states = sum(resident.values())
             self._whole[key] = Floors(
                 whole, min(s.forward for s in single), max(s.largest_unit for s in single), states
             )

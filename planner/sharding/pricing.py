@@ -16,9 +16,9 @@ import numpy.typing as npt
 from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import matmul_seconds, stream_seconds
+from cost_models.compute import cast_seconds, matmul_seconds, stream_seconds
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
-from planner.operators import operator_rule
+from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import Job
 from planner.sharding.mesh import Mesh
 from planner.sharding.resharding import Move, moves
@@ -127,8 +127,12 @@ class Pricer:
     def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
         """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
         group = self.mesh.group(axes)
-        hidden = self.software.overlap_tensor if axes[-1:] == ("tensor",) else 0.0
+        overlaps = {"tensor": self.software.overlap_tensor, "expert": self.software.overlap_expert}
+        hidden = overlaps.get(axes[-1], 0.0)
         seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - hidden)
+        copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
+        if copies and collective in ("all_gather", "reduce_scatter"):
+            seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
         return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
@@ -231,6 +235,9 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
         forward += matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
         dgrad += matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
         wgrad += matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
+        if dtype == "fp8":
+            forward += cast_seconds(grouped * rows * depth, device).seconds
+            dgrad += cast_seconds(grouped * rows * columns, device).seconds
     return OpCost(forward, 0.0 if left.role == "input" else dgrad, wgrad)
 
 
@@ -258,7 +265,9 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         causal=bool(op.attributes.get("causal", False)),
         window=_reach(op),
     )
-    device, dtype, kernel = pricer.mesh.cluster.device, pricer.job.attention_dtype, pricer.job.attention
+    device, dtype, kernel = pricer.mesh.cluster.device, pricer.job.attention_dtype, str(pricer.job.attention)
+    if kernel == "plain" and pricer.software.fused_softmax:
+        kernel = "fused_softmax"
     forward = attention_seconds(shape, device, dtype, kernel).seconds
     backward = attention_seconds(shape, device, dtype, kernel, backward=True).seconds
     if not split:
@@ -287,7 +296,8 @@ def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> O
 
     weights = tuple(w for w in op.weights if op.kind != "embedding")
     read, written = local(op.inputs) + local(weights), local(op.outputs)
-    passes = pricer.software.elementwise_passes
+    software = pricer.software
+    passes = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
     forward = stream_seconds((read + written) * passes, device).seconds
     backward = stream_seconds((2 * read + written) * passes, device).seconds
     comm = _softmax_over_split(pricer, block, op, strategy)

@@ -60,7 +60,7 @@ def test_memory_and_peak_are_those_that_the_run_states(row: dict[str, Any]) -> N
         ("4x 100 Gb/s RoCE per node", 8, "roce", 50),
         ("4x 100 Gb/s Omni-Path per node (Jean Zay)", 4, "omni-path", 100),
         ("EFA 3.2 Tb/s/node (p5.48xlarge)", 8, "efa", 400),
-        ("EFA (AWS p5)", 8, "efa", 400),
+        ("EFA (AWS p5)", 8, "efa-v2", 400),
         ("400 Gb/s RDMA per GPU (CX-7)", 8, "roce", 400),
         ("NVL72 domain 72 GPUs + IB/RoCE 400-800 Gb/s per GPU (not restated)", 8, "infiniband", 400),
         ("50 Gb/s per node", 4, "ethernet", 12.5),

@@ -6,7 +6,14 @@ import pytest
 
 from cluster_specs.catalog import list_devices, load_device
 from cluster_specs.errors import UnknownName
-from cluster_specs.software import SoftwareSpec, device_on, list_software, load_software
+from cluster_specs.software import (
+    SoftwareSpec,
+    device_on,
+    in_training,
+    list_software,
+    load_software,
+    replayed,
+)
 
 STACKS = list_software()
 
@@ -51,3 +58,22 @@ def test_patterns_name_devices_that_exist() -> None:
         for pattern in stack.attention:
             assert any(fnmatchcase(name, pattern) for name in names)
             assert not fnmatchcase("a100-sxm-80g", pattern)
+
+
+def test_training_keeps_a_share_of_the_best_rates_once() -> None:
+    a100 = load_device("a100-sxm-80g")
+    slower = in_training(a100)
+    share = a100.efficiency.sustained
+    assert share < 1
+    assert slower.efficiency.matmul == pytest.approx(share * a100.efficiency.matmul)
+    assert slower.efficiency.attention_backward == pytest.approx(share * a100.efficiency.attention_backward)
+    assert slower.efficiency.memory == a100.efficiency.memory
+    assert in_training(slower) == slower
+
+
+def test_captured_graphs_need_no_host() -> None:
+    eager = load_software("deepspeed")
+    graphs = replayed(eager)
+    assert eager.host_operator > 0
+    assert (graphs.host_operator, graphs.host_collective, graphs.host_routing) == (0, 0, 0)
+    assert graphs.elementwise_passes == eager.elementwise_passes

@@ -222,3 +222,11 @@ def test_rings_over_nodes_reach_the_measured_plateaus(cluster: str, measured: fl
         widths.append(inside * level.bandwidth)
         inside *= level.size
     assert min(widths) == pytest.approx(measured, rel=0.05)
+
+
+def test_colliding_routes_leave_each_node_less_from_the_third_on() -> None:
+    def kept(nodes: int) -> float:
+        level = comm_group(load_cluster(f"p5.48xlarge:{nodes}"), ((8 * nodes, 1),)).levels[-1]
+        return level.bandwidth / (50e9 * 0.91)
+
+    assert [kept(nodes) for nodes in (2, 8, 32)] == pytest.approx([1, 1 / 2, 1 / 4])

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_device
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import InputError
-from cost_models.matmul import alignment_share, matmul_seconds, systolic_seconds, tile_shapes, tiled_seconds
+from cost_models.matmul import (
+    alignment_share,
+    cast_seconds,
+    matmul_seconds,
+    systolic_seconds,
+    tile_shapes,
+    tiled_seconds,
+)
 
 DEVICES = {"b200": "b200-sxm-180g", "h200": "h200-sxm-141g", "tpu-v7x": "tpu-v7x"}
 SIDE = st.integers(1, 20000)
@@ -116,3 +123,15 @@ def test_measured_products(rows: Any) -> None:
         assert 0.3 < ratio < 1.5, row
         if m >= 4096:
             assert 0.9 < ratio < 1.1, row
+
+
+def test_quantising_reads_16_bits_and_writes_8_twice(device: DeviceSpec) -> None:
+    assert cast_seconds(9e9, device).seconds == pytest.approx(4 * 9e9 / 3.6e12)
+
+
+def test_fp8_products_keep_their_share_of_the_rate(device: DeviceSpec) -> None:
+    efficiency = device.efficiency.model_copy(update={"fp8": 0.5})
+    rates = {**device.peak_flops_per_second, "fp8": 2e15}
+    half = device.model_copy(update={"efficiency": efficiency, "peak_flops_per_second": rates})
+    products = [matmul_seconds(2048, 2048, 8192, half, dtype).seconds for dtype in ("bf16", "fp8")]
+    assert products[0] == pytest.approx(products[1])

@@ -90,11 +90,11 @@ def test_everything_assumed_is_listed() -> None:
     ("name", "stack", "attention"),
     [
         ("us-0001", "nanotron", "flash"),
-        ("tt/t1-8b-8gpu-bf16", "torch-fsdp2", "flash"),
+        ("tt/t1-8b-8gpu-bf16", "torch-eager", "flash"),
         ("korthikanti-22B-full", "megatron", "plain"),
         ("vtrain/single-0000", "deepspeed", "plain"),
         ("tpu-001", "jax-xla", "flash"),
-        ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "megatron", "flash"),
+        ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "nemo", "flash"),
         ("gpurecipes/405b-b200-256", "jax-xla", "flash"),
         ("fms/llama2-7b-H100", "torch-fsdp2", "flash"),
     ],

@@ -92,7 +92,7 @@ def test_rates_follow_from_the_step_time(model: str, plan: Parallelism) -> None:
     assert low < estimate.step_time_s < high
 
 
-def data_parallel(zero_stage: int, sharding: str, num_microbatches: int) -> Estimate:
+def data_parallel(zero_stage: int, sharding: str, num_microbatches: int, **job: object) -> Estimate:
     """Llama-3.1-8B on 8 ranks that differ in their data only."""
     plan = Parallelism.model_validate(
         {
@@ -104,7 +104,7 @@ def data_parallel(zero_stage: int, sharding: str, num_microbatches: int) -> Esti
             "replicate_degree": 1 if zero_stage else 8,
         }
     )
-    return evaluator_of("llama-3.1-8b", 8 * num_microbatches).estimate(plan)
+    return evaluator_of("llama-3.1-8b", 8 * num_microbatches, **job).estimate(plan)
 
 
 RING = 7 / 8
@@ -144,7 +144,7 @@ STATES: list[tuple[int, str, Mapping[str, float]]] = [
 
 @pytest.mark.parametrize(("zero_stage", "sharding", "per_parameter"), STATES, ids=["ddp", "zero-1", "zero-3"])
 def test_bytes_of_states(zero_stage: int, sharding: str, per_parameter: Mapping[str, float]) -> None:
-    memory = data_parallel(zero_stage, sharding, 1).memory
+    memory = data_parallel(zero_stage, sharding, 1, stack="deepspeed").memory
     for component, num_bytes in per_parameter.items():
         assert memory[component] == pytest.approx(num_bytes * LLAMA_8B, rel=1e-3)
 

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+from contest_problems import best, best_of_network, contest_problems, random_contest_problem
+from hypothesis import given, settings
+
+from planner.errors import Infeasible
+from planner.intra_op import shrinking
+from planner.intra_op.contest import network_of
+from planner.intra_op.liveness import settle
+from planner.intra_op.shrinking import shrink
+
+REDUCTIONS = ("_drop_forbidden", "_separate", "_merge", "_drop_dominated", "_eliminate")
+
+
+def check_optimum(problem, network):
+    """The best choice of the network, expanded, is a best choice of the problem."""
+    least, chosen = best_of_network(network)
+    if chosen is None:
+        assert best(problem) is None
+        return
+    full = network.expand(chosen)
+    choice = [full[v] for v in range(len(problem.costs))]
+    assert problem.cost(choice) == least == best(problem)
+    assert problem.fits(choice)
+
+
+@settings(max_examples=300)
+@given(contest_problems())
+def test_shrinking_keeps_an_optimum(problem):
+    network = network_of(problem)
+    try:
+        shrink(network)
+    except Infeasible:
+        assert best(problem) is None
+        return
+    check_optimum(problem, network)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@given(problem=contest_problems(max_ends=2))
+def test_each_reduction_keeps_an_optimum(name, problem):
+    network = network_of(problem)
+    try:
+        shrinking._propagate(network, network.nodes, shrinking._drop_forbidden)
+        for v in list(network.nodes):
+            if v in network.nodes:
+                getattr(shrinking, name)(network, v)
+    except Infeasible:
+        assert best(problem) is None
+        return
+    check_optimum(problem, network)
+
+
+@given(contest_problems())
+def test_settling_memory_keeps_an_optimum(problem):
+    network = network_of(problem)
+    try:
+        settle(network)
+    except Infeasible:
+        assert best(problem) is None
+        return
+    check_optimum(problem, network)
+
+
+@given(contest_problems())
+def test_out_of_time_is_still_a_network(problem):
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        assert best(problem) is None
+        return
+    check_optimum(problem, network)
+    assert all(t.min(axis=1).max() < math.inf for v in network.nodes for t in network.tables[v].values())
+
+
+def test_without_a_limit_a_chain_with_skips_vanishes():
+    problem = random_contest_problem(300, 4, seed=1, share=1.0)
+    network = network_of(problem)
+    shrink(network)
+    assert len(network.nodes) < 100
+    assert network.capacity.size == 0
+
+
+def test_rows_are_the_maximal_cliques():
+    problem = random_contest_problem(40, 4, seed=2, share=0.3)
+    network = network_of(problem)
+    before = network.capacity.size
+    settle(network)
+    assert 0 < network.capacity.size < before
+    assert list(network.rows) == sorted(set(network.rows.tolist()))
