@@ -50,8 +50,7 @@ class ContestProblem:
         self._check_choice(choice)
         nodes = sum(costs[s] for costs, s in zip(self.costs, choice, strict=True))
         return nodes + sum(
-            costs[self._index(edge, choice)]
-            for edge, costs in zip(self.edges, self.edge_costs, strict=True)
+            costs[self._index(edge, choice)] for edge, costs in zip(self.edges, self.edge_costs, strict=True)
         )
 
     def peak(self, choice: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ Every operation keeps at least one optimal choice, and what it decides is writte
 the nodes that are left expands to a choice of the whole. Integers below 2**53 stay exact.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -40,22 +40,58 @@ class Decision(NamedTuple):
 class Network:
     """Nodes with strategies, at most one table per pair of nodes, memory rows with capacities."""
 
-    def __init__(self, costs: Sequence[Array], pieces: Sequence[Piece | None], capacity: Array) -> None:
-        self.costs = [np.array(c, dtype=np.float64) for c in costs]
+    def __init__(self, costs: Mapping[int, Array], pieces: Mapping[int, Piece], capacity: Array) -> None:
+        self.nodes: set[int] = set(costs)
+        """Nodes that are left."""
+        self.costs: dict[int, Array] = dict(costs)
         """Per node, one entry per strategy left; ``inf`` forbids."""
-        self.labels: list[Indices] = [np.arange(c.size, dtype=np.int32) for c in self.costs]
+        self.labels: dict[int, Indices] = {v: np.arange(c.size, dtype=np.int32) for v, c in costs.items()}
         """Per node, the original numbers of the strategies left, ascending."""
-        self.tables: list[dict[int, Array]] = [{} for _ in self.costs]
+        self.tables: dict[int, dict[int, Array]] = {v: {} for v in costs}
         """Per node, neighbour -> [own strategy, the neighbour's]; both directions share memory."""
-        self.pieces: list[dict[Rows, Array]] = [{p.rows: p.bytes_} if p else {} for p in pieces]
+        self.pieces: dict[int, dict[Rows, Array]] = {v: {} for v in costs}
         """Per node, rows -> bytes by strategy. The ranges may overlap; they add up."""
+        for v, piece in pieces.items():
+            self.pieces[v][piece.rows] = piece.bytes_
         self.capacity = capacity
         """Per memory row, the bytes that all nodes together may take."""
+        self.rows: Indices = np.arange(capacity.size, dtype=np.int32)
+        """Original numbers of the memory rows left, ascending."""
         self.constant = 0.0
         """Cost of what has been decided."""
         self.decisions: list[Decision] = []
-        self.nodes: set[int] = set(range(len(self.costs)))
-        """Nodes that are left."""
+
+    def copy(self) -> "Network":
+        """The same network under the same numbers of nodes; its strategies are numbered by their positions here."""
+        copy = self.part(self.nodes, {}, self.capacity)
+        copy.constant, copy.rows = self.constant, self.rows
+        return copy
+
+    def part(self, nodes: Iterable[int], choice: Mapping[int, int], capacity: Array) -> "Network":
+        """The network of ``nodes`` while all others keep ``choice``, with the ``capacity`` that these leave.
+
+        Nodes are numbered as here, strategies by their positions here.
+        """
+        part = Network({v: self.costs[v] for v in nodes}, {}, capacity)
+        for v in part.nodes:
+            part.pieces[v] = dict(self.pieces[v])
+            for w, table in self.tables[v].items():
+                if w in part.nodes:
+                    part.tables[v][w] = table
+                else:
+                    part.costs[v] = part.costs[v] + table[:, choice[w]]
+        return part
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables: the size of the network."""
+        return sum(t.size for v in self.nodes for t in self.tables[v].values()) // 2
+
+    def cost(self, choice: Mapping[int, int]) -> float:
+        """Cost of the whole where the nodes that are left take these positions."""
+        nodes = sum(float(self.costs[v][choice[v]]) for v in self.nodes)
+        pairs = ((v, w, t) for v in self.nodes for w, t in self.tables[v].items() if v < w)
+        return self.constant + nodes + sum(float(t[choice[v], choice[w]]) for v, w, t in pairs)
 
     def add_table(self, u: int, v: int, table: Array) -> None:
         """Add costs between two nodes; [strategy of u, strategy of v]."""
@@ -115,11 +151,9 @@ class Network:
             self.constant += float(least)
         self._decide(v, neighbours, self.labels[v][best])
 
-    def expand(self, choice: Mapping[int, int]) -> list[int]:
+    def expand(self, choice: Mapping[int, int]) -> dict[int, int]:
         """Original strategies of all nodes, from the positions chosen for those that are left."""
-        full = [0] * len(self.costs)
-        for v in self.nodes:
-            full[v] = int(self.labels[v][choice[v]])
+        full = {v: int(self.labels[v][choice[v]]) for v in self.nodes}
         for decision in reversed(self.decisions):
             at = tuple(
                 int(np.searchsorted(labels, full[w]))
@@ -131,6 +165,4 @@ class Network:
     def _decide(self, v: int, scope: tuple[int, ...], strategy: Indices) -> None:
         self.decisions.append(Decision(v, scope, tuple(self.labels[w] for w in scope), np.asarray(strategy)))
         self.nodes.discard(v)
-        self.costs[v] = np.empty(0)
-        self.pieces[v] = {}
-        self.tables[v] = {}
+        del self.costs[v], self.labels[v], self.pieces[v], self.tables[v]

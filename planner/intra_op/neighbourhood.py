@@ -1,0 +1,148 @@
+"""Choices that fit, and better ones: a greedy start, then parts of the network solved while the rest waits.
+
+Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems",
+CP 1998 (large neighbourhood search).
+"""
+
+import bisect
+import random
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.errors import Infeasible
+from planner.intra_op.liveness import demand
+from planner.intra_op.local_polytope import Positions, solve_program
+from planner.intra_op.messages import Relaxation
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+from planner.intra_op.shrinking import shrink
+
+SECONDS_PER_PART, QUICK_PART = 4.0, 0.25
+"""Most that is spent on one part, and how long one may take before they get smaller [s]."""
+SMALLEST_PART = 30
+FIRST_PART = 200
+GROWTH = 1.15
+
+TURNS_PER_LOOK = 50
+"""Parts solved before it is looked up anew where the cost is."""
+
+GREEDY_ROUNDS = 4
+
+
+class Found(NamedTuple):
+    """A choice that fits."""
+
+    choice: Positions
+    cost: float
+
+
+def greedy(relaxation: Relaxation) -> Found | None:
+    """A choice that fits, read off the messages node by node, then bettered one node at a time.
+
+    Each node takes the strategy that looks cheapest among those that exceed the memory left to it by least.
+    None where the outcome is forbidden or still too large.
+    """
+    network = relaxation.network
+    room = network.capacity.copy()
+    choice: Positions = {}
+    for _ in range(GREEDY_ROUNDS):
+        for v in relaxation.order:
+            pieces = network.pieces[v].items()
+            if v in choice:
+                for (first, last), bytes_ in pieces:
+                    room[first:last] += bytes_[choice[v]]
+            excess = np.zeros(network.costs[v].size)
+            for (first, last), bytes_ in pieces:
+                excess += np.maximum(bytes_ - room[first:last].min(), 0.0)
+            scores = np.where(excess <= excess.min(), relaxation.scores(v, choice), np.inf)
+            choice[v] = int(scores.argmin())
+            for (first, last), bytes_ in pieces:
+                room[first:last] -= bytes_[choice[v]]
+    if room.min(initial=0.0) < 0 or not np.isfinite(cost := network.cost(choice)):
+        return None
+    return Found(choice, cost)
+
+
+class NeighbourhoodSearch:
+    """Improves a choice by solving one part of the network after another."""
+
+    def __init__(self, network: Network, found: Found) -> None:
+        self.network = network
+        self.found = found
+        self.taken = demand(network, _weights(network, found.choice))
+        self.size = FIRST_PART
+        self.order = sorted(network.nodes)
+        self.random = random.Random(0)
+        self.turn = 0
+        self.local: list[float] = []
+
+    def improve(self, deadline: float) -> None:
+        """Solve parts until the clock (`time.monotonic`) says so."""
+        while time.monotonic() < deadline:
+            self.turn += 1
+            part = self._window() if self.turn % 2 else self._ball()
+            start = time.monotonic()
+            self._solve(part, min(deadline, start + SECONDS_PER_PART))
+            quick = time.monotonic() - start < QUICK_PART
+            self.size = int(self.size * GROWTH if quick else max(SMALLEST_PART, self.size / GROWTH**2))
+
+    def _solve(self, nodes: set[int], deadline: float) -> None:
+        inside = {v: self.found.choice[v] for v in nodes}
+        capacity = self.network.capacity - self.taken + demand(self.network, _weights(self.network, inside))
+        whole = self.network.part(nodes, self.found.choice, capacity)
+        before, part = whole.cost(inside), whole.copy()
+        try:
+            shrink(part, deadline)
+            answer = solve_program(part, deadline, cutoff=before)
+        except Infeasible:  # nothing below the cutoff is left
+            return
+        if answer.choice is None:
+            return
+        chosen = part.expand(answer.choice)
+        candidate = {v: chosen[v] for v in nodes}
+        after = whole.cost(candidate)
+        if after < before:
+            self._take(candidate, after - before)
+
+    def _take(self, candidate: Mapping[int, int], change: float) -> None:
+        old = {v: self.found.choice[v] for v in candidate}
+        self.taken = self.taken + demand(self.network, _weights(self.network, candidate))
+        self.taken = self.taken - demand(self.network, _weights(self.network, old))
+        self.found = Found({**self.found.choice, **candidate}, self.found.cost + change)
+
+    def _window(self) -> set[int]:
+        """Nodes that follow each other, as operators of one layer do."""
+        size = min(self.size, len(self.order))
+        start = bisect.bisect(self.order, self._seed()) - self.random.randrange(size) - 1
+        start = max(0, min(start, len(self.order) - size))
+        return set(self.order[start : start + size])
+
+    def _ball(self) -> set[int]:
+        """Nodes around one node."""
+        nodes: set[int] = set()
+        border = [self._seed()]
+        while border and len(nodes) < self.size:
+            v = border.pop(self.random.randrange(len(border)))
+            if v not in nodes:
+                nodes.add(v)
+                border.extend(w for w in self.network.tables[v] if w not in nodes)
+        return nodes
+
+    def _seed(self) -> int:
+        """A node, the likelier the more it and its tables cost now."""
+        if self.turn % TURNS_PER_LOOK == 1:
+            self.local = [1.0 + self._local_cost(v) for v in self.order]
+        return self.random.choices(self.order, self.local)[0]
+
+    def _local_cost(self, v: int) -> float:
+        choice, tables = self.found.choice, self.network.tables[v]
+        return float(
+            self.network.costs[v][choice[v]] + sum(t[choice[v], choice[w]] for w, t in tables.items())
+        )
+
+
+def _weights(network: Network, choice: Mapping[int, int]) -> dict[int, Array]:
+    return {v: np.eye(1, network.costs[v].size, s)[0] for v, s in choice.items()}

@@ -1,0 +1,204 @@
+import math
+import time
+
+import numpy as np
+import pytest
+from contest_problems import best, best_of_network, contest_problems, fits, random_contest_problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import Infeasible
+from planner.intra_op import anytime, local_polytope
+from planner.intra_op.contest import network_of, solve_contest_problem
+from planner.intra_op.iopddl import ContestProblem
+from planner.intra_op.liveness import demand
+from planner.intra_op.local_polytope import solve_program
+from planner.intra_op.messages import Relaxation
+from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, _weights, greedy
+from planner.intra_op.shrinking import shrink
+
+
+def soon(seconds: float = 20.0) -> float:
+    return time.monotonic() + seconds
+
+
+def check(problem: ContestProblem, seconds: float = 20.0) -> None:
+    least = best(problem)
+    if least is None:
+        with pytest.raises(Infeasible):
+            solve_contest_problem(problem, soon(seconds))
+        return
+    solution = solve_contest_problem(problem, soon(seconds))
+    assert problem.fits(solution.choice)
+    assert solution.cost == problem.cost(solution.choice) == solution.lower_bound == least
+    assert solution.gap == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(contest_problems())
+def test_equals_brute_force(problem):
+    check(problem)
+
+
+@settings(max_examples=40, deadline=None)
+@given(contest_problems(max_ends=2))
+def test_equals_brute_force_in_turns(problem):
+    """Messages, search and fixing, as for a problem too large for the program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anytime, "SMALL_PROGRAM", -1)
+        patch.setattr(anytime, "RELAXING", 0.001)
+        patch.setattr(anytime, "SEARCHING", 0.001)
+        check(problem)
+
+
+@settings(max_examples=100, deadline=None)
+@given(contest_problems(max_ends=2))
+def test_the_program_alone_equals_brute_force(problem):
+    """Without reductions; forbidden strategies have to go first."""
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        return
+    least, _ = best_of_network(network)
+    answer = solve_program(network, soon())
+    assert answer.lower_bound == pytest.approx(least)
+    if answer.choice is not None:
+        assert fits(network, answer.choice)
+        assert network.cost(answer.choice) == least
+
+
+@settings(max_examples=60, deadline=None)
+@given(contest_problems(max_ends=2), st.integers(0, 30))
+def test_the_program_finds_what_is_below_a_cutoff(problem, cutoff):
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+        least, _ = best_of_network(network)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_polytope, "LEAST_DROPPED", 1e-9)
+            answer = solve_program(network, soon(), cutoff)
+    except Infeasible:
+        assert (best(problem) or math.inf) >= cutoff
+        return
+    if least < cutoff:
+        assert network.cost(answer.choice) == least == pytest.approx(answer.lower_bound)
+        assert fits(network, answer.choice)
+    else:
+        assert answer == (None, math.inf)
+
+
+@settings(max_examples=30, deadline=None)
+@given(contest_problems(max_ends=2))
+def test_what_the_solver_lets_through_is_covered(problem):
+    """As if the solver's tolerance let every memory row be exceeded."""
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_polytope.LocalPolytope, "add_row", lambda self, row: self.used.add(row))
+        answer = solve_program(network, soon())
+    least, _ = best_of_network(network)
+    assert answer.lower_bound == pytest.approx(least)
+    assert answer.choice is None or (fits(network, answer.choice) and network.cost(answer.choice) == least)
+
+
+@given(
+    contest_problems(max_ends=2),
+    st.dictionaries(st.integers(0, 9), st.sampled_from([0.25, 1.0, 7.0])),
+    st.integers(0, 3),
+)
+def test_bounds_and_margins_hold_for_any_messages_and_prices(problem, prices, sweeps):
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        return
+    relaxation = Relaxation(network, prices)
+    least, _ = best_of_network(network)
+    value = -math.inf
+    for _ in range(sweeps):
+        relaxation.sweep()
+        assert relaxation.bound().value >= value - 1e-6
+        value = relaxation.bound().value
+    bound = relaxation.bound()
+    assert bound.value <= least + 1e-6
+    for v in network.nodes:
+        for s in range(network.costs[v].size):
+            part = network.copy()
+            part.keep(v, np.array([s]))
+            assert bound.value + bound.margins[v][s] <= best_of_network(part)[0] + 1e-6
+
+
+def test_prices_on_memory_close_most_of_the_gap():
+    problem = random_contest_problem(60, 4, seed=3, share=0.05)
+    network = network_of(problem)
+    shrink(network)
+    relaxation = Relaxation(network, {})
+    for _ in range(10):
+        relaxation.sweep()
+    first, best_cost = relaxation.bound().value, solve_contest_problem(problem, soon()).cost
+    for _ in range(60):
+        relaxation.reprice(relaxation.bound().value, best_cost)
+        relaxation.sweep()
+    assert Relaxation(network, relaxation.known_prices).known_prices == relaxation.known_prices
+    assert best_cost - relaxation.best < 0.5 * (best_cost - first)
+
+
+def test_search_only_ever_improves_and_keeps_count():
+    problem = random_contest_problem(120, 5, seed=4, share=0.25)
+    network = network_of(problem)
+    shrink(network)
+    relaxation = Relaxation(network, {})
+    relaxation.sweep()
+    start = greedy(relaxation)
+    assert start is not None
+    assert start.cost == network.cost(start.choice)
+    search = NeighbourhoodSearch(network, Found(start.choice, start.cost))
+    search.improve(soon(2.0))
+    found = search.found
+    assert found.cost == pytest.approx(network.cost(found.choice))
+    assert found.cost < start.cost
+    assert search.taken == pytest.approx(demand(network, _weights(network, found.choice)))
+    choice = [s for _, s in sorted(network.expand(found.choice).items())]
+    assert problem.fits(choice)
+    assert problem.cost(choice) == found.cost
+
+
+def test_turns_end_with_the_same_proof(monkeypatch):
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    at_once = solve_contest_problem(problem, soon(60.0))
+    monkeypatch.setattr(anytime, "SMALL_PROGRAM", -1)
+    monkeypatch.setattr(anytime, "LEAST_DROPPED", 1e-9)
+    monkeypatch.setattr(anytime, "RELAXING", 0.02)
+    monkeypatch.setattr(anytime, "SEARCHING", 0.02)
+    in_turns = solve_contest_problem(problem, soon(60.0))
+    assert in_turns.cost == in_turns.lower_bound == at_once.cost == at_once.lower_bound
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_reductions_do_not_change_the_answer_of_the_program(share):
+    problem = random_contest_problem(50, 4, seed=5, share=share)
+    network = network_of(problem)
+    shrink(network, deadline=-math.inf)
+    alone = solve_program(network, soon(60.0))
+    solution = solve_contest_problem(problem, soon(60.0))
+    assert solution.cost == solution.lower_bound == network.cost(alone.choice)
+
+
+def test_any_time_gives_a_choice_that_fits_and_a_bound():
+    problem = random_contest_problem(400, 5, seed=6, share=0.2)
+    early = solve_contest_problem(problem, soon(0.0))
+    late = solve_contest_problem(problem, soon(3.0))
+    assert problem.fits(early.choice)
+    assert early.lower_bound <= late.lower_bound <= late.cost <= early.cost
+    assert late.gap < early.gap
+
+
+def test_too_little_memory_says_so():
+    problem = ContestProblem("", ((0, 1),), ((1, 2),), ((7, 5),), (), (), 3)
+    with pytest.raises(Infeasible, match="do not fit") as caught:
+        solve_contest_problem(problem, soon())
+    assert caught.value.least_change == "raise the limit by at least 2 bytes"
