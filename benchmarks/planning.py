@@ -64,7 +64,9 @@ def main(names: list[str]) -> None:
     print(f"{'case':<14}{'wall':>8}{'CPU':>8}{'peak':>10}{'priced':>9}{'excluded':>11}  proven   step")
     for name in names or CASES:
         command = [sys.executable, __file__, "--measure", name]
-        result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **ONE_THREAD})
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, **ONE_THREAD}
+        )
         row = json.loads(result.stdout)
         print(
             f"{name:<14}{row['wall_s']:>6.1f} s{row['cpu_s']:>6.1f} s{row['peak_mib']:>6.0f} MiB"

@@ -33,7 +33,9 @@ def estimate(nodes: int, sharding: str, recompute: str, attention: str) -> Estim
         replicate_degree=ranks // near,
         recompute=recompute,
     )
-    job = Job(global_batch=GLOBAL_BATCH, seq_len=SEQ_LEN, attention=attention, reduce_dtype="bf16", stack="hf-fsdp")
+    job = Job(
+        global_batch=GLOBAL_BATCH, seq_len=SEQ_LEN, attention=attention, reduce_dtype="bf16", stack="hf-fsdp"
+    )
     cluster = load_cluster(f"a100-4x-50g:{nodes}")
     return evaluate(Plan(model=load_model("llama-2-7b"), cluster=cluster, job=job, plan=choice))
 

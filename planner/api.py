@@ -109,7 +109,9 @@ def export(plan: AnyPlan, target: str) -> dict[str, str]:
     return translate(read_plan(plan).plan, target)
 
 
-def validate(runs: str | Path | Iterable[Mapping[str, Any]], progress: Callable[[str], None] | None = None) -> Any:
+def validate(
+    runs: str | Path | Iterable[Mapping[str, Any]], progress: Callable[[str], None] | None = None
+) -> Any:
     """Measured runs (a JSON-lines file, or its rows) against what is predicted for them."""
     from planner.runs.files import load_rows
     from planner.validation import validate as score

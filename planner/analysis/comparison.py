@@ -87,7 +87,9 @@ def _because(a: Plan, b: Plan, faster: str) -> str:
     losses = {p: slow.time.get(p, 0.0) * scale - fast.time.get(p, 0.0) for p in parts}
     worst = max(sorted(losses), key=lambda p: losses[p])
     total = sum(losses.values())
-    share = f"{losses[worst]:.3g} s of the {total:.3g} s" + ("" if abs(scale - 1) < 1e-9 else " at equal tokens")
+    share = f"{losses[worst]:.3g} s of the {total:.3g} s" + (
+        "" if abs(scale - 1) < 1e-9 else " at equal tokens"
+    )
     return f", mostly by {worst.replace('_', ' ')} ({share})"
 
 

@@ -134,8 +134,17 @@ def _alternatives(plan: Plan) -> Iterator[str]:
 def _named(plan: Plan, other: object) -> str:
     """What sets another plan apart from the chosen one."""
     fields = (
-        "data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "zero_stage", "sharding",
-        "recompute", "schedule",
+        "data",
+        "tensor",
+        "pipeline",
+        "context",
+        "expert",
+        "virtual_stages",
+        "micro_batch",
+        "zero_stage",
+        "sharding",
+        "recompute",
+        "schedule",
     )
     differing = [f for f in fields if getattr(other, f) != getattr(plan.plan, f)]
     changed = [f"{f.replace('_', ' ')} {getattr(other, f)}" for f in differing]

@@ -52,8 +52,13 @@ class Walk:
         names = {0: "NO_SHARD", 3: "FULL_SHARD" if shard == data else "HYBRID_SHARD"}
         return Parallelism.model_validate(
             {
-                "data": data, **degrees, "num_microbatches": self.job.global_batch // data, "zero_stage": zero,
-                "sharding": names[zero], "shard_degree": shard, "replicate_degree": data // shard,
+                "data": data,
+                **degrees,
+                "num_microbatches": self.job.global_batch // data,
+                "zero_stage": zero,
+                "sharding": names[zero],
+                "shard_degree": shard,
+                "replicate_degree": data // shard,
                 "recompute": recompute,
             }
         )
@@ -111,7 +116,9 @@ def _memory_optimisations(walk: Walk) -> Decision:
 def _one_domain(walk: Walk) -> Decision:
     data = walk.ranks(min(walk.domain, walk.plan.plan.num_devices))
     step = walk.first_that_fits(f"ZeRO 3 over {data}", data, 3, data)
-    return Decision(f"Does one scale-up domain do: {walk.domain} devices{_joined_by(walk.cluster, 0)}?", (step,))
+    return Decision(
+        f"Does one scale-up domain do: {walk.domain} devices{_joined_by(walk.cluster, 0)}?", (step,)
+    )
 
 
 def _joined_by(cluster: ClusterSpec, tier: int) -> str:
@@ -138,11 +145,15 @@ def _all_data_parallel(walk: Walk) -> Decision:
 def _split_operators(walk: Walk) -> Decision:
     """Tensor (or expert) parallelism as wide as the fast links, ZeRO 3 for the rest."""
     devices = walk.plan.plan.num_devices
-    width = max((t for t in tensor_degrees(walk.evaluator.graph, walk.cluster) if devices % t == 0), default=1)
+    width = max(
+        (t for t in tensor_degrees(walk.evaluator.graph, walk.cluster) if devices % t == 0), default=1
+    )
     tried = []
     if width > 1:
         data = walk.ranks(devices // width)
-        tried.append(walk.first_that_fits(f"Tensor parallel {width}, ZeRO 3 over {data}", data, 3, data, tensor=width))
+        tried.append(
+            walk.first_that_fits(f"Tensor parallel {width}, ZeRO 3 over {data}", data, 3, data, tensor=width)
+        )
     experts = math.gcd(walk.evaluator.graph.dims.get("experts", 1), walk.ranks(devices), walk.domain)
     if experts > 1:
         data = walk.ranks(devices)
@@ -154,7 +165,8 @@ def _split_operators(walk: Walk) -> Decision:
 def _chosen(walk: Walk) -> Decision:
     choice = walk.plan.plan
     degrees = ", ".join(
-        f"{name} {getattr(choice, name)}" for name in ("data", "tensor", "pipeline", "context", "expert")
+        f"{name} {getattr(choice, name)}"
+        for name in ("data", "tensor", "pipeline", "context", "expert")
         if getattr(choice, name) > 1
     )
     words = f"{degrees or 'One device'}, ZeRO {choice.zero_stage}, micro-batch {choice.micro_batch}, " + (
@@ -162,4 +174,3 @@ def _chosen(walk: Walk) -> Decision:
     )
     stages = f"Its {choice.pipeline} stages send only activations between them, so they may cross slow links."
     return Decision("The plan", (walk.step(words, choice),), stages if choice.pipeline > 1 else "")
-

@@ -34,7 +34,9 @@ def levers(plan: Plan) -> tuple[Lever, ...]:
 
 def _doublings(cluster: ClusterSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
     device = cluster.device
-    peaks = {f"device.peak_flops_per_second.{d}": 2 * rate for d, rate in device.peak_flops_per_second.items()}
+    peaks = {
+        f"device.peak_flops_per_second.{d}": 2 * rate for d, rate in device.peak_flops_per_second.items()
+    }
     yield "matrix FLOP/s", peaks
     yield "memory bandwidth", {"device.memory_bandwidth": 2 * device.memory_bandwidth}
     if cluster.torus is not None:

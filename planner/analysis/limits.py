@@ -41,7 +41,9 @@ def longest_sequence(plan: Plan) -> int | None:
 
     def fits(steps: int) -> bool:
         try:
-            evaluator = Evaluator(plan.model, plan.cluster, plan.job.model_copy(update={"seq_len": steps * step}))
+            evaluator = Evaluator(
+                plan.model, plan.cluster, plan.job.model_copy(update={"seq_len": steps * step})
+            )
         except InputError:
             return False  # longer than the positions that the model knows
         return _memory(evaluator, plan.plan) <= usable_bytes(plan)

@@ -52,7 +52,9 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
         if search.nearest is None:
             raise
         found = search.nearest
-    return Plan(model=model, cluster=cluster, job=job, plan=with_stages(search, found), estimate=found.estimate)
+    return Plan(
+        model=model, cluster=cluster, job=job, plan=with_stages(search, found), estimate=found.estimate
+    )
 
 
 def priced(question: Question, choice: Parallelism) -> Plan:

@@ -27,7 +27,11 @@ MORE_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 SHARDING_LADDER: tuple[tuple[int, Sharding], ...] = (
-    (0, "NO_SHARD"), (1, "NO_SHARD"), (2, "SHARD_GRAD_OP"), (3, "HYBRID_SHARD"), (3, "FULL_SHARD"),
+    (0, "NO_SHARD"),
+    (1, "NO_SHARD"),
+    (2, "SHARD_GRAD_OP"),
+    (3, "HYBRID_SHARD"),
+    (3, "FULL_SHARD"),
 )
 """(ZeRO stage, sharding), each with less memory than the one before."""
 
@@ -117,7 +121,9 @@ def _micro_batch(question: Question) -> Iterator[Change]:
     now = question.pins.micro_batch
     smaller = (now or 1) // 2
     while smaller:
-        yield Change(f"--micro-batch {smaller} instead of {now}", "plan", question.pinned(micro_batch=smaller))
+        yield Change(
+            f"--micro-batch {smaller} instead of {now}", "plan", question.pinned(micro_batch=smaller)
+        )
         smaller //= 2
 
 
@@ -126,7 +132,8 @@ def _sharding(question: Question) -> Iterator[Change]:
     if pins.zero_stage is None and pins.sharding is None:
         return
     allowed = [
-        step for step, (zero, sharding) in enumerate(SHARDING_LADDER)
+        step
+        for step, (zero, sharding) in enumerate(SHARDING_LADDER)
         if pins.zero_stage in (None, zero) and pins.sharding in (None, sharding)
     ]
     now = f"--sharding {pins.sharding}" if pins.zero_stage is None else f"--zero {pins.zero_stage}"
@@ -142,7 +149,9 @@ def _degree(question: Question, axis: str) -> Iterator[Change]:
     now = getattr(question.pins, axis)
     degree = 2 * (now or 0)
     while 0 < degree <= question.cluster.num_devices:
-        yield Change(f"--{axis} {degree} instead of {now}", "plan", question.pinned(**{axis: degree, "data": None}))
+        yield Change(
+            f"--{axis} {degree} instead of {now}", "plan", question.pinned(**{axis: degree, "data": None})
+        )
         degree *= 2
 
 
@@ -176,7 +185,12 @@ def _least_states(question: Question) -> float:
     """Weights, gradients and optimizer states of one copy of the model [bytes]."""
     job = question.job
     states = state_bytes(
-        question.model.parameters, job.precision, job.optimizer, job.master_weights, job.grad_dtype, keeps_copy=False
+        question.model.parameters,
+        job.precision,
+        job.optimizer,
+        job.master_weights,
+        job.grad_dtype,
+        keeps_copy=False,
     )
     return states.total
 
@@ -185,8 +199,10 @@ def _larger_device(question: Question, needed: float) -> Iterator[Change]:
     """Devices of the same maker with enough memory for what the plan needs now, the smallest first."""
     now = question.cluster.device
     enough = [
-        d for d in list_devices()
-        if (d.vendor, d.kind) == (now.vendor, now.kind) and d.memory * (1 - question.job.memory_headroom) >= needed
+        d
+        for d in list_devices()
+        if (d.vendor, d.kind) == (now.vendor, now.kind)
+        and d.memory * (1 - question.job.memory_headroom) >= needed
     ]
     for device in sorted(enough, key=lambda d: (d.memory, d.name)):
         cluster = what_if(question.cluster, {"device": device.name})

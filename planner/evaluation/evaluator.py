@@ -153,7 +153,9 @@ class Evaluator:
         whole = sum(self.graph.elements(t) for t in weights)
         kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
         wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-        return unit._replace(block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire))
+        return unit._replace(
+            block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire)
+        )
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
@@ -173,7 +175,14 @@ class Evaluator:
     ) -> dict[StageShape, StageCost]:
         """Stages priced so far for all that is not a stage's shape."""
         self._held[id(shardings)] = shardings
-        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch, plan.sequence_parallel)
+        degrees = (
+            plan.tensor,
+            plan.context,
+            plan.expert,
+            plan.data,
+            plan.micro_batch,
+            plan.sequence_parallel,
+        )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
         return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})
 
@@ -185,7 +194,9 @@ class Evaluator:
         if not plan.stages:
             given = shardings if shardings is not None else _NOTHING_GIVEN
             known = self._known_stages(plan, plan.recompute, given)
-            return tuple(known.get(shape) or self.stage(plan, shape, plan.recompute, given) for shape in shapes)
+            return tuple(
+                known.get(shape) or self.stage(plan, shape, plan.recompute, given) for shape in shapes
+            )
         return tuple(
             self.stage(
                 plan,
@@ -280,7 +291,9 @@ def _check(setting: Setting, plan: Parallelism) -> None:
             f"= {covered} sequences, but global_batch is {job.global_batch}"
         )
     if "weights" in plan.offload:
-        raise Unsupported("offload of weights is not priced: what a step on the host costs is not known; leave it out")
+        raise Unsupported(
+            "offload of weights is not priced: what a step on the host costs is not known; leave it out"
+        )
     if plan.pipeline * plan.virtual_stages > graph.num_layers:
         raise InputError(
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "

@@ -61,6 +61,10 @@ def solve_network(network: Network, deadline: float) -> NetworkAnswer:
     shrink(network, now + REDUCING * (deadline - now))
     solver = _Anytime(network, deadline)
     solver.run()
+    if solver.found is None and solver.lower_bound < np.inf:
+        shrink(network)
+        solver = _Anytime(network, deadline)
+        solver.run()
     if solver.found is None:
         if solver.lower_bound == np.inf:
             raise Infeasible("no choice of strategies is allowed and fits in memory")
@@ -93,10 +97,12 @@ class _Anytime:
             self.lower_bound = np.inf
 
     def _start(self) -> None:
-        """A first choice, whatever the time: read off the costs, or off prices that put memory above all."""
+        """A first bound and choice, whatever the time: off the costs, or off prices that put memory first."""
+        self.relaxation.sweep()
+        self._prove_by(self.relaxation.bound())
         self._look()
         if self.found is None:
-            dear = DEAR_MEMORY * _largest_cost(self.core) / max(float(self.core.capacity.mean()), 1.0)
+            dear = DEAR_MEMORY * _largest_cost(self.core) / float(self.core.capacity.max(initial=1.0))
             frugal = Relaxation(self.proof, {int(row): dear for row in self.proof.rows})
             frugal.sweep()
             self._look(frugal)
@@ -126,7 +132,7 @@ class _Anytime:
             self.relaxation.sweep()
             bound = self.relaxation.bound()
             since_better = 0 if bound.value > self.lower_bound else since_better + 1
-            self._prove(bound.value - MARGIN * abs(bound.value))
+            self._prove_by(bound)
             if rounds % PRICES_PER_CHOICE == 0:
                 self._look()
             target = self.found.cost if self.found else bound.value + abs(bound.value)
@@ -134,6 +140,9 @@ class _Anytime:
             for _ in range(SWEEPS_PER_PRICE - 1):
                 self.relaxation.sweep()
             rounds += 1
+
+    def _prove_by(self, bound: Bound) -> None:
+        self._prove(bound.value - MARGIN * abs(bound.value))
 
     def _prove(self, bound: float) -> None:
         self.lower_bound = max(self.lower_bound, bound)

@@ -196,7 +196,8 @@ class _Table:
         name = edge.tensor if edge.producer else self.block.outputs[0]
         made, read = self.block.tensor[name], self.block.tensor[edge.tensor]
         sources = [
-            carried(self.pricer.graph, read, self.pricer.output(self.block, maker, made, o.strategy)) for o in left
+            carried(self.pricer.graph, read, self.pricer.output(self.block, maker, made, o.strategy))
+            for o in left
         ]
         return np.array([[self.edge_seconds(edge, source, o.strategy) for o in right] for source in sources])
 

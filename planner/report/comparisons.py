@@ -37,7 +37,10 @@ def comparison_report(first: Plan, second: Plan, answer: Comparison) -> Renderab
         parts += [heading("Estimate"), _figures(a, b)]
         parts += [heading("Where the time goes"), _parts(a.time, b.time, format_seconds)]
         parts += [heading("Where the memory goes"), _parts(a.memory, b.memory, format_bytes)]
-        parts += [heading("Sent by a device in a step"), _parts(a.communication, b.communication, format_bytes)]
+        parts += [
+            heading("Sent by a device in a step"),
+            _parts(a.communication, b.communication, format_bytes),
+        ]
     return Group(*parts)
 
 

@@ -173,7 +173,9 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
         printed = parallel.num_microbatches or parallel.grad_accum
         return micro_batch, assume.default("num_microbatches", printed, usual)
     if local_batch and batch == degrees.data * micro_batch:
-        micro_batch = assume.default("micro_batch", None, 1)  # torchtitan splits its local batch for a pipeline
+        micro_batch = assume.default(
+            "micro_batch", None, 1
+        )  # torchtitan splits its local batch for a pipeline
     if batch % (degrees.data * micro_batch):
         raise InputError(
             f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"

@@ -39,6 +39,7 @@ DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2,
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
+
 def stored_bytes(tensor: Tensor, precision: str) -> float:
     """Bytes per element of ``tensor`` in a job of this precision."""
     return DTYPE_BYTES[precision if tensor.dtype == "compute" else tensor.dtype]

@@ -38,10 +38,8 @@ def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tu
     splittable = operator_rule(op).splittable(op, block, sizes.graph)
     choices: list[list[tuple[str, str] | None]] = []
     for axis in sizes.mesh.axes:
-        if space == "free":
-            dims = list(splittable)
-        else:
-            dims = _role_dims(op, block, sizes.graph, axis, splittable)
+        by_role = _role_dims(op, block, sizes.graph, axis, splittable)
+        dims = list(splittable) if space == "free" else by_role
         legal: list[tuple[str, str] | None] = [(axis, d) for d in dims if sizes.legal(op, ((axis, d),))]
         optional = space == "free" or (axis == "tensor" and not op.weights)
         choices.append([*legal, None] if optional or not legal else legal)

@@ -15,7 +15,15 @@ from planner.runs.vocabulary import SHARDING_NAMES
 
 NODE = "dgx-a100-80g:1"
 JOB = {"global_batch": 64, "seq_len": 4096}
-TIGHT = {**JOB, "tensor": 1, "pipeline": 1, "context": 1, "zero_stage": 0, "micro_batch": 1, "recompute": "none"}
+TIGHT = {
+    **JOB,
+    "tensor": 1,
+    "pipeline": 1,
+    "context": 1,
+    "zero_stage": 0,
+    "micro_batch": 1,
+    "recompute": "none",
+}
 """Llama-2-7B with all states on every rank: 16 bytes x 6.7e9 parameters alone are more than 80 GiB."""
 
 
@@ -79,7 +87,9 @@ def test_the_least_change_comes_first(too_much: FitReport) -> None:
 
 def test_sharding_states_is_among_the_changes(too_much: FitReport) -> None:
     assert any("--zero" in change.change for change in too_much.changes)
-    assert not any("HYBRID" in change.change for change in too_much.changes)  # on one node that is full sharding
+    assert not any(
+        "HYBRID" in change.change for change in too_much.changes
+    )  # on one node that is full sharding
 
 
 def test_changes_keep_the_other_pins(too_much: FitReport) -> None:
@@ -111,7 +121,9 @@ def test_room_is_measured_to_the_edge(roomy: FitReport) -> None:
     fitting = [b for b in sizes if memory_of(judged, micro_batch=b, num_microbatches=share // b) <= usable]
     assert largest == max(fitting)
     at, beyond = (
-        evaluate(judged.model_copy(update={"job": judged.job.model_copy(update={"seq_len": length})})).memory_bytes
+        evaluate(
+            judged.model_copy(update={"job": judged.job.model_copy(update={"seq_len": length})})
+        ).memory_bytes
         for length in (longest, longest + 128)
     )
     assert at <= usable < beyond
@@ -129,7 +141,14 @@ def test_learned_positions_end_the_search() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_what_data_parallelism_splits_halves_with_twice_the_ranks(zero: int) -> None:
-    pins = {"tensor": 1, "context": 1, "pipeline": 1, "micro_batch": 1, "recompute": "full", "zero_stage": zero}
+    pins = {
+        "tensor": 1,
+        "context": 1,
+        "pipeline": 1,
+        "micro_batch": 1,
+        "recompute": "full",
+        "zero_stage": zero,
+    }
     pins |= {"sharding": SHARDING_NAMES[zero]}
     half, whole = (fit("llama-3.2-1b", f"dgx-a100-80g:{nodes}", **JOB, **pins) for nodes in (1, 2))
     assert zero == 0 or 2 * half.plan.plan.shard_degree == whole.plan.plan.shard_degree
@@ -167,9 +186,16 @@ def test_the_guide_fits_on_a_page(found: Plan) -> None:
 def test_the_guide_walks_in_order(found: Plan) -> None:
     text = explain(found)
     titles = [
-        "1. Does one a100-sxm-80g do?", "2. Do memory optimisations", "3. Does one scale-up domain",
-        "4. Does data parallelism alone", "5. Do operators split", "6. The plan",
-        "\nWhere the time goes", "\nWhat binds", "\nWhat was assumed", "\nWhy not the next best",
+        "1. Does one a100-sxm-80g do?",
+        "2. Do memory optimisations",
+        "3. Does one scale-up domain",
+        "4. Does data parallelism alone",
+        "5. Do operators split",
+        "6. The plan",
+        "\nWhere the time goes",
+        "\nWhat binds",
+        "\nWhat was assumed",
+        "\nWhy not the next best",
     ]
     places = [text.index(title) for title in titles]
     assert places == sorted(places)
@@ -190,7 +216,9 @@ def test_a_lever_saves_what_a_faster_part_would(found: Plan) -> None:
 
 
 def test_one_device_has_no_network_to_speak_of() -> None:
-    text = explain(plan("llama-3.2-1b", "rtx4090-8x-pcie:1", global_batch=8, seq_len=1024, objective="devices"))
+    text = explain(
+        plan("llama-3.2-1b", "rtx4090-8x-pcie:1", global_batch=8, seq_len=1024, objective="devices")
+    )
     assert "Does one rtx4090 do?" in text
 
 

@@ -122,17 +122,40 @@ def test_comparisons_mark_what_differs(plan: Plan, estimate: Estimate) -> None:
 
 def test_a_fit_report_says_what_helps(plan: Plan, estimate: Estimate) -> None:
     remedy = Remedy(
-        change="--zero 3 instead of --zero 0", kind="plan", memory_bytes=70 * 2.0**30, step_time_s=12.5,
-        time_cost_fraction=0.0625, plan=plan.plan,
+        change="--zero 3 instead of --zero 0",
+        kind="plan",
+        memory_bytes=70 * 2.0**30,
+        step_time_s=12.5,
+        time_cost_fraction=0.0625,
+        plan=plan.plan,
     )
     answer = FitReport(
-        fits=False, verdict="It does not fit.", memory_bytes=90 * 2.0**30, memory_limit_bytes=80 * 2.0**30,
-        margin_bytes=-10 * 2.0**30, margin_fraction=-0.125, tightest_rank=1, tightest_phase="backward",
-        memory=estimate.memory, split_by_data_parallelism=("master_weights",), same_on_every_data_rank=("activations",),
-        largest_micro_batch=None, longest_seq_len=None, changes=(remedy,), plan=plan,
+        fits=False,
+        verdict="It does not fit.",
+        memory_bytes=90 * 2.0**30,
+        memory_limit_bytes=80 * 2.0**30,
+        margin_bytes=-10 * 2.0**30,
+        margin_fraction=-0.125,
+        tightest_rank=1,
+        tightest_phase="backward",
+        memory=estimate.memory,
+        split_by_data_parallelism=("master_weights",),
+        same_on_every_data_rank=("activations",),
+        largest_micro_batch=None,
+        longest_seq_len=None,
+        changes=(remedy,),
+        plan=plan,
     )
     text = to_text(fit_report(answer))
-    for part in ("It does not fit.", "-10 GiB (-12.5%)", "rank 1", "master weights", "--zero 3", "70 GiB", "+6.2%"):
+    for part in (
+        "It does not fit.",
+        "-10 GiB (-12.5%)",
+        "rank 1",
+        "master weights",
+        "--zero 3",
+        "70 GiB",
+        "+6.2%",
+    ):
         assert part in text
     assert "longest sequence" not in text
 

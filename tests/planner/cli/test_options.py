@@ -30,7 +30,7 @@ def test_offload_none_forbids_offload() -> None:
     assert PinOptions().to_pins().offload is None
 
 
-@pytest.mark.parametrize("command", [f.__name__ for functions in COMMANDS.values() for f in functions])
+@pytest.mark.parametrize("command", [f.__name__.replace("_", "-") for fs in COMMANDS.values() for f in fs])
 def test_every_command_has_help_json_and_quiet(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0
