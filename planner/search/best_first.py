@@ -17,13 +17,7 @@ from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
-from planner.search.bounds import (
-    activation_floor,
-    fullest_rank,
-    memory_floor,
-    pipeline_seconds,
-    unavoidable_tensors,
-)
+from planner.search.bounds import early_floor, fullest_rank, memory_floor, pipeline_seconds, unavoidable
 from planner.search.space import Candidate, candidates, searches_pipelines
 from planner.search.stages import cut_layers, cut_layers_to_fit
 from planner.sharding.pricing import stored_bytes
@@ -149,6 +143,9 @@ class Search:
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
+        self._unavoidable = unavoidable(
+            evaluator.graph, lambda tensor: stored_bytes(tensor, evaluator.job.precision)
+        )
         self._levels = (self.floor, self.staged_time, self.staged_floor)
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
@@ -179,6 +176,9 @@ class Search:
                 whole, min(s.forward for s in single), max(s.largest_unit for s in single), states
             )
         return self._whole[key]
+
+    def _early_floor(self, c: Candidate) -> float:
+        return early_floor(c, self._unavoidable, self.evaluator.job, self.evaluator.software)
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
         split = c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
@@ -295,12 +295,10 @@ class Search:
             heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
 
     def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
-        """Candidates as a heap by their cheapest bounds, and those whose activations alone do not fit."""
-        job = self.evaluator.job
-        tensors = unavoidable_tensors(self.evaluator.graph, lambda t: stored_bytes(t, job.precision))
+        """Candidates as a heap by their cheapest bounds, and those that cannot fit however they are split."""
         heap, tight = [], []
         for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective, pipelines)):
-            if activation_floor(c, tensors) > self.limit:
+            if self._early_floor(c) > self.limit:
                 tight.append(c)
             else:
                 heap.append(Entry(self._bound(self._base_floor(c), c), order, 0, c))
@@ -315,7 +313,8 @@ class Search:
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
                 f"batch of {job.global_batch} divide each other"
             )
-        likely = sorted(tight, key=lambda c: (self.floor(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
+        likely = sorted(tight, key=lambda c: (self._early_floor(c), c))[: 8 * LEAST_MEMORY_TRIES]
+        likely = sorted(likely, key=lambda c: (self.floor(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
         self.nearest = least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
         need, c = least.estimate.memory_bytes, least.candidate
         limit = self.limit

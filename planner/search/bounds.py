@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cluster_specs.software import SoftwareSpec
+from cost_models.memory import state_bytes
 from planner.evaluation.memory import weight_bytes
 from planner.evaluation.stages import StageCost
-from planner.graph import Block, Graph, Tensor
+from planner.graph import Block, Graph, Tensor, count_parameters
 from planner.plans import Job
 from planner.search.space import Candidate
 
@@ -46,33 +48,59 @@ def fullest_rank(states: float, activations: float, c: Candidate) -> float:
     return 1 / sum(1 / (states + f * activations) for f in in_flight)
 
 
-class Tensors(NamedTuple):
-    """Activations that no assignment and no policy avoids, for one sequence on one device [bytes]."""
+class Unavoidable(NamedTuple):
+    """What no assignment and no policy avoids; splitting over tensor and context ranks divides it at best."""
 
     boundary: float
-    """Inputs of all layers: even full recomputation keeps them."""
+    """Inputs of all layers for one sequence: even full recomputation keeps them [bytes]."""
     largest: float
-    """The largest tensor that an operator makes."""
+    """The largest tensor that an operator makes for one sequence [bytes]."""
+    experts: float
+    """Parameters of experts."""
+    others: float
+    """All other parameters."""
 
 
-def unavoidable_tensors(graph: Graph, element_bytes: Callable[[Tensor], float]) -> Tensors:
-    """Read off the graph; splitting over tensor and context ranks divides both at best."""
+def unavoidable(graph: Graph, element_bytes: Callable[[Tensor], float]) -> Unavoidable:
+    """Read off the graph."""
 
     def num_bytes(block: Block, name: str) -> float:
         tensor = block.tensor[name]
         return graph.elements(tensor) * element_bytes(tensor)
 
     layers = [(block, count) for block, count in graph.instances() if block.name in graph.sequence]
-    boundary = sum(count * min((num_bytes(b, n) for n in b.outputs), default=0.0) for b, count in layers)
-    made = [num_bytes(b, n) for b, _ in layers for op in b.ops for n in op.outputs]
-    return Tensors(boundary, max(made, default=0.0))
+    experts = sum(
+        count * graph.elements(t)
+        for block, count in layers
+        for t in block.tensors
+        if t.role == "weight" and {"experts", "expert_ffn"} <= set(t.dims)
+    )
+    return Unavoidable(
+        boundary=sum(count * min((num_bytes(b, n) for n in b.outputs), default=0.0) for b, count in layers),
+        largest=max((num_bytes(b, n) for b, _ in layers for op in b.ops for n in op.outputs), default=0.0),
+        experts=experts,
+        others=count_parameters(graph) - experts,
+    )
 
 
-def activation_floor(c: Candidate, tensors: Tensors) -> float:
-    """Least activations of the fullest rank [bytes], before anything is priced."""
+def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSpec) -> float:
+    """Least memory of the fullest rank [bytes], before anything is priced."""
+    local = (least.others + least.experts / c.expert) / c.tensor
+    states = state_bytes(
+        local,
+        job.precision,
+        job.optimizer,
+        job.master_weights,
+        job.grad_dtype,
+        c.zero_stage,
+        c.shard_degree,
+        keeps_copy=False,
+    )
+    held = states.weights + (states.gradients if software.gradient_life == "step" else 0.0)
+    held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
     share = c.micro_batch / (c.tensor * c.context)
-    boundary = 0.0 if "activations" in c.offload else tensors.boundary
-    return share * tensors.largest + fullest_rank(0.0, share * boundary, c)
+    boundary = 0.0 if "activations" in c.offload else share * least.boundary
+    return max(fullest_rank(held, boundary, c), fullest_rank(0.0, boundary, c) + share * least.largest)
 
 
 def memory_floor(
