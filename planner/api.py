@@ -12,6 +12,7 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
 from planner import analysis, evaluation, search
+from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.models.catalog import load_model
 from planner.models.model import Model
@@ -21,15 +22,6 @@ AnyModel = Model | str | Path
 AnyCluster = ClusterSpec | str | Path
 AnyPlan = Plan | str | Path | Mapping[str, Any]
 Progress = Callable[[int, int], None]
-
-
-class Question(NamedTuple):
-    """What `plan` and `fit` are asked about."""
-
-    model: Model
-    cluster: ClusterSpec
-    job: Job
-    pins: Pins
 
 
 class Described(NamedTuple):
