@@ -117,6 +117,14 @@ class Graph(Record):
         return {b.name: b for b in self.blocks}
 
     @cached_property
+    def followers(self) -> Mapping[str, frozenset[str]]:
+        """Dims that follow a dim."""
+        return {
+            leader: frozenset(d for d, other in self.follows.items() if other == leader)
+            for leader in self.follows.values()
+        }
+
+    @cached_property
     def num_layers(self) -> int:
         """Length of the repeated part."""
         return sum(run.count for run in self.layers)

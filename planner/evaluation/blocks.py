@@ -200,6 +200,42 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
     return sum(issue) + software.host_collective * len(comms)
 
 
+class _Retained(NamedTuple):
+    """What a policy does to a block, whatever its strategies."""
+
+    repeated: tuple[str, ...]
+    kept: tuple[str, ...]
+    all_saved: tuple[str, ...]
+    """What would be kept if nothing were repeated."""
+
+
+def _retained(pricer: Pricer, block: Block, policy: str) -> _Retained:
+    key = ("retained", block.name, policy)
+    found: _Retained | None = pricer.tables.get(key)
+    if found is None:
+        kernel, fused = pricer.job.attention, pricer.software.fused_activation
+        found = pricer.tables[key] = _Retained(
+            recomputed_ops(block, policy, kernel),
+            saved_tensors(block, policy, kernel, fused_activation=fused),
+            saved_tensors(block, "none", kernel, fused_activation=fused),
+        )
+    return found
+
+
+def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
+    """What `block_cost` says is kept, were every kept tensor spread evenly: a bound for any assignment [bytes].
+
+    Of one sequence, over all devices that share it.
+    """
+    only_multiplied = _only_multiplied(block, pricer.job.attention) if _keeps_fp8(pricer) else frozenset()
+    return sum(
+        pricer.graph.elements(block.tensor[name])
+        * pricer.element_bytes(block.tensor[name])
+        * (0.5 if name in only_multiplied else 1)
+        for name in _retained(pricer, block, policy).kept
+    )
+
+
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
@@ -208,9 +244,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     never repeated.
     """
     kernel, software = pricer.job.attention, pricer.software
-    repeated = recomputed_ops(block, policy, kernel)
-    fused = software.fused_activation
-    kept = saved_tensors(block, policy, kernel, fused_activation=fused)
+    repeated, kept, all_saved = _retained(pricer, block, policy)
     only_multiplied = _only_multiplied(block, kernel) if _keeps_fp8(pricer) else frozenset()
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
@@ -224,7 +258,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
     saved = sum(terms.tensor_bytes[name] * (0.5 if name in only_multiplied else 1) for name in kept)
-    all_saved = saved_tensors(block, "none", kernel, fused_activation=fused)
     everything = sum(terms.tensor_bytes[name] for name in all_saved)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0

@@ -7,18 +7,26 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, in_training, load_software, replayed
 from cost_models.compute import peak
 from planner.errors import Unsupported
-from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
+from planner.evaluation.blocks import (
+    Assignment,
+    BlockCost,
+    BlockTerms,
+    WeightGroup,
+    block_cost,
+    block_terms,
+    exit_of,
+)
 from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
-from planner.evaluation.states import sync_of
+from planner.evaluation.states import Sync, sync_of
 from planner.evaluation.step import step_floor, step_time
 from planner.graph import BATCH, Graph, count_parameters
 from planner.models.catalog import build_graph
@@ -27,7 +35,7 @@ from planner.operators import model_flops, recompute_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import AXES, Mesh
-from planner.sharding.pricing import Array, EdgeCost, OpCost, Pricer
+from planner.sharding.pricing import EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Sizes
 
 Shardings = Mapping[str, Assignment]
@@ -61,8 +69,10 @@ class Evaluator:
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
-        self._tables: dict[tuple[object, ...], tuple[Array, ...]] = {}
+        self._tables: dict[tuple[object, ...], Any] = {}
+        self._terms: dict[tuple[object, ...], BlockTerms] = {}
         self._blocks: dict[tuple[object, ...], BlockCost] = {}
+        self._syncs: dict[tuple[object, ...], Sync] = {}
         self._units: dict[tuple[object, ...], UnitCost] = {}
         self._stages: dict[tuple[object, ...], dict[StageShape, StageCost]] = {}
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
@@ -112,21 +122,28 @@ class Evaluator:
 
     def block(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> BlockCost:
         """One block under a policy."""
-        given = shardings.get(name)
+        given, main = shardings.get(name), shardings.get(self.main_layer)
         data = self.mesh(plan).size("data")
         if given is None or _only_batch(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
         self._held[id(given)] = given
         degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel)
-        key = (*degrees, name, policy, id(given), id(shardings.get(self.main_layer)))
+        self._held[id(main)] = main
+        priced = (*degrees, name, id(given), id(main))
+        key = (priced, policy)
         if key not in self._blocks:
+            if priced not in self._terms:
+                self._terms[priced] = self._block_terms(plan, name, shardings)
             pricer, block = self.pricer(plan), self.graph.block[name]
-            common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
-            entry = None if name == self.graph.first else common
-            leaves = None if name == self.graph.last else common
-            terms = block_terms(pricer, block, self.assignment(plan, name, shardings), entry, leaves)
-            self._blocks[key] = block_cost(pricer, block, terms, policy)
+            self._blocks[key] = block_cost(pricer, block, self._terms[priced], policy)
         return self._blocks[key]
+
+    def _block_terms(self, plan: Parallelism, name: str, shardings: Shardings) -> BlockTerms:
+        common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
+        entry = None if name == self.graph.first else common
+        leaves = None if name == self.graph.last else common
+        assignment = self.assignment(plan, name, shardings)
+        return block_terms(self.pricer(plan), self.graph.block[name], assignment, entry, leaves)
 
     def _exit(self, plan: Parallelism, name: str, shardings: Shardings) -> ShardingSpec:
         return exit_of(self.pricer(plan), self.graph.block[name], self.assignment(plan, name, shardings))
@@ -135,10 +152,16 @@ class Evaluator:
         cost = self.block(plan, name, policy, shardings)
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
-            wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-            sync = sync_of(cost.weights, self.mesh(plan), plan, *wire)
-            self._units[key] = UnitCost(cost, sync, self._place(name))
+            self._units[key] = UnitCost(cost, self._sync(plan, cost.weights), self._place(name))
         return self._units[key]
+
+    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...]) -> Sync:
+        mesh = self.mesh(plan)
+        key = (weights, id(mesh), plan.zero_stage > 0, plan.shard_degree)
+        if key not in self._syncs:
+            wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
+            self._syncs[key] = sync_of(weights, mesh, plan, *wire)
+        return self._syncs[key]
 
     def _place(self, name: str) -> Place:
         return "first" if name == self.graph.first else "last" if name == self.graph.last else "layer"
@@ -152,10 +175,7 @@ class Evaluator:
             return unit
         whole = sum(self.graph.elements(t) for t in weights)
         kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
-        wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-        return unit._replace(
-            block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire)
-        )
+        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""

@@ -80,21 +80,20 @@ def sync_of(
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
         weights, gradients = group.elements * weight_bytes, group.elements * grad_bytes
-        total = total.plus(_collective("all_gather", weights, shards.inner, "gather"))
+        phases = [("all_gather", weights, shards.inner, "gather")]
         if plan.zero_stage:
-            total = total.plus(_collective("reduce_scatter", gradients, shards.inner, "reduce"))
-            total = total.plus(
-                _collective("all_reduce", gradients / shards.inner.size, shards.outer, "replicate")
-            )
+            phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
+            phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         else:
-            total = total.plus(_collective("all_reduce", gradients, shards.outer, "reduce"))
-        total = total.plus(_collective("all_reduce", gradients, shards.copies, "replicate"))
+            phases.append(("all_reduce", gradients, shards.outer, "reduce"))
+        phases.append(("all_reduce", gradients, shards.copies, "replicate"))
+        for phase in phases:
+            if phase[2].size > 1:
+                total = total.plus(_collective(*phase))
     return total
 
 
 def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> Sync:
-    if group.size == 1:
-        return Sync()
     seconds = COLLECTIVES[name](full_bytes, group).seconds
     return Sync()._replace(**{phase: seconds, f"{phase}_bytes": wire_bytes(name, full_bytes, group.size)})
 

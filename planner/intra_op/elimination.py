@@ -179,11 +179,11 @@ def _add(tables: Tables, scope: Scope, table: Array) -> None:
 
 def _join(parts: Sequence[tuple[Scope, Array]], joint: Scope, sizes: Sequence[int]) -> Array:
     """Sum of tables over the scope ``joint``."""
-    place = {n: axis for axis, n in enumerate(joint)}
     total = np.zeros([sizes[n] for n in joint])
     for scope, table in parts:
-        order = np.argsort([place[n] for n in scope])
-        total += table.transpose(order).reshape([sizes[n] if n in scope else 1 for n in joint])
+        if len(scope) > 1:
+            table = table.transpose(sorted(range(len(scope)), key=lambda axis: joint.index(scope[axis])))
+        total += table.reshape([sizes[n] if n in scope else 1 for n in joint])
     return total
 
 

@@ -20,7 +20,7 @@ from planner.intra_op.problem import Array, StrategyProblem
 from planner.operators import recomputed_ops, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
-from planner.sharding.strategies import Space, strategies
+from planner.sharding.strategies import Space, legality, strategies
 
 
 class Option(NamedTuple):
@@ -122,7 +122,9 @@ def price_block(
         edges=tuple(edges),
         edge_seconds=tuple(tables),
         memory_limit=memory_limit,
-        labels=tuple(tuple(str(o) for o in choices) for choices in options),
+        labels=tuple(
+            table.labels(op, space, choices) for op, choices in zip(block.ops, options, strict=True)
+        ),
     )
     return PricedBlock(problem, options)
 
@@ -133,21 +135,48 @@ class _Table:
     def __init__(self, pricer: Pricer, block: Block, situation: Situation) -> None:
         self.pricer, self.block = pricer, block
         self.ends, self.states = situation.ends, situation.states
-        kernel = pricer.job.attention
         self.everything = situation.policy == "full"
-        self.repeated = set(recomputed_ops(block, situation.policy, kernel))
-        self.kept = set(saved_tensors(block, situation.policy, kernel))
+        self.repeated, self.kept = self._retained(situation.policy)
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
         # A reduction of gradients depends on how many ranks split the batch; nothing else does.
+        self._places: dict[str, tuple[object, ...]] = {}
         self._what = (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
+
+    def _retained(self, policy: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Operators that run again and tensors that are kept."""
+        key = ("priced", self.block.name, policy)
+        found: tuple[frozenset[str], frozenset[str]] | None = self.pricer.tables.get(key)
+        if found is None:
+            kernel = self.pricer.job.attention
+            found = self.pricer.tables[key] = (
+                frozenset(recomputed_ops(self.block, policy, kernel)),
+                frozenset(saved_tensors(self.block, policy, kernel)),
+            )
+        return found
+
+    def _legal(self, op: Op, space: Space) -> tuple[object, ...]:
+        """What an operator's options depend on."""
+        return self.block.name, op.name, space, self.states is None, *legality(self.pricer.sizes, space)
 
     def options(self, op: Op, space: Space) -> tuple[Option, ...]:
         """Strategies, with and without sharded weights where they are priced."""
-        found = [Option(s) for s in strategies(op, self.block, self.pricer.sizes, space)]
-        if self.states is not None:
-            found += [Option(o.strategy, True) for o in found if self._weights(op, o.strategy)]
-        return tuple(found)
+        key = ("options", *self._legal(op, space))
+        found: tuple[Option, ...] | None = self.pricer.tables.get(key)
+        if found is None:
+            options = [Option(s) for s in strategies(op, self.block, self.pricer.sizes, space)]
+            if self.states is not None:
+                options += [Option(o.strategy, True) for o in options if self._weights(op, o.strategy)]
+            found = self.pricer.tables[key] = tuple(options)
+        return found
+
+    def labels(self, op: Op, space: Space, choices: Sequence[Option]) -> tuple[str, ...]:
+        """Names of the options."""
+        key = ("labels", *self._legal(op, space))
+        found: tuple[str, ...] | None = self.pricer.tables.get(key)
+        if found is None:
+            found = self.pricer.tables[key] = tuple(str(o) for o in choices)
+        return found
 
     def maker(self, edge: Edge) -> Op | None:
         """Operator that makes the edge's tensor; the block's own last one for a block that follows itself."""
@@ -156,7 +185,7 @@ class _Table:
 
     def row(self, op: Op, choices: Sequence[Option]) -> tuple[Array, Array]:
         """Node seconds, and node bytes: activations kept, and states where they are priced."""
-        key = ("row", self.block.name, op.name, self._what, *self._where(choices))
+        key = ("row", self.block.name, op.name, self._what, self._where(op, choices))
         found = self.pricer.tables.get(key)
         if found is None:
             seconds = [self._op_seconds(op, o) for o in choices]
@@ -164,8 +193,10 @@ class _Table:
             found = self.pricer.tables[key] = (np.array(seconds), np.array(held))
         return found[0], found[1]
 
-    def _where(self, choices: Sequence[Option]) -> tuple[object, ...]:
-        return tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
+    def _where(self, op: Op, choices: Sequence[Option]) -> tuple[object, ...]:
+        if op.name not in self._places:
+            self._places[op.name] = tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
+        return self._places[op.name]
 
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
@@ -184,8 +215,8 @@ class _Table:
             edge,
             maker.name,
             self.everything,
-            self._where(left),
-            self._where(right),
+            self._where(maker, left),
+            self._where(self.by_name[edge.consumer], right),
         )
         found = self.pricer.tables.get(key)
         if found is None:

@@ -8,6 +8,7 @@ Bytes add up in the same way and may not exceed ``memory_limit``.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -46,8 +47,7 @@ class StrategyProblem:
             arrays = tuple(np.asarray(a, dtype=np.float64) for a in getattr(self, field))
             object.__setattr__(self, field, arrays)
         if not self.edge_bytes:
-            zeros = tuple(np.broadcast_to(np.float64(0), a.shape) for a in self.edge_seconds)
-            object.__setattr__(self, "edge_bytes", zeros)
+            object.__setattr__(self, "edge_bytes", tuple(_zeros(a.shape) for a in self.edge_seconds))
         if not self.labels:
             numbers = tuple(tuple(str(i) for i in range(a.size)) for a in self.seconds)
             object.__setattr__(self, "labels", numbers)
@@ -123,6 +123,11 @@ def relative_gap(cost: float, lower_bound: float) -> float:
     return 0.0 if excess <= 0 else excess / abs(cost) if cost else math.inf
 
 
+@lru_cache(maxsize=4096)
+def _zeros(shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(np.float64(0), shape)  # takes no memory, and cannot be written to
+
+
 def _total(
     problem: StrategyProblem, choice: Sequence[int], nodes: Sequence[Array], edges: Sequence[Array]
 ) -> float:
@@ -177,7 +182,7 @@ def _check_edges(problem: StrategyProblem) -> None:
 
 
 def _check_values(name: str, seconds: Array, bytes_: Array) -> None:
-    if np.isnan(seconds).any() or np.isneginf(seconds).any():
+    if not seconds.min(initial=math.inf) > -math.inf:  # a minimum is NaN where anything is
         raise InputError(f"{name}: seconds must be numbers, or inf where forbidden")
-    if not np.isfinite(bytes_).all():
+    if not math.isfinite(bytes_.min(initial=0.0) + bytes_.max(initial=0.0)):
         raise InputError(f"{name}: bytes must be finite")

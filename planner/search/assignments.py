@@ -5,6 +5,7 @@ search falls back on the lean one where the fast one does not fit.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from planner.evaluation.blocks import Assignment, exit_of
 from planner.evaluation.evaluator import Evaluator, Shardings
@@ -14,6 +15,15 @@ from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block
 from planner.plans import Parallelism
 
 Key = tuple[object, ...]
+
+
+class Solved(NamedTuple):
+    """The answer to one block problem."""
+
+    assignment: Assignment
+    seconds: float
+    """Forward and backward of one micro-batch."""
+
 
 LEAN_FACTOR = 10.0 / 2**20
 """A lean assignment takes a block ten times as long rather than keep another MiB."""
@@ -26,7 +36,8 @@ class Assignments:
         """Nothing is solved yet."""
         self._evaluator = evaluator
         self._shardings: dict[Key, Shardings] = {}
-        self._solved: dict[Key, Assignment] = {}
+        self._solved: dict[Key, Solved] = {}
+        self._distinct: dict[Key, Assignment] = {}
 
     def sharding(self, plan: Parallelism, lean: bool) -> Shardings:
         """Strategies for every block on the plan's mesh."""
@@ -35,24 +46,33 @@ class Assignments:
             self._shardings[key] = self._solve_blocks(plan, lean)
         return self._shardings[key]
 
+    def least_seconds(self, plan: Parallelism) -> float:
+        """A micro-batch's forward and backward through all main layers, however they are split [s].
+
+        Any policy of recomputation, any ZeRO stage and any other block only adds to it.
+        """
+        graph, main = self._evaluator.graph, self._evaluator.main_layer
+        solved = self._optimise(plan, graph.block[main], "none", Ends(), lean=False)
+        return graph.sequence.count(main) * solved.seconds
+
     def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:
         """The main layer first; the others receive and leave what it does, at a price."""
         graph, pricer = self._evaluator.graph, self._evaluator.pricer(plan)
         main = graph.block[self._evaluator.main_layer]
-        chosen: dict[str, Assignment] = {main.name: self._optimise(plan, main, plan.recompute, Ends(), lean)}
+        chosen = {main.name: self._optimise(plan, main, plan.recompute, Ends(), lean).assignment}
         common = exit_of(pricer, main, chosen[main.name])
         for name in sorted({run.block for run in graph.layers} - {main.name}):
             ends = Ends(entry=common, leaves=common)
-            chosen[name] = self._optimise(plan, graph.block[name], plan.recompute, ends, lean)
+            chosen[name] = self._optimise(plan, graph.block[name], plan.recompute, ends, lean).assignment
         if graph.first is not None:
             first = graph.block[graph.first]
-            chosen[graph.first] = self._optimise(plan, first, "none", Ends(leaves=common), lean)
+            chosen[graph.first] = self._optimise(plan, first, "none", Ends(leaves=common), lean).assignment
         if graph.last is not None:
             last = graph.block[graph.last]
-            chosen[graph.last] = self._optimise(plan, last, "none", Ends(entry=common), lean)
+            chosen[graph.last] = self._optimise(plan, last, "none", Ends(entry=common), lean).assignment
         return chosen
 
-    def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Assignment:
+    def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Solved:
         has_experts = any("experts" in tensor.dims for tensor in block.tensors)
         experts = (
             plan.expert if has_experts else min(plan.expert, 2)
@@ -60,7 +80,11 @@ class Assignments:
         key = (*_degrees(plan), experts, block.name, policy, ends, lean)
         if key not in self._solved:
             priced = price_block(self._evaluator.pricer(plan), block, Situation(policy, ends))
-            self._solved[key] = priced.assignment(block, _choose(priced, lean))
+            choice = _choose(priced, lean)
+            found = priced.assignment(block, choice)
+            # Equal assignments are one object: the evaluator prices them once.
+            found = self._distinct.setdefault((block.name, *found.values()), found)
+            self._solved[key] = Solved(found, priced.problem.cost(choice))
         return self._solved[key]
 
 

@@ -17,10 +17,16 @@ from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
-from planner.search.bounds import early_floor, fullest_rank, memory_floor, pipeline_seconds, unavoidable
-from planner.search.space import Candidate, candidates, searches_pipelines
+from planner.search.bounds import (
+    early_floor,
+    fullest_rank,
+    least_pipeline,
+    memory_floor,
+    pipeline_seconds,
+    unavoidable,
+)
+from planner.search.space import Candidate, candidates, policies, searches_pipelines
 from planner.search.stages import cut_layers, cut_layers_to_fit
-from planner.sharding.pricing import stored_bytes
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -31,8 +37,15 @@ PROGRESS_EVERY = 16
 ALTERNATIVES_WITHIN = 1.1
 """Alternatives are looked for up to this factor of the best plan."""
 
+ROUNDING = 1e-9
+"""The same terms added up in another order differ by less than this fraction."""
+
 LEAST_MEMORY_TRIES = 64
 """Candidates with the least memory bounds that are priced to say how far a model is from fitting."""
+
+
+ALONE = Parallelism(data=1, micro_batch=1, num_microbatches=1)
+"""One device, one sequence."""
 
 
 class Found(NamedTuple):
@@ -143,10 +156,9 @@ class Search:
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
-        self._unavoidable = unavoidable(
-            evaluator.graph, lambda tensor: stored_bytes(tensor, evaluator.job.precision)
-        )
-        self._levels = (self.floor, self.staged_time, self.staged_floor)
+        self._unavoidable = unavoidable(evaluator.pricer(ALONE), policies(pins))
+        self._levels = (self.base_floor, self.floor, self.staged_time, self.staged_floor)
+        self._least: dict[tuple[int, ...], float] = {}
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
 
@@ -165,31 +177,38 @@ class Search:
             evaluator, graph = self.evaluator, self.evaluator.graph
             layers = tuple(Counter(graph.sequence).items())
             whole = evaluator.stage(plan, StageShape(layers, True, True), c.recompute, shardings)
-            single = [
-                evaluator.stage(plan, StageShape(((n, 1),), False, False), c.recompute, shardings)
-                for n, _ in layers
-            ]
+            single = [evaluator.block(plan, name, c.recompute, shardings) for name, _ in layers]
             job, software = evaluator.job, evaluator.software
             resident = resident_states(whole.weights, job, plan, evaluator.mesh(plan), software)
             states = sum(resident.values())
-            self._whole[key] = Floors(
-                whole, min(s.forward for s in single), max(s.largest_unit for s in single), states
-            )
+            lightest = min(b.forward + sum(b.comm_forward.values()) for b in single)
+            self._whole[key] = Floors(whole, lightest, whole.largest_unit, states)
         return self._whole[key]
 
     def _early_floor(self, c: Candidate) -> float:
-        return early_floor(c, self._unavoidable, self.evaluator.job, self.evaluator.software)
+        software = self.evaluator.software
+        return early_floor(c, self._unavoidable, self.evaluator.job, software) + software.context
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
-        split = c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
-        return self.evaluator.software.step_overhead + pipeline_seconds(
-            floors.whole, floors.lightest, c, split
-        )
+        bound = pipeline_seconds(floors.whole, floors.lightest, c, self._splits_backward(c))
+        return self.evaluator.software.step_overhead + bound
 
-    def _base_floor(self, c: Candidate) -> float:
+    @staticmethod
+    def _splits_backward(c: Candidate) -> bool:
+        return c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
+
+    def _first_floor(self, c: Candidate) -> float:
+        """Seconds of the main layers alone; all that has to be known of a mesh to place it in the queue."""
+        mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch)
+        if mesh not in self._least:
+            self._least[mesh] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
+        alternates = c.virtual_stages == 1 and not self._splits_backward(c)
+        return self.evaluator.software.step_overhead + least_pipeline(self._least[mesh], c, alternates)
+
+    def base_floor(self, c: Candidate) -> Floor:
         """Seconds without what ZeRO and recomputation add: one bound for many candidates."""
         base = c._replace(recompute="none", zero_stage=0, sharding="NO_SHARD", shard_degree=1)
-        return self._pipeline_floor(c, self._floors(base))
+        return Floor(self._pipeline_floor(c, self._floors(base)), 0.0)
 
     def floor(self, c: Candidate) -> Floor:
         """What no plan of this candidate can be below."""
@@ -301,7 +320,7 @@ class Search:
             if self._early_floor(c) > self.limit:
                 tight.append(c)
             else:
-                heap.append(Entry(self._bound(self._base_floor(c), c), order, 0, c))
+                heap.append(Entry(self._bound(self._first_floor(c), c), order, 0, c))
         heapq.heapify(heap)
         return heap, tight
 

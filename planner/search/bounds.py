@@ -4,16 +4,19 @@ Both hold for any cut of the layers into stages and any of the searched schedule
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
+from planner.evaluation.blocks import least_saved_bytes
 from planner.evaluation.memory import weight_bytes
 from planner.evaluation.stages import StageCost
-from planner.graph import Block, Graph, Tensor, count_parameters
+from planner.graph import Block, count_parameters
 from planner.plans import Job
 from planner.search.space import Candidate
+from planner.sharding.pricing import Pricer
 
 
 def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_backward: bool) -> float:
@@ -35,24 +38,40 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
 
 
+def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
+    """The same from the seconds of ``work`` alone, which may be part of what the ranks do.
+
+    ``alternates``: one stage on each rank, and a whole backward before the next stage's begins.
+    """
+    p, m = c.pipeline, c.num_microbatches
+    if p == 1 or work <= 0 or not alternates:
+        return m * work / p
+    return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))
+
+
 def fullest_rank(states: float, activations: float, c: Candidate) -> float:
     """Least bytes of the fullest rank, whatever the cut, of all ``states`` and one micro-batch's ``activations``.
 
     Rank r with a share n of the model holds ``n (S + f_r A)``, with ``f_r`` micro-batches in flight: ``p - r`` under
     1F1B and its kin, at least one. All shares fit in M only if ``M >= 1 / sum_r 1 / (S + f_r A)``.
     """
+    in_flight = min(c.num_microbatches, c.pipeline) if c.schedule in ("1f1b", "interleaved") else 1
+    return _fullest(states, activations, c.pipeline, in_flight)
+
+
+@lru_cache(maxsize=1 << 14)
+def _fullest(states: float, activations: float, pipeline: int, in_flight: int) -> float:
+    """``in_flight`` micro-batches at most on any rank, one less on each rank from the end."""
     if states + activations <= 0:
         return 0.0
-    alternates = c.schedule in ("1f1b", "interleaved")
-    in_flight = (min(c.num_microbatches, c.pipeline - r) if alternates else 1 for r in range(c.pipeline))
-    return 1 / sum(1 / (states + f * activations) for f in in_flight)
+    return 1 / sum(1 / (states + min(in_flight, r) * activations) for r in range(1, pipeline + 1))
 
 
 class Unavoidable(NamedTuple):
     """What no assignment and no policy avoids; splitting over tensor and context ranks divides it at best."""
 
-    boundary: float
-    """Inputs of all layers for one sequence: even full recomputation keeps them [bytes]."""
+    saved: Mapping[str, float]
+    """Policy -> what all layers keep of one sequence [bytes]."""
     largest: float
     """The largest tensor that an operator makes for one sequence [bytes]."""
     experts: float
@@ -61,12 +80,13 @@ class Unavoidable(NamedTuple):
     """All other parameters."""
 
 
-def unavoidable(graph: Graph, element_bytes: Callable[[Tensor], float]) -> Unavoidable:
-    """Read off the graph."""
+def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
+    """Read off the graph; the mesh of ``pricer`` does not matter."""
+    graph = pricer.graph
 
     def num_bytes(block: Block, name: str) -> float:
         tensor = block.tensor[name]
-        return graph.elements(tensor) * element_bytes(tensor)
+        return graph.elements(tensor) * pricer.element_bytes(tensor)
 
     layers = [(block, count) for block, count in graph.instances() if block.name in graph.sequence]
     experts = sum(
@@ -76,7 +96,10 @@ def unavoidable(graph: Graph, element_bytes: Callable[[Tensor], float]) -> Unavo
         if t.role == "weight" and {"experts", "expert_ffn"} <= set(t.dims)
     )
     return Unavoidable(
-        boundary=sum(count * min((num_bytes(b, n) for n in b.outputs), default=0.0) for b, count in layers),
+        saved={
+            policy: sum(count * least_saved_bytes(pricer, b, policy) for b, count in layers)
+            for policy in policies
+        },
         largest=max((num_bytes(b, n) for b, _ in layers for op in b.ops for n in op.outputs), default=0.0),
         experts=experts,
         others=count_parameters(graph) - experts,
@@ -99,8 +122,8 @@ def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSp
     held = states.weights + (states.gradients if software.gradient_life == "step" else 0.0)
     held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
     share = c.micro_batch / (c.tensor * c.context)
-    boundary = 0.0 if "activations" in c.offload else share * least.boundary
-    return max(fullest_rank(held, boundary, c), fullest_rank(0.0, boundary, c) + share * least.largest)
+    saved = 0.0 if "activations" in c.offload else share * least.saved[c.recompute]
+    return max(fullest_rank(held, saved, c), fullest_rank(0.0, saved, c) + share * least.largest)
 
 
 def memory_floor(

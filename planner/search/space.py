@@ -198,12 +198,16 @@ def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
     ]
 
 
+def policies(pins: Pins) -> tuple[str, ...]:
+    """Rematerialisation policies that are looked at."""
+    return (pins.recompute,) if pins.recompute else SEARCHED_POLICIES
+
+
 def candidates(
     evaluator: Evaluator, pins: Pins, objective: Objective, pipelines: bool | None = None
 ) -> Iterator[Candidate]:
     """Every point of the space, in a fixed order; ``pipelines`` None leaves them to `searches_pipelines`."""
     pipelines = searches_pipelines(evaluator, pins) if pipelines is None else pipelines
-    policies = [pins.recompute] if pins.recompute else list(SEARCHED_POLICIES)
     offload = pins.offload or ()
     for devices in device_counts(evaluator.cluster, pins, objective):
         for d, t, p, c, e in _layouts(evaluator, pins, devices, pipelines):
@@ -211,7 +215,7 @@ def candidates(
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m):
                     for zero, sharding, degree in _zero_choices(evaluator, pins, d, t, p, c):
-                        for policy in policies:
+                        for policy in policies(pins):
                             yield Candidate(
                                 d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload
                             )

@@ -54,11 +54,11 @@ class Mesh:
 
     def group(self, axes: Iterable[str]) -> CommGroup:
         """The ranks that differ only in their coordinates on ``axes``."""
-        wanted = set(axes)
-        key = tuple(a for a in AXES if a in wanted and self.size(a) > 1)
-        if key not in self._groups:
-            self._groups[key] = comm_group(self.cluster, tuple((self.size(a), self.stride(a)) for a in key))
-        return self._groups[key]
+        asked = tuple(axes)
+        if asked not in self._groups:
+            key = tuple(a for a in AXES if a in asked and self.size(a) > 1)
+            self._groups[asked] = comm_group(self.cluster, tuple((self.size(a), self.stride(a)) for a in key))
+        return self._groups[asked]
 
     def inner_outer(self, axes: tuple[str, ...], inner: int) -> tuple[CommGroup, CommGroup]:
         """The group over ``axes`` cut in two: its ``inner`` nearest ranks, and the groups of their peers.

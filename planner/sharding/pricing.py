@@ -8,7 +8,7 @@ named dims into the numbers that it takes.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -97,8 +97,8 @@ class Pricer:
     software: SoftwareSpec
     known: dict[tuple[object, ...], OpCost | EdgeCost] = field(default_factory=dict, repr=False)
     """Prices by value; pricers that differ only in how many ranks split the batch may share them."""
-    tables: dict[tuple[object, ...], tuple[Array, ...]] = field(default_factory=dict, repr=False)
-    """Tabulated prices by value, shared likewise."""
+    tables: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
+    """Whatever else is derived by value, shared likewise: tabulated prices, legal strategies, kept tensors."""
     _situations: dict[Strategy, tuple[object, ...]] = field(default_factory=dict, repr=False)
     _outputs: dict[tuple[str, str, str, Strategy], ShardingSpec] = field(default_factory=dict, repr=False)
 
@@ -173,14 +173,20 @@ class Pricer:
         return sizes.get("tensor", 1), sizes.get("context", 1), local, kept
 
     def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
-        target = input_spec(self.graph, tensor, consumer)
-        width = self.element_bytes(tensor)
-        forward = moves(self.sizes, tensor, source, target, width)
-        backward: tuple[Move, ...] = ()
-        if tensor.dtype not in ("int32", "bool"):
-            gradient = gradient_of_input(self.graph, tensor, consumer)
-            backward = moves(self.sizes, tensor, gradient, gradient_of_output(source), width)
-        return EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
+        gradient = gradient_of_input(self.graph, tensor, consumer)
+        target = gradient_of_output(gradient)
+        what = (tensor.dims, tensor.scale, tensor.dtype, source.partial, gradient.partial)
+        key = (what, self.situation(source.shards), self.situation(target.shards))
+        found: EdgeCost | None = self.tables.get(key)  # tensors of one shape move alike
+        if found is None:
+            width = self.element_bytes(tensor)
+            forward = moves(self.sizes, tensor, source, target, width)
+            backward: tuple[Move, ...] = ()
+            if tensor.dtype not in ("int32", "bool"):
+                backward = moves(self.sizes, tensor, gradient, gradient_of_output(source), width)
+            found = EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
+            self.tables[key] = found
+        return found
 
     def transition(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> EdgeCost:
         """Price handing a tensor on between blocks: ``source`` to ``target``, and its gradient back."""

@@ -44,9 +44,12 @@ def moves(
     sizes: Sizes, tensor: Tensor, source: ShardingSpec, target: ShardingSpec, element_bytes: float
 ) -> tuple[Move, ...]:
     """Collectives, in order, that turn ``source`` into ``target``; empty where nothing moves."""
+    if source == target:
+        return ()
     kinds: dict[str, list[str]] = {}
+    has, wants = source.by_axis(), target.by_axis()
     for axis in sizes.mesh.axes:
-        kind = _kind(source.on(axis), target.on(axis))
+        kind = _kind(has.get(axis), wants.get(axis))
         if kind is not None:
             kinds.setdefault(kind, []).append(axis)
     if not kinds:

@@ -27,14 +27,19 @@ class ShardingSpec(NamedTuple):
 
     def on(self, axis: str) -> str | None:
         """The dim that ``axis`` shards, ``"+"`` where the tensor is partial over it, None where replicated."""
-        if axis in self.partial:
-            return "+"
-        return next((dim for a, dim in self.shards if a == axis), None)
+        return self.by_axis().get(axis)
+
+    def by_axis(self) -> dict[str, str]:
+        """Axis -> the dim that it shards, ``"+"`` where the tensor is partial over it; absent: replicated."""
+        return {**dict(self.shards), **dict.fromkeys(self.partial, "+")}
 
 
 def has_dim(graph: Graph, tensor: Tensor, dim: str) -> bool:
     """Whether splitting ``dim`` splits ``tensor``: it has the dim, or one that follows it."""
-    return any(d == dim or graph.follows.get(d) == dim for d in tensor.dims)
+    if dim in tensor.dims:
+        return True
+    followers = graph.followers.get(dim)
+    return followers is not None and not followers.isdisjoint(tensor.dims)
 
 
 def input_spec(graph: Graph, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
@@ -86,6 +91,7 @@ class Sizes:
         self.graph, self.mesh, self.batch = graph, mesh, batch
         self._dims: Mapping[str, int] = {**graph.dims, BATCH: batch}
         self._shares: dict[tuple[str, Strategy], float] = {}
+        self._products: dict[tuple[tuple[str, ...], Strategy], float] = {}
 
     def full(self, dim: str) -> int:
         """Global size of ``dim``."""
@@ -102,7 +108,10 @@ class Sizes:
 
     def elements(self, tensor: Tensor, spec: ShardingSpec) -> float:
         """Elements of ``tensor`` on one device."""
-        return tensor.scale * math.prod(self.local(d, spec.shards) for d in tensor.dims)
+        key = (tensor.dims, spec.shards)
+        if key not in self._products:
+            self._products[key] = math.prod(self.local(d, spec.shards) for d in tensor.dims)
+        return tensor.scale * self._products[key]
 
     def divides(self, dim: str, degree: int) -> bool:
         """Whether ``dim`` can be split ``degree`` ways; a vocabulary is padded, a follower may be replicated."""

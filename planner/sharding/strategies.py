@@ -12,6 +12,7 @@ from typing import Literal
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op
 from planner.operators import operator_rule
 from planner.sharding.layouts import ROLES, named_strategy
+from planner.sharding.mesh import AXES
 from planner.sharding.spec import Sizes, Strategy, has_dim
 
 Space = Literal["roles", "free"]
@@ -27,6 +28,18 @@ def _role_dims(op: Op, block: Block, graph: Graph, axis: str, splittable: tuple[
     if weights:
         return [d for d in splittable if d in ROLES[axis] and all(has_dim(graph, w, d) for w in weights)]
     return [d for d in splittable if d in ROLES[axis] or d in TOKEN_DIMS]
+
+
+def legality(sizes: Sizes, space: Space) -> tuple[object, ...]:
+    """All that `strategies` depends on besides the operator.
+
+    By roles only the data and expert axes split the batch: how large either is does not matter then, only whether
+    there are data ranks and whether the batch divides.
+    """
+    tensor, context, expert, data = (sizes.mesh.size(a) for a in AXES)
+    if space == "free":
+        return tensor, context, expert, data, sizes.batch
+    return tensor, context, expert, data > 1, sizes.batch % (expert * data) == 0
 
 
 def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tuple[Strategy, ...]:

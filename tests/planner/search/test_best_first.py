@@ -39,11 +39,14 @@ def test_bounds_are_below_every_price(name: str) -> None:
     for c, _, _, estimate in priced:
         fast = c._replace(lean=False)
         seconds = estimate.step_time_s * (1 + 1e-12)
-        assert search._base_floor(fast) <= seconds
+        memory = estimate.memory_bytes * (1 + 1e-12)
+        assert search._first_floor(fast) <= seconds
+        assert search._early_floor(c) <= memory
         for floor in (search.floor(fast), search.staged_floor(fast), search.floor(c), search.staged_floor(c)):
+            assert search.base_floor(fast).seconds <= floor.seconds * (1 + 1e-12)
             assert floor.seconds <= seconds
         for floor in (search.floor(c), search.staged_floor(c)):
-            assert floor.memory_bytes <= estimate.memory_bytes * (1 + 1e-12)
+            assert floor.memory_bytes <= memory
 
 
 def test_lean_assignments_are_tried_where_the_fast_ones_do_not_fit() -> None:
