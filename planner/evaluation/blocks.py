@@ -64,6 +64,8 @@ class BlockCost(NamedTuple):
     """Bytes sent by collective, forward and backward."""
     saved_bytes: float
     """Activations kept from forward to backward."""
+    until_weight_bytes: float
+    """What the weight gradients read: there between input and weight gradient, where these are passes apart."""
     workspace_bytes: float
     """Most that is alive for a moment inside the block: recomputed activations, gradients in flight."""
     widest_bytes: float
@@ -194,6 +196,16 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 
 
+def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, float]) -> float:
+    """Inputs of products as they are ``kept``, each once, and the gradients of their outputs [bytes].
+
+    Source: zero bubble, arXiv:2401.10241, section 2.3 and table 1.
+    """
+    products = [op for op in block.ops if op.weights and operator_rule(op).arithmetic == "matmul"]
+    inputs = dict.fromkeys(name for op in products for name in op.inputs if name in kept)
+    return sum(kept[name] for name in inputs) + sum(whole[name] for op in products for name in op.outputs)
+
+
 def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Comm]) -> float:
     """Time in which the host issues operators and collectives, one after the other."""
     issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in ops)
@@ -223,7 +235,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
-    saved = sum(terms.tensor_bytes[name] * (0.5 if name in only_multiplied else 1) for name in kept)
+    sizes = {n: b * (0.5 if n in only_multiplied else 1) for n, b in terms.tensor_bytes.items()}
+    saved = sum(sizes[name] for name in kept)
     all_saved = saved_tensors(block, "none", kernel, fused_activation=fused)
     everything = sum(terms.tensor_bytes[name] for name in all_saved)
     widest = max(terms.tensor_bytes.values(), default=0.0)
@@ -239,6 +252,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         host_backward=_host_seconds(software, (*block.ops, *block.ops, *again), backward_comm),
         sent_bytes=sent,
         saved_bytes=saved,
+        until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
         workspace_bytes=max(0.0, everything - saved) + 2 * widest,
         widest_bytes=widest,
         boundary_bytes=boundary,

@@ -16,10 +16,15 @@ from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost, gathers_weights
 from planner.evaluation.states import sharded_elements
+from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
+from planner.pipeline.generators import SCHEDULES
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
+
+OFFLOAD_BUFFERS = 2
+"""Layers whose activations are on the device where the rest is on the host: one computes, one is moved."""
 
 
 class DeviceMemory(NamedTuple):
@@ -147,9 +152,9 @@ def device_memory(
     groups = [g for stage in stages for g in stage.weights]
     states = resident_states(groups, job, plan, mesh, software)
     gradients = {"gradients": model_states(groups, job, plan, mesh, software)["gradients"]}
-    if "activations" in plan.offload:
-        activations = min(activations, 2 * max(s.saved_bytes for s in stages))
     kept = {"activations": activations} | (gradients if plan.num_microbatches > 1 else {})
+    if "activations" in plan.offload:
+        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in stages)
     backward = kept | (gradients if software.gradient_life == "backward" else {})
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     moments = (
@@ -179,23 +184,30 @@ def num_communicators(plan: Parallelism) -> int:
     return sum(degree > 1 for degree in degrees)
 
 
+def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:
+    """What a micro-batch keeps on each stage, and until when [bytes]; what is offloaded does not pile up."""
+    saved = [0.0 if "activations" in plan.offload else stage.saved_bytes for stage in stages]
+    split = plan.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
+    return held(saved, [stage.until_weight_bytes if split else 0.0 for stage in stages])
+
+
 def memory_by_rank(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
 ) -> tuple[tuple[int, DeviceMemory], ...]:
     """Pipeline ranks with their memory; of ranks that run equal stages, the one that holds most."""
-    saved = [s.saved_bytes for s in stages]
-    held: Sequence[float] = (sum(saved),)
+    kept = held_activations(plan, stages)
+    peaks: Sequence[float] = (sum(kept.until_input),)
     if plan.pipeline > 1:
         order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan))
-        held = peak_bytes(order, saved, [0.0] * len(saved))
+        peaks = peak_bytes(order, *kept)
     fullest: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
     for rank, ss in enumerate(ranks_of(plan)):
         same = tuple(id(stages[s]) for s in ss)
-        if same not in fullest or held[rank] > held[fullest[same][0]]:
+        if same not in fullest or peaks[rank] > peaks[fullest[same][0]]:
             fullest[same] = (rank, ss)
     job, software = setting.job, setting.software
     return tuple(
-        (rank, device_memory([stages[s] for s in ss], held[rank], job, plan, mesh, software))
+        (rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software))
         for rank, ss in fullest.values()
     )
 

@@ -32,6 +32,10 @@ class StageCost(NamedTuple):
     parts: Mapping[str, float]
     saved_bytes: float
     """Kept from forward to backward, but for head and loss."""
+    largest_saved: float
+    """What the one layer keeps that keeps most."""
+    until_weight_bytes: float
+    """There between input and weight gradient of a split backward; those of head and loss with it."""
     boundary_bytes: float
     workspace_bytes: float
     """Most that is alive for a moment inside one block, but for head and loss."""
@@ -167,6 +171,8 @@ def stage_cost(
         backward_weight=sum(n * t.backward_weight for t, n in times),
         parts=parts,
         saved_bytes=sum(n * b.saved_bytes for b, n in blocks),
+        largest_saved=max((b.saved_bytes for b, _ in blocks), default=0.0),
+        until_weight_bytes=sum(n * unit.block.until_weight_bytes for unit, n in units),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
         workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
         loss_bytes=sum(b.saved_bytes + software.loss_copies * b.widest_bytes for b in heads),
