@@ -17,7 +17,7 @@ import numpy as np
 from planner.evaluation.blocks import Edge, edges_of
 from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
-from planner.operators import recomputed_ops, saved_tensors
+from planner.operators import recomputed_shares, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 from planner.sharding.strategies import Space, strategies
@@ -135,7 +135,7 @@ class _Table:
         self.ends, self.states = situation.ends, situation.states
         kernel = pricer.job.attention
         self.everything = situation.policy == "full"
-        self.repeated = set(recomputed_ops(block, situation.policy, kernel))
+        self.repeated = recomputed_shares(pricer.graph, block, situation.policy, kernel)
         self.kept = set(saved_tensors(block, situation.policy, kernel))
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
@@ -169,7 +169,7 @@ class _Table:
 
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
-        total = cost.seconds + (op.name in self.repeated) * cost.forward
+        total = cost.seconds + self.repeated.get(op.name, 0.0) * cost.forward
         if self.everything:
             total += sum(comm.seconds for comm in cost.comm_forward)
         if op.name == self.outlet:

@@ -17,7 +17,14 @@ from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
-from planner.search.bounds import early_floor, fullest_rank, memory_floor, pipeline_seconds, unavoidable
+from planner.search.bounds import (
+    early_floor,
+    fullest_rank,
+    memory_floor,
+    overhead,
+    pipeline_seconds,
+    unavoidable,
+)
 from planner.search.space import Candidate, candidates, searches_pipelines
 from planner.search.stages import cut_layers, cut_layers_to_fit
 from planner.sharding.pricing import stored_bytes
@@ -195,7 +202,7 @@ class Search:
         """What no plan of this candidate can be below."""
         floors = self._floors(c)
         memory = memory_floor(c, floors.whole, floors.largest_layer, self.evaluator.job, floors.state_bytes)
-        return Floor(self._pipeline_floor(c, floors), memory + self.evaluator.software.context)
+        return Floor(self._pipeline_floor(c, floors), memory + overhead(c, self.evaluator.software))
 
     def staged_time(self, c: Candidate) -> Floor:
         """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""

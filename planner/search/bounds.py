@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
-from planner.evaluation.memory import weight_bytes
 from planner.evaluation.stages import StageCost
+from planner.evaluation.states import weight_bytes
 from planner.graph import Block, Graph, Tensor, count_parameters
 from planner.plans import Job
 from planner.search.space import Candidate
@@ -100,7 +100,14 @@ def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSp
     held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
     share = c.micro_batch / (c.tensor * c.context)
     boundary = 0.0 if "activations" in c.offload else share * least.boundary
-    return max(fullest_rank(held, boundary, c), fullest_rank(0.0, boundary, c) + share * least.largest)
+    tensors = max(fullest_rank(held, boundary, c), fullest_rank(0.0, boundary, c) + share * least.largest)
+    return tensors + overhead(c, software)
+
+
+def overhead(c: Candidate, software: SoftwareSpec) -> float:
+    """What framework and communicators take beside tensors, at least [bytes]."""
+    groups = sum(degree > 1 for degree in (c.tensor, c.context, c.expert, c.pipeline, c.data))
+    return software.context + groups * software.communicator
 
 
 def memory_floor(
