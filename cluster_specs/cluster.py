@@ -50,6 +50,8 @@ class DeviceSpec(Record):
     """Streaming multiprocessors, compute units or matrix units: one output tile each at a time."""
     tile: tuple[int, int] = (128, 256)
     """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
+    lanes: int = Field(default=1, gt=0)
+    """Elements to a multiple of which the innermost dim of an array is padded in memory."""
     kernel_launch: Seconds = Field(ge=0)
     """Least time between the starts of two dependent kernels [s]."""
     power: Watts | None = None

@@ -64,12 +64,24 @@ class SoftwareSpec(Record):
     """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
     saves_fp8: bool
     """In fp8 jobs, inputs that only products need again are kept as they were multiplied, in 8 bits."""
-    fused_activation: bool
-    """A gated activation keeps its inputs only, not the activated gate as well."""
+    activation_residuals: float = Field(ge=0)
+    """Arrays that a gated activation keeps beside its inputs: none fused, the activated gate, or each primitive's."""
+    norm_residuals: float = Field(ge=0)
+    """Bytes per element that a norm keeps beside its input."""
+    attention_copies: float = Field(ge=0)
+    """Copies of its result that attention keeps for itself, in the layout of its kernel."""
+    stores_listed: bool
+    """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
+    accumulates_whole: bool
+    """Gradients of several micro-batches are added up whole, and reduced once, with the last."""
+    casts_ahead: bool
+    """Shards of all layers' weights are cast to the training type once a step, and kept until its backward ends."""
     loss_copies: float = Field(ge=0)
     """Temporary copies of the fp32 logits at the peak of the loss, beside those kept for its backward."""
+    split_loss_copies: float = Field(ge=0)
+    """The same where the vocabulary is split over ranks."""
     prefetch_units: int = Field(ge=0)
     """FSDP units whose weights are gathered ahead of the one that computes."""
     gradient_bucket: Bytes = Field(ge=0)

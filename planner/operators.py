@@ -44,6 +44,7 @@ __all__ = [
     "operator_rule",
     "recompute_flops",
     "recomputed_ops",
+    "recomputed_shares",
     "saved_tensors",
 ]
 
@@ -190,23 +191,45 @@ def op_flops(op: Op, block: Block, graph: Graph, counting: Counting | None = Non
     return operator_rule(op).flops(op, block, graph, counting or Counting())
 
 
-KeepsTensor = Callable[[Op, str], bool]
+KeepsTensor = Callable[[Block, Op, str], bool]
+
+
+def _is_listed(block: Block, op: Op, tensor: str) -> bool:
+    return operator_rule(op).arithmetic != "memory" or op.kind in ROUTING_KINDS
+
+
+def _is_product(block: Block, op: Op, tensor: str) -> bool:
+    return operator_rule(op).arithmetic == "matmul" or op.kind in ROUTING_KINDS
+
+
+def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
+    made = [name for o in block.ops if operator_rule(o).arithmetic == "matmul" for name in o.outputs]
+    return made.index(tensor) % 2 == 0 if tensor in made else _is_listed(block, op, tensor)
+
 
 RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
     {
-        "none": lambda op, tensor: True,
-        "full": lambda op, tensor: False,
-        "selective": lambda op, tensor: operator_rule(op).arithmetic != "memory" or op.kind in ROUTING_KINDS,
-        "attention": lambda op, tensor: op.kind != "attention" or tensor in op.outputs,
+        "none": lambda block, op, tensor: True,
+        "full": lambda block, op, tensor: False,
+        "selective": _is_listed,
+        "products": _is_product,
+        "alternate": _is_every_second,
+        "attention": lambda block, op, tensor: op.kind != "attention" or tensor in op.outputs,
     }
 )
 """Policy -> whether a tensor made by an operator survives the forward pass (a block's inputs always do).
 
 ``none`` keeps everything; ``full`` only the block's inputs; ``selective`` the results of matrix products, of
-attention and of expert routing (norms, rotary positions and activations are computed again); ``attention``
+attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
+drops the attention as well (jax ``dots_with_no_batch_dims_saveable``); ``alternate`` is selective with every
+second product computed again (pytorch/torchtitan, ``selective_ac_option = "op"``); ``attention`` keeps
 everything but what is inside the attention kernel (Korthikanti et al., arXiv:2205.05198, section 5;
 Megatron's ``core_attn``).
 """
+
+
+SELECTIVE_POLICIES = frozenset({"selective", "products", "alternate"})
+"""Policies that list the kinds of results that are kept."""
 
 
 def _makers(block: Block, reads: Mapping[str, tuple[str, ...]]) -> dict[str, Op]:
@@ -233,7 +256,7 @@ def _retain(block: Block, policy: str, reads: Mapping[str, tuple[str, ...]]) -> 
     kept, repeated = set[str](), set[str]()
     for op in reversed(block.ops):
         made = {t for t, maker in makers.items() if maker is op and t in needed}
-        survivors = {t for t in made if keeps(op, t)}
+        survivors = {t for t in made if keeps(block, op, t)}
         kept |= survivors
         if made != survivors:
             repeated.add(op.name)
@@ -248,16 +271,26 @@ def _reads(block: Block, kernel: AttentionKernel, fused: bool) -> dict[str, tupl
 
 
 def saved_tensors(
-    block: Block, policy: str, attention_kernel: AttentionKernel = "flash", *, fused_activation: bool = True
+    block: Block,
+    policy: str,
+    attention_kernel: AttentionKernel = "flash",
+    *,
+    fused_activation: bool = True,
+    stores_listed: bool = False,
 ) -> tuple[str, ...]:
     """Names of the tensors kept from forward to backward, each once, in the block's order.
 
-    Without ``fused_activation`` a gated MLP also keeps the activated gate, as separate kernels do.
+    Without ``fused_activation`` a gated MLP also keeps the activated gate, as separate kernels do. With
+    ``stores_listed`` a selective policy keeps its results even where the backward does not read them.
 
     Raises:
         Unsupported: unknown policy, or an operator without a rule.
     """
     kept, _ = _retain(block, policy, _reads(block, attention_kernel, fused_activation))
+    if stores_listed and policy in SELECTIVE_POLICIES:
+        keeps, compute = RECOMPUTE_POLICIES[policy], ("matmul", "attention")
+        listed = (op for op in block.ops if operator_rule(op).arithmetic in compute)
+        kept |= {t for op in listed for t in op.outputs if keeps(block, op, t)}
     return tuple(t.name for t in block.tensors if t.name in kept)
 
 
@@ -269,6 +302,18 @@ def recomputed_ops(block: Block, policy: str, attention_kernel: AttentionKernel 
     """
     _, repeated = _retain(block, policy, _reads(block, attention_kernel, fused=True))
     return tuple(op.name for op in block.ops if op.name in repeated)
+
+
+def recomputed_shares(
+    graph: Graph, block: Block, policy: str, attention_kernel: AttentionKernel = "flash"
+) -> dict[str, float]:
+    """Share of each operator of `recomputed_ops` that runs again: of products, only for results that were dropped."""
+    kept = set(saved_tensors(block, policy, attention_kernel))
+    shares = dict.fromkeys(recomputed_ops(block, policy, attention_kernel), 1.0)
+    for op in (op for op in block.ops if op.name in shares and operator_rule(op).arithmetic == "matmul"):
+        made = {name: graph.elements(block.tensor[name]) for name in op.outputs}
+        shares[op.name] = sum(size for name, size in made.items() if name not in kept) / sum(made.values())
+    return shares
 
 
 def _total(graph: Graph, counting: Counting, part: Callable[[OpFlops], float]) -> float:
@@ -294,9 +339,11 @@ def recompute_flops(graph: Graph, batch: int, policy: str, counting: Counting | 
     total = 0.0
     for run in graph.layers:
         block = graph.block[run.block]
-        again = set(recomputed_ops(block, policy, counting.attention_kernel))
+        again = recomputed_shares(graph, block, policy, counting.attention_kernel)
         total += run.count * sum(
-            op_flops(op, block, graph, counting).forward for op in block.ops if op.name in again
+            again[op.name] * op_flops(op, block, graph, counting).forward
+            for op in block.ops
+            if op.name in again
         )
     return batch * total
 

@@ -1,13 +1,25 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
-from planner.graph import Block, Op
-from planner.operators import ROUTING_KINDS, AttentionKernel, operator_rule, recomputed_ops, saved_tensors
+from cost_models.memory import loss_chunks
+from planner.graph import Block, Op, Tensor
+from planner.operators import (
+    INNER_DIMS,
+    ROUTING_KINDS,
+    AttentionKernel,
+    operator_rule,
+    recomputed_shares,
+    saved_tensors,
+)
 from planner.sharding.pricing import Comm, EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
+
+RESIDUALS = ("statistics", "activated_gate", "log_sum_exp")
+"""Attributes that name what an operator keeps for its own backward."""
 
 Assignment = Mapping[str, Strategy]
 """Operator name -> strategy, for every operator of a block."""
@@ -37,6 +49,8 @@ class BlockTerms(NamedTuple):
     weights: tuple[WeightGroup, ...]
     tensor_bytes: Mapping[str, float]
     """Activations on one device, as they are kept."""
+    residual_bytes: Mapping[str, float]
+    """What the kernels of the stack keep beyond that, by auxiliary tensor."""
     exit: ShardingSpec
     """How the block's last output is left."""
 
@@ -64,6 +78,8 @@ class BlockCost(NamedTuple):
     """Bytes sent by collective, forward and backward."""
     saved_bytes: float
     """Activations kept from forward to backward."""
+    until_weight_bytes: float
+    """What the weight gradients read: there between input and weight gradient, where these are passes apart."""
     workspace_bytes: float
     """Most that is alive for a moment inside the block: recomputed activations, gradients in flight."""
     widest_bytes: float
@@ -123,6 +139,7 @@ def block_terms(
             weights[axes] = weights.get(axes, 0.0) + local
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
+    sizes = _in_chunks(pricer, block, sizes)
     if pricer.software.saves_gathered:
         _hold_gathered(pricer, block, assignment, sizes)
     edges = {
@@ -134,7 +151,7 @@ def block_terms(
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
-    return BlockTerms(ops, edges, groups, sizes, left)
+    return BlockTerms(ops, edges, groups, sizes, _residuals(pricer, block, sizes), left)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -143,7 +160,45 @@ def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, ass
     reader = next((op for op in block.ops if name in op.inputs), None)
     if spec.partial and reader is not None:
         spec = input_spec(pricer.graph, tensor, assignment[reader.name])
-    return pricer.tensor_bytes(tensor, spec)
+    return pricer.tensor_bytes(tensor, spec) * _padding(pricer, tensor)
+
+
+def _padding(pricer: Pricer, tensor: Tensor) -> float:
+    """Bytes in memory over those of the elements: what is inside a head lies innermost, in whole lanes."""
+    lanes, inner = pricer.mesh.cluster.device.lanes, tensor.dims[-1] if tensor.dims else ""
+    if inner not in INNER_DIMS:
+        return 1.0
+    size = pricer.sizes.full(inner)
+    return math.ceil(size / lanes) * lanes / size
+
+
+def _residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
+    """What the stack's kernels keep for their backward beyond the ``sizes`` of auxiliary tensors [bytes].
+
+    Only where they keep it from forward to backward; a layer that is computed again runs in fewer, larger kernels.
+    """
+    software = pricer.software
+    found: dict[str, float] = {}
+    for op in block.ops:
+        statistics, gate, log_sum_exp = (str(op.attributes.get(key)) for key in RESIDUALS)
+        if statistics in sizes:
+            normed = block.tensor[op.inputs[0]]
+            found[statistics] = software.norm_residuals * sizes[normed.name] / pricer.element_bytes(normed)
+        if gate in sizes:
+            found[gate] = (software.activation_residuals - 1) * sizes[gate]
+        if log_sum_exp in sizes:
+            made = block.tensor[op.outputs[0]]
+            found[log_sum_exp] = software.attention_copies * sizes[made.name] / _padding(pricer, made)
+    return found
+
+
+def _in_chunks(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
+    """``sizes`` under a fused loss, which never holds all logits."""
+    dims = pricer.graph.dims
+    if not pricer.job.fused_loss or "vocab" not in dims:
+        return dict(sizes)
+    chunks = loss_chunks(dims["vocab"], dims["hidden"])
+    return {n: size / (chunks if "vocab" in block.tensor[n].dims else 1) for n, size in sizes.items()}
 
 
 def _hold_gathered(pricer: Pricer, block: Block, assignment: Assignment, sizes: dict[str, float]) -> None:
@@ -194,6 +249,29 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 
 
+def _gradients_in_flight(block: Block, terms: BlockTerms, kernel: AttentionKernel) -> float:
+    """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
+
+    Attention that keeps its probabilities makes gradients of them and of the scores.
+    """
+    most = 0.0
+    for op in block.ops:
+        own = operator_rule(op).saved(op, block, kernel) if op.kind == "attention" else ()
+        names = (*op.inputs, *op.outputs, *(2 * [n for n in own if n not in (*op.inputs, *op.outputs)]))
+        most = max(most, sum(terms.tensor_bytes.get(name, 0.0) for name in names))
+    return most
+
+
+def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, float]) -> float:
+    """Inputs of products as they are ``kept``, each once, and the gradients of their outputs [bytes].
+
+    Source: zero bubble, arXiv:2401.10241, section 2.3 and table 1.
+    """
+    products = [op for op in block.ops if op.weights and operator_rule(op).arithmetic == "matmul"]
+    inputs = dict.fromkeys(name for op in products for name in op.inputs if name in kept)
+    return sum(kept[name] for name in inputs) + sum(whole[name] for op in products for name in op.outputs)
+
+
 def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Comm]) -> float:
     """Time in which the host issues operators and collectives, one after the other."""
     issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in ops)
@@ -203,7 +281,8 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
 class _Retained(NamedTuple):
     """What a policy does to a block, whatever its strategies."""
 
-    repeated: tuple[str, ...]
+    repeated: Mapping[str, float]
+    """Operator -> share of it that runs again."""
     kept: tuple[str, ...]
     all_saved: tuple[str, ...]
     """What would be kept if nothing were repeated."""
@@ -213,10 +292,11 @@ def _retained(pricer: Pricer, block: Block, policy: str) -> _Retained:
     key = ("retained", block.name, policy)
     found: _Retained | None = pricer.tables.get(key)
     if found is None:
-        kernel, fused = pricer.job.attention, pricer.software.fused_activation
+        kernel, software = pricer.job.attention, pricer.software
+        fused, listed = software.activation_residuals == 0, software.stores_listed
         found = pricer.tables[key] = _Retained(
-            recomputed_ops(block, policy, kernel),
-            saved_tensors(block, policy, kernel, fused_activation=fused),
+            recomputed_shares(pricer.graph, block, policy, kernel),
+            saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed),
             saved_tensors(block, "none", kernel, fused_activation=fused),
         )
     return found
@@ -257,7 +337,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
-    saved = sum(terms.tensor_bytes[name] * (0.5 if name in only_multiplied else 1) for name in kept)
+    sizes = {n: b * (0.5 if n in only_multiplied else 1) for n, b in terms.tensor_bytes.items()}
+    saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
     everything = sum(terms.tensor_bytes[name] for name in all_saved)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
@@ -265,14 +346,15 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         forward=sum(c.forward for c in terms.ops.values()),
         backward_input=sum(c.backward_input for c in terms.ops.values()),
         backward_weight=sum(c.backward_weight for c in terms.ops.values()),
-        recompute=sum(terms.ops[name].forward for name in repeated),
+        recompute=sum(share * terms.ops[name].forward for name, share in repeated.items()),
         comm_forward=_by_axis(forward_comm),
         comm_backward=_by_axis(backward_comm),
         host_forward=_host_seconds(software, block.ops, forward_comm),
         host_backward=_host_seconds(software, (*block.ops, *block.ops, *again), backward_comm),
         sent_bytes=sent,
         saved_bytes=saved,
-        workspace_bytes=max(0.0, everything - saved) + 2 * widest,
+        until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
+        workspace_bytes=max(0.0, everything - saved) + boundary + _gradients_in_flight(block, terms, kernel),
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,

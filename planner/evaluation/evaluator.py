@@ -23,10 +23,10 @@ from planner.evaluation.blocks import (
     block_terms,
     exit_of,
 )
-from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
+from planner.evaluation.memory import memory_by_rank
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
-from planner.evaluation.states import Sync, sync_of
+from planner.evaluation.states import Sync, reduced_bytes, sync_of, weight_bytes
 from planner.evaluation.step import step_floor, step_time
 from planner.graph import BATCH, Graph, count_parameters
 from planner.models.catalog import build_graph

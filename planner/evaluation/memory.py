@@ -1,9 +1,9 @@
-"""Memory of one device over a step: what is alive at the three moments that can be the peak.
+"""Memory of one device over a step: what is alive at the moments that can be the peak.
 
 At the ``loss`` all activations in flight and the logits are alive; in ``backward`` the logits are gone and
-layers are gathered, recomputed and their gradients wait to be reduced; in ``optimizer`` the activations are
-gone and the optimizer's temporaries come. The largest is the peak; what the framework, the communicators and
-the allocator's fragmentation add comes on top.
+layers are gathered, recomputed and their gradients wait to be reduced (`planner.evaluation.moments`); in
+``optimizer`` the activations are gone and the optimizer's temporaries come. The largest is the peak; what the
+framework, the communicators and the allocator's fragmentation add comes on top.
 """
 
 import math
@@ -13,13 +13,19 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.moments import Moment, Rank, moments
 from planner.evaluation.setting import Setting, ranks_of
-from planner.evaluation.stages import StageCost, gathers_weights
+from planner.evaluation.stages import StageCost
 from planner.evaluation.states import sharded_elements
+from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
+from planner.pipeline.generators import SCHEDULES
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
+
+OFFLOAD_BUFFERS = 2
+"""Layers whose activations are on the device where the rest is on the host: one computes, one is moved."""
 
 
 class DeviceMemory(NamedTuple):
@@ -37,21 +43,6 @@ class DeviceMemory(NamedTuple):
     def total(self) -> float:
         """As the driver reports it."""
         return sum(self.components.values())
-
-
-def weight_bytes(job: Job) -> float:
-    """Bytes per weight that the matrix products read."""
-    return DTYPE_BYTES[job.precision]
-
-
-def gradient_bytes(job: Job) -> float:
-    """Bytes per gradient as it is accumulated."""
-    return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
-
-
-def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
-    """Bytes per gradient on the wire."""
-    return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
 
 
 def model_states(
@@ -92,47 +83,28 @@ def resident_states(
     return states
 
 
-def _ends_gathered(stages: Sequence[StageCost], software: SoftwareSpec) -> float:
-    """Elements of embedding and head that stay gathered through loss and backward: both, or one at a time."""
-    ends = [elements for stage in stages for elements in stage.end_units]
-    return max(ends, default=0.0) if software.wraps_ends else sum(ends)
+def passing_gradients(rank: Rank, phase: str, sharded: float) -> dict[str, float]:
+    """Gradients in this phase where they are no resident state; ``sharded`` is what they come to in the end [bytes].
+
+    Before they come into being, only those of earlier micro-batches are there.
+    """
+    life, plan = rank.software.gradient_life, rank.plan
+    if life == "step":
+        return {}
+    if phase == "optimizer" or life == phase:
+        return {"gradients": sharded}
+    if plan.num_microbatches == 1:
+        return {}
+    whole = rank.software.accumulates_whole and plan.zero_stage >= 2
+    return {"gradients": rank.whole / rank.weight * rank.reduced if whole else sharded}
 
 
-class Moment(NamedTuple):
-    """What comes and goes at one moment of the step, by component [bytes]."""
-
-    phase: str
-    passing: dict[str, float]
-
-
-def _at_loss(
-    stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec
-) -> dict[str, float]:
-    """The end of the forward: logits and their loss, before any layer is gathered again."""
-    gathered = 0.0
-    if any(gathers_weights(plan)):
-        gathered = _ends_gathered(stages, software) * weight_bytes(job)
-    if plan.zero_stage == 2:
-        gathered = sum(g.elements for stage in stages for g in stage.weights) * weight_bytes(job)
-    return {"gathered_weights": gathered, "logits_and_loss": sum(stage.loss_bytes for stage in stages)}
-
-
-def _at_backward(
-    stages: Sequence[StageCost], job: Job, plan: Parallelism, software: SoftwareSpec
-) -> dict[str, float]:
-    """The first layers on the way back: gathered ahead, recomputed, their gradients not yet reduced."""
-    largest, ends = max(stage.largest_unit for stage in stages), _ends_gathered(stages, software)
-    gathered = buffers = 0.0
-    if any(gathers_weights(plan)):
-        gathered = (ends + (1 + software.prefetch_units) * largest) * weight_bytes(job)
-    if plan.zero_stage == 2:
-        gathered = sum(g.elements for stage in stages for g in stage.weights) * weight_bytes(job)
-    if plan.zero_stage >= 2 and plan.shard_degree > 1:
-        buffers = (largest + ends) * weight_bytes(job) + largest * reduced_bytes(job, software)
-    elif plan.data * plan.context > 1:
-        buffers = min(software.gradient_bucket, largest * reduced_bytes(job, software))
-    workspace = max(stage.workspace_bytes for stage in stages)
-    return {"gathered_weights": gathered, "gradient_buffers": buffers, "workspace": workspace}
+def cast_weights(rank: Rank, shard: float) -> float:
+    """Copies in the training type of the layers' share of ``shard`` elements of fp32 weights [bytes]."""
+    whole = rank.whole / rank.weight
+    if not (rank.software.casts_ahead and rank.job.master_weights and whole):
+        return 0.0
+    return shard * (1 - rank.ends / whole) * (rank.weight if rank.weight < DTYPE_BYTES["fp32"] else 0.0)
 
 
 def device_memory(
@@ -144,21 +116,19 @@ def device_memory(
     software: SoftwareSpec,
 ) -> DeviceMemory:
     """Memory of a rank that runs ``stages`` with ``activations`` bytes in flight at its fullest."""
+    rank = Rank(stages, activations, job, plan, software)
     groups = [g for stage in stages for g in stage.weights]
     states = resident_states(groups, job, plan, mesh, software)
-    gradients = {"gradients": model_states(groups, job, plan, mesh, software)["gradients"]}
-    if "activations" in plan.offload:
-        activations = min(activations, 2 * max(s.saved_bytes for s in stages))
-    kept = {"activations": activations} | (gradients if plan.num_microbatches > 1 else {})
-    backward = kept | (gradients if software.gradient_life == "backward" else {})
+    sharded = model_states(groups, job, plan, mesh, software)["gradients"]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
-    moments = (
-        Moment("backward", backward | _at_backward(stages, job, plan, software)),
-        Moment("loss", kept | _at_loss(stages, job, plan, software)),
-        Moment("optimizer", gradients | {"optimizer_temporaries": shard * software.optimizer_temporaries}),
-    )
-    fullest = max(moments, key=lambda moment: sum((states | moment.passing).values()))
-    live = states | fullest.passing
+    kept = {"cast_weights": cast_weights(rank, shard)}
+    if "activations" in plan.offload:
+        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in stages)
+    during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
+    during.append(Moment("optimizer", {"optimizer_temporaries": shard * software.optimizer_temporaries}))
+    passing = [Moment(phase, passing_gradients(rank, phase, sharded) | at) for phase, at in during]
+    fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
+    live = {**states, **fullest.passing}
     tensors = sum(live.values())
     fragmentation = software.fragmentation * (tensors - sum(states.values()))
     components = {
@@ -179,23 +149,30 @@ def num_communicators(plan: Parallelism) -> int:
     return sum(degree > 1 for degree in degrees)
 
 
+def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:
+    """What a micro-batch keeps on each stage, and until when [bytes]; what is offloaded does not pile up."""
+    saved = [0.0 if "activations" in plan.offload else stage.saved_bytes for stage in stages]
+    split = plan.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
+    return held(saved, [stage.until_weight_bytes if split else 0.0 for stage in stages])
+
+
 def memory_by_rank(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
 ) -> tuple[tuple[int, DeviceMemory], ...]:
     """Pipeline ranks with their memory; of ranks that run equal stages, the one that holds most."""
-    saved = [s.saved_bytes for s in stages]
-    held: Sequence[float] = (sum(saved),)
+    kept = held_activations(plan, stages)
+    peaks: Sequence[float] = (sum(kept.until_input),)
     if plan.pipeline > 1:
         order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan))
-        held = peak_bytes(order, saved, [0.0] * len(saved))
+        peaks = peak_bytes(order, *kept)
     fullest: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
     for rank, ss in enumerate(ranks_of(plan)):
         same = tuple(id(stages[s]) for s in ss)
-        if same not in fullest or held[rank] > held[fullest[same][0]]:
+        if same not in fullest or peaks[rank] > peaks[fullest[same][0]]:
             fullest[same] = (rank, ss)
     job, software = setting.job, setting.software
     return tuple(
-        (rank, device_memory([stages[s] for s in ss], held[rank], job, plan, mesh, software))
+        (rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software))
         for rank, ss in fullest.values()
     )
 

@@ -32,6 +32,10 @@ class StageCost(NamedTuple):
     parts: Mapping[str, float]
     saved_bytes: float
     """Kept from forward to backward, but for head and loss."""
+    largest_saved: float
+    """What the one layer keeps that keeps most."""
+    until_weight_bytes: float
+    """There between input and weight gradient of a split backward; those of head and loss with it."""
     boundary_bytes: float
     workspace_bytes: float
     """Most that is alive for a moment inside one block, but for head and loss."""
@@ -44,6 +48,8 @@ class StageCost(NamedTuple):
     """By collective, every micro-batch."""
     loss_bytes: float = 0.0
     """What head and loss keep, and need for a moment."""
+    logits_bytes: float = 0.0
+    """One array of logits in fp32, or of a fused loss's chunk of them."""
     end_units: tuple[float, ...] = ()
     """Elements of the embedding and of the head, where the stage has them."""
 
@@ -152,6 +158,7 @@ def stage_cost(
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
     first_gather = units[0][0].sync.gather if units and gathers_weights(plan)[0] else 0.0
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
+    copies = software.split_loss_copies if plan.tensor > 1 else software.loss_copies
     sent: dict[str, float] = {}
     weights: dict[tuple[str, ...], float] = {}
     sync = Sync()
@@ -167,9 +174,12 @@ def stage_cost(
         backward_weight=sum(n * t.backward_weight for t, n in times),
         parts=parts,
         saved_bytes=sum(n * b.saved_bytes for b, n in blocks),
+        largest_saved=max((b.saved_bytes for b, _ in blocks), default=0.0),
+        until_weight_bytes=sum(n * unit.block.until_weight_bytes for unit, n in units),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
         workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
-        loss_bytes=sum(b.saved_bytes + software.loss_copies * b.widest_bytes for b in heads),
+        loss_bytes=sum(b.saved_bytes + copies * b.widest_bytes for b in heads),
+        logits_bytes=sum(b.widest_bytes for b in heads),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),

@@ -12,11 +12,29 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import WeightGroup
-from planner.plans import Parallelism
+from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
+from planner.sharding.pricing import DTYPE_BYTES
+
+
+def weight_bytes(job: Job) -> float:
+    """Bytes per weight that the matrix products read."""
+    return DTYPE_BYTES[job.precision]
+
+
+def gradient_bytes(job: Job) -> float:
+    """Bytes per gradient as it is accumulated."""
+    return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
+
+
+def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient on the wire."""
+    return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
+
 
 STATE_AXES = ("context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""

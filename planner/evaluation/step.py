@@ -7,10 +7,9 @@ from typing import NamedTuple
 from cluster_specs.topology import comm_group
 from cost_models.collectives import send
 from cost_models.compute import optimizer_seconds, stream_seconds
-from planner.evaluation.memory import gradient_bytes, weight_bytes
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
-from planner.evaluation.states import Sync, sharded_elements
+from planner.evaluation.states import Sync, gradient_bytes, sharded_elements, weight_bytes
 from planner.pipeline.generators import SCHEDULES
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.memory import device_memory
+from planner.evaluation.memory import device_memory, held_activations
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import send_seconds, slowest_tail, step_time
 from planner.pipeline.activations import Held
+from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate
 from planner.pipeline.simulator import StageTimes, simulate
 from planner.pipeline.timeline import Timeline
@@ -74,14 +75,13 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     setting, mesh, stages = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
     ran = timeline(setting, plan, mesh, stages)
     step, tail = step_time(setting, plan, mesh, stages), slowest_tail(setting, plan, mesh, stages)
-    held = _held(plan, stages)
+    held = held_activations(plan, stages)
     ranks = ranks_of(plan)
-    peaks = ran.memory_peak(held.until_input, held.until_weight)
+    peaks = peak_bytes(ran.dependencies, *held)
     memory = [
         device_memory([stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software)
         for ss, peak in zip(ranks, peaks, strict=True)
     ]
-    transient = TRANSIENT if any(held.until_input) else TRANSIENT[1:]
     return StepTimeline(
         timeline=ran,
         after=(
@@ -92,14 +92,8 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
         ),
         held=held,
         resident_bytes=tuple(
-            sum(size for name, size in m.components.items() if name not in transient) for m in memory
+            sum(size for name, size in m.components.items() if name not in TRANSIENT) for m in memory
         ),
         optimizer_bytes=tuple(m.components.get("optimizer_temporaries", 0.0) for m in memory),
         memory_limit_bytes=evaluator.cluster.device.memory,
     )
-
-
-def _held(plan: Parallelism, stages: Sequence[StageCost]) -> Held:
-    """What `memory_by_rank` counts; what is offloaded does not pile up."""
-    saved = tuple(0.0 if "activations" in plan.offload else stage.saved_bytes for stage in stages)
-    return Held(saved, (0.0,) * len(stages))

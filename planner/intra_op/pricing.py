@@ -17,7 +17,7 @@ import numpy as np
 from planner.evaluation.blocks import Edge, edges_of
 from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
-from planner.operators import recomputed_ops, saved_tensors
+from planner.operators import recomputed_shares, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 from planner.sharding.strategies import Space, legality, strategies
@@ -143,14 +143,14 @@ class _Table:
         self._places: dict[str, tuple[object, ...]] = {}
         self._what = (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
 
-    def _retained(self, policy: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Operators that run again and tensors that are kept."""
+    def _retained(self, policy: str) -> tuple[Mapping[str, float], frozenset[str]]:
+        """Operators that run again, with their shares, and tensors that are kept."""
         key = ("priced", self.block.name, policy)
-        found: tuple[frozenset[str], frozenset[str]] | None = self.pricer.tables.get(key)
+        found: tuple[Mapping[str, float], frozenset[str]] | None = self.pricer.tables.get(key)
         if found is None:
             kernel = self.pricer.job.attention
             found = self.pricer.tables[key] = (
-                frozenset(recomputed_ops(self.block, policy, kernel)),
+                recomputed_shares(self.pricer.graph, self.block, policy, kernel),
                 frozenset(saved_tensors(self.block, policy, kernel)),
             )
         return found
@@ -200,7 +200,7 @@ class _Table:
 
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
-        total = cost.seconds + (op.name in self.repeated) * cost.forward
+        total = cost.seconds + self.repeated.get(op.name, 0.0) * cost.forward
         if self.everything:
             total += sum(comm.seconds for comm in cost.comm_forward)
         if op.name == self.outlet:

@@ -102,6 +102,8 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
         return Origin(run.parallel.stack)
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
     found = vocabulary.find_origin(words)
+    if run.parallel.wrap == "titan":
+        return Origin("torch-fsdp2")
     if found is not None:
         compiled = (run.parallel.model_extra or {}).get("compile")
         return Origin("torch-eager") if compiled is False and found.stack == "torch-fsdp2" else found
@@ -205,6 +207,8 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
             "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
+            "reduce_dtype": parallel.reduce_dtype
+            and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
             "attention": _attention(run, origin, assume),
             "fused_loss": bool(parallel.fused_loss),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),

@@ -43,9 +43,9 @@ PRECISIONS: Table = (
 RECOMPUTES: Table = (
     (r"none|full|attention", Meaning("")),
     (r"none \(.*\)|unspecified", Meaning("none", exact=False)),
-    (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("selective", exact=False)),
-    (r"selective", Meaning("selective")),
-    (r"selective[-_]op(_all)?", Meaning("selective", exact=False)),
+    (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("products")),
+    (r"selective[-_]op", Meaning("alternate")),
+    (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),
     (r"selective:(mlp|layernorm\+moe|moe)", Meaning("full", exact=False)),
     (r"selective:core_attn", Meaning("attention")),

@@ -22,6 +22,7 @@ from planner.search.bounds import (
     fullest_rank,
     least_pipeline,
     memory_floor,
+    overhead,
     pipeline_seconds,
     unavoidable,
 )
@@ -187,7 +188,7 @@ class Search:
 
     def _early_floor(self, c: Candidate) -> float:
         software = self.evaluator.software
-        return early_floor(c, self._unavoidable, self.evaluator.job, software) + software.context
+        return early_floor(c, self._unavoidable, self.evaluator.job, software)
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
         bound = pipeline_seconds(floors.whole, floors.lightest, c, self._splits_backward(c))
@@ -214,7 +215,7 @@ class Search:
         """What no plan of this candidate can be below."""
         floors = self._floors(c)
         memory = memory_floor(c, floors.whole, floors.largest_layer, self.evaluator.job, floors.state_bytes)
-        return Floor(self._pipeline_floor(c, floors), memory + self.evaluator.software.context)
+        return Floor(self._pipeline_floor(c, floors), memory + overhead(c, self.evaluator.software))
 
     def staged_time(self, c: Candidate) -> Floor:
         """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""
@@ -307,7 +308,7 @@ class Search:
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""
         c = entry.candidate
-        states = fullest_rank(self._floors(c).state_bytes, 0.0, c) + self.evaluator.software.context
+        states = fullest_rank(self._floors(c).state_bytes, 0.0, c) + overhead(c, self.evaluator.software)
         if c.lean or c.tensor == 1 or states > self.limit:
             tight.append(c)
         else:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from planner.evaluation.blocks import least_saved_bytes
-from planner.evaluation.memory import weight_bytes
 from planner.evaluation.stages import StageCost
+from planner.evaluation.states import weight_bytes
 from planner.graph import Block, count_parameters
 from planner.plans import Job
 from planner.search.space import Candidate
@@ -123,7 +123,14 @@ def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSp
     held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
     share = c.micro_batch / (c.tensor * c.context)
     saved = 0.0 if "activations" in c.offload else share * least.saved[c.recompute]
-    return max(fullest_rank(held, saved, c), fullest_rank(0.0, saved, c) + share * least.largest)
+    tensors = max(fullest_rank(held, saved, c), fullest_rank(0.0, saved, c) + share * least.largest)
+    return tensors + overhead(c, software)
+
+
+def overhead(c: Candidate, software: SoftwareSpec) -> float:
+    """What framework and communicators take beside tensors, at least [bytes]."""
+    groups = sum(degree > 1 for degree in (c.tensor, c.context, c.expert, c.pipeline, c.data))
+    return software.context + groups * software.communicator
 
 
 def memory_floor(

@@ -12,6 +12,7 @@ from planner.operators import (
     op_flops,
     operator_rule,
     recomputed_ops,
+    recomputed_shares,
     saved_tensors,
 )
 
@@ -119,6 +120,33 @@ def test_selective_recomputation_repeats_no_product() -> None:
     assert repeated == ("attn_norm", "rotary", "attn_residual", "mlp_norm", "activation")
     assert {operator_rule(op_named(block, name)).arithmetic for name in repeated} == {"memory"}
     assert {"q", "k", "v", "context", "gate", "up"} <= set(saved_tensors(block, "selective"))
+
+
+def test_the_policy_of_products_repeats_attention_too() -> None:
+    """jax.checkpoint_policies.dots_with_no_batch_dims_saveable."""
+    _, block = layer_of("llama-3-8b")
+    kept = set(saved_tensors(block, "products"))
+    assert "attention" in recomputed_ops(block, "products")
+    assert kept == {"x", "q", "k", "v", "attn_projected", "gate", "up"}
+
+
+def test_the_alternate_policy_keeps_every_second_product() -> None:
+    """torchtitan counts products: q is kept, k not, v, then not the projection, gate, not up, down."""
+    graph, block = layer_of("llama-3-8b")
+    kept = set(saved_tensors(block, "alternate", stores_listed=True))
+    assert kept == {"x", "q", "v", "context", "log_sum_exp", "gate", "mlp_out"}
+    shares = recomputed_shares(graph, block, "alternate")
+    assert {name: shares[name] for name in ("qkv", "attn_out", "gate_up")} == pytest.approx(
+        {"qkv": 1 / 6, "attn_out": 1.0, "gate_up": 0.5}
+    )
+
+
+def test_what_is_listed_is_stored_read_or_not() -> None:
+    """torch 2.13 FSDPMemTracker: the result of the last product, which no backward reads, is kept as well."""
+    _, block = layer_of("llama-3-8b")
+    read, stored = (set(saved_tensors(block, "selective", stores_listed=s)) for s in (False, True))
+    assert stored - read == {"mlp_out"}
+    assert saved_tensors(block, "full", stores_listed=True) == saved_tensors(block, "full")
 
 
 def test_attention_policy_repeats_only_attention() -> None:

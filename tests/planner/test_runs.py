@@ -147,13 +147,14 @@ def test_unknown_sharding_names_the_known_ones() -> None:
         ("none", "none"),
         ("none (assumed)", "none"),
         ("full", "full"),
-        ("selective-op", "selective"),
+        ("selective-op", "alternate"),
+        ("selective_op_all", "selective"),
         ("selective:mlp-act+norm (pipeline-parallel-aware)", "selective"),
         ("selective:layernorm+moe_act", "selective"),
         ("selective:mlp", "full"),
         ("minimal", "selective"),
         ("custom", "full"),
-        ("dots_nobatch", "selective"),
+        ("dots_nobatch", "products"),
     ],
 )
 def test_recompute_texts(text: str, policy: str) -> None:

@@ -4,10 +4,13 @@ from itertools import product
 
 import pytest
 
-from planner.evaluation.memory import steady_microbatches
+from cluster_specs.catalog import load_cluster
+from planner.evaluation import Evaluator
+from planner.evaluation.memory import held_activations, steady_microbatches
+from planner.models.catalog import load_model
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES, refusal
-from planner.plans import Parallelism
+from planner.plans import Job, Parallelism
 
 MICROBATCHES = (*range(1, 34), 36, 45, 54, 63, 64, 96)
 """Multiples of the ranks, odd remainders, and equal rounds of more micro-batches than ranks."""
@@ -16,7 +19,8 @@ MICROBATCHES = (*range(1, 34), 36, 45, 54, 63, 64, 96)
 def peaks(name: str, p: int, v: int, m: int) -> tuple[float, ...]:
     """Of unequal stages, on every rank."""
     held = [1.0 + (7 * stage) % 5 for stage in range(p * v)]
-    return peak_bytes(arranged(name, p, v, m), held, [0.0] * (p * v))
+    late = [1.0 + (5 * stage) % 7 for stage in range(p * v)]  # some more than the forward saved
+    return peak_bytes(arranged(name, p, v, m), [a - b for a, b in zip(held, late, strict=True)], late)
 
 
 def reduced_pipelines(name: str) -> list[tuple[int, int, int, int]]:
@@ -50,3 +54,46 @@ def test_fewer_rounds_of_more_microbatches_than_ranks_hold_as_much(name: str) ->
 
 def test_long_pipelines_are_cut_short() -> None:
     assert any(fewer < m / 4 for _, _, m, fewer in reduced_pipelines("1f1b"))
+
+
+TOKENS, HIDDEN, VOCABULARY = 2048, 1600, 50257  # of gpt2-xl
+LATE = 32.0 * TOKENS * HIDDEN
+"""Held by a layer between its input and weight gradient: arXiv:2401.10241, table 1, 32 s b h bytes."""
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Evaluator:
+    return Evaluator(
+        load_model("gpt2-xl"), load_cluster("dgx-h100:1"), Job(global_batch=64, seq_len=TOKENS // 2)
+    )
+
+
+def pipelined(schedule: str, **changes: object) -> Parallelism:
+    numbers = {"data": 2, "pipeline": 4, "micro_batch": 2, "num_microbatches": 16, "schedule": schedule}
+    return Parallelism.model_validate(numbers | changes)
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_a_split_backward_leaves_inputs_and_output_gradients(gpt: Evaluator, policy: str) -> None:
+    """The head's too: its input and the gradient of its logits."""
+    plan = pipelined("zb-h1", recompute=policy)
+    held = held_activations(plan, gpt.stages(plan))
+    head = 2.0 * TOKENS * (HIDDEN + VOCABULARY)
+    assert held.until_weight == pytest.approx([12 * LATE, 12 * LATE, 12 * LATE, 12 * LATE + head])
+    whole = held_activations(pipelined("1f1b", recompute=policy), gpt.stages(plan))
+    assert not any(whole.until_weight)
+    assert [sum(both) for both in zip(*held, strict=True)] == pytest.approx(whole.until_input)
+
+
+def test_a_split_backward_needs_more_memory(gpt: Evaluator) -> None:
+    """zb-h1 recomputing all: of four micro-batches on the third rank, three wait for a weight gradient."""
+    split, whole = (gpt.estimate(pipelined(name, recompute="full")) for name in ("zb-h1", "1f1b"))
+    late = 12 * LATE + 2.0 * TOKENS * (HIDDEN + VOCABULARY)
+    assert split.memory_bytes > whole.memory_bytes + 2 * late
+
+
+def test_offloaded_activations_leave_two_layers_on_the_device(gpt: Evaluator) -> None:
+    plan = Parallelism(data=8, micro_batch=1, num_microbatches=8, offload=("activations",))
+    here, there = gpt.estimate(plan.model_copy(update={"offload": ()})).memory, gpt.estimate(plan).memory
+    assert there["offload_buffers"] == pytest.approx(2 / 48 * here["activations"], rel=0.01)
+    assert "activations" not in there

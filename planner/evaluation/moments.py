@@ -1,0 +1,179 @@
+"""What comes and goes at each moment of a step that can be its peak, beside states and gradients.
+
+The moments are those that trackers and compilers show: the end of the forward (``loss``), the way back through the
+head, and through the first layers (``backward``). There the stacks differ by when gradients come into being, so each
+``gradient_life`` has a rule of its own.
+
+Source: torch.distributed FSDPMemTracker of torch 2.13; buffer assignments of XLA compiled for TPU topologies; order of
+events within FSDP2: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cluster_specs.software import SoftwareSpec
+from planner.evaluation.stages import StageCost, gathers_weights
+from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
+from planner.plans import Job, Parallelism
+
+
+class Moment(NamedTuple):
+    """What is there at one moment, by component [bytes]."""
+
+    phase: str
+    passing: dict[str, float]
+
+
+class Rank(NamedTuple):
+    """The stages of one pipeline rank under a plan."""
+
+    stages: Sequence[StageCost]
+    activations: float
+    """In flight at their fullest [bytes]."""
+    job: Job
+    plan: Parallelism
+    software: SoftwareSpec
+
+    @property
+    def weight(self) -> float:
+        """Bytes of a gathered weight, and of its gradient where it is made."""
+        return weight_bytes(self.job)
+
+    @property
+    def reduced(self) -> float:
+        """Bytes of a gradient on the wire."""
+        return reduced_bytes(self.job, self.software)
+
+    @property
+    def largest(self) -> float:
+        """Elements of the largest layer."""
+        return max(stage.largest_unit for stage in self.stages)
+
+    @property
+    def layer_activations(self) -> float:
+        """Kept by one layer for one micro-batch [bytes]; nothing where that is offloaded."""
+        saved = max(stage.largest_saved for stage in self.stages)
+        return 0.0 if "activations" in self.plan.offload else min(saved, self.activations)
+
+    @property
+    def workspace(self) -> float:
+        """Recomputed activations and gradients in flight of one layer [bytes]."""
+        return max(stage.workspace_bytes for stage in self.stages)
+
+    @property
+    def ends(self) -> float:
+        """Elements of embedding and head."""
+        return sum(elements for stage in self.stages for elements in stage.end_units)
+
+    @property
+    def head(self) -> float:
+        """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
+        return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether weights are gathered to be used."""
+        return any(gathers_weights(self.plan))
+
+    @property
+    def whole(self) -> float:
+        """Bytes of all weights of the rank, gathered."""
+        return sum(g.elements for stage in self.stages for g in stage.weights) * self.weight
+
+
+def moments(rank: Rank) -> Iterator[Moment]:
+    """All of them but the optimizer's; the largest is the peak."""
+    yield Moment("loss", {"activations": rank.activations} | _at_loss(rank))
+    if rank.software.gradient_life == "backward":
+        yield Moment("head", _at_head(rank))
+    yield from (Moment("backward", at) for at in BACKWARD[rank.software.gradient_life](rank))
+
+
+def _at_loss(rank: Rank) -> dict[str, float]:
+    """The end of the forward: logits and their loss, before any layer is gathered again.
+
+    The root's weights are still gathered; where embedding and head are units of their own, only the head's.
+    """
+    gathered = 0.0
+    if rank.plan.zero_stage == 2:
+        gathered = rank.whole
+    elif rank.shards_weights:
+        ends = [elements for stage in rank.stages for elements in stage.end_units]
+        gathered = (max(ends, default=0.0) if rank.software.wraps_ends else rank.ends) * rank.weight
+    return {"gathered_weights": gathered, "logits_and_loss": sum(stage.loss_bytes for stage in rank.stages)}
+
+
+def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP: the last layer's backward, the next one's, and its end, where its gradients wait whole.
+
+    The layer after the one that computes is gathered ahead. A layer's gradients are copied into a buffer in the type
+    of the wire, which stays until the next layer's are; those of the root stay to the end of the backward.
+    """
+    software, plan = rank.software, rank.plan
+    layer, saved = rank.largest * rank.weight, rank.layer_activations
+    ends = 0.0 if software.wraps_ends else rank.ends * rank.weight
+    gathered = ends + (1 + software.prefetch_units) * layer
+    following = gathered
+    if plan.zero_stage == 2:
+        gathered, following = rank.whole, rank.whole - layer
+    elif not rank.shards_weights:
+        gathered = following = 0.0
+    if plan.zero_stage < 2 or plan.shard_degree == 1:
+        bucket = min(software.gradient_bucket, rank.largest * rank.reduced) if _reduces(plan) else 0.0
+        yield _passing(rank.activations, gathered, bucket, rank.workspace)
+        return
+    head = rank.head * (rank.reduced if software.wraps_ends else rank.weight)
+    reduced = (0.0 if software.wraps_ends else head) + rank.largest * rank.reduced
+    yield _passing(rank.activations, gathered, head, rank.workspace)
+    yield _passing(rank.activations - saved, following, reduced, rank.workspace)
+    yield _passing(max(0.0, rank.activations - 2 * saved), following, reduced + layer, 0.0)
+
+
+def _at_head(rank: Rank) -> dict[str, float]:
+    """The head's gradient, whole and in the type of its accumulation, beside the gradient of the logits in fp32."""
+    gathered = rank.head * rank.weight if rank.shards_weights else 0.0
+    logits = {"logits_and_loss": sum(stage.logits_bytes for stage in rank.stages)}
+    return _passing(rank.activations, gathered, rank.head * gradient_bytes(rank.job), 0.0) | logits
+
+
+def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
+    """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
+    layer = (1 + rank.software.prefetch_units) * rank.largest * rank.weight if rank.shards_weights else 0.0
+    reduced = rank.largest * rank.reduced if rank.plan.shard_degree > 1 else 0.0
+    yield _passing(rank.activations, layer, reduced, rank.workspace)
+
+
+def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
+    """Gradients have memory all along; those of a sharded layer wait whole, and in a buffer, to be reduced."""
+    plan, software = rank.plan, rank.software
+    gathered = 0.0
+    if plan.zero_stage == 2:
+        gathered = rank.whole
+    elif rank.shards_weights:
+        gathered = (rank.ends + (1 + software.prefetch_units) * rank.largest) * rank.weight
+    buffers = 0.0
+    if plan.zero_stage >= 2 and plan.shard_degree > 1:
+        buffers = (rank.largest + rank.ends) * rank.weight + rank.largest * rank.reduced
+    elif _reduces(plan):
+        buffers = min(software.gradient_bucket, rank.largest * rank.reduced)
+    yield _passing(rank.activations, gathered, buffers, rank.workspace)
+
+
+BACKWARD: Mapping[str, Callable[[Rank], Iterator[dict[str, float]]]] = MappingProxyType(
+    {"late": _as_they_are_made, "backward": _by_compiler, "step": _in_their_place}
+)
+"""``gradient_life`` of a stack -> moments of its backward."""
+
+
+def _reduces(plan: Parallelism) -> bool:
+    return plan.data * plan.context > 1
+
+
+def _passing(activations: float, gathered: float, buffers: float, workspace: float) -> dict[str, float]:
+    return {
+        "activations": activations,
+        "gathered_weights": gathered,
+        "gradient_buffers": buffers,
+        "workspace": workspace,
+    }
