@@ -145,13 +145,10 @@ class Evaluator:
 
     def _beside_first(self, unit: UnitCost, name: str, plan: Parallelism) -> UnitCost:
         """The last block on the stage of the first: tied weights are stored and reduced once."""
-        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
-        tied = {tensor for pair in self.graph.tied for tensor in pair}
-        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
-        if not shared:
+        share = self._tied_share(name)
+        if not share:
             return unit
-        whole = sum(self.graph.elements(t) for t in weights)
-        kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
+        kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
         wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
         return unit._replace(
             block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire)
@@ -167,8 +164,24 @@ class Evaluator:
             if shape.last and self.graph.last:
                 head = self._unit(plan, self.graph.last, "none", shardings)
                 units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
-            known[shape] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            cost = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            apart = shape.first and not shape.last
+            known[shape] = cost._replace(tied_elements=self._tied_elements(plan, shardings) if apart else 0.0)
         return known[shape]
+
+    def _tied_elements(self, plan: Parallelism, shardings: Shardings) -> float:
+        """Weights of the last block that the first has too, on one device."""
+        if self.graph.last is None or not self.graph.tied:
+            return 0.0
+        local = sum(group.elements for group in self.block(plan, self.graph.last, "none", shardings).weights)
+        return local * self._tied_share(self.graph.last)
+
+    def _tied_share(self, name: str) -> float:
+        """Share of a block's weights that are tied to those of another."""
+        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
+        tied = {tensor for pair in self.graph.tied for tensor in pair}
+        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
+        return shared / sum(self.graph.elements(t) for t in weights) if shared else 0.0
 
     def _known_stages(
         self, plan: Parallelism, policy: str, shardings: Shardings

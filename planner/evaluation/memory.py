@@ -17,6 +17,7 @@ from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost, gathers_weights
 from planner.evaluation.states import sharded_elements
 from planner.pipeline.dependencies import arranged, peak_bytes
+from planner.pipeline.generators import is_written_out
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
@@ -209,5 +210,7 @@ def steady_microbatches(plan: Parallelism) -> int:
     # Interleaved rounds have m / (m // p) micro-batches; fewer of them must still be whole rounds.
     enough, step = 3 * p, math.lcm(p, m // max(1, m // p))
     if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + step:
+        return m
+    if is_written_out(plan.schedule):
         return m
     return enough + (m - enough) % step

@@ -46,6 +46,8 @@ class StageCost(NamedTuple):
     """What head and loss keep, and need for a moment."""
     end_units: tuple[float, ...] = ()
     """Elements of the embedding and of the head, where the stage has them."""
+    tied_elements: float = 0.0
+    """Weights that another stage holds too."""
 
     @property
     def seconds(self) -> float:

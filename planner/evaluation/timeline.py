@@ -10,10 +10,10 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import device_memory
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import send_seconds, slowest_tail, step_time
+from planner.evaluation.step import last_tail, send_seconds, stage_times, step_time, tails_of
 from planner.pipeline.activations import Held
 from planner.pipeline.generators import generate
-from planner.pipeline.simulator import StageTimes, simulate
+from planner.pipeline.simulator import simulate
 from planner.pipeline.timeline import Timeline
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
@@ -57,9 +57,7 @@ class StepTimeline(NamedTuple):
 def timeline(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Timeline:
     """The simulated pipeline of the plan; a plan without one has one rank that alternates F and B."""
     p, v, m = plan.pipeline, plan.virtual_stages, plan.num_microbatches
-    times = StageTimes(
-        [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
-    )
+    times = stage_times(stages)
     if p > 1:
         return simulate(generate(plan.schedule, p, v, m), times, send_seconds(setting, plan, stages))
     return simulate(generate("1f1b" if v == 1 else "interleaved", 1, v, m), times)
@@ -73,7 +71,9 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     evaluator.estimate(plan)
     setting, mesh, stages = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
     ran = timeline(setting, plan, mesh, stages)
-    step, tail = step_time(setting, plan, mesh, stages), slowest_tail(setting, plan, mesh, stages)
+    step = step_time(setting, plan, mesh, stages)
+    ends = [row[-1] for row in ran.ends]
+    tail = last_tail(ends, tails_of(setting, plan, mesh, stages))
     held = _held(plan, stages)
     ranks = ranks_of(plan)
     peaks = ran.memory_peak(held.until_input, held.until_weight)

@@ -14,7 +14,7 @@ from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import resident_states
 from planner.evaluation.stages import StageCost
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import schedule_entry
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
 from planner.search.bounds import early_floor, fullest_rank, memory_floor, pipeline_seconds, unavoidable
@@ -181,9 +181,13 @@ class Search:
         return early_floor(c, self._unavoidable, self.evaluator.job, self.evaluator.software)
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
-        split = c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
+        entry = schedule_entry(c.schedule)
+        split = c.pipeline > 1 and entry.splits_backward
+        # With two copies of every stage, some ranks start at once: nothing but their work is certain.
+        certain = c if entry.copies == 1 else c._replace(virtual_stages=2)
+        lightest = floors.lightest if entry.copies == 1 else 0.0
         return self.evaluator.software.step_overhead + pipeline_seconds(
-            floors.whole, floors.lightest, c, split
+            floors.whole, lightest, certain, split
         )
 
     def _base_floor(self, c: Candidate) -> float:
