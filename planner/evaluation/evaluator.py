@@ -116,12 +116,13 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            sequence, final = self.graph.sequence, len(cuts) - 2
-            self._cut_shapes[cuts] = tuple(
-                StageShape(tuple(Counter(sequence[a:b]).items()), s == 0, s == final)
-                for s, (a, b) in enumerate(itertools.pairwise(cuts))
-            )
+            self._cut_shapes[cuts] = tuple(self.shape(a, b) for a, b in itertools.pairwise(cuts))
         return self._cut_shapes[cuts]
+
+    def shape(self, start: int, end: int) -> StageShape:
+        """What a stage with the layers ``start`` to ``end`` (not included) is made of."""
+        layers = tuple(Counter(self.graph.sequence[start:end]).items())
+        return StageShape(layers, start == 0, end == self.graph.num_layers)
 
     # --- blocks and stages ----------------------------------------------------------------------------
 
