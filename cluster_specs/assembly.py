@@ -31,6 +31,8 @@ def assemble(file: ClusterFile, nodes: int, shape: tuple[int, ...] | None, where
         "torus": torus,
         "host": _host(file.host, per_node),
         "price": file.price,
+        "others": file.others,
+        "between": file.between,
         "sources": device_sources | link_sources | dict(file.sources),
     }
     return validated(ClusterSpec, fields, where)

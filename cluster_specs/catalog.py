@@ -10,6 +10,7 @@ from cluster_specs.assembly import assemble, parse_shape
 from cluster_specs.changes import what_if
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.pools import join, read_pools
 from cluster_specs.published import cluster_for
 from cluster_specs.record import Record, validated
 from cluster_specs.shipped import ClusterFile, cluster_files, device_files, find_device
@@ -69,12 +70,19 @@ def load_device(name: str) -> DeviceSpec:
 def load_cluster(source: str | Path) -> ClusterSpec:
     """Cluster from ``name:nodes`` (``dgx-h100:16``), ``name:shape*slices`` (``tpu-v5e:16x16*4``) or a file.
 
-    A name alone is one node. A file is TOML, YAML or JSON with the fields of `ClusterSpec`, quantities with
-    units, and the shorthands of ``ClusterFile``. Raises ``InputError`` in one sentence.
+    A name alone is one node; several with ``+`` between them are pools of one cluster. A file is TOML, YAML or JSON
+    with the fields of `ClusterSpec`, quantities with units, and the shorthands of ``ClusterFile`` or of
+    ``PooledFile``. Raises ``InputError`` in one sentence.
     """
     text = str(source)
     if isinstance(source, Path) or text.lower().endswith(SUFFIXES) or Path(text).is_file():
         return _from_file(Path(source))
+    if "+" in text:
+        return join([_shipped(part.strip()) for part in text.split("+")], None, text.lower())
+    return _shipped(text)
+
+
+def _shipped(text: str) -> ClusterSpec:
     name, _, size = text.partition(":")
     file = cluster_files().get(name.lower())
     if file is None:
@@ -102,9 +110,15 @@ def _from_file(path: Path) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
-    file = validated(ClusterFile, fields, str(path))
-    spec = assemble(file, file.nodes if file.nodes is not None else 1, None, str(path))
-    return spec.model_copy(update={"name": file.name or path.stem})
+    if "pools" in fields:
+        return read_pools({"name": path.stem} | fields, str(path), _shipped, _from_fields)
+    spec = _from_fields(fields, str(path))
+    return spec.model_copy(update={"name": fields.get("name") or path.stem})
+
+
+def _from_fields(fields: Mapping[str, Any], where: str) -> ClusterSpec:
+    file = validated(ClusterFile, fields, where)
+    return assemble(file, file.nodes if file.nodes is not None else 1, None, where)
 
 
 def _parsed(path: Path) -> Any:

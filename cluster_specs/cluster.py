@@ -135,19 +135,31 @@ class ClusterSpec(Record):
     """The network inside a node of a TPU slice; its size equals ``devices_per_node``."""
     host: HostSpec = HostSpec()
     price: PriceSpec | None = None
+    others: tuple["ClusterSpec", ...] = ()
+    """More pools of nodes beside this one, each equal in itself; their ranks follow this one's."""
+    between: LinkSpec | None = None
+    """What joins the pools, where there are others."""
     sources: Mapping[str, str] = {}
     """Dotted field path, or a pattern of one, to where its number comes from."""
 
     @property
     def num_devices(self) -> int:
-        """All devices of the cluster."""
-        return self.nodes * self.devices_per_node
+        """All devices of the cluster, other pools included."""
+        return self.nodes * self.devices_per_node + sum(pool.num_devices for pool in self.others)
+
+    @property
+    def pools(self) -> "tuple[ClusterSpec, ...]":
+        """The parts of equal nodes, in the order of their ranks; the cluster itself where it is one."""
+        if not self.others:
+            return (self,)
+        return (self.model_copy(update={"others": (), "between": None}), *self.others)
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterSpec":
         if self.torus is not None:
             self._check_torus(self.torus)
         self._check_links()
+        self._check_pools()
         return self
 
     def _check_torus(self, torus: TorusSpec) -> None:
@@ -166,5 +178,12 @@ class ClusterSpec(Record):
                     "of the tier inside it; order links innermost first"
                 )
             reach = link.devices
-        if reach < self.num_devices:
-            raise ValueError(f"links join {reach} of {self.num_devices} devices: add the outermost tier")
+        own = self.nodes * self.devices_per_node
+        if reach < own:
+            raise ValueError(f"links join {reach} of {own} devices: add the outermost tier")
+
+    def _check_pools(self) -> None:
+        if bool(self.others) != (self.between is not None):
+            raise ValueError("`others` and `between` go together: pools, and the link that joins them")
+        if any(pool.others for pool in self.others):
+            raise ValueError("a pool cannot have pools of its own: list all of them in one cluster")

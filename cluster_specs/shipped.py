@@ -80,6 +80,8 @@ class ClusterFile(Record):
     slices: SliceRule | None = None
     host: Mapping[str, Any] = {}
     price: Mapping[str, Any] | None = None
+    others: tuple[Mapping[str, Any], ...] = ()
+    between: Mapping[str, Any] | None = None
     sources: Mapping[str, str] = {}
 
 

@@ -65,6 +65,42 @@ def comm_group(cluster: ClusterSpec, axes: Sequence[tuple[int, int]]) -> CommGro
     return CommGroup(size, tuple(levels))
 
 
+def route(cluster: ClusterSpec, sender: tuple[int, int], receiver: tuple[int, int]) -> CommGroup:
+    """The link from one range of ranks (half open) to another, as a group of two.
+
+    It is the innermost tier that holds both; between pools, what joins those. Raises ``InputError`` where a range is
+    in no pool.
+    """
+    (pool, a), (other, b) = _in_pool(cluster, sender), _in_pool(cluster, receiver)
+    if pool is not other:
+        assert cluster.between is not None
+        return CommGroup(2, (_tier_level(cluster.between, 2, 2),))
+    start, end = min(a[0], b[0]), max(a[1], b[1])
+    inside = pool.devices_per_node if pool.torus is not None else 0
+    if inside and start // inside == (end - 1) // inside:
+        return comm_group(pool, ((2, max(a[1] - a[0], b[1] - b[0])),))
+    tiers = (link for link in pool.links if start // link.devices == (end - 1) // link.devices)
+    tier = next(tiers, pool.links[-1])
+    return CommGroup(2, (_tier_level(tier, 2, 2),))
+
+
+def _in_pool(cluster: ClusterSpec, ranks: tuple[int, int]) -> tuple[ClusterSpec, tuple[int, int]]:
+    """The pool that holds the range, and the range in ranks of the pool."""
+    start = 0
+    for pool in (cluster, *cluster.others):
+        end = start + pool.nodes * pool.devices_per_node
+        if start <= ranks[0] < ranks[1] <= end:
+            return pool, (ranks[0] - start, ranks[1] - start)
+        start = end
+    raise InputError(f"devices {ranks[0]} to {ranks[1] - 1} are in no pool of cluster {cluster.name!r}")
+
+
+def pool_of(cluster: ClusterSpec, ranks: tuple[int, int]) -> int:
+    """Number of the pool that holds the range of ranks (half open); errors as `route`."""
+    found = _in_pool(cluster, ranks)[0]
+    return next(i for i, pool in enumerate((cluster, *cluster.others)) if pool is found)
+
+
 def _merged(axes: Sequence[tuple[int, int]], cluster: ClusterSpec) -> list[_Axis]:
     """Axes without trivial ones, with neighbours that continue one another joined; checked."""
     merged: list[_Axis] = []

@@ -87,9 +87,20 @@ class StagePlan(Record):
     recompute: str | None = None
     """Policy of this stage where it differs from the plan's."""
 
+    @property
+    def degrees(self) -> tuple[int, int, int, int]:
+        """Sizes of the axes tensor, context, expert and data."""
+        axes = ("tensor", "context", "expert", "data")
+        tensor, context, expert, data = (self.mesh.get(axis, 1) for axis in axes)
+        return tensor, context, expert, data
+
 
 class Parallelism(Record):
-    """Degrees and choices: the ``plan`` object of the JSON contract."""
+    """Degrees and choices: the ``plan`` object of the JSON contract.
+
+    Stages may differ: each has a mesh and devices of its own. The degrees and the micro-batch are then those of the
+    first stage; all stages share the sequences of one micro-batch, ``data * micro_batch`` of them.
+    """
 
     data: Degree = 1
     tensor: Degree = 1
@@ -114,7 +125,15 @@ class Parallelism(Record):
     @property
     def num_devices(self) -> int:
         """Devices that the plan uses."""
+        if self.stages_differ:
+            return sum(end - start for start, end in {stage.devices for stage in self.stages})
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_differ(self) -> bool:
+        """Whether a stage has another mesh than the plan's degrees say."""
+        own = (self.tensor, self.context, self.expert, self.data // self.expert)
+        return any(stage.mesh and stage.degrees != own for stage in self.stages)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Parallelism":

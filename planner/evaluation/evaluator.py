@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, in_training, load_software, replayed
+from cluster_specs.topology import pool_of
 from cost_models.compute import peak
-from planner.errors import Unsupported
+from planner.evaluation import sites
 from planner.evaluation.blocks import (
     Assignment,
     BlockCost,
@@ -23,12 +23,13 @@ from planner.evaluation.blocks import (
     block_terms,
     exit_of,
 )
-from planner.evaluation.memory import memory_by_rank
-from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
+from planner.evaluation.memory import DeviceMemory, memory_by_rank
+from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
+from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
 from planner.evaluation.states import Sync, reduced_bytes, sync_of, weight_bytes
-from planner.evaluation.step import step_floor, step_time
-from planner.graph import BATCH, Graph, count_parameters
+from planner.evaluation.step import StepTime, step_floor, step_time
+from planner.graph import BATCH, Graph, Run, count_parameters
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
@@ -51,11 +52,29 @@ class StageShape(NamedTuple):
     last: bool
 
 
+class Judgement(NamedTuple):
+    """What an estimate is made of."""
+
+    step: StepTime
+    rank: int
+    """The one that is nearest to its limit."""
+    memory: DeviceMemory
+    memory_limit: float
+    peak: float
+    """FLOP/s of all devices that the plan uses."""
+
+
 class Evaluator:
-    """Prices plans of one model on one cluster for one job."""
+    """Prices plans of one model on one cluster for one job.
+
+    A cluster of several pools has an evaluator for each, of which the whole's is the first.
+    """
 
     def __init__(self, model: Model, cluster: ClusterSpec, job: Job) -> None:
-        """Raises ``InputError`` where the device has no rate for the job's precision."""
+        """Raises ``InputError`` where a device has no rate for the job's precision."""
+        self.whole = cluster
+        cluster, *others = cluster.pools
+        self.pools: tuple[Evaluator, ...] = (self, *(Evaluator(model, pool, job) for pool in others))
         software = load_software(job.stack)
         if job.cuda_graphs:
             software = replayed(software)
@@ -105,12 +124,13 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            sequence, final = self.graph.sequence, len(cuts) - 2
-            self._cut_shapes[cuts] = tuple(
-                StageShape(tuple(Counter(sequence[a:b]).items()), s == 0, s == final)
-                for s, (a, b) in enumerate(itertools.pairwise(cuts))
-            )
+            self._cut_shapes[cuts] = tuple(self.shape(a, b) for a, b in itertools.pairwise(cuts))
         return self._cut_shapes[cuts]
+
+    def shape(self, start: int, end: int) -> StageShape:
+        """What a stage with the layers ``start`` to ``end`` (not included) is made of."""
+        layers = tuple(Counter(self.graph.sequence[start:end]).items())
+        return StageShape(layers, start == 0, end == self.graph.num_layers)
 
     # --- blocks and stages ----------------------------------------------------------------------------
 
@@ -168,13 +188,10 @@ class Evaluator:
 
     def _beside_first(self, unit: UnitCost, name: str, plan: Parallelism) -> UnitCost:
         """The last block on the stage of the first: tied weights are stored and reduced once."""
-        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
-        tied = {tensor for pair in self.graph.tied for tensor in pair}
-        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
-        if not shared:
+        share = self._tied_share(name)
+        if not share:
             return unit
-        whole = sum(self.graph.elements(t) for t in weights)
-        kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
+        kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
         return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
@@ -187,8 +204,24 @@ class Evaluator:
             if shape.last and self.graph.last:
                 head = self._unit(plan, self.graph.last, "none", shardings)
                 units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
-            known[shape] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            cost = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            apart = shape.first and not shape.last
+            known[shape] = cost._replace(tied_elements=self._tied_elements(plan, shardings) if apart else 0.0)
         return known[shape]
+
+    def _tied_elements(self, plan: Parallelism, shardings: Shardings) -> float:
+        """Weights of the last block that the first has too, on one device."""
+        if self.graph.last is None or not self.graph.tied:
+            return 0.0
+        local = sum(group.elements for group in self.block(plan, self.graph.last, "none", shardings).weights)
+        return local * self._tied_share(self.graph.last)
+
+    def _tied_share(self, name: str) -> float:
+        """Share of a block's weights that are tied to those of another."""
+        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
+        tied = {tensor for pair in self.graph.tied for tensor in pair}
+        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
+        return shared / sum(self.graph.elements(t) for t in weights) if shared else 0.0
 
     def _known_stages(
         self, plan: Parallelism, policy: str, shardings: Shardings
@@ -251,14 +284,12 @@ class Evaluator:
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
     ) -> Estimate:
         """Price a plan. Raises ``InputError`` where its degrees contradict model, cluster or job."""
-        _check(self.setting, plan)
-        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        step = step_time(self.setting, plan, mesh, stages)
-        by_rank = memory_by_rank(self.setting, plan, mesh, stages)
-        fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
+        check_degrees(self.whole, self.setting, plan)
+        judged = self._judge_sites(plan) if self.differs(plan) else self._judge(plan, shardings, cuts)
+        step, memory = judged.step, judged.memory
         batch = self.job.global_batch
         tokens = batch * self.graph.dims[self.graph.token_dim]
-        useful, repeated = model_flops(self.graph, batch), recompute_flops(self.graph, batch, plan.recompute)
+        useful, repeated = model_flops(self.graph, batch), self._repeated_flops(plan)
         rate = 1 / (step.total * plan.num_devices)
         spread = 1 + self.software.uncertainty
         return Estimate(
@@ -267,20 +298,71 @@ class Evaluator:
             tokens_per_s=tokens / step.total,
             tokens_per_s_per_device=tokens * rate,
             model_flops_per_s_per_device=useful * rate,
-            mfu=useful * rate / self.peak,
-            hfu=(useful + repeated) * rate / self.peak,
-            fits=memory.total <= self.cluster.device.memory,
+            mfu=useful / (step.total * judged.peak),
+            hfu=(useful + repeated) / (step.total * judged.peak),
+            fits=memory.total <= judged.memory_limit,
             memory_bytes=memory.total,
             reserved_bytes=memory.reserved,
             tensor_bytes=memory.tensors,
-            memory_limit_bytes=self.cluster.device.memory,
-            fullest_stage=fullest,
+            memory_limit_bytes=judged.memory_limit,
+            fullest_stage=judged.rank,
             peak_phase=memory.phase,
             memory=memory.components,
             time={name: seconds for name, seconds in step.parts.items() if seconds > 0},
             communication=step.sent_bytes,
             bubble_fraction=step.bubble_fraction,
         )
+
+    def _judge(
+        self, plan: Parallelism, shardings: Shardings | None, cuts: tuple[int, ...] | None
+    ) -> Judgement:
+        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
+        step = step_time(self.setting, plan, mesh, stages)
+        by_rank = memory_by_rank(self.setting, plan, mesh, stages)
+        fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
+        return Judgement(step, fullest, memory, self.cluster.device.memory, self.peak * plan.num_devices)
+
+    # --- stages that differ ---------------------------------------------------------------------------
+
+    def differs(self, plan: Parallelism) -> bool:
+        """Whether stages have devices or meshes of their own."""
+        return len(self.pools) > 1 or plan.stages_differ
+
+    def sites(self, plan: Parallelism) -> tuple[Site, ...]:
+        """The stages of a plan where they run. Raises ``InputError`` where they are not whole."""
+        check_sites(self.whole, plan)
+        found = []
+        for s, (stage, shape) in enumerate(zip(plan.stages, self._shapes(self.cuts(plan)), strict=True)):
+            pool = self.pools[pool_of(self.whole, stage.devices)]
+            local = seen_by(plan, stage)
+            cost = pool.stage(local, shape, stage.recompute or plan.recompute, pool._given(plan, s))
+            found.append(Site(pool.setting, local, pool.mesh(local), cost, stage.devices))
+        return tuple(found)
+
+    def _judge_sites(self, plan: Parallelism) -> Judgement:
+        places = self.sites(plan)
+        step = sites.step_time(self.whole, plan, places)
+        limits = [places[ss[0]].setting.cluster.device.memory for ss in ranks_of(plan)]
+        memory = sites.memory_by_rank(plan, places)
+        fullest = max(range(plan.pipeline), key=lambda r: (memory[r].total / limits[r], -r))
+        ranks = {
+            place.devices: peak(place.setting.cluster.device, self.job.precision)
+            * (place.devices[1] - place.devices[0])
+            for place in places
+        }
+        return Judgement(step, fullest, memory[fullest], limits[fullest], sum(ranks.values()))
+
+    def _repeated_flops(self, plan: Parallelism) -> float:
+        """What recomputation adds in a step, by the policy of each stage."""
+        batch, graph = self.job.global_batch, self.graph
+        if all(stage.recompute in (None, plan.recompute) for stage in plan.stages):
+            return recompute_flops(graph, batch, plan.recompute)
+        total = 0.0
+        for stage, shape in zip(plan.stages, self._shapes(self.cuts(plan)), strict=True):
+            runs = tuple(Run(block=name, count=count) for name, count in shape.layers)
+            part = graph.model_copy(update={"layers": runs})
+            total += recompute_flops(part, batch, stage.recompute or plan.recompute)
+        return total
 
 
 _NOTHING_GIVEN: Shardings = {}
@@ -294,31 +376,6 @@ def _main_layer(graph: Graph) -> str:
 def _only_batch(assignment: Assignment) -> bool:
     """Whether the data axis splits nothing but the batch."""
     return all(dim == BATCH for strategy in assignment.values() for axis, dim in strategy if axis == "data")
-
-
-def _check(setting: Setting, plan: Parallelism) -> None:
-    """Refuse degrees that contradict the cluster, the batch or the layers."""
-    graph, cluster, job = setting[:3]
-    if plan.num_devices > cluster.num_devices:
-        raise InputError(
-            f"plan needs {plan.num_devices} devices (data {plan.data} x tensor {plan.tensor} x pipeline "
-            f"{plan.pipeline} x context {plan.context}), cluster {cluster.name} has {cluster.num_devices}"
-        )
-    covered = plan.data * plan.micro_batch * plan.num_microbatches
-    if covered != job.global_batch:
-        raise InputError(
-            f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
-            f"= {covered} sequences, but global_batch is {job.global_batch}"
-        )
-    if "weights" in plan.offload:
-        raise Unsupported(
-            "offload of weights is not priced: what a step on the host costs is not known; leave it out"
-        )
-    if plan.pipeline * plan.virtual_stages > graph.num_layers:
-        raise InputError(
-            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
-            f"model {graph.name} has {graph.num_layers}"
-        )
 
 
 def evaluate(plan: Plan) -> Estimate:

@@ -19,7 +19,7 @@ from planner.evaluation.stages import StageCost
 from planner.evaluation.states import sharded_elements
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import is_written_out, splits_backward
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
@@ -152,19 +152,25 @@ def num_communicators(plan: Parallelism) -> int:
 def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:
     """What a micro-batch keeps on each stage, and until when [bytes]; what is offloaded does not pile up."""
     saved = [0.0 if "activations" in plan.offload else stage.saved_bytes for stage in stages]
-    split = plan.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
+    split = plan.pipeline > 1 and splits_backward(plan.schedule)
     return held(saved, [stage.until_weight_bytes if split else 0.0 for stage in stages])
+
+
+def activation_peaks(plan: Parallelism, stages: Sequence[StageCost]) -> Sequence[float]:
+    """Most that is in flight on each rank [bytes]."""
+    kept = held_activations(plan, stages)
+    if plan.pipeline == 1:
+        return (sum(kept.until_input),)
+    return peak_bytes(
+        arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan)), *kept
+    )
 
 
 def memory_by_rank(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
 ) -> tuple[tuple[int, DeviceMemory], ...]:
     """Pipeline ranks with their memory; of ranks that run equal stages, the one that holds most."""
-    kept = held_activations(plan, stages)
-    peaks: Sequence[float] = (sum(kept.until_input),)
-    if plan.pipeline > 1:
-        order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan))
-        peaks = peak_bytes(order, *kept)
+    peaks = activation_peaks(plan, stages)
     fullest: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
     for rank, ss in enumerate(ranks_of(plan)):
         same = tuple(id(stages[s]) for s in ss)
@@ -186,5 +192,7 @@ def steady_microbatches(plan: Parallelism) -> int:
     # Interleaved rounds have m / (m // p) micro-batches; fewer of them must still be whole rounds.
     enough, step = 3 * p, math.lcm(p, m // max(1, m // p))
     if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + step:
+        return m
+    if is_written_out(plan.schedule):
         return m
     return enough + (m - enough) % step

@@ -5,13 +5,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import newton_schulz_flops
 from planner.errors import Unsupported
 from planner.flops import matmul_dims
 from planner.graph import Graph
 from planner.operators import operator_rule
-from planner.pipeline.generators import SCHEDULES, stage_to_rank
+from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Job, Parallelism
 
 
@@ -44,10 +45,7 @@ def orthogonalisation_flops(graph: Graph) -> float:
 
 
 def ranks_of(plan: Parallelism) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank, in the order in which a micro-batch passes them.
-
-    Raises ``Unsupported`` for schedules that hold every stage twice.
-    """
+    """Stages of each pipeline rank, in the order in which a micro-batch passes them; copies included."""
     return _ranks(plan.schedule, plan.pipeline, plan.virtual_stages)
 
 
@@ -55,15 +53,17 @@ def ranks_of(plan: Parallelism) -> tuple[tuple[int, ...], ...]:
 def _ranks(schedule: str, p: int, v: int) -> tuple[tuple[int, ...], ...]:
     if p == 1:
         return (tuple(range(v)),)
-    if schedule in SCHEDULES and SCHEDULES[schedule].copies > 1:
-        raise Unsupported(
-            f"schedule {schedule} holds every stage twice; what keeping the copies equal costs is not in the "
-            f"cost model, so it can be simulated but no plan with it can be priced"
-        )
-    stages: list[list[int]] = [[] for _ in range(p)]
+    stages: list[set[int]] = [set() for _ in range(p)]
     for stage, rank in enumerate(stage_to_rank(schedule, p, v)):
-        stages[rank].append(stage)
-    return tuple(map(tuple, stages))
+        stages[rank].add(stage)
+        if schedule_entry(schedule).copies > 1:
+            stages[p - 1 - rank].add(stage)
+    return tuple(tuple(sorted(held)) for held in stages)
+
+
+def copies_of(plan: Parallelism) -> int:
+    """How often the plan's schedule holds every stage; each copy sees an equal share of the micro-batches."""
+    return schedule_entry(plan.schedule).copies if plan.pipeline > 1 else 1
 
 
 def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:
@@ -74,3 +74,28 @@ def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:
     for s in range(num_stages):
         cuts.append(cuts[-1] + base + (start <= s < start + extra))
     return tuple(cuts)
+
+
+def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> None:
+    """Refuse degrees that contradict the whole ``cluster``, the batch or the layers."""
+    graph, job = setting.graph, setting.job
+    if plan.num_devices > cluster.num_devices:
+        raise InputError(
+            f"plan needs {plan.num_devices} devices (data {plan.data} x tensor {plan.tensor} x pipeline "
+            f"{plan.pipeline} x context {plan.context}), cluster {cluster.name} has {cluster.num_devices}"
+        )
+    covered = plan.data * plan.micro_batch * plan.num_microbatches
+    if covered != job.global_batch:
+        raise InputError(
+            f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
+            f"= {covered} sequences, but global_batch is {job.global_batch}"
+        )
+    if "weights" in plan.offload:
+        raise Unsupported(
+            "offload of weights is not priced: what a step on the host costs is not known; leave it out"
+        )
+    if plan.pipeline * plan.virtual_stages > graph.num_layers:
+        raise InputError(
+            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
+            f"model {graph.name} has {graph.num_layers}"
+        )

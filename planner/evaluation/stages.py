@@ -52,6 +52,8 @@ class StageCost(NamedTuple):
     """One array of logits in fp32, or of a fused loss's chunk of them."""
     end_units: tuple[float, ...] = ()
     """Elements of the embedding and of the head, where the stage has them."""
+    tied_elements: float = 0.0
+    """Weights that another stage holds too."""
 
     @property
     def seconds(self) -> float:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.topology import comm_group
-from cost_models.collectives import send
+from cost_models.collectives import all_reduce, send
 from cost_models.compute import optimizer_seconds, stream_seconds
-from planner.evaluation.setting import Setting, ranks_of
+from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
-from planner.evaluation.states import Sync, gradient_bytes, sharded_elements, weight_bytes
-from planner.pipeline.generators import SCHEDULES
+from planner.evaluation.states import Sync, gradient_bytes, reduced_bytes, sharded_elements, weight_bytes
+from planner.pipeline.generators import splits_backward
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
@@ -43,27 +44,37 @@ class Tail(NamedTuple):
 
 
 def step_time(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> StepTime:
-    """Simulate the pipeline and add the slowest rank's tail, overheads and stragglers."""
-    m, p = plan.num_microbatches, plan.pipeline
+    """Simulate the pipeline and add what comes after it, overheads and stragglers."""
+    sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
+    return assembled(setting, plan, stages, sends, tails_of(setting, plan, mesh, stages))
+
+
+def assembled(
+    setting: Setting,
+    plan: Parallelism,
+    stages: Sequence[StageCost],
+    sends: Sequence[float],
+    tails: Sequence[Tail],
+) -> StepTime:
+    """The step of stages that pass their results on in ``sends`` [s], each rank followed by its tail."""
+    m, p = plan.num_microbatches // copies_of(plan), plan.pipeline
     on_rank = ranks_of(plan)
     work = [sum(stages[s].seconds for s in ss) for ss in on_rank]
     busiest = max(range(p), key=lambda r: work[r])
     span = m * work[0]
+    ends: Sequence[float] = (span,)
     if p > 1:
-        times = StageTimes(
-            [s.forward for s in stages],
-            [s.backward_input for s in stages],
-            [s.backward_weight for s in stages],
+        ran = makespan(
+            plan.schedule, p, plan.virtual_stages, plan.num_microbatches, stage_times(stages), sends
         )
-        sends = send_seconds(setting, plan, stages)
-        span = makespan(plan.schedule, p, plan.virtual_stages, m, times, sends).makespan
+        span, ends = ran.makespan, ran.last_end
     parts = dict.fromkeys(PARTS, 0.0)
     for s in on_rank[busiest]:
         for name, seconds in stages[s].parts.items():
             parts[name] += m * seconds
     parts["bubble"] = max(0.0, span - m * work[busiest])
-    parts["stage_wait"] = (m + p - 1) * stage_wait(setting, plan)
-    tail = slowest_tail(setting, plan, mesh, stages)
+    parts["stage_wait"] = (plan.num_microbatches + p - 1) * stage_wait(setting, plan)
+    tail = last_tail(ends, tails)
     parts["data"] += tail.data
     parts["optimizer"] = tail.optimizer
     parts["overhead"] = setting.software.step_overhead
@@ -79,17 +90,31 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     one has gone back through them; the step cannot be shorter than rank r's work between the two.
     """
     sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
-    split = plan.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
+    copies = copies_of(plan)
+    split = plan.pipeline > 1 and splits_backward(plan.schedule)
     span = before = 0.0
     for ss in ranks_of(plan):
         work = sum(stages[s].seconds for s in ss)
-        span = max(span, plan.num_microbatches * work + before)
+        span = max(span, plan.num_microbatches / copies * work + before)
         stage = stages[ss[0]]
         hop = sends[ss[0]] if ss[0] < len(sends) else 0.0
-        before += stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
-    tail = slowest_tail(setting, plan, mesh, stages).seconds
+        if copies == 1:
+            before += (
+                stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
+            )
+    tails = tails_of(setting, plan, mesh, stages)
+    # Where backwards are not split, everything comes before the first rank's last one: it ends last.
+    data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
+    tail_seconds = data + max(tail.optimizer for tail in tails)
     span += (plan.num_microbatches + plan.pipeline - 1) * stage_wait(setting, plan)
-    return (span + tail + setting.software.step_overhead) * (1 + straggling(setting, plan))
+    return (span + tail_seconds + setting.software.step_overhead) * (1 + straggling(setting, plan))
+
+
+def stage_times(stages: Sequence[StageCost]) -> StageTimes:
+    """What the simulator needs of the stages."""
+    return StageTimes(
+        [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
+    )
 
 
 def stage_wait(setting: Setting, plan: Parallelism) -> float:
@@ -113,18 +138,41 @@ def send_seconds(setting: Setting, plan: Parallelism, stages: Sequence[StageCost
     return tuple(seconds[stage.boundary_bytes] for stage in stages[:-1])
 
 
-def slowest_tail(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Tail:
-    """The longest tail over ranks; ranks that run the same stages have the same."""
-    different = {tuple(id(stages[s]) for s in ss): ss for ss in ranks_of(plan)}
-    tails = (_tail(setting, plan, mesh, [stages[s] for s in ss]) for ss in different.values())
-    return max(tails, key=lambda tail: tail.seconds)
+def tails_of(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
+) -> tuple[Tail, ...]:
+    """The tail of every rank; ranks that run the same stages have the same."""
+    known: dict[tuple[int, ...], Tail] = {}
+    found = []
+    for rank, ss in enumerate(ranks_of(plan)):
+        same = (*(id(stages[s]) for s in ss), abs(plan.pipeline - 1 - 2 * rank) * (copies_of(plan) > 1))
+        if same not in known:
+            beside = shared_seconds(setting, plan, mesh, [stages[s] for s in ss], rank)
+            known[same] = tail_of(setting, plan, mesh, [stages[s] for s in ss], beside)
+        found.append(known[same])
+    return tuple(found)
 
 
-def _tail(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Tail:
-    """Reduction hides behind the last micro-batch's backward, gathering behind the next step's first forward."""
+def last_tail(ends: Sequence[float], tails: Sequence[Tail]) -> Tail:
+    """What the step waits for after the pipeline's end; ``ends`` is when each rank is done with it [s].
+
+    A rank that is done early reduces its gradients while the others drain. The update waits for all, as it needs
+    the norm of all gradients.
+    """
+    reduced = max(end + tail.data for end, tail in zip(ends, tails, strict=True))
+    return Tail(reduced - max(ends), max(tail.optimizer for tail in tails))
+
+
+def tail_of(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], shared: float = 0.0
+) -> Tail:
+    """Reduction hides behind the last micro-batch's backward, gathering behind the next step's first forward.
+
+    ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction.
+    """
     overlap = setting.software.overlap_data
     sync = _sync(stages)
-    last_reduce = sync.replicate + (0.0 if reduces_every_microbatch(plan) else sync.reduce)
+    last_reduce = shared + sync.replicate + (0.0 if reduces_every_microbatch(plan) else sync.reduce)
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
     if gathers_once(plan):
         exposed += max(0.0, sync.gather - overlap * sum(s.forward for s in stages))
@@ -132,6 +180,35 @@ def _tail(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[Stag
         sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
     )
     return Tail(exposed, _optimizer_seconds(setting, plan, elements))
+
+
+def shared_seconds(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], rank: int
+) -> float:
+    """All-reduce of gradients with the other pipeline rank that holds the same weights [s].
+
+    Schedules with two copies of every stage share all weights with the rank opposite; otherwise first and last
+    stage share the tied embedding.
+    """
+    p, per_stage = plan.pipeline, plan.num_devices // plan.pipeline
+    if copies_of(plan) > 1:
+        distance = abs(p - 1 - 2 * rank)
+        elements = sum(gradient_elements(s.weights, plan, mesh) for s in stages)
+    else:
+        last = p * plan.virtual_stages - 1
+        distance = next(r for r, ss in enumerate(ranks_of(plan)) if last in ss) - rank
+        elements = sum(s.tied_elements for s in stages) / (plan.shard_degree if plan.zero_stage >= 2 else 1)
+    if not elements or not distance:
+        return 0.0
+    group = comm_group(setting.cluster, ((2, distance * per_stage),))
+    return all_reduce(elements * reduced_bytes(setting.job, setting.software), group).seconds
+
+
+def gradient_elements(weights: Sequence[WeightGroup], plan: Parallelism, mesh: Mesh) -> float:
+    """Gradients that one device holds once they are reduced over its data ranks."""
+    if plan.zero_stage >= 2:
+        return sharded_elements(weights, mesh, plan.shard_degree)
+    return sum(group.elements for group in weights)
 
 
 def gathers_once(plan: Parallelism) -> bool:
@@ -168,7 +245,7 @@ def _optimizer_seconds(setting: Setting, plan: Parallelism, elements: float) -> 
 
 def sent_bytes(plan: Parallelism, stages: Sequence[StageCost]) -> Mapping[str, float]:
     """Bytes that one device of the rank sends in a step, by collective."""
-    m = plan.num_microbatches
+    m = plan.num_microbatches / copies_of(plan)
     sync = _sync(stages)
     sent: dict[str, float] = {}
 

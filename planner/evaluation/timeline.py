@@ -6,18 +6,18 @@ The same numbers as in `step_time` and `memory_by_rank`, laid out instead of add
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from planner.evaluation import sites
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.memory import device_memory, held_activations
-from planner.evaluation.setting import Setting, ranks_of
+from planner.evaluation.memory import DeviceMemory, device_memory, held_activations
+from planner.evaluation.setting import ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import send_seconds, slowest_tail, step_time
+from planner.evaluation.step import StepTime, Tail, last_tail, send_seconds, stage_times, step_time, tails_of
 from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate
-from planner.pipeline.simulator import StageTimes, simulate
+from planner.pipeline.simulator import simulate
 from planner.pipeline.timeline import Timeline
 from planner.plans import Parallelism
-from planner.sharding.mesh import Mesh
 
 TRANSIENT = ("activations", "optimizer_temporaries")
 """Components of memory that come and go within the step."""
@@ -55,15 +55,48 @@ class StepTimeline(NamedTuple):
         return tuple(steps)
 
 
-def timeline(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Timeline:
+def timeline(plan: Parallelism, stages: Sequence[StageCost], sends: Sequence[float]) -> Timeline:
     """The simulated pipeline of the plan; a plan without one has one rank that alternates F and B."""
     p, v, m = plan.pipeline, plan.virtual_stages, plan.num_microbatches
-    times = StageTimes(
-        [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
-    )
+    times = stage_times(stages)
     if p > 1:
-        return simulate(generate(plan.schedule, p, v, m), times, send_seconds(setting, plan, stages))
+        return simulate(generate(plan.schedule, p, v, m), times, sends)
     return simulate(generate("1f1b" if v == 1 else "interleaved", 1, v, m), times)
+
+
+class _Step(NamedTuple):
+    """What is drawn."""
+
+    stages: Sequence[StageCost]
+    sends: Sequence[float]
+    tails: Sequence[Tail]
+    total: StepTime
+
+
+def _step(evaluator: Evaluator, plan: Parallelism) -> _Step:
+    if evaluator.differs(plan):
+        places = evaluator.sites(plan)
+        return _Step(
+            [place.cost for place in places],
+            sites.send_seconds(evaluator.whole, places),
+            sites.tails_of(evaluator.whole, plan, places),
+            sites.step_time(evaluator.whole, plan, places),
+        )
+    setting, mesh, stages = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
+    sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
+    return _Step(stages, sends, tails_of(setting, plan, mesh, stages), step_time(setting, plan, mesh, stages))
+
+
+def _memory(evaluator: Evaluator, plan: Parallelism, step: _Step, ran: Timeline) -> list[DeviceMemory]:
+    """Of every rank."""
+    if evaluator.differs(plan):
+        return list(sites.memory_by_rank(plan, evaluator.sites(plan)))
+    setting, mesh = evaluator.setting, evaluator.mesh(plan)
+    peaks = peak_bytes(ran.dependencies, *held_activations(plan, step.stages))
+    return [
+        device_memory([step.stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software)
+        for ss, peak in zip(ranks_of(plan), peaks, strict=True)
+    ]
 
 
 def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
@@ -71,29 +104,24 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
 
     Raises ``InputError`` as `Evaluator.estimate`.
     """
-    evaluator.estimate(plan)
-    setting, mesh, stages = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
-    ran = timeline(setting, plan, mesh, stages)
-    step, tail = step_time(setting, plan, mesh, stages), slowest_tail(setting, plan, mesh, stages)
-    held = held_activations(plan, stages)
-    ranks = ranks_of(plan)
-    peaks = peak_bytes(ran.dependencies, *held)
-    memory = [
-        device_memory([stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software)
-        for ss, peak in zip(ranks, peaks, strict=True)
-    ]
+    estimate = evaluator.estimate(plan)
+    step = _step(evaluator, plan)
+    ran = timeline(plan, step.stages, step.sends)
+    tail = last_tail([row[-1] for row in ran.ends], step.tails)
+    held = held_activations(plan, step.stages)
+    memory = _memory(evaluator, plan, step, ran)
     return StepTimeline(
         timeline=ran,
         after=(
             ("data", tail.data),
             ("optimizer", tail.optimizer),
-            ("overhead", step.parts["overhead"]),
-            ("stragglers", step.parts["stragglers"]),
+            ("overhead", step.total.parts["overhead"]),
+            ("stragglers", step.total.parts["stragglers"]),
         ),
         held=held,
         resident_bytes=tuple(
             sum(size for name, size in m.components.items() if name not in TRANSIENT) for m in memory
         ),
         optimizer_bytes=tuple(m.components.get("optimizer_temporaries", 0.0) for m in memory),
-        memory_limit_bytes=evaluator.cluster.device.memory,
+        memory_limit_bytes=estimate.memory_limit_bytes,
     )

@@ -4,6 +4,7 @@ p is the number of ranks, m of microbatches, v of stages on each rank; ranks and
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from planner.pipeline.controllable import v_half, v_min
 from planner.pipeline.dualpipe import dualpipe, dualpipev
 from planner.pipeline.looped import breadth_first, interleaved, interleaved_zb
 from planner.pipeline.one_way import eager_one_f_one_b, gpipe, one_f_one_b, zb_h1, zb_h2
-from planner.pipeline.schedule import Schedule
+from planner.pipeline.schedule import Pass, Schedule, from_csv
 from planner.pipeline.token_slices import terapipe
 from planner.pipeline.v_shaped import zb_v
 from planner.pipeline.waves import chimera, hanayo, wave_homes
@@ -62,7 +63,7 @@ def generate(name: str, num_ranks: int, virtual_stages: int, num_microbatches: i
     reason = refusal(name, num_ranks, virtual_stages, num_microbatches)
     if reason:
         raise InputError(reason)
-    return SCHEDULES[name].generate(num_ranks, virtual_stages, num_microbatches)
+    return schedule_entry(name).generate(num_ranks, virtual_stages, num_microbatches)
 
 
 def stage_to_rank(name: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
@@ -71,15 +72,68 @@ def stage_to_rank(name: str, num_ranks: int, virtual_stages: int) -> tuple[int, 
     Raises: UnknownName.
     """
     stages = num_ranks * virtual_stages
-    if _entry(name).placement == "wave":
+    if is_written_out(name):
+        return _read(name).stage_to_rank
+    if schedule_entry(name).placement == "wave":
         return wave_homes(num_ranks, stages)
     return tuple(stage % num_ranks for stage in range(stages))
 
 
-def _entry(name: str) -> ScheduleEntry:
+def schedule_entry(name: str) -> ScheduleEntry:
+    """What is known of the schedule ``name``, which may be written out as PyTorch's CSV.
+
+    Raises: UnknownName; InputError where the CSV cannot be read.
+    """
+    if is_written_out(name):
+        return _written_entry(name)
     if name not in SCHEDULES:
         raise UnknownName("pipeline schedule", name, SCHEDULES)
     return SCHEDULES[name]
+
+
+def splits_backward(name: str) -> bool:
+    """Whether input and weight gradients are separate passes; errors as `schedule_entry`."""
+    return schedule_entry(name).splits_backward
+
+
+def is_written_out(name: str) -> bool:
+    """Whether ``name`` is itself the orders of all ranks, as PyTorch's CSV: a plan can hold any schedule."""
+    return "," in name or "\n" in name
+
+
+def schedule_label(name: str) -> str:
+    """The schedule's name; of one that is written out, what it is."""
+    return f"written out ({_written_entry(name).requirement})" if is_written_out(name) else name
+
+
+@lru_cache(maxsize=64)
+def _read(csv: str) -> Schedule:
+    return from_csv(csv)
+
+
+@lru_cache(maxsize=64)
+def _written_entry(csv: str) -> ScheduleEntry:
+    schedule = _read(csv)
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    v, rest = divmod(schedule.num_stages, p)
+    if rest:
+        raise InputError(
+            f"the schedule has {schedule.num_stages} stages on {p} ranks; give each rank as many"
+        )
+    if schedule.mirrored and 2 * len(schedule.mirrored) != m:
+        raise InputError(
+            f"{len(schedule.mirrored)} of the schedule's {m} microbatches cross it the other way; half of them have to"
+        )
+    return ScheduleEntry(
+        lambda p, v, m: schedule,
+        description="orders given by the user",
+        source="the user",
+        stages_per_rank=(v, v),
+        splits_backward=any(a.work is Pass.I for actions in schedule.ranks for a in actions),
+        copies=2 if schedule.mirrored else 1,
+        requirement=f"{p} ranks with {v} stages each and {m} microbatches",
+        accepts=lambda *numbers: numbers == (p, v, m),
+    )
 
 
 def refusal(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> str:
@@ -87,7 +141,7 @@ def refusal(name: str, num_ranks: int, virtual_stages: int, num_microbatches: in
 
     Raises: UnknownName.
     """
-    entry = _entry(name)
+    entry = schedule_entry(name)
     numbers = (num_ranks, virtual_stages, num_microbatches)
     if min(numbers) < 1:
         return "a pipeline needs at least one rank, stage per rank and microbatch; got {}, {} and {}".format(
@@ -96,10 +150,10 @@ def refusal(name: str, num_ranks: int, virtual_stages: int, num_microbatches: in
     least, most = entry.stages_per_rank
     if virtual_stages < least or (most is not None and virtual_stages > most):
         limit = "exactly" if least == most else "at least"
-        return f"schedule {name} needs {limit} {least} stages per rank, got {virtual_stages}"
+        return f"schedule {schedule_label(name)} needs {limit} {least} stages per rank, got {virtual_stages}"
     if not entry.accepts(*numbers):
         got = f"got {num_microbatches} microbatches on {num_ranks} ranks with {virtual_stages} stages each"
-        return f"schedule {name} needs {entry.requirement}; {got}"
+        return f"schedule {'as written' if is_written_out(name) else name} needs {entry.requirement}; {got}"
     return ""
 
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
+from planner.pipeline.generators import is_written_out, schedule_label
 from planner.plans import Estimate, Optimality, Parallelism, Plan
 from planner.report.console import Bar, columns, heading
 
@@ -94,7 +95,7 @@ def describe_pipeline(choice: Parallelism) -> str:
         return "none"
     layers = [stage.blocks[1] - stage.blocks[0] for stage in choice.stages]
     parts = f", {choice.virtual_stages} stages per device" if choice.virtual_stages > 1 else ""
-    return f"{choice.schedule}{parts}; layers per stage: {_runs(layers)}"
+    return f"{schedule_label(choice.schedule)}{parts}; layers per stage: {_runs(layers)}"
 
 
 def describe_recompute(choice: Parallelism) -> str:
@@ -209,7 +210,8 @@ def short_name(choice: Parallelism) -> str:
     """A plan in a few letters: ``dp16 tp8 pp2 1f1b zero3 mb1 selective``."""
     degrees = [f"{LETTERS[axis]}{getattr(choice, axis)}" for axis in DEGREES if getattr(choice, axis) > 1]
     virtual = f" v{choice.virtual_stages}" if choice.virtual_stages > 1 else ""
-    schedule = [f"{choice.schedule}{virtual}"] if choice.pipeline > 1 else []
+    name = "written-order" if is_written_out(choice.schedule) else choice.schedule
+    schedule = [f"{name}{virtual}"] if choice.pipeline > 1 else []
     hybrid = [f"x{choice.replicate_degree}"] if choice.zero_stage and choice.replicate_degree > 1 else []
     recompute = [choice.recompute] if choice.recompute != "none" else []
     return " ".join(

@@ -14,7 +14,7 @@ from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import resident_states
 from planner.evaluation.stages import StageCost
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import schedule_entry
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
 from planner.search.bounds import (
@@ -191,19 +191,23 @@ class Search:
         return early_floor(c, self._unavoidable, self.evaluator.job, software)
 
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
-        bound = pipeline_seconds(floors.whole, floors.lightest, c, self._splits_backward(c))
+        split, copies = self._splits_backward(c), schedule_entry(c.schedule).copies
+        # With two copies of every stage, some ranks start at once: nothing but their work is certain.
+        certain = c if copies == 1 else c._replace(virtual_stages=2)
+        bound = pipeline_seconds(floors.whole, floors.lightest if copies == 1 else 0.0, certain, split)
         return self.evaluator.software.step_overhead + bound
 
     @staticmethod
     def _splits_backward(c: Candidate) -> bool:
-        return c.pipeline > 1 and SCHEDULES[c.schedule].splits_backward
+        return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
 
     def _first_floor(self, c: Candidate) -> float:
         """Seconds of the main layers alone; all that has to be known of a mesh to place it in the queue."""
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch)
         if mesh not in self._least:
             self._least[mesh] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
-        alternates = c.virtual_stages == 1 and not self._splits_backward(c)
+        one_by_one = c.virtual_stages == 1 and schedule_entry(c.schedule).copies == 1
+        alternates = one_by_one and not self._splits_backward(c)
         return self.evaluator.software.step_overhead + least_pipeline(self._least[mesh], c, alternates)
 
     def base_floor(self, c: Candidate) -> Floor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.operators import RECOMPUTE_POLICIES
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
 from planner.plans import Pins, Sharding
 from planner.search.space import tensor_degrees
 
@@ -39,7 +39,9 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
 def _check_names(pins: Pins) -> None:
     if pins.recompute is not None and pins.recompute not in RECOMPUTE_POLICIES:
         raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
-    if pins.schedule is not None and pins.schedule not in SCHEDULES:
+    if pins.schedule is not None and is_written_out(pins.schedule):
+        schedule_entry(pins.schedule)
+    elif pins.schedule is not None and pins.schedule not in SCHEDULES:
         raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
 
 
@@ -68,11 +70,11 @@ def _check_pipeline(pins: Pins) -> None:
         )
     if pins.schedule is None or pins.virtual_stages is None or pins.pipeline == 1:
         return
-    least, most = SCHEDULES[pins.schedule].stages_per_rank
+    least, most = schedule_entry(pins.schedule).stages_per_rank
     if stages < least or (most is not None and stages > most):
         legal = f"exactly {least}" if least == most else f"at least {least}"
         raise InputError(
-            f"--virtual-stages {stages} contradicts --schedule {pins.schedule}, which has {legal}"
+            f"--virtual-stages {stages} contradicts --schedule {schedule_label(pins.schedule)}, which has {legal}"
         )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import ranks_of
 from planner.models.model import Model
+from planner.pipeline.generators import schedule_label, stage_to_rank
 from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
@@ -57,7 +57,7 @@ def with_stages(search: Search, found: Found) -> Parallelism:
         for block, assignment in shardings.items()
     }
     per_stage = plan.num_devices // plan.pipeline
-    rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
+    rank_of = stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages)
     mesh = dict(zip(AXES, (plan.tensor, plan.context, plan.expert, plan.data // plan.expert), strict=True))
     stages = []
     for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
@@ -128,7 +128,7 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
         stages = f"{plan.pipeline} stages" + (
             f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else ""
         )
-        used.append(f"{stages} pass micro-batches on ({plan.schedule})")
+        used.append(f"{stages} pass micro-batches on ({schedule_label(plan.schedule)})")
     if plan.data > 1:
         kinds = {
             "HYBRID_SHARD": f"states sharded over {plan.shard_degree} near ranks and replicated "

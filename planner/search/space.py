@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
-from planner.pipeline.generators import SCHEDULES, refusal
+from planner.pipeline.generators import refusal, schedule_entry
 from planner.plans import Objective, Offload, Pins, Sharding, ZeroStage
 
 MIN_CONTEXT_TOKENS = 2048
@@ -182,7 +182,9 @@ def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tup
     offered = evaluator.software.schedules
     searched = [s for s in offered if s not in BY_PIN_ONLY and not (s == "gpipe" and "1f1b" in offered)]
     for name in [pins.schedule] if pins.schedule else searched:
-        most = min(SCHEDULES[name].stages_per_rank[1] or MAX_VIRTUAL_STAGES, evaluator.graph.num_layers // p)
+        most = min(
+            schedule_entry(name).stages_per_rank[1] or MAX_VIRTUAL_STAGES, evaluator.graph.num_layers // p
+        )
         for v in _pinned(range(1, most + 1), pins.virtual_stages):
             if name == "interleaved" and v == 1 and pins.schedule is None:
                 continue  # that is 1f1b

@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 
 from cluster_specs.catalog import load_cluster
-from planner.errors import Unsupported
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.timeline import step_timeline
 from planner.models.catalog import load_model
@@ -26,6 +25,13 @@ PLANS = {
         data=4, pipeline=4, virtual_stages=2, num_microbatches=8, schedule="interleaved"
     ),
     "v-min": Parallelism(data=4, pipeline=4, virtual_stages=2, num_microbatches=8, schedule="v-min"),
+    "chimera": Parallelism(data=2, tensor=2, pipeline=4, num_microbatches=16, schedule="chimera"),
+    "written out": Parallelism(
+        data=8,
+        pipeline=2,
+        num_microbatches=4,
+        schedule="0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n",
+    ),
     "full recomputation": Parallelism(
         data=4, pipeline=2, num_microbatches=8, recompute="full", zero_stage=1, shard_degree=4
     ),
@@ -67,9 +73,3 @@ def test_a_peak_in_the_optimizer_is_drawn_there() -> None:
     assert most == pytest.approx(estimate.memory_bytes)
     assert moment >= step.timeline.makespan
     assert steps[-1] == (step.step_seconds, pytest.approx(step.resident_bytes[estimate.fullest_stage]))
-
-
-def test_schedules_that_hold_stages_twice_are_not_priced(evaluator: Evaluator) -> None:
-    plan = PLANS["1f1b"].model_copy(update={"schedule": "chimera"})
-    with pytest.raises(Unsupported, match="schedule chimera holds every stage twice"):
-        evaluator.estimate(plan)

@@ -1,0 +1,216 @@
+"""What a stage costs on each submesh of a pool: the mesh, sharding and rematerialisation that suit it best."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
+from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.memory import device_memory
+from planner.evaluation.stages import StageCost
+from planner.evaluation.step import tail_of
+from planner.pipeline.dependencies import arranged, peak_in_flight
+from planner.plans import Parallelism, Pins, Sharding, ZeroStage
+from planner.search.assignments import Assignments
+from planner.search.space import SEARCHED_POLICIES, context_degrees, divisors, tensor_degrees
+
+MOST_STAGES = 8
+"""Stages that a pool is cut into at most: stages that differ have one mesh for each, and meshes of a device or two are
+what the search over equal stages is for."""
+
+
+class Share(NamedTuple):
+    """What all stages of a plan have in common."""
+
+    sequences: int
+    """Of one micro-batch, over all data ranks of a stage."""
+    num_microbatches: int
+    zero_stage: ZeroStage
+    sharding: Sharding
+    schedule: str
+
+
+class Choice(NamedTuple):
+    """How a stage runs on its submesh."""
+
+    seconds: float
+    """Of one micro-batch, its part of what follows the last backward included."""
+    local: Parallelism
+    """Degrees and rematerialisation."""
+    shardings: Shardings
+
+
+class _Offer(NamedTuple):
+    """A choice, and how many micro-batches in flight it has memory for."""
+
+    choice: Choice
+    room: int
+
+
+class PoolPrices:
+    """Prices stages on the submeshes of one pool."""
+
+    def __init__(self, evaluator: Evaluator, pins: Pins, most_in_flight: int) -> None:
+        """Nothing is priced yet."""
+        self.evaluator, self.pins, self._most = evaluator, pins, most_in_flight
+        self.limit = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
+        self.sizes = submesh_sizes(evaluator.cluster)
+        self._assignments = Assignments(evaluator)
+        self._meshes: dict[tuple[int, Share], tuple[Parallelism, ...]] = {}
+        self._layers: dict[tuple[object, ...], float] = {}
+        self._offers: dict[tuple[object, ...], tuple[_Offer, ...]] = {}
+
+    def choice(self, shape: StageShape, size: int, share: Share, in_flight: int) -> Choice | None:
+        """The fastest way to run the stage that fits with so many micro-batches in flight."""
+        key = (shape, size, share)
+        if key not in self._offers:
+            self._offers[key] = self._offers_for(shape, size, share)
+        fitting = (offer.choice for offer in self._offers[key] if offer.room >= in_flight)
+        return next(fitting, None)
+
+    def layer_seconds(self, name: str, size: int, share: Share) -> float:
+        """The least that one more layer of this kind adds to a stage, if memory were no matter; infinite where the
+        submesh cannot run it.
+        """
+        key = (name, size, share)
+        if key not in self._layers:
+            one, two = (StageShape(((name, count),), False, False) for count in (1, 2))
+            more = (
+                self._cost(local, two)[0].seconds - self._cost(local, one)[0].seconds
+                for local in self._locals(size, share)
+            )
+            self._layers[key] = min(more, default=math.inf)
+        return self._layers[key]
+
+    def _offers_for(self, shape: StageShape, size: int, share: Share) -> tuple[_Offer, ...]:
+        """Fastest first; a slower one is offered only where it has memory for more."""
+        priced: list[tuple[float, int, Parallelism, StageCost, Shardings]] = []
+        for local in self._locals(size, share):
+            cost, shardings = self._cost(local, shape)
+            mesh = self.evaluator.mesh(local)
+            after = tail_of(self.evaluator.setting, local, mesh, [cost]).seconds / share.num_microbatches
+            priced.append((cost.seconds + after, len(priced), local, cost, shardings))
+        offers: list[_Offer] = []
+        for seconds, _, local, cost, shardings in sorted(priced, key=lambda entry: entry[:2]):
+            most = offers[-1].room if offers else 0
+            if most == self._most:
+                break
+            room = self._room(local, cost)
+            if room > most:
+                offers.append(_Offer(Choice(seconds, local, shardings), room))
+        return tuple(offers)
+
+    def _cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
+        shardings = self._assignments.sharding(local, False)
+        return self.evaluator.stage(local, shape, local.recompute, shardings), shardings
+
+    def _room(self, local: Parallelism, cost: StageCost) -> int:
+        """Most micro-batches in flight that fit; memory grows with every one of them."""
+        evaluator, mesh = self.evaluator, self.evaluator.mesh(local)
+
+        def fits(in_flight: int) -> bool:
+            held = in_flight * cost.saved_bytes
+            memory = device_memory([cost], held, evaluator.job, local, mesh, evaluator.software)
+            return memory.total <= self.limit
+
+        if fits(self._most):
+            return self._most
+        if not fits(1):
+            return 0
+        low, high = 1, self._most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _locals(self, size: int, share: Share) -> tuple[Parallelism, ...]:
+        if (size, share) not in self._meshes:
+            self._meshes[size, share] = tuple(self._degrees(size, share))
+        return self._meshes[size, share]
+
+    def _degrees(self, size: int, share: Share) -> Iterator[Parallelism]:
+        """Every mesh of ``size`` devices and policy that the pins allow, as a plan of one stage."""
+        evaluator, pins = self.evaluator, self.pins
+        experts = evaluator.graph.dims.get("experts", 1)
+        policies = [pins.recompute] if pins.recompute else SEARCHED_POLICIES
+        for tensor in _pinned(tensor_degrees(evaluator.graph, evaluator.cluster), pins.tensor):
+            for context in _pinned(context_degrees(evaluator.graph, evaluator.job.seq_len), pins.context):
+                data, rest = divmod(size, tensor * context)
+                if rest or data == 0 or share.sequences % data or pins.data not in (None, data):
+                    continue
+                if pins.micro_batch not in (None, share.sequences // data):
+                    continue
+                for expert in _pinned(sorted({1, math.gcd(data, experts)}), pins.expert):
+                    if data % expert or experts % expert:
+                        continue
+                    for policy in policies:
+                        yield _local(share, data, tensor, context, expert, policy, pins)
+
+
+def _pinned(options: Sequence[int], pin: int | None) -> Sequence[int]:
+    return options if pin is None else [pin]
+
+
+def _local(
+    share: Share, data: int, tensor: int, context: int, expert: int, policy: str, pins: Pins
+) -> Parallelism:
+    ranks = data * context
+    return Parallelism.model_construct(
+        data=data,
+        tensor=tensor,
+        pipeline=2,  # of several: what a stage keeps between micro-batches depends on nothing else
+        context=context,
+        expert=expert,
+        virtual_stages=1,
+        micro_batch=share.sequences // data,
+        num_microbatches=share.num_microbatches,
+        zero_stage=share.zero_stage,
+        sharding=share.sharding,
+        shard_degree=ranks if share.zero_stage else 1,
+        replicate_degree=1 if share.zero_stage else ranks,
+        sequence_parallel=True,
+        recompute=policy,
+        schedule=share.schedule,
+        stages=(),
+        offload=pins.offload or (),
+    )
+
+
+def submesh_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
+    """Devices of the submeshes of a pool: whole fractions of it down to an eighth, each a part of the one before.
+
+    So they can lie side by side in any number without one reaching over the edge of another's place.
+    """
+    total, node = cluster.num_devices, cluster.devices_per_node
+    sizes: list[int] = []
+    for size in reversed(divisors(total)):
+        whole_nodes = size % node == 0 or node % size == 0
+        blocks = cluster.torus is None or _is_block(cluster, size)
+        if total // size <= MOST_STAGES and whole_nodes and blocks and (not sizes or sizes[-1] % size == 0):
+            sizes.append(size)
+    return tuple(sizes)
+
+
+def _is_block(cluster: ClusterSpec, size: int) -> bool:
+    """Whether the first ``size`` ranks fill a block of the torus."""
+    from cluster_specs.topology import comm_group
+
+    try:
+        comm_group(cluster, ((size, 1),))
+    except InputError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def in_flight(schedule: str, stages_after: int, num_microbatches: int) -> int:
+    """Micro-batches that a stage with so many behind it holds at most.
+
+    It is the first stage of the pipeline that begins with it.
+    """
+    ranks = stages_after + 1
+    enough = min(num_microbatches, 3 * ranks)
+    several = num_microbatches if schedule == "gpipe" else enough
+    return peak_in_flight(arranged(schedule, ranks, 1, several))[0]

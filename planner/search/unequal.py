@@ -1,0 +1,295 @@
+"""Stages that differ: pools of unlike devices one after the other, each cut into submeshes, each stage its own mesh.
+
+For every order of two or more pools, size of a micro-batch and ZeRO stage, the dynamic program cuts layers into stages
+and pools into submeshes, with the evaluator's own seconds and memory for every stage; each stage runs with the mesh,
+sharding and rematerialisation that is fastest for it within its device's memory. The cuts that may be the fastest are
+then simulated, and their boundaries moved while that helps. Plans of one pool alone come from the search over equal
+stages. Every combination that its bound does not exclude is looked at.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import Infeasible, InputError
+from planner.evaluation.evaluator import Evaluator, StageShape
+from planner.evaluation.step import stage_wait, straggling
+from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
+from planner.pipeline.generators import is_written_out, schedule_entry, splits_backward
+from planner.plans import Estimate, Parallelism, Pins, Sharding, ZeroStage
+from planner.search.placing import placed
+from planner.search.space import divisors
+from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
+
+Numbers = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+
+MAX_SEQUENCES = 64
+"""Of a micro-batch on each data rank of the largest stage."""
+
+SIMULATED = 4
+"""Of the cuts that the dynamic program offers for a combination, so many are simulated and improved."""
+
+LESS = 1 - 1e-9
+"""What counts as faster."""
+
+
+class Combination(NamedTuple):
+    """What is decided before layers are cut."""
+
+    order: tuple[int, ...]
+    """Pools in the order in which a micro-batch passes them."""
+    share: Share
+
+
+class Stage(NamedTuple):
+    """One stage: its layers and its submesh."""
+
+    end: int
+    submesh: int
+
+
+class Answer(NamedTuple):
+    """A plan with its price."""
+
+    plan: Parallelism
+    estimate: Estimate
+
+
+class UnequalOutcome(NamedTuple):
+    """Plans, best first; the bound below which no step of the space is; how many were simulated and excluded."""
+
+    found: tuple[Answer, ...]
+    bound: float
+    evaluated: int
+    excluded: int
+
+
+class UnequalSearch:
+    """One search over stages that differ."""
+
+    def __init__(self, evaluator: Evaluator, pins: Pins) -> None:
+        """Nothing is priced yet. Raises ``InputError`` for pins that such stages cannot have."""
+        _check(evaluator, pins)
+        self.evaluator, self.pins = evaluator, pins
+        most = MOST_STAGES * len(evaluator.pools)
+        batch = evaluator.job.global_batch
+        held = batch if pins.schedule in ("gpipe", "terapipe") else min(batch, 2 * most)
+        self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
+        self.evaluated = 0
+        self._shapes, self._shape_of = _all_shapes(evaluator)
+
+    def combinations(self) -> Iterator[Combination]:
+        """Every order of the pools, size of a micro-batch and ZeRO stage that the pins allow."""
+        evaluator, pins = self.evaluator, self.pins
+        pools, batch = range(len(evaluator.pools)), evaluator.job.global_batch
+        least = 1 if len(pools) == 1 else 2
+        orders = [o for n in range(least, len(pools) + 1) for o in permutations(pools, n)]
+        for order in orders:
+            widest = max(max(self.prices[k].sizes) for k in order)
+            for sequences in (s for s in divisors(batch) if s <= MAX_SEQUENCES * widest):
+                for zero, sharding in _states(evaluator, pins):
+                    share = Share(sequences, batch // sequences, zero, sharding, self.pins.schedule or "1f1b")
+                    yield Combination(order, share)
+
+    def run(self, known: float = float("inf"), progress: Progress | None = None) -> UnequalOutcome:
+        """The best plan of every combination that may be faster than ``known`` [s] and the others, best first."""
+        bounded = sorted(
+            ((self.bound(c), n, c) for n, c in enumerate(self.combinations())), key=lambda b: b[:2]
+        )
+        found: list[Answer] = []
+        best, excluded = known, 0
+        for looked, (bound, _, combination) in enumerate(bounded):
+            if progress is not None:
+                progress(looked, len(bounded))
+            if bound >= best:
+                excluded = len(bounded) - looked
+                break
+            answer = self.solve(combination, best)
+            if answer is not None:
+                found.append(answer)
+                best = min(best, answer.estimate.step_time_s)
+        found.sort(key=lambda answer: answer.estimate.step_time_s)
+        return UnequalOutcome(tuple(found), bounded[0][0], self.evaluated, excluded)
+
+    # --- one combination ------------------------------------------------------------------------------
+
+    def bound(self, combination: Combination) -> float:
+        """What no step of the combination can be below [s].
+
+        Let u_k be the seconds for which pool k would work on a micro-batch with all its devices. Its slowest stage
+        takes no less, and waits for the first micro-batch to come from the pools before it and for the last to go
+        back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1, and layer l taking
+        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``.
+        """
+        rates = np.array([self._rates(k, combination.share) for k in combination.order])
+        whole, m = rates.sum(axis=1), combination.share.num_microbatches
+        if np.isinf(whole).any():
+            return float("inf")
+        waits = 0.0 if splits_backward(combination.share.schedule) else 1.0
+        weights = np.zeros(len(whole))
+        for k in reversed(range(len(whole))):
+            weights[k] = max(0.0, (1 / whole[k] - waits * weights[k + 1 :].sum()) / m)
+        weights /= weights.sum()
+        behind = weights[::-1].cumsum()[::-1] - weights
+        least = float(((m * weights + waits * behind)[:, None] * rates).min(axis=0).sum())
+        setting = self.evaluator.setting
+        devices = sum(self.prices[k].evaluator.cluster.num_devices for k in combination.order)
+        used = Parallelism.model_construct(data=devices // 2, pipeline=2)
+        least += m * stage_wait(setting, used) if len(combination.order) > 1 else 0.0
+        return (least + setting.software.step_overhead) * (1 + straggling(setting, used))
+
+    def _rates(self, pool: int, share: Share) -> list[float]:
+        """Seconds of every kind of layer, all of it together, if the whole pool worked on it."""
+        prices, graph = self.prices[pool], self.evaluator.graph
+        total = prices.evaluator.cluster.num_devices
+
+        def together(name: str) -> float:
+            return min(prices.layer_seconds(name, size, share) * size / total for size in prices.sizes)
+
+        return [graph.sequence.count(name) * together(name) for name in sorted(set(graph.sequence))]
+
+    def solve(self, combination: Combination, known: float = float("inf")) -> Answer | None:
+        """The fastest plan of the combination; None where nothing fits that is faster than ``known`` [s]."""
+        submeshes = self.submeshes(combination)
+        pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
+        if not submeshes:
+            return None
+        try:
+            m = combination.share.num_microbatches
+            table = self._table(combination, submeshes, known / m)
+            cuts = submesh_cuts(table, pools, submeshes, m, self.pins.pipeline)
+        except Infeasible:
+            return None
+        answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
+        return min((a for a in answers if a is not None), key=_seconds, default=None)
+
+    def submeshes(self, combination: Combination) -> list[Submesh]:
+        """Of every pool in the order, by place in it."""
+        return [
+            Submesh(size, place)
+            for place, pool in enumerate(combination.order)
+            for size in self.prices[pool].sizes
+        ]
+
+    def choice(
+        self, combination: Combination, submesh: Submesh, shape: StageShape, stages_after: int
+    ) -> Choice | None:
+        """How a stage runs on a submesh with so many stages behind it."""
+        share = combination.share
+        held = in_flight(share.schedule, stages_after, share.num_microbatches)
+        return self.prices[combination.order[submesh.pool]].choice(shape, submesh.size, share, held)
+
+    def _table(self, combination: Combination, submeshes: Sequence[Submesh], slowest: float) -> Array:
+        """[stages after, submesh, start, end] -> seconds; stages slower than ``slowest`` are left out."""
+        most = min(MOST_STAGES * len(combination.order), self.evaluator.graph.num_layers)
+        seconds = np.full((most, len(submeshes), len(self._shapes) + 1), np.inf)
+        for k, submesh in enumerate(submeshes):
+            prices = self.prices[combination.order[submesh.pool]]
+            for number, shape in enumerate(self._shapes):
+                least = sum(
+                    count * prices.layer_seconds(name, submesh.size, combination.share)
+                    for name, count in shape.layers
+                )
+                if least > slowest:
+                    continue
+                for after in range(1) if shape.last else range(1, most):
+                    choice = self.choice(combination, submesh, shape, after)
+                    if choice is not None:
+                        seconds[after, k, number] = choice.seconds
+        return seconds[:, :, self._shape_of]
+
+    def _improved(
+        self, combination: Combination, submeshes: Sequence[Submesh], cut: StagePartition
+    ) -> Answer | None:
+        """The cut as a plan, its boundaries moved by a layer while the simulated step gets shorter."""
+        stages = tuple(Stage(end, k) for (_, end), k in zip(cut.stages, cut.submeshes, strict=True))
+        best = self.priced(combination, submeshes, stages)
+        improving = best is not None
+        while improving:
+            improving = False
+            for moved in _moved(stages):
+                answer = self.priced(combination, submeshes, moved)
+                if answer is not None and best is not None and _seconds(answer) < LESS * _seconds(best):
+                    best, stages, improving = answer, moved, True
+        return best
+
+    def priced(
+        self, combination: Combination, submeshes: Sequence[Submesh], stages: Sequence[Stage]
+    ) -> Answer | None:
+        """The stages as a plan with its estimate; None where one does not fit."""
+        choices, shapes = [], []
+        for number, (start, end) in enumerate(pairwise((0, *(stage.end for stage in stages)))):
+            shape = self._shapes[self._shape_of[start, end]]
+            after = len(stages) - 1 - number
+            choice = self.choice(combination, submeshes[stages[number].submesh], shape, after)
+            if choice is None:
+                return None
+            choices.append(choice)
+            shapes.append((start, end))
+        pools = [combination.order[submeshes[stage.submesh].pool] for stage in stages]
+        plan = placed(self.evaluator, combination.share, shapes, choices, pools)
+        self.evaluated += 1
+        estimate = self.evaluator.estimate(plan)
+        room = 1 - self.evaluator.job.memory_headroom
+        return Answer(plan, estimate) if estimate.memory_bytes <= room * estimate.memory_limit_bytes else None
+
+
+def _seconds(answer: Answer) -> float:
+    return answer.estimate.step_time_s
+
+
+def _moved(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
+    """The stages with one boundary moved by one layer."""
+    ends = [0, *(stage.end for stage in stages)]
+    for s in range(len(stages) - 1):
+        for end in (ends[s + 1] - 1, ends[s + 1] + 1):
+            if ends[s] < end < ends[s + 2]:
+                yield (*stages[:s], stages[s]._replace(end=end), *stages[s + 1 :])
+
+
+def _all_shapes(evaluator: Evaluator) -> tuple[tuple[StageShape, ...], Numbers]:
+    """Every stage that layers can be cut into, and its number by start and end; the number after them is none."""
+    layers = evaluator.graph.num_layers
+    numbers: dict[StageShape, int] = {}
+    shape_of = np.full((layers + 1, layers + 1), -1)
+    for start in range(layers):
+        for end in range(start + 1, layers + 1):
+            shape = evaluator.shape(start, end)
+            shape_of[start, end] = numbers.setdefault(shape, len(numbers))
+    return tuple(numbers), shape_of
+
+
+def _states(evaluator: Evaluator, pins: Pins) -> list[tuple[ZeroStage, Sharding]]:
+    """ZeRO stages and PyTorch's names for them, sharded over all data ranks of a stage."""
+    table: list[tuple[ZeroStage, Sharding]] = [
+        (0, "NO_SHARD"),
+        (1, "NO_SHARD"),
+        (2, "SHARD_GRAD_OP"),
+        (3, "FULL_SHARD"),
+    ]
+    free = pins.zero_stage is None and pins.sharding is None
+    return [
+        (zero, name)
+        for zero, name in table
+        if (zero in evaluator.software.zero_stages if free else True)
+        and pins.zero_stage in (None, zero)
+        and pins.sharding in (None, name)
+    ]
+
+
+def _check(evaluator: Evaluator, pins: Pins) -> None:
+    if pins.virtual_stages not in (None, 1):
+        raise InputError(f"--virtual-stages {pins.virtual_stages}: stages that differ are one to a device")
+    if pins.sharding == "HYBRID_SHARD":
+        raise InputError("--sharding HYBRID_SHARD: stages that differ shard over all their data ranks")
+    if pins.schedule is None:
+        return
+    entry = schedule_entry(pins.schedule)
+    if is_written_out(pins.schedule) or entry.stages_per_rank != (1, 1) or entry.copies > 1:
+        raise InputError(
+            f"--schedule {pins.schedule}: stages that differ run one to a device, as in 1f1b or zb-h1"
+        )
