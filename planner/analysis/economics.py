@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from cluster_specs.catalog import what_if
 from cluster_specs.cluster import ClusterSpec, PriceKind
 from cluster_specs.record import Record
 from cluster_specs.units import Seconds
@@ -13,7 +14,7 @@ from cost_models import economics as physics
 from cost_models import goodput
 from cost_models.memory import state_bytes
 from planner.analysis.questions import known
-from planner.plans import Estimate, Job, Plan
+from planner.plans import Estimate, Job, Parallelism, Plan
 
 
 class Terms(Record):
@@ -91,15 +92,10 @@ BUSY = frozenset({"compute", "recompute", "optimizer", "overlap_slowdown"})
 
 def economics(plan: Plan, terms: Terms | None = None) -> Economics:
     """What training on ``terms.tokens`` takes; raises ``InputError`` for a plan without an estimate."""
-    return economics_of(known(plan), plan.model.parameters, plan.cluster, plan.job, terms or Terms())
-
-
-def economics_of(
-    estimate: Estimate, parameters: float, cluster: ClusterSpec, job: Job, terms: Terms
-) -> Economics:
-    """The same from the parts of a plan, all devices of the cluster being paid for."""
+    terms = terms or Terms()
+    estimate, cluster = known(plan), _rented(plan.cluster, plan.plan)
     notes = _Notes({}, [])
-    rates, recovery, repair = _failures(estimate, parameters, cluster, job, terms, notes)
+    rates, recovery, repair = _failures(estimate, plan.model.parameters, cluster, plan.job, terms, notes)
     shares = goodput.goodput(rates, recovery, repair, terms.spares, terms.straggler_fraction)
     stretch = terms.tokens / estimate.tokens_per_s / shares.useful / estimate.step_time_s
     low, high = (seconds * stretch for seconds in estimate.step_time_interval_s)
@@ -130,6 +126,16 @@ def economics_of(
         assumed=notes.assumed,
         unknown=tuple(notes.unknown),
     )
+
+
+def _rented(cluster: ClusterSpec, choice: Parallelism) -> ClusterSpec:
+    """The part of the cluster that the plan uses: nobody pays for the rest."""
+    if choice.num_devices == cluster.num_devices or cluster.torus is not None:
+        return cluster
+    per_node = min(cluster.devices_per_node, choice.num_devices)
+    return what_if(
+        cluster, {"nodes": math.ceil(choice.num_devices / per_node), "devices_per_node": per_node}
+    ).model_copy(update={"sources": cluster.sources})
 
 
 class _Notes(NamedTuple):

@@ -57,7 +57,8 @@ class Point(Record):
     pareto: bool = False
     """No other point is at least as good in time, cost, memory headroom and devices, and better in one.
 
-    Only points of one model and precision are weighed against each other."""
+    Only points that train the same model in the same way on the same hardware numbers are weighed against each
+    other; pins, kinds of clusters and counts may differ."""
 
 
 class Knee(Record):
@@ -88,8 +89,9 @@ class Sweep(Record):
     knees: tuple[Knee, ...] = ()
     searches: int
     """Different questions that were asked: points less those that are equal."""
-    recommended: int | None = None
-    """Index of the point with the least cost (time, where no price is known) among those on the front."""
+    recommended: tuple[int, ...] = ()
+    """For each way of training in the sweep (model, job, hardware numbers): the fastest point among those whose cost
+    is near the least (the fastest of all where no price is known)."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self, **kwargs: Any) -> str:

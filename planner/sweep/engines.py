@@ -1,0 +1,112 @@
+"""Where the points of a sweep are planned: in this process, in several, or on a Ray cluster.
+
+An engine takes questions by key and yields each answer as it comes. A worker that is lost is replaced and its points
+are asked again; a point that loses worker after worker ends the sweep, with everything else on disk.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from types import MappingProxyType
+from typing import Any
+
+from planner.analysis.questions import Question
+from planner.errors import InputError, PlannerError
+from planner.plans import Objective
+from planner.sweep.answers import Answer, ask
+
+Engine = Callable[[Mapping[str, Question], Objective, int], Iterator[tuple[str, Answer]]]
+"""(questions by key, objective, workers) -> answers by key, as they are finished."""
+
+RETRIES = 3
+"""Times that lost workers are replaced without any point being finished in between."""
+
+
+def here(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Iterator[tuple[str, Answer]]:
+    """One after the other in this process."""
+    for key, question in questions.items():
+        yield key, ask(question, objective)
+
+
+def processes(
+    questions: Mapping[str, Question], objective: Objective, jobs: int
+) -> Iterator[tuple[str, Answer]]:
+    """In ``jobs`` processes of this machine."""
+    if jobs == 1:
+        yield from here(questions, objective, jobs)
+        return
+    left = dict(questions)
+    lost = 0
+    while left:
+        try:
+            for key, answer in _in_pool(left, objective, jobs):
+                del left[key]
+                lost = 0
+                yield key, answer
+        except BrokenProcessPool:
+            lost += 1
+            if lost > RETRIES:
+                raise PlannerError(
+                    f"workers were lost {lost} times in a row, killed or out of memory: use fewer --jobs"
+                ) from None
+
+
+def _in_pool(
+    questions: Mapping[str, Question], objective: Objective, jobs: int
+) -> Iterator[tuple[str, Answer]]:
+    """One pool, until all is answered or a worker is lost."""
+    pool = ProcessPoolExecutor(min(jobs, len(questions)), multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(ask, question, objective): key for key, question in questions.items()}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def on_ray(
+    questions: Mapping[str, Question], objective: Objective, jobs: int
+) -> Iterator[tuple[str, Answer]]:
+    """On the Ray cluster that ``RAY_ADDRESS`` names, or on one of ``jobs`` workers that is started here.
+
+    Raises ``InputError`` where Ray is not installed. Ray asks again what a lost worker was planning.
+    """
+    ray = _ray()
+    started = not ray.is_initialized()
+    if started:
+        import os
+
+        size = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs, "include_dashboard": False}
+        ray.init(logging_level="warning", log_to_driver=False, **size)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(ask)
+        waiting = {remote.remote(question, objective): key for key, question in questions.items()}
+        while waiting:
+            finished, _ = ray.wait(list(waiting), num_returns=1)
+            for reference in finished:
+                key = waiting.pop(reference)
+                yield key, _fetched(ray, reference)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--engine ray needs Ray: pip install 'meshwright[ray]'") from None
+    return ray
+
+
+def _fetched(ray: Any, reference: Any) -> Answer:
+    try:
+        answer: Answer = ray.get(reference)
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+        raise PlannerError(f"Ray lost the workers of one point {RETRIES + 1} times: {error}") from error
+    return answer
+
+
+ENGINES: Mapping[str, Engine] = MappingProxyType({"local": processes, "ray": on_ray})
+"""By the names of ``--engine``."""
