@@ -5,7 +5,8 @@ are asked again; a point that loses worker after worker ends the sweep, with eve
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from types import MappingProxyType
@@ -16,22 +17,23 @@ from planner.errors import InputError, PlannerError
 from planner.plans import Objective
 from planner.sweep.answers import Answer, ask
 
-Engine = Callable[[Mapping[str, Question], Objective, int], Iterator[tuple[str, Answer]]]
-"""(questions by key, objective, workers) -> answers by key, as they are finished."""
+Finished = Generator[tuple[str, Answer], None, None]
+"""Answers by key, as they are finished."""
+
+Engine = Callable[[Mapping[str, Question], Objective, int], Finished]
+"""(questions by key, objective, workers) -> answers."""
 
 RETRIES = 3
 """Times that lost workers are replaced without any point being finished in between."""
 
 
-def here(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Iterator[tuple[str, Answer]]:
+def here(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Finished:
     """One after the other in this process."""
     for key, question in questions.items():
         yield key, ask(question, objective)
 
 
-def processes(
-    questions: Mapping[str, Question], objective: Objective, jobs: int
-) -> Iterator[tuple[str, Answer]]:
+def processes(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Finished:
     """In ``jobs`` processes of this machine."""
     if jobs == 1:
         yield from here(questions, objective, jobs)
@@ -52,22 +54,26 @@ def processes(
                 ) from None
 
 
-def _in_pool(
-    questions: Mapping[str, Question], objective: Objective, jobs: int
-) -> Iterator[tuple[str, Answer]]:
-    """One pool, until all is answered or a worker is lost."""
-    pool = ProcessPoolExecutor(min(jobs, len(questions)), multiprocessing.get_context("spawn"))
+def _in_pool(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Finished:
+    """One pool, until all is answered or a worker is lost; workers leave an interrupt to this process."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
+        min(jobs, len(questions)),
+        multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
     try:
         futures = {pool.submit(ask, question, objective): key for key, question in questions.items()}
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
 
 
-def on_ray(
-    questions: Mapping[str, Question], objective: Objective, jobs: int
-) -> Iterator[tuple[str, Answer]]:
+def on_ray(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Finished:
     """On the Ray cluster that ``RAY_ADDRESS`` names, or on one of ``jobs`` workers that is started here.
 
     Raises ``InputError`` where Ray is not installed. Ray asks again what a lost worker was planning.

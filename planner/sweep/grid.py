@@ -45,11 +45,15 @@ class Loader:
         self.sized: Callable[[str, int | None], ClusterSpec] = lru_cache(None)(sized)
 
 
-def check_axes(axes: Axes) -> None:
-    """Refuse unknown inputs, empty ones, and a batch given twice.
+def check_axes(axes: Axes, fixed: Mapping[str, Any]) -> None:
+    """Refuse unknown inputs, empty ones, one that is given twice, and a batch in two ways.
 
     Raises ``InputError``.
     """
+    for name in fixed:
+        if name in axes:
+            raise InputError(f"{name} is both fixed and swept: give it once")
+    given = {*axes, *fixed}
     known = {*PLACES, BATCH_TOKENS, *Job.model_fields, *Pins.model_fields, *KNOBS}
     for name, values in axes.items():
         if name not in known and "." not in name:
@@ -57,23 +61,27 @@ def check_axes(axes: Axes) -> None:
         if not values:
             raise InputError(f"{name} has no values to sweep")
     for name in ("model", "cluster"):
-        if name not in axes:
+        if name not in given:
             raise InputError(f"a sweep needs a {name}")
-    if ("global_batch" in axes) == (BATCH_TOKENS in axes):
+    if ("global_batch" in given) == (BATCH_TOKENS in given):
         raise InputError("give the global batch either in sequences or in tokens")
-    if "seq_len" not in axes:
+    if "seq_len" not in given:
         raise InputError("a sweep needs a sequence length")
 
 
-def cells(axes: Axes) -> Iterator[Cell]:
-    """Every combination, the last axis varying fastest; raises ``InputError`` as `check_axes`."""
-    check_axes(axes)
+def cells(axes: Axes, fixed: Mapping[str, Any] | None = None) -> Iterator[Cell]:
+    """Every combination, the last axis varying fastest, each with the ``fixed`` inputs too.
+
+    Raises ``InputError`` as `check_axes`.
+    """
+    fixed = fixed or {}
+    check_axes(axes, fixed)
     loader = Loader()
     for values in itertools.product(*axes.values()):
-        yield _cell(dict(zip(axes, values, strict=True)), loader)
+        yield _cell({**fixed, **dict(zip(axes, values, strict=True))}, loader)
 
 
-def _cell(values: Mapping[str, Value], loader: Loader) -> Cell:
+def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     job = {name: value for name, value in values.items() if name in Job.model_fields}
     pins = {name: value for name, value in values.items() if name in Pins.model_fields and value != "free"}
     changes = {name: value for name, value in values.items() if name in KNOBS or "." in name}
@@ -93,7 +101,7 @@ def _cell(values: Mapping[str, Value], loader: Loader) -> Cell:
     return Cell(_inputs(values, job, pins, changes, question), question, None)
 
 
-def _sequences(values: Mapping[str, Value]) -> Value:
+def _sequences(values: Mapping[str, Any]) -> Any:
     """The global batch in sequences."""
     if BATCH_TOKENS not in values:
         return values["global_batch"]
@@ -104,7 +112,7 @@ def _sequences(values: Mapping[str, Value]) -> Value:
 
 
 def _inputs(
-    values: Mapping[str, Value],
+    values: Mapping[str, Any],
     job: Mapping[str, Any],
     pins: Mapping[str, Any],
     changes: Mapping[str, Value],

@@ -1,9 +1,9 @@
 """A sweep from its inputs to its record: equal points planned once, finished ones kept, the rest put to an engine."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from planner.analysis.economics import Terms, economics
 from planner.analysis.naming import short_name
@@ -28,6 +28,7 @@ def sweep(
     axes: Axes,
     terms: Terms | None = None,
     *,
+    fixed: Mapping[str, Any] | None = None,
     objective: Objective = "time",
     jobs: int = 1,
     engine: str = "local",
@@ -43,15 +44,15 @@ def sweep(
                "seq_len": [8192], "global_batch": [64]})
 
     An axis is ``model``, ``cluster``, ``devices``, ``batch_tokens``, a field of `Job` or `Pins`, or a hardware number
-    (a name of ``KNOBS`` or a dotted path). ``journal`` keeps finished points on disk, and what it has is not planned
-    again.
+    (a name of ``KNOBS`` or a dotted path); ``fixed`` are fields that all points share. ``journal`` keeps finished
+    points on disk, and what it has is not planned again.
 
     Raises:
         InputError: an axis is unknown, or every point contradicts itself.
         PlannerError: workers were lost again and again.
     """
     _check(objective, jobs, engine)
-    grid = list(cells(axes))
+    grid = list(cells(axes, fixed))
     if all(cell.question is None for cell in grid):
         raise InputError(f"no point can be planned: {grid[0].reason}")
     keys = [None if cell.question is None else key_of(cell.question, objective) for cell in grid]
@@ -78,19 +79,16 @@ def answer_all(
         kept = stack.enter_context(Journal(journal)) if journal else None
         answers = {key: kept.answers[key] for key in questions if key in kept.answers} if kept else {}
         left = {key: question for key, question in questions.items() if key not in answers}
-        for key, answer in _asked(left, objective, jobs, engine):
+        if not left:
+            return answers
+        finished = stack.enter_context(closing(ENGINES[engine](left, objective, jobs)))
+        for key, answer in finished:
             if kept is not None:
                 kept.add(key, answer)
             answers[key] = answer
             if progress is not None:
                 progress(len(answers), len(questions))
         return answers
-
-
-def _asked(
-    questions: Mapping[str, Question], objective: Objective, jobs: int, engine: str
-) -> Iterator[tuple[str, Answer]]:
-    return ENGINES[engine](questions, objective, jobs) if questions else iter(())
 
 
 def _check(objective: str, jobs: int, engine: str) -> None:
