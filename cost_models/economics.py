@@ -61,3 +61,8 @@ def energy(power: float, seconds: float, facility_overhead: float) -> float:
 def carbon(joules: float, kg_per_kwh: float) -> float:
     """CO2e [kg] of electricity of that intensity [kg CO2e/kWh]."""
     return joules / JOULES_PER_KWH * kg_per_kwh
+
+
+def least_device_hours(flops: float, peak_flops_per_second: float) -> float:
+    """Hours of devices that no run of ``flops`` can be below: every device at its peak all the time."""
+    return flops / peak_flops_per_second / HOUR

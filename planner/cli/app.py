@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         timeline.timeline,
         contest.solve_iopddl,
     ),
-    "Capacity": (sweeps.what_if,),
+    "Capacity": (sweeps.what_if, sweeps.size),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }
 """Title in the help -> commands, named as their functions."""

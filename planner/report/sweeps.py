@@ -11,9 +11,13 @@ from planner.analysis.economics import Economics
 from planner.plans import Estimate
 from planner.report.console import columns, heading
 from planner.sweep.records import Knee, Point, Sweep
+from planner.sweep.sizing import Sizing
 
 FRONT, RECOMMENDED = "*", ">"
 """Marks of points that no other beats in everything, and of those recommended."""
+
+FOLDING: Mapping[str, int] = {"model": 8, "cluster": 8, "plan": 12}
+"""Columns that may take several lines, and their least width."""
 
 PLACE: Mapping[str, Callable[[Point], object]] = {
     "model": lambda p: p.inputs.model,
@@ -30,18 +34,18 @@ FIGURES: Mapping[str, Callable[[Estimate, Economics], str]] = {
     "MFU": lambda e, _: f"{e.mfu:.1%}",
     "free": lambda e, _: f"{1 - e.memory_bytes / e.memory_limit_bytes:.0%}",
     "train": lambda _, c: format_duration(c.time_to_train_s),
-    "cost": lambda _, c: format_money(c.cost, c.currency),
+    "cost": lambda _, c: format_money(c.cost),
 }
 
 
-def format_money(amount: float | None, currency: str) -> str:
-    """``1.25M USD``; ``-`` where it is not known."""
+def format_money(amount: float | None) -> str:
+    """``1.25M``; ``-`` where it is not known."""
     if amount is None:
         return "-"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if amount >= size:
-            return f"{amount / size:,.3g}{letter} {currency}"
-    return f"{amount:,.3g} {currency}"
+            return f"{amount / size:,.3g}{letter}"
+    return f"{amount:,.3g}"
 
 
 def sweep_report(sweep: Sweep) -> RenderableType:
@@ -70,12 +74,18 @@ def _points(sweep: Sweep) -> Table:
     varied = [
         name for name, values in sweep.axes.items() if len(values) > 1 or name in ("cluster", "devices")
     ]
+    return points_table(sweep.points, varied, sweep.recommended)
+
+
+def points_table(points: Sequence[Point], varied: Sequence[str], chosen: Sequence[int]) -> Table:
+    """One line a point: the inputs ``varied``, the plan and its figures; ``chosen`` ones marked."""
     names = ["", *(name.replace("_", " ") for name in varied), "plan", *FIGURES, "eff."]
     table = columns(*names, right="l" + "r" * len(varied) + "l" + "r" * (len(FIGURES) + 1))
     for column in table.columns:
-        column.no_wrap = column.header != "plan"
-    for i, point in enumerate(sweep.points):
-        mark = RECOMMENDED if i in sweep.recommended else FRONT if point.pareto else ""
+        column.no_wrap = column.header not in FOLDING
+        column.min_width = FOLDING.get(str(column.header))
+    for i, point in enumerate(points):
+        mark = RECOMMENDED if i in chosen else FRONT if point.pareto else ""
         table.add_row(mark, *(_input(point, name) for name in varied), *_outcome(point))
     return table
 
@@ -116,7 +126,8 @@ def _reasons(failed: Sequence[Point]) -> Iterator[str]:
 
 
 def _assumed(sweep: Sweep) -> Iterator[str]:
-    yield f"{sweep.terms.tokens:.3g} tokens; prices {sweep.terms.price_kind}"
+    currencies = sorted({point.economics.currency for point in sweep.points if point.economics})
+    yield f"{sweep.terms.tokens:.3g} tokens; {sweep.terms.price_kind} prices in {', '.join(currencies)}"
     priced = [point.economics.assumed for point in sweep.points if point.economics is not None]
     every = dict.fromkeys(item for assumed in priced for item in assumed.items())
     common = [(name, text) for name, text in every if all(text == assumed.get(name) for assumed in priced)]
@@ -124,3 +135,22 @@ def _assumed(sweep: Sweep) -> Iterator[str]:
     if len(common) < len(every):
         yield "what differs between points is in --json, with its source"
     yield from sweep.warnings
+
+
+def sizing_report(answer: Sizing) -> RenderableType:
+    """The verdict, what was tried for it, and what was not and why."""
+    chosen = () if answer.chosen is None else (answer.chosen,)
+    failed = [point for point in answer.tried if point.status != "planned"]
+    parts: list[RenderableType] = [
+        Text(answer.verdict, style="bold"),
+        Text(),
+        points_table(answer.tried, ("cluster", "devices"), chosen),
+    ]
+    if failed:
+        parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
+    if answer.skipped:
+        parts += [heading("Not tried"), *(Text(f"{kind}: {why}") for kind, why in answer.skipped.items())]
+    parts += [heading("Assumed"), *(Text(line) for line in answer.assumed)]
+    if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
+        parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
+    return Group(*parts)

@@ -59,7 +59,7 @@ def sweep(
     questions = {key: cell.question for key, cell in zip(keys, grid, strict=True) if key and cell.question}
     answers = answer_all(questions, objective, jobs=jobs, engine=engine, journal=journal, progress=progress)
     points = [
-        _point(cell, key, answers.get(key or ""), terms or Terms())
+        as_point(cell, key, answers.get(key or ""), terms or Terms())
         for cell, key in zip(grid, keys, strict=True)
     ]
     return _weighed(axes, points, terms or Terms(), objective, len(questions), threshold)
@@ -100,7 +100,7 @@ def _check(objective: str, jobs: int, engine: str) -> None:
         raise UnknownName("engine", engine, ENGINES)
 
 
-def _point(cell: Cell, key: str | None, answer: Answer | None, terms: Terms) -> Point:
+def as_point(cell: Cell, key: str | None, answer: Answer | None, terms: Terms) -> Point:
     """One point, with its economics."""
     if answer is None or key is None or cell.question is None:
         return Point(inputs=cell.inputs, key="", status="invalid", reason=cell.reason)
