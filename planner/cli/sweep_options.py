@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from planner.cli.catalogues import complete_models
 from planner.errors import InputError
 
 if TYPE_CHECKING:
     from planner.analysis.economics import Terms
+    from planner.sweep.ladders import Goal
 
 TERMS, SWEPT, RUNNING = "Economics", "Job: one value or several, separated by commas", "Running"
 
@@ -149,6 +151,52 @@ class SweptJobOptions:
                 raise InputError(f"--set {setting!r}: write it as NAME=VALUE,VALUE")
             axes[name.strip()] = values_of(text, f"--set {name}")
         return axes
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOptions:
+    """What has to be trained, and by when and for how much."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Shipped name or file; with --compute, the law may choose.",
+            autocompletion=complete_models,
+        ),
+    ] = None
+    tokens: Annotated[float | None, typer.Option("--tokens", help="To train on: 15e12.")] = None
+    compute: Annotated[
+        float | None, typer.Option("--compute", help="FLOPs to spend, instead of --tokens.")
+    ] = None
+    law: Annotated[str, typer.Option("--law", help="Scaling law that divides --compute.")] = "chinchilla"
+    deadline: Annotated[str | None, typer.Option("--deadline", help="90d, 6w, 2000h.")] = None
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Money, in the currency of the prices.")
+    ] = None
+
+    def to_workload(self) -> tuple[str, float, tuple[str, ...]]:
+        """Model, tokens, and what was assumed for them; ``InputError`` where they do not follow."""
+        if (self.tokens is None) == (self.compute is None):
+            raise InputError("give either --tokens or --compute")
+        if self.compute is not None:
+            from planner.analysis.budget import scaled
+
+            return scaled(self.compute, self.law, self.model)
+        if self.model is None or self.tokens is None:
+            raise InputError("give --model, or --compute for the scaling law to choose one")
+        if not self.tokens > 0:
+            raise InputError(f"--tokens {self.tokens:g}: train on more than 0")
+        return self.model, self.tokens, ()
+
+    def to_goal(self) -> "Goal":
+        """The `Goal`; ``InputError`` for what is no duration or no amount."""
+        from cluster_specs.record import validated
+        from cluster_specs.units import parse_duration
+        from planner.sweep.ladders import Goal
+
+        deadline = None if self.deadline is None else parse_duration(self.deadline)
+        return validated(Goal, {"deadline_s": deadline, "budget": self.budget}, "the goal")
 
 
 WHOLE = frozenset({"devices", "seq_len", "global_batch", "batch_tokens"})

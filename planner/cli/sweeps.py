@@ -10,7 +10,14 @@ from planner.cli.files import print_json, write_files
 from planner.cli.options import OutputOptions, PinOptions
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
-from planner.cli.sweep_options import RunningOptions, SweptJobOptions, TermsOptions, term, values_of
+from planner.cli.sweep_options import (
+    RunningOptions,
+    SweptJobOptions,
+    TermsOptions,
+    WantedOptions,
+    term,
+    values_of,
+)
 from planner.cli.thresholds import check_thresholds
 from planner.errors import InputError
 
@@ -77,6 +84,7 @@ def what_if(
 
 
 def size(
+    wanted: WantedOptions,
     job: SweptJobOptions,
     terms: TermsOptions,
     run: RunningOptions,
@@ -84,27 +92,10 @@ def size(
     clusters: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CLUSTER]...",
+            metavar="CLUSTER",
             help="Kinds to choose from; every shipped one with a price if none is named.",
             autocompletion=complete_clusters,
         ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Shipped name or file; with --compute, the law may choose.",
-            autocompletion=complete_models,
-        ),
-    ] = None,
-    tokens: Annotated[float | None, typer.Option("--tokens", help="To train on: 15e12.")] = None,
-    compute: Annotated[
-        float | None, typer.Option("--compute", help="FLOPs to spend, instead of --tokens.")
-    ] = None,
-    law: Annotated[str, typer.Option("--law", help="Scaling law that divides --compute.")] = "chinchilla",
-    deadline: Annotated[str | None, typer.Option("--deadline", help="90d, 6w, 2000h.")] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="Money, in the currency of the prices.")
     ] = None,
     most_devices: Annotated[int, typer.Option("--most-devices", help="Largest size to try.", min=1)] = 16384,
     path: Annotated[
@@ -115,18 +106,15 @@ def size(
 
     meshwright size --model llama-3.1-70b --tokens 15e12 --deadline 90d --budget 20e6 dgx-h100 dgx-h200
     """
-    from cluster_specs.units import parse_duration
-    from planner.sweep.ladders import Goal
     from planner.sweep.sizing import size as find
 
-    name, wanted, assumed = _workload(model, tokens, compute, law)
+    name, tokens, assumed = wanted.to_workload()
     fixed, usual = _single_job(job)
-    goal = Goal(deadline_s=None if deadline is None else parse_duration(deadline), budget=budget)
     with Progress(output.quiet) as progress:
         answer = find(
             name,
-            terms.to_terms(wanted),
-            goal,
+            terms.to_terms(tokens),
+            wanted.to_goal(),
             job=fixed,
             clusters=tuple(clusters or ()),
             most_devices=most_devices,
@@ -152,23 +140,6 @@ def _answer(answer: "Sweep | Sizing", report: str, output: OutputOptions) -> Non
 
         show(getattr(sweeps, report)(answer))
     check_thresholds(dumped, output.fail_if or ())
-
-
-def _workload(
-    model: str | None, tokens: float | None, compute: float | None, law: str
-) -> tuple[str, float, tuple[str, ...]]:
-    """Model and tokens, and what was assumed for them."""
-    if (tokens is None) == (compute is None):
-        raise InputError("give either --tokens or --compute")
-    if compute is not None:
-        from planner.analysis.budget import scaled
-
-        return scaled(compute, law, model)
-    if model is None or tokens is None:
-        raise InputError("give --model, or --compute for the scaling law to choose one")
-    if not tokens > 0:
-        raise InputError(f"--tokens {tokens:g}: train on more than 0")
-    return model, tokens, ()
 
 
 USUAL_BATCH_TOKENS = 4 * 2**20
