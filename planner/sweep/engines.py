@@ -5,10 +5,13 @@ are asked again; a point that loses worker after worker ends the sweep, with eve
 """
 
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stdout
 from types import MappingProxyType
 from typing import Any
 
@@ -81,21 +84,19 @@ def on_ray(questions: Mapping[str, Question], objective: Objective, jobs: int) -
     ray = _ray()
     started = not ray.is_initialized()
     if started:
-        import os
-
         size = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs, "include_dashboard": False}
-        ray.init(logging_level="warning", log_to_driver=False, **size)
-    try:
-        remote = ray.remote(num_cpus=1, max_retries=RETRIES)(ask)
-        waiting = {remote.remote(question, objective): key for key, question in questions.items()}
-        while waiting:
-            finished, _ = ray.wait(list(waiting), num_returns=1)
-            for reference in finished:
-                key = waiting.pop(reference)
-                yield key, _fetched(ray, reference)
-    finally:
-        if started:
-            ray.shutdown()
+        ray.init(logging_level="error", log_to_driver=False, **size)
+    remote = ray.remote(num_cpus=1, max_retries=RETRIES)(ask)
+    # Ray tells of lost workers on stdout, which belongs to the answer.
+    with redirect_stdout(sys.stderr):
+        try:
+            waiting = {remote.remote(question, objective): key for key, question in questions.items()}
+            while waiting:
+                (reference,), _ = ray.wait(list(waiting), num_returns=1)
+                yield waiting.pop(reference), _fetched(ray, reference)
+        finally:
+            if started:
+                ray.shutdown()
 
 
 def _ray() -> Any:

@@ -1,6 +1,8 @@
 """The Ray engine on a real local cluster."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,18 +23,17 @@ def test_a_killed_worker_is_replaced() -> None:
         capture_output=True,
         text=True,
         cwd=HERE.parents[2],
-        env=engines_environment(),
+        env=environment(),
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("ok: 8 questions")
+    assert re.fullmatch(r"ok: 8 questions, (9|1\d) attempts\n", result.stdout)
 
 
-def engines_environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """No usage statistics, and this tree's packages in the workers."""
-    import os
-
-    return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(HERE.parents[2])}
+    path = os.pathsep.join(filter(None, (str(HERE.parents[2]), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
 
 
 @pytest.mark.skipif(INSTALLED, reason="Ray is installed")
