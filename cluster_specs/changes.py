@@ -1,5 +1,6 @@
 """What-ifs: validated copies of a cluster with fields changed by dotted path."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,3 +66,78 @@ def _resize(fields: dict[str, Any], before: ClusterSpec) -> None:
             link["devices"] = per_node
     if links:
         links[-1]["devices"] = nodes * per_node
+
+
+KNOBS: Mapping[str, str] = {
+    "compute": "matrix FLOP/s",
+    "memory": "memory size",
+    "memory-bandwidth": "memory bandwidth",
+    "scale-up": "bandwidth of the fastest links (NVLink, torus)",
+    "network": "bandwidth of the slowest network, per device",
+    "latency": "latency of all links",
+}
+"""Short names of hardware numbers, and what they are."""
+
+
+def knob_paths(cluster: ClusterSpec, knob: str) -> tuple[str, ...]:
+    """Dotted paths of the numbers that a knob turns together; none where the cluster has no such part.
+
+    Raises ``UnknownName``.
+    """
+    if knob not in KNOBS:
+        raise UnknownName("hardware number", knob, KNOBS)
+    links, torus = cluster.links, cluster.torus
+    inner = ("torus.bandwidth",) if torus else tuple(f"links.{link.name}.bandwidth" for link in links[:1])
+    outer = tuple(f"links.{link.name}.bandwidth" for link in links[-1:])
+    return {
+        "compute": tuple(f"device.peak_flops_per_second.{d}" for d in cluster.device.peak_flops_per_second),
+        "memory": ("device.memory",),
+        "memory-bandwidth": ("device.memory_bandwidth",),
+        "scale-up": inner,
+        "network": outer if outer != inner else (),
+        "latency": tuple(f"links.{link.name}.latency" for link in links)
+        + (("torus.latency",) if torus else ()),
+    }[knob]
+
+
+def changed(cluster: ClusterSpec, changes: Mapping[str, str | float]) -> ClusterSpec:
+    """Copy of ``cluster`` with knobs or dotted paths changed; a value such as ``2x`` multiplies what is there.
+
+    Raises ``InputError`` for a part that the cluster does not have, and for what is not a quantity.
+    """
+    written: dict[str, Any] = {}
+    for name, value in changes.items():
+        paths = knob_paths(cluster, name) if name in KNOBS else (name,)
+        if not paths:
+            raise InputError(f"{cluster.name} has no {KNOBS[name]} to change")
+        factor = _factor(value)
+        for path in paths:
+            written[path] = value if factor is None else factor * _number_at(cluster, path)
+    return what_if(cluster, written)
+
+
+def _factor(value: str | float) -> float | None:
+    """``2.0`` for ``2x``, None for a value that stands for itself."""
+    if not isinstance(value, str) or not value.endswith("x"):
+        return None
+    try:
+        factor = float(value[:-1])
+    except ValueError:
+        return None
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(f"{value!r} is not a factor above zero, such as 2x")
+    return factor
+
+
+def _number_at(cluster: ClusterSpec, path: str) -> float:
+    """The number under a dotted path; links go by name."""
+    record: Any = cluster.model_dump()
+    for part in path.split("."):
+        if isinstance(record, tuple):
+            record = {entry["name"]: entry for entry in record}
+        if not isinstance(record, dict) or part not in record:
+            raise UnknownName("field", part, record if isinstance(record, dict) else ())
+        record = record[part]
+    if not isinstance(record, int | float) or isinstance(record, bool):
+        raise InputError(f"{path!r} is no number, so it cannot be multiplied")
+    return float(record)

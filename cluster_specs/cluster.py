@@ -110,12 +110,32 @@ class HostSpec(Record):
     """Host memory of one node [bytes]."""
 
 
+PriceKind = Literal["on-demand", "reserved", "spot"]
+
+
 class PriceSpec(Record):
-    """What one device costs for an hour."""
+    """What one device costs for an hour, in each way in which it is sold."""
 
     per_device_hour: float = Field(ge=0)
+    """By the ``kind``; on demand, unless the file says otherwise."""
     currency: str = "USD"
-    kind: Literal["on-demand", "reserved", "spot"] = "on-demand"
+    kind: PriceKind = "on-demand"
+    reserved_per_device_hour: float | None = Field(default=None, ge=0)
+    """Booked in advance; None: not known."""
+    spot_per_device_hour: float | None = Field(default=None, ge=0)
+    """Can be taken away at any time; None: not known."""
+    date: str | None = None
+    """Day on which the list was read or published (ISO 8601)."""
+
+    def of(self, kind: PriceKind) -> float | None:
+        """Price of one device for an hour in this way of buying; None: not known."""
+        if kind == self.kind:
+            return self.per_device_hour
+        return {
+            "on-demand": None,
+            "reserved": self.reserved_per_device_hour,
+            "spot": self.spot_per_device_hour,
+        }[kind]
 
 
 class ClusterSpec(Record):

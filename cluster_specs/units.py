@@ -90,6 +90,34 @@ def parse_quantity(text: str, unit: Unit | None = None) -> float:
     return float(Decimal(number) * Decimal(repr(factor)))  # exact: 3.4 us is 3.4e-6 and no neighbour of it
 
 
+DURATIONS: dict[str, float] = {"min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31557600.0}
+"""Longer times [s]; a year has 365.25 days."""
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``"90d"``, ``"1.5 h"``, ``"10min"``, or whatever `parse_quantity` reads as seconds.
+
+    Raises ``InputError``.
+    """
+    stripped = text.strip()
+    for unit, seconds in DURATIONS.items():
+        number = stripped.removesuffix(unit)
+        if number != stripped:
+            try:
+                return float(number) * seconds
+            except ValueError:
+                break
+    return parse_quantity(stripped, "s")
+
+
+def format_duration(seconds: float, digits: int = 3) -> str:
+    """Minutes, hours or days, whichever reads best: ``"37.5 d"``; seconds below two minutes."""
+    for unit in ("d", "h", "min"):
+        if seconds >= 2 * DURATIONS[unit]:
+            return f"{_plain(seconds / DURATIONS[unit], digits)} {unit}"
+    return format_seconds(seconds, digits)
+
+
 def format_quantity(value: float, unit: Unit, digits: int = 3, binary: bool = False) -> str:
     """Text of ``value`` (SI) with the prefix that leaves 1 to 1000 before the unit: ``"3.35 TB/s"``.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, timeline
+from planner.cli import catalogues, commands, contest, imports, sweeps, timeline
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         timeline.timeline,
         contest.solve_iopddl,
     ),
+    "Capacity": (sweeps.what_if, sweeps.size),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }
 """Title in the help -> commands, named as their functions."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
-def write_files(files: Mapping[Path, str]) -> None:
+def write_files(files: Mapping[Path, str | bytes]) -> None:
     """Write all ``files`` or none: each to a temporary name beside its place, then renamed.
 
     What is there and is no ordinary file (a pipe, /dev/stdout) is written to as it is. Raises ``OSError`` (a
@@ -24,12 +24,12 @@ def write_files(files: Mapping[Path, str]) -> None:
     """
     written: list[tuple[Path, Path]] = []
     try:
-        for path, text in files.items():
+        for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not path.is_file():
-                _write_in_place(path, text)
+                _write_in_place(path, content)
             else:
-                written.append((_write_temporary(path, text), path))
+                written.append((_write_temporary(path, content), path))
         for temporary, path in written:
             temporary.replace(path)
     except BaseException:
@@ -39,19 +39,23 @@ def write_files(files: Mapping[Path, str]) -> None:
         raise
 
 
-def _write_in_place(path: Path, text: str) -> None:
+def _write_in_place(path: Path, content: str | bytes) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a file to write")
-    with _named(path), path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with _named(path), path.open("wb") as stream:
+        stream.write(_encoded(content))
 
 
-def _write_temporary(path: Path, text: str) -> Path:
+def _encoded(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _write_temporary(path: Path, content: str | bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _named(path):
         try:
-            with temporary.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            with temporary.open("xb") as stream:
+                stream.write(_encoded(content))
                 stream.flush()
                 os.fsync(stream.fileno())
         except BaseException:

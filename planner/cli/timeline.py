@@ -52,8 +52,8 @@ def timeline(
 
 
 def _pictures(step: "StepTimeline", plan: "Plan", trace: Path | None, html: Path | None) -> dict[Path, str]:
+    from planner.analysis.naming import short_name
     from planner.pipeline.trace import to_chrome_trace
-    from planner.report.plans import short_name
     from planner.report.timeline_page import timeline_page
 
     files = {}

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
-from planner.pipeline.generators import is_written_out, schedule_label
+from planner.analysis.naming import short_name
+from planner.pipeline.generators import schedule_label
 from planner.plans import Estimate, Optimality, Parallelism, Plan
 from planner.report.console import Bar, columns, heading
 
@@ -200,23 +201,6 @@ def _alternatives(plan: Plan) -> Table:
             alternative.loses_because,
         )
     return table
-
-
-LETTERS: Mapping[str, str] = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
-"""What practitioners call the degrees where there is no room."""
-
-
-def short_name(choice: Parallelism) -> str:
-    """A plan in a few letters: ``dp16 tp8 pp2 1f1b zero3 mb1 selective``."""
-    degrees = [f"{LETTERS[axis]}{getattr(choice, axis)}" for axis in DEGREES if getattr(choice, axis) > 1]
-    virtual = f" v{choice.virtual_stages}" if choice.virtual_stages > 1 else ""
-    name = "written-order" if is_written_out(choice.schedule) else choice.schedule
-    schedule = [f"{name}{virtual}"] if choice.pipeline > 1 else []
-    hybrid = [f"x{choice.replicate_degree}"] if choice.zero_stage and choice.replicate_degree > 1 else []
-    recompute = [choice.recompute] if choice.recompute != "none" else []
-    return " ".join(
-        [*degrees, *schedule, f"zero{choice.zero_stage}", *hybrid, f"mb{choice.micro_batch}", *recompute]
-    )
 
 
 def optimality_statement(optimality: Optimality) -> str:

@@ -1,6 +1,7 @@
-"""A device and groups with round numbers, and rows of measured data."""
+"""A device and groups with round numbers, and rows of measured data; lets the tests here share modules."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from cluster_specs.cluster import DeviceSpec, Efficiency
 from cluster_specs.topology import CommGroup, Level
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 DATA = Path(__file__).parents[1] / "data"
 

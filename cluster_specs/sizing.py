@@ -1,0 +1,70 @@
+"""A cluster of a given kind with a given number of devices."""
+
+import math
+from pathlib import Path
+
+from cluster_specs.assembly import parse_shape
+from cluster_specs.catalog import SUFFIXES, load_cluster
+from cluster_specs.changes import what_if
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
+from cluster_specs.shipped import cluster_files
+
+
+def sized(source: str, devices: int | None = None) -> ClusterSpec:
+    """The cluster that ``source`` names, with ``devices`` instead of its own number where given.
+
+    Whole nodes, an even part of one node, or, for a torus, the usual slice of that size. A name may carry a
+    size, which ``devices`` replaces. Raises ``InputError`` for a number that the kind does not come in.
+    """
+    if devices is None:
+        return load_cluster(source)
+    name = source if _is_file(source) else source.partition(":")[0]
+    file = None if _is_file(source) else cluster_files().get(name.lower())
+    if file is not None and file.slices is not None:
+        return load_cluster(f"{name}:{_shape_of(name, file.slices.usual, devices)}")
+    return _of_nodes(load_cluster(source if _is_file(source) else name), name, devices)
+
+
+def default_sizes(source: str, most: int) -> tuple[int, ...]:
+    """Numbers of devices that a kind comes in, up to ``most``: usual slices, or powers of two and thrice them.
+
+    Raises ``InputError`` for an unknown cluster.
+    """
+    name = source if _is_file(source) else source.partition(":")[0]
+    file = None if _is_file(source) else cluster_files().get(name.lower())
+    if file is not None and file.slices is not None:
+        per_chip = load_cluster(f"{name}:{file.slices.usual[0]}").num_devices
+        per_chip //= math.prod(parse_shape(file.slices.usual[0]))
+        counts = {math.prod(parse_shape(shape)) * per_chip for shape in file.slices.usual}
+    else:
+        spec = load_cluster(source if _is_file(source) else name)
+        steps = range(max(1, most // spec.devices_per_node).bit_length())
+        counts = {factor * (1 << k) * spec.devices_per_node for k in steps for factor in (1, 3)}
+    return tuple(sorted(n for n in counts if n <= most))
+
+
+def _is_file(source: str) -> bool:
+    return source.lower().endswith(SUFFIXES) or Path(source).is_file()
+
+
+def _shape_of(name: str, usual: tuple[str, ...], devices: int) -> str:
+    """The usual slice with this many devices; the smallest shape of a kind tells how many a chip has."""
+    per_chip = load_cluster(f"{name}:{usual[0]}").num_devices // math.prod(parse_shape(usual[0]))
+    for shape in usual:
+        if math.prod(parse_shape(shape)) * per_chip == devices:
+            return shape
+    known = ", ".join(str(math.prod(parse_shape(shape)) * per_chip) for shape in usual)
+    raise InputError(f"{name} has no usual slice of {devices} devices: use one of {known}")
+
+
+def _of_nodes(cluster: ClusterSpec, name: str, devices: int) -> ClusterSpec:
+    """Whole nodes, or an even part of one."""
+    per_node = cluster.devices_per_node
+    if devices < 1 or (devices > per_node and devices % per_node):
+        raise InputError(f"{name} comes in nodes of {per_node} devices: {devices} is no whole number of them")
+    if devices < per_node and per_node % devices:
+        raise InputError(f"{devices} devices are no even part of a node of {name}, which has {per_node}")
+    parts = {"nodes": max(1, devices // per_node), "devices_per_node": min(devices, per_node)}
+    resized = what_if(cluster, parts)
+    return resized.model_copy(update={"name": f"{name}:{parts['nodes']}", "sources": cluster.sources})

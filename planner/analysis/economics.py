@@ -1,0 +1,248 @@
+"""What training with a plan takes: time with failures, device-hours, money, energy, carbon."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pydantic import Field
+
+from cluster_specs.catalog import what_if
+from cluster_specs.cluster import ClusterSpec, PriceKind
+from cluster_specs.record import Record
+from cluster_specs.units import Seconds
+from cost_models import economics as physics
+from cost_models import goodput
+from cost_models.memory import state_bytes
+from planner.analysis.questions import known
+from planner.plans import Estimate, Job, Parallelism, Plan
+
+
+class Terms(Record):
+    """What economics need to know beside the plan; None is the sourced default, listed in ``assumed``."""
+
+    tokens: float = Field(default=1e12, gt=0)
+    """To train on."""
+    price_kind: PriceKind = "on-demand"
+    price_per_device_hour: float | None = Field(default=None, ge=0)
+    """Instead of the cluster's list price."""
+    grid_kg_per_kwh: float | None = Field(default=None, ge=0)
+    """Carbon intensity of the electricity [kg CO2e/kWh]; without it there is no carbon figure."""
+    facility_overhead: float | None = Field(default=None, ge=1)
+    """Energy of the whole facility over that of its computers (PUE)."""
+    device_mtbf_s: Seconds | None = Field(default=None, gt=0)
+    """Mean time between failures of one device and its share of the network [s]."""
+    node_mtbf_s: Seconds | None = Field(default=None, gt=0)
+    """Mean time between failures of one node's other parts: host, power, software [s]."""
+    checkpoint_s: Seconds | None = Field(default=None, ge=0)
+    """Training stands still this long for each checkpoint [s]."""
+    checkpoint_interval_s: Seconds | None = Field(default=None, gt=0)
+    """Between checkpoints [s]; None is the optimum."""
+    restart_s: Seconds | None = Field(default=None, ge=0)
+    """From a failure to training again: detection, rescheduling, warm-up [s]; the read of the checkpoint is added."""
+    repair_s: Seconds | None = Field(default=None, ge=0)
+    """Until a failed node is back [s]; None: the provider replaces it within the restart."""
+    spares: int = Field(default=0, ge=0)
+    """Idle nodes that are paid for and take over at once."""
+    straggler_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Time lost to slow devices beyond what the step time holds already."""
+    failures: bool = True
+    """False: nothing ever fails, and no checkpoint is written."""
+
+
+class Economics(Record):
+    """A training run from first to last token. None: not known, and ``unknown`` says why."""
+
+    tokens: float
+    time_to_train_s: float
+    """Wall-clock, with failures [s]."""
+    time_to_train_interval_s: tuple[float, float]
+    """80 % interval, from that of the step time."""
+    goodput: float
+    """Share of the wall-clock in which training goes forward."""
+    lost: Mapping[str, float]
+    """Reason -> share of the wall-clock: checkpoints, rework, restarts, repairs, stragglers; 1 - goodput in all."""
+    expected_failures: float
+    checkpoint_interval_s: float | None
+    """None where nothing fails."""
+    devices: int
+    """Paid for, spares included."""
+    device_hours: float
+    """Paid for."""
+    currency: str
+    price_per_device_hour: float | None
+    cost: float | None
+    """In ``currency``."""
+    tokens_per_dollar: float | None
+    """Per unit of ``currency``."""
+    power_w: float | None
+    """Average of the whole cluster, facility included [W]."""
+    energy_j: float | None
+    """Of the whole run, facility included [J]."""
+    carbon_kg: float | None
+    """CO2e of that energy [kg]."""
+    assumed: Mapping[str, str]
+    """Default that was used -> its value and source."""
+    unknown: tuple[str, ...] = ()
+    """Why figures are missing, a sentence each."""
+
+
+BUSY = frozenset({"compute", "recompute", "optimizer", "overlap_slowdown"})
+"""Parts of a step in which the device computes; in the others it waits."""
+
+
+def economics(plan: Plan, terms: Terms | None = None) -> Economics:
+    """What training on ``terms.tokens`` takes; raises ``InputError`` for a plan without an estimate."""
+    terms = terms or Terms()
+    estimate, cluster = known(plan), _rented(plan.cluster, plan.plan)
+    notes = _Notes({}, [])
+    rates, recovery, repair = _failures(estimate, plan.model.parameters, cluster, plan.job, terms, notes)
+    shares = goodput.goodput(rates, recovery, repair, terms.spares, terms.straggler_fraction)
+    stretch = terms.tokens / estimate.tokens_per_s / shares.useful / estimate.step_time_s
+    low, high = (seconds * stretch for seconds in estimate.step_time_interval_s)
+    seconds = estimate.step_time_s * stretch
+    devices = cluster.num_devices + terms.spares * cluster.devices_per_node
+    hours = physics.device_hours(devices, seconds)
+    price = _price(cluster, terms, notes)
+    money = None if price is None else physics.cost(hours, price)
+    power = _power(estimate, cluster, shares.useful, terms, notes)
+    joules = None if power is None else power * seconds
+    return Economics(
+        tokens=terms.tokens,
+        time_to_train_s=seconds,
+        time_to_train_interval_s=(low, high),
+        goodput=shares.useful,
+        lost=shares.lost,
+        expected_failures=rates.interruptions * seconds,
+        checkpoint_interval_s=recovery.interval if math.isfinite(recovery.interval) else None,
+        devices=devices,
+        device_hours=hours,
+        currency="USD" if cluster.price is None else cluster.price.currency,
+        price_per_device_hour=price,
+        cost=money,
+        tokens_per_dollar=physics.tokens_per_money(terms.tokens, money) if money else None,
+        power_w=power,
+        energy_j=joules,
+        carbon_kg=_carbon(joules, terms, notes),
+        assumed=notes.assumed,
+        unknown=tuple(notes.unknown),
+    )
+
+
+def _rented(cluster: ClusterSpec, choice: Parallelism) -> ClusterSpec:
+    """The part of the cluster that the plan uses: nobody pays for the rest."""
+    if choice.num_devices == cluster.num_devices or cluster.torus is not None:
+        return cluster
+    per_node = min(cluster.devices_per_node, choice.num_devices)
+    return what_if(
+        cluster, {"nodes": math.ceil(choice.num_devices / per_node), "devices_per_node": per_node}
+    ).model_copy(update={"sources": cluster.sources})
+
+
+class _Notes(NamedTuple):
+    """What was taken for granted on the way, and what could not be known."""
+
+    assumed: dict[str, str]
+    unknown: list[str]
+
+    def or_default(self, given: float | None, name: str, value: float, unit: str, source: str) -> float:
+        """``given``, or the default, noted with its source."""
+        if given is not None:
+            return given
+        self.assumed[name] = f"{value:,.4g} {unit}".strip() + f": {source}"
+        return value
+
+
+def _failures(
+    estimate: Estimate,
+    parameters: float,
+    cluster: ClusterSpec,
+    job: Job,
+    terms: Terms,
+    notes: _Notes,
+) -> tuple[goodput.FailureRates, goodput.Recovery, float]:
+    """How often this cluster fails, what is done about it, and how long a node stays away [s]."""
+    if not terms.failures:
+        return goodput.FailureRates(0, 0), goodput.Recovery(0, math.inf, 0), 0.0
+
+    def constant(given: float | None, field: str, name: str, unit: str = "s") -> float:
+        return notes.or_default(given, field, goodput.default(name), unit, goodput.source(name))
+
+    rates = goodput.failure_rates(
+        cluster.num_devices,
+        cluster.nodes,
+        constant(terms.device_mtbf_s, "device_mtbf_s", "device_mtbf"),
+        constant(terms.node_mtbf_s, "node_mtbf_s", "node_mtbf"),
+        constant(None, "hardware_share", "hardware_share", ""),
+    )
+    checkpoint = terms.checkpoint_s
+    if checkpoint is None:
+        bandwidth = goodput.default("storage_bandwidth") * cluster.num_devices
+        checkpoint = _checkpoint_bytes(parameters, job) / bandwidth
+        notes.assumed["checkpoint_s"] = (
+            f"{checkpoint:,.3g} s: all states written at once, {bandwidth / 1e9:,.3g} GB/s in all; "
+            f"{goodput.source('storage_bandwidth')}"
+        )
+    best = goodput.optimal_interval(checkpoint, rates.interruptions)
+    interval = terms.checkpoint_interval_s or max(best, estimate.step_time_s)
+    restart = constant(terms.restart_s, "restart_s", "restart") + checkpoint
+    if terms.repair_s is None:
+        notes.assumed["repair_s"] = "0 s: the provider replaces a failed node within the restart"
+    return rates, goodput.Recovery(checkpoint, interval, restart), terms.repair_s or 0.0
+
+
+def _checkpoint_bytes(parameters: float, job: Job) -> float:
+    """Weights and optimizer states, without gradients [bytes]."""
+    states = state_bytes(
+        parameters, job.precision, job.optimizer, job.master_weights, job.grad_dtype, keeps_copy=False
+    )
+    return states.total - states.gradients
+
+
+def _price(cluster: ClusterSpec, terms: Terms, notes: _Notes) -> float | None:
+    """Of one device for an hour; None where no list has it."""
+    if terms.price_per_device_hour is not None:
+        return terms.price_per_device_hour
+    price = None if cluster.price is None else cluster.price.of(terms.price_kind)
+    if price is None:
+        notes.unknown.append(
+            f"no {terms.price_kind} price of {cluster.device.name} in {cluster.name} is known: give one with --price"
+        )
+        return None
+    field = {"reserved": "reserved_per_device_hour", "spot": "spot_per_device_hour"}.get(
+        terms.price_kind, "per_device_hour"
+    )
+    source = cluster.sources.get(f"price.{field}", "the cluster's own file")
+    notes.assumed["price_per_device_hour"] = f"{price:,.4g}: {source}"
+    return price
+
+
+def _power(
+    estimate: Estimate, cluster: ClusterSpec, useful: float, terms: Terms, notes: _Notes
+) -> float | None:
+    """Average of the whole facility's share [W]; spares idle, as does everything while a failure is dealt with."""
+    limit = cluster.device.power
+    if limit is None:
+        notes.unknown.append(f"the power of {cluster.device.name} is not known, so there is no energy figure")
+        return None
+    for name in ("node_over_board", "idle_share"):
+        notes.assumed[name] = f"{physics.default(name):.3g}: {physics.source(name)}"
+    overhead = notes.or_default(
+        terms.facility_overhead,
+        "facility_overhead",
+        physics.default("facility_overhead"),
+        "",
+        physics.source("facility_overhead"),
+    )
+    busy = sum(s for name, s in estimate.time.items() if name in BUSY) / estimate.step_time_s
+    working = physics.device_power(limit, min(1.0, busy * useful)) * cluster.num_devices
+    idle = physics.device_power(limit, 0.0) * terms.spares * cluster.devices_per_node
+    return physics.energy(working + idle, 1.0, overhead)
+
+
+def _carbon(joules: float | None, terms: Terms, notes: _Notes) -> float | None:
+    if joules is None:
+        return None
+    if terms.grid_kg_per_kwh is None:
+        notes.unknown.append("the carbon of the electricity is not known: give its intensity with --grid")
+        return None
+    return physics.carbon(joules, terms.grid_kg_per_kwh)

@@ -1,0 +1,230 @@
+"""Options of sweeps: inputs with several values, what economics need, how the work is done."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.catalogues import complete_models
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.analysis.economics import Terms
+    from planner.sweep.ladders import Goal
+
+TERMS, SWEPT, RUNNING = "Economics", "Job: one value or several, separated by commas", "Running"
+
+
+def term(*names: str, help: str, **kwargs: Any) -> Any:
+    """An option of economics."""
+    return typer.Option(*names, help=help, rich_help_panel=TERMS, **kwargs)
+
+
+def swept(*names: str, help: str, **kwargs: Any) -> Any:
+    """An option with several values."""
+    return typer.Option(*names, help=help, rich_help_panel=SWEPT, **kwargs)
+
+
+def running(*names: str, help: str, **kwargs: Any) -> Any:
+    """An option of how the work is done."""
+    return typer.Option(*names, help=help, rich_help_panel=RUNNING, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningOptions:
+    """Where and how the searches run."""
+
+    jobs: Annotated[int, running("--jobs", help="Processes of this machine.", min=1)] = 1
+    engine: Annotated[str, running("--engine", help="local, or ray: the cluster of RAY_ADDRESS.")] = "local"
+    resume: Annotated[
+        Path | None, running("--resume", help="Keep finished points here, and plan only what it lacks.")
+    ] = None
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Keywords of ``sweep`` and ``size``."""
+        return {"jobs": self.jobs, "engine": self.engine, "journal": self.resume}
+
+
+@dataclass(frozen=True, slots=True)
+class TermsOptions:
+    """What economics need to know."""
+
+    price: Annotated[
+        float | None, term("--price", help="Of a device for an hour, instead of list price.")
+    ] = None
+    price_kind: Annotated[str, term("--price-kind", help="on-demand, reserved or spot.")] = "on-demand"
+    grid: Annotated[float | None, term("--grid", help="Carbon of electricity [kg CO2e/kWh].")] = None
+    pue: Annotated[float | None, term("--pue", help="Energy of the facility over its computers.")] = None
+    device_mtbf: Annotated[
+        str | None, term("--device-mtbf", help="Time between failures of one device: 79000h.")
+    ] = None
+    node_mtbf: Annotated[str | None, term("--node-mtbf", help="... of the rest of a node.")] = None
+    checkpoint_time: Annotated[
+        str | None, term("--checkpoint-time", help="Training stands still so long for one.")
+    ] = None
+    checkpoint_interval: Annotated[
+        str | None, term("--checkpoint-interval", help="Between two; the best one by default.")
+    ] = None
+    restart_time: Annotated[
+        str | None, term("--restart-time", help="From a failure to training again, warm-up included.")
+    ] = None
+    repair_time: Annotated[
+        str | None, term("--repair-time", help="Until a failed node is back, where nobody replaces it.")
+    ] = None
+    spares: Annotated[int, term("--spares", help="Idle nodes that take over at once.")] = 0
+    stragglers: Annotated[float, term("--stragglers", help="Further share of time lost to slow devices.")] = (
+        0.0
+    )
+    failures: Annotated[bool, term("--failures/--no-failures", help="Count failures and checkpoints.")] = True
+
+    def to_terms(self, tokens: float) -> "Terms":
+        """The `Terms`; ``InputError`` for what is no duration."""
+        from cluster_specs.record import validated
+        from cluster_specs.units import parse_duration
+        from planner.analysis.economics import Terms
+
+        def seconds(text: str | None) -> float | None:
+            return None if text is None else parse_duration(text)
+
+        fields = {
+            "tokens": tokens,
+            "price_kind": self.price_kind,
+            "price_per_device_hour": self.price,
+            "grid_kg_per_kwh": self.grid,
+            "facility_overhead": self.pue,
+            "device_mtbf_s": seconds(self.device_mtbf),
+            "node_mtbf_s": seconds(self.node_mtbf),
+            "checkpoint_s": seconds(self.checkpoint_time),
+            "checkpoint_interval_s": seconds(self.checkpoint_interval),
+            "restart_s": seconds(self.restart_time),
+            "repair_s": seconds(self.repair_time),
+            "spares": self.spares,
+            "straggler_fraction": self.stragglers,
+            "failures": self.failures,
+        }
+        return validated(Terms, fields, "economics")
+
+
+@dataclass(frozen=True, slots=True)
+class SweptJobOptions:
+    """What is trained, each with one value or several."""
+
+    seq_len: Annotated[str, swept("--seq-len", help="Tokens per sequence: 4096,8192.")] = "8192"
+    global_batch: Annotated[
+        str | None, swept("--global-batch", "--batch", help="Sequences per optimizer step.")
+    ] = None
+    batch_tokens: Annotated[str | None, swept("--batch-tokens", help="The same in tokens.")] = None
+    devices: Annotated[str | None, swept("--devices", help="Cluster sizes, instead of those named.")] = None
+    precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp32.")] = "bf16"
+    optimizer: Annotated[str, swept("--optimizer", help="adamw, adamw8bit, sgd, adafactor, muon.")] = "adamw"
+    stack: Annotated[str, swept("--stack", help="Software stacks.")] = "torch-fsdp2"
+    settings: Annotated[
+        list[str] | None,
+        swept(
+            "--set",
+            help="NAME=VALUES, any number of times: a field of the job or of the pins, compute, memory, "
+            "memory-bandwidth, scale-up, network, latency, or a dotted path of the cluster; 2x doubles what is there.",
+        ),
+    ] = None
+
+    @property
+    def has_batch(self) -> bool:
+        """The global batch is given, one way or the other."""
+        return self.global_batch is not None or self.batch_tokens is not None
+
+    def to_axes(self) -> dict[str, tuple[Any, ...]]:
+        """Input -> values, in the order of the options; ``InputError`` for what cannot be read."""
+        named = {
+            "devices": self.devices,
+            "seq_len": self.seq_len,
+            "global_batch": self.global_batch,
+            "batch_tokens": self.batch_tokens,
+            "precision": self.precision,
+            "optimizer": self.optimizer,
+            "stack": self.stack,
+        }
+        axes = {name: values_of(text, name) for name, text in named.items() if text is not None}
+        for setting in self.settings or ():
+            name, equals, text = setting.partition("=")
+            if not equals:
+                raise InputError(f"--set {setting!r}: write it as NAME=VALUE,VALUE")
+            axes[name.strip()] = values_of(text, f"--set {name}")
+        return axes
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOptions:
+    """What has to be trained, and by when and for how much."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Shipped name or file; with --compute, the law may choose.",
+            autocompletion=complete_models,
+        ),
+    ] = None
+    tokens: Annotated[float | None, typer.Option("--tokens", help="To train on: 15e12.")] = None
+    compute: Annotated[
+        float | None, typer.Option("--compute", help="FLOPs to spend, instead of --tokens.")
+    ] = None
+    law: Annotated[str, typer.Option("--law", help="Scaling law that divides --compute.")] = "chinchilla"
+    deadline: Annotated[str | None, typer.Option("--deadline", help="90d, 6w, 2000h.")] = None
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Money, in the currency of the prices.")
+    ] = None
+
+    def to_workload(self) -> tuple[str, float, tuple[str, ...]]:
+        """Model, tokens, and what was assumed for them; ``InputError`` where they do not follow."""
+        if (self.tokens is None) == (self.compute is None):
+            raise InputError("give either --tokens or --compute")
+        if self.compute is not None:
+            from planner.analysis.budget import scaled
+
+            return scaled(self.compute, self.law, self.model)
+        if self.model is None or self.tokens is None:
+            raise InputError("give --model, or --compute for the scaling law to choose one")
+        if not self.tokens > 0:
+            raise InputError(f"--tokens {self.tokens:g}: train on more than 0")
+        return self.model, self.tokens, ()
+
+    def to_goal(self) -> "Goal":
+        """The `Goal`; ``InputError`` for what is no duration or no amount."""
+        from cluster_specs.record import validated
+        from cluster_specs.units import parse_duration
+        from planner.sweep.ladders import Goal
+
+        deadline = None if self.deadline is None else parse_duration(self.deadline)
+        return validated(Goal, {"deadline_s": deadline, "budget": self.budget}, "the goal")
+
+
+WHOLE = frozenset({"devices", "seq_len", "global_batch", "batch_tokens"})
+
+
+def values_of(text: str, name: str) -> tuple[Any, ...]:
+    """The values between the commas; whole numbers where the input counts something."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"{name}: {text!r} has an empty value between its commas")
+    if name not in WHOLE:
+        return tuple(_number(part) for part in parts)
+    try:
+        numbers = tuple(float(part) for part in parts)
+    except ValueError:
+        raise InputError(f"{name}: {text!r} is not a list of whole numbers such as 8,16,32") from None
+    if any(number != int(number) or number < 1 for number in numbers):
+        raise InputError(f"{name}: {text!r} is not a list of whole numbers above zero")
+    return tuple(int(number) for number in numbers)
+
+
+def _number(text: str) -> str | float:
+    """A plain number as one; anything else, with units or without, as it is."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text

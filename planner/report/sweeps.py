@@ -1,0 +1,156 @@
+"""A sweep as a table: one line a point, the Pareto front marked, then what it rests on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cluster_specs.units import format_duration, format_seconds
+from planner.analysis.economics import Economics
+from planner.plans import Estimate
+from planner.report.console import columns, heading
+from planner.sweep.records import Knee, Point, Sweep
+from planner.sweep.sizing import Sizing
+
+FRONT, RECOMMENDED = "*", ">"
+"""Marks of points that no other beats in everything, and of those recommended."""
+
+FOLDING: Mapping[str, int] = {"model": 8, "cluster": 8, "plan": 12}
+"""Columns that may take several lines, and their least width."""
+
+PLACE: Mapping[str, Callable[[Point], object]] = {
+    "model": lambda p: p.inputs.model,
+    "cluster": lambda p: p.inputs.cluster,
+    "devices": lambda p: p.inputs.devices,
+    "batch_tokens": lambda p: p.inputs.global_batch * p.inputs.seq_len,
+    "global_batch": lambda p: p.inputs.global_batch,
+    "seq_len": lambda p: p.inputs.seq_len,
+    "precision": lambda p: p.inputs.precision,
+}
+
+FIGURES: Mapping[str, Callable[[Estimate, Economics], str]] = {
+    "step": lambda e, _: format_seconds(e.step_time_s),
+    "MFU": lambda e, _: f"{e.mfu:.1%}",
+    "free": lambda e, _: f"{1 - e.memory_bytes / e.memory_limit_bytes:.0%}",
+    "train": lambda _, c: format_duration(c.time_to_train_s),
+    "cost": lambda _, c: format_money(c.cost),
+}
+
+
+def format_money(amount: float | None) -> str:
+    """``1.25M``; ``-`` where it is not known."""
+    if amount is None:
+        return "-"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if amount >= size:
+            return f"{amount / size:,.3g}{letter}"
+    return f"{amount:,.3g}"
+
+
+def sweep_report(sweep: Sweep) -> RenderableType:
+    """All points, where scaling stops paying, what is recommended, and what was assumed."""
+    failed = [point for point in sweep.points if point.status != "planned"]
+    planned = len(sweep.points) - len(failed)
+    parts: list[RenderableType] = [
+        Text(f"{len(sweep.points)} points, {planned} with a plan, {sweep.searches} searches", style="bold"),
+        Text(),
+        _points(sweep),
+        Text(
+            f"{FRONT} no other point is as good in time, cost, memory headroom and devices; {RECOMMENDED} the "
+            "fastest of those near the least cost",
+            style="dim",
+        ),
+    ]
+    if sweep.knees:
+        parts += [heading("Where more devices stop paying"), *(Text(_knee(knee)) for knee in sweep.knees)]
+    if failed:
+        parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
+    parts += [heading("Assumed"), *(Text(line) for line in _assumed(sweep))]
+    return Group(*parts)
+
+
+def _points(sweep: Sweep) -> Table:
+    varied = [
+        name for name, values in sweep.axes.items() if len(values) > 1 or name in ("cluster", "devices")
+    ]
+    return points_table(sweep.points, varied, sweep.recommended)
+
+
+def points_table(points: Sequence[Point], varied: Sequence[str], chosen: Sequence[int]) -> Table:
+    """One line a point: the inputs ``varied``, the plan and its figures; ``chosen`` ones marked."""
+    names = ["", *(name.replace("_", " ") for name in varied), "plan", *FIGURES, "eff."]
+    table = columns(*names, right="l" + "r" * len(varied) + "l" + "r" * (len(FIGURES) + 1))
+    for column in table.columns:
+        column.no_wrap = column.header not in FOLDING
+        column.min_width = FOLDING.get(str(column.header))
+    for i, point in enumerate(points):
+        mark = RECOMMENDED if i in chosen else FRONT if point.pareto else ""
+        table.add_row(mark, *(_input(point, name) for name in varied), *_outcome(point))
+    return table
+
+
+def _input(point: Point, name: str) -> str:
+    if name in PLACE:
+        return str(PLACE[name](point))
+    given = {**point.inputs.job, **point.inputs.pins, **point.inputs.changes}
+    return str(given.get(name, "free"))
+
+
+def _outcome(point: Point) -> Sequence[str]:
+    if point.estimate is None or point.economics is None:
+        return (point.status, *("" for _ in FIGURES), "")
+    figures = (text_of(point.estimate, point.economics) for text_of in FIGURES.values())
+    share = point.scaling_efficiency
+    return (point.name or "", *figures, "" if share is None else f"{share:.0%}")
+
+
+def _knee(knee: Knee) -> str:
+    what = ", ".join(
+        f"{value}" for name, value in knee.series.items() if name in ("model", "cluster", "precision")
+    )
+    changed = "".join(f", {name} {value}" for name, value in knee.series.get("changes", {}).items())
+    if knee.first_devices_below is None:
+        return (
+            f"{what}{changed}: {knee.threshold:.0%} efficiency holds up to {knee.last_devices_above} devices"
+        )
+    return (
+        f"{what}{changed}: below {knee.threshold:.0%} efficiency at {knee.first_devices_below} devices "
+        f"(last above: {knee.last_devices_above})"
+    )
+
+
+def _reasons(failed: Sequence[Point]) -> Iterator[str]:
+    lines = (f"{p.inputs.cluster}, {p.inputs.devices} devices: {p.reason}" for p in failed)
+    yield from dict.fromkeys(lines)
+
+
+def _assumed(sweep: Sweep) -> Iterator[str]:
+    currencies = sorted({point.economics.currency for point in sweep.points if point.economics})
+    yield f"{sweep.terms.tokens:.3g} tokens; {sweep.terms.price_kind} prices in {', '.join(currencies)}"
+    priced = [point.economics.assumed for point in sweep.points if point.economics is not None]
+    every = dict.fromkeys(item for assumed in priced for item in assumed.items())
+    common = [(name, text) for name, text in every if all(text == assumed.get(name) for assumed in priced)]
+    yield from (f"{name}: {text}" for name, text in common)
+    if len(common) < len(every):
+        yield "what differs between points is in --json, with its source"
+    yield from sweep.warnings
+
+
+def sizing_report(answer: Sizing) -> RenderableType:
+    """The verdict, what was tried for it, and what was not and why."""
+    chosen = () if answer.chosen is None else (answer.chosen,)
+    failed = [point for point in answer.tried if point.status != "planned"]
+    parts: list[RenderableType] = [
+        Text(answer.verdict, style="bold"),
+        Text(),
+        points_table(answer.tried, ("cluster", "devices"), chosen),
+    ]
+    if failed:
+        parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
+    if answer.skipped:
+        parts += [heading("Not tried"), *(Text(f"{kind}: {why}") for kind, why in answer.skipped.items())]
+    parts += [heading("Assumed"), *(Text(line) for line in answer.assumed)]
+    if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
+        parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
+    return Group(*parts)

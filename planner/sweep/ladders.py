@@ -1,0 +1,153 @@
+"""Sizes of one kind of cluster that may meet a goal: where they begin, and when larger ones are no use."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.record import Record
+from cluster_specs.shipped import cluster_files
+from cluster_specs.sizing import default_sizes, sized
+from cost_models.compute import peak
+from cost_models.economics import HOUR, least_device_hours
+from planner.analysis.economics import Terms
+from planner.errors import InputError
+from planner.models.catalog import build_graph, load_model
+from planner.operators import model_flops
+from planner.sweep.records import Point
+
+MOST_DEVICES = 16384
+"""Sizes beyond this are not tried unless asked."""
+
+WORTH_GROWING = 0.02
+"""A size must shorten the run by this share of it, or larger ones are not tried."""
+
+
+class Goal(Record):
+    """What has to be met; None does not bind."""
+
+    deadline_s: float | None = Field(default=None, gt=0)
+    budget: float | None = Field(default=None, gt=0)
+
+
+def time(point: Point) -> float:
+    """To train [s]; infinite without a plan."""
+    return math.inf if point.economics is None else point.economics.time_to_train_s
+
+
+def money(point: Point) -> float:
+    """Infinite where no price is known."""
+    known = point.economics is not None and point.economics.cost is not None
+    return (
+        point.economics.cost if known and point.economics and point.economics.cost is not None else math.inf
+    )
+
+
+def in_time(point: Point, goal: Goal) -> bool:
+    """Whether the deadline holds."""
+    return point.economics is not None and (goal.deadline_s is None or time(point) <= goal.deadline_s)
+
+
+def meets(point: Point, goal: Goal) -> bool:
+    """Whether deadline and budget hold."""
+    return in_time(point, goal) and (goal.budget is None or money(point) <= goal.budget)
+
+
+def miss(point: Point, goal: Goal) -> float:
+    """By what factor a point overshoots the bound that it misses most."""
+    late = time(point) / goal.deadline_s if goal.deadline_s else 0.0
+    dear = money(point) / goal.budget if goal.budget else 0.0
+    return max(late, dear)
+
+
+def priced_kinds(terms: Terms) -> tuple[str, ...]:
+    """Shipped clusters that are sold in this way."""
+    found = []
+    for name, file in cluster_files().items():
+        if file.price is not None and price(sized(name, smallest(name)), terms) is not None:
+            found.append(name)
+    if not found:
+        raise InputError(f"no shipped cluster has a {terms.price_kind} price: name clusters and give --price")
+    return tuple(found)
+
+
+def smallest(kind: str) -> int:
+    """Fewest devices that a kind is sold with, whole nodes at least."""
+    return default_sizes(kind, MOST_DEVICES)[0]
+
+
+def flops(model: str, job: Mapping[str, Any], tokens: float) -> float:
+    """Of the whole run, recomputation apart."""
+    seq_len = int(job["seq_len"])
+    return tokens * model_flops(build_graph(load_model(model), seq_len), 1) / seq_len
+
+
+def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:
+    """Device-hours of the whole run with every device at its peak; infinite where the device lacks the type."""
+    cluster = sized(kind, smallest(kind))
+    try:
+        return least_device_hours(flops, peak(cluster.device, str(job.get("precision", "bf16"))))
+    except InputError:
+        return math.inf
+
+
+def sizes(kind: str, hours: float, goal: Goal, most: int) -> list[int]:
+    """Sizes of a kind that could meet the deadline, all of them if none could."""
+    sizes = default_sizes(kind, most)
+    if goal.deadline_s is None or math.isinf(hours):
+        return list(sizes)
+    least = hours * HOUR / goal.deadline_s
+    return [n for n in sizes if n >= least] or list(sizes[-1:])
+
+
+def price(cluster: ClusterSpec, terms: Terms) -> float | None:
+    """Of a device for an hour; None where it is not known."""
+    if terms.price_per_device_hour is not None:
+        return terms.price_per_device_hour
+    return None if cluster.price is None else cluster.price.of(terms.price_kind)
+
+
+class Ladder:
+    """Sizes of one kind of cluster, tried one after the other."""
+
+    def __init__(self, kind: str, sizes: Sequence[int], goal: Goal) -> None:
+        """``sizes`` ascend; nothing is tried yet."""
+        self.kind, self.goal = kind, goal
+        self._left = list(sizes)
+        self.points: list[Point] = []
+
+    @property
+    def next_size(self) -> int | None:
+        """The size to try now; None where the kind is done with."""
+        return self._left[0] if self._left else None
+
+    def add(self, point: Point) -> None:
+        """Take note of the size just tried."""
+        self._left.pop(0)
+        self.points.append(point)
+        if not self.go_on():
+            self.leave()
+
+    def leave(self) -> None:
+        """Try no more sizes."""
+        self._left.clear()
+
+    def go_on(self) -> bool:
+        """Whether a larger size may be better than those tried.
+
+        It may while nothing has fitted or nothing was in time; after that, one more size shows whether money falls
+        as memory grows. Sizes that are hardly faster than the last, or fit no longer, end it.
+        """
+        planned = [p for p in self.points if p.economics is not None]
+        if not planned:
+            return True
+        if self.points[-1].economics is None:
+            return len(self.points) < 2 or self.points[-2].economics is not None
+        now = planned[-1]
+        before = planned[-2] if len(planned) > 1 else None
+        if before is not None and time(now) > (1 - WORTH_GROWING) * time(before):
+            return False
+        done = [p for p in planned if in_time(p, self.goal)]
+        return len(done) < 2 or money(done[-1]) < money(done[-2])
