@@ -162,15 +162,15 @@ class Pricer:
         return found
 
     def _situation_of(self, strategy: Strategy) -> tuple[object, ...]:
-        sizes, batch = self.mesh.sizes, self.sizes.batch
-        kept = strategy
+        mesh, local = self.mesh, self.sizes.batch
+        others: list[tuple[str, int, int]] = []
         for axis in BATCH_AXES:
-            if sizes.get(axis, 1) > 1:
-                if (axis, BATCH) not in kept:
-                    return (*sizes.values(), batch, strategy)
-                kept = tuple(s for s in kept if s[0] != axis)
-        local = batch // (sizes.get("expert", 1) * sizes.get("data", 1))
-        return sizes.get("tensor", 1), sizes.get("context", 1), local, kept
+            if (axis, BATCH) in strategy:
+                local //= mesh.size(axis)
+            elif mesh.size(axis) > 1:
+                others.append((axis, mesh.size(axis), mesh.stride(axis)))
+        kept = tuple(s for s in strategy if s[1] != BATCH or s[0] not in BATCH_AXES)
+        return mesh.size("tensor"), mesh.size("context"), *others, local, kept
 
     def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         gradient = gradient_of_input(self.graph, tensor, consumer)
