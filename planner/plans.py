@@ -71,6 +71,8 @@ class Pins(Record):
     recompute: str | None = None
     schedule: str | None = None
     offload: tuple[Offload, ...] | None = None
+    unequal_stages: bool | None = None
+    """Stages may have different numbers of devices, meshes and recomputation, also where all devices are alike."""
 
 
 class StagePlan(Record):

@@ -10,6 +10,7 @@ from planner.models.model import Model
 from planner.plans import Estimate, Job, Parallelism, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.pins import check_pins
+from planner.search.pooled import plan_pools
 from planner.search.recommend import with_stages
 
 Progress = Callable[[int, int], None]
@@ -43,6 +44,8 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
     Raises ``InputError`` for contradictory pins, ``Infeasible`` where no plan has the pinned degrees at all.
     """
     model, cluster, job, pins = question
+    if cluster.others or pins.unequal_stages:
+        return plan_pools(model, cluster, job, pins, progress=progress)
     evaluator = Evaluator(model, cluster, job)
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, "time")

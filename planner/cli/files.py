@@ -84,6 +84,25 @@ def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
     return read(parse_mapping(sys.stdin.read(), ".json", "stdin"))
 
 
+def read_schedule(name: str | None) -> str | None:
+    """A schedule's name as it is; of a CSV file its text, which the plan then holds.
+
+    Raises ``InputError`` where the file is not text or no schedule.
+    """
+    if name is None or not name.lower().endswith(".csv"):
+        return name
+    from planner.pipeline.schedule import from_csv, to_csv
+
+    try:
+        return to_csv(from_csv(Path(name).read_text(encoding="utf-8")))
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{name}: not a text file; expected a line of actions such as 0F0,0B0 per rank"
+        ) from None
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
 def print_json(answer: Mapping[str, Any]) -> None:
     """The answer on stdout, and nothing else."""
     sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")

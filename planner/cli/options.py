@@ -112,14 +112,19 @@ class PinOptions:
     ] = None
     recompute: Annotated[str | None, _pin("--recompute", help="none, selective, attention or full.")] = None
     schedule: Annotated[
-        str | None, _pin("--schedule", help="Pipeline schedule; see `meshwright schedules`.")
+        str | None,
+        _pin("--schedule", help="Pipeline schedule (`meshwright schedules`), a CSV of one, or automatic."),
     ] = None
     offload: Annotated[
         list[str] | None, _pin("--offload", help="Keep on the host: optimizer, weights, activations or none.")
     ] = None
+    unequal_stages: Annotated[
+        bool, _pin("--unequal-stages", help="Stages may differ in devices, mesh and recomputation.")
+    ] = False
 
     def to_pins(self) -> "Pins":
         """The `Pins`; ``InputError`` where ``--no-...`` contradicts a degree."""
+        from planner.cli.files import read_schedule
         from planner.plans import Pins
 
         degrees = {axis: self._degree(axis) for axis in PINNED_TO_ONE}
@@ -132,8 +137,9 @@ class PinOptions:
                 "zero_stage": self.zero,
                 "sharding": None if self.sharding is None else self.sharding.upper(),
                 "recompute": self.recompute,
-                "schedule": self.schedule,
+                "schedule": read_schedule(self.schedule),
                 "offload": offload,
+                "unequal_stages": self.unequal_stages or None,
             }
         )
 

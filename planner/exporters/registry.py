@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planner.errors import UnknownName
+from planner.errors import UnknownName, Unsupported
 from planner.exporters import (
     accelerate,
     accelerate_fsdp1,
@@ -200,7 +200,17 @@ def export(plan: Plan, target: str) -> dict[str, str]:
     """
     if target not in EXPORTERS:
         raise UnknownName("export target", target, EXPORTERS)
+    _refuse_unlike(plan, target)
     return dict(EXPORTERS[target].export(plan))
+
+
+def _refuse_unlike(plan: Plan, target: str) -> None:
+    """Refuse stages that differ in their meshes, or that do not follow the order of the devices."""
+    order = [stage.devices[0] for stage in plan.plan.stages[: plan.plan.pipeline]]
+    if plan.plan.stages_differ or (plan.cluster.others and order != sorted(order)):
+        raise Unsupported(
+            f"target {target} cannot express stages with meshes of their own, or against the order of the devices"
+        )
 
 
 def nearest(plan: Plan, target: str) -> Plan:
@@ -209,5 +219,6 @@ def nearest(plan: Plan, target: str) -> Plan:
     What changed, and the loss of speed, is the last of the answer's warnings, and so in the header of its files.
     Targets outside of `LIMITS` get the plan as it is. Raises ``Unsupported`` where there is none.
     """
+    _refuse_unlike(plan, target)
     limits = LIMITS.get(target)
     return plan if limits is None else nearest_within(plan, target, limits, EXPORTERS[target].export)

@@ -46,8 +46,9 @@ def plan_report(plan: Plan, assumed: Sequence[str] = ()) -> RenderableType:
 def _job(plan: Plan) -> Text:
     job, cluster = plan.job, plan.cluster
     weights = "" if job.master_weights else ", no fp32 master weights"
+    devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in cluster.pools)
     return Text(
-        f"{plan.model.name} on {cluster.num_devices} x {cluster.device.name} ({cluster.name}), "
+        f"{plan.model.name} on {devices} ({cluster.name}), "
         f"{job.global_batch} sequences of {job.seq_len} tokens, {job.precision}, {job.optimizer}{weights}, "
         f"{job.stack}",
         style="bold",
@@ -64,7 +65,10 @@ def _choices(plan: Plan) -> Table:
 def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
     """Every choice of a plan as a name and a phrase."""
     choice = plan.plan
-    yield "parallelism", ", ".join(f"{axis} {getattr(choice, axis)}" for axis in DEGREES)
+    if choice.stages_differ or plan.cluster.others:
+        yield from _stages(plan)
+    else:
+        yield "parallelism", ", ".join(f"{axis} {getattr(choice, axis)}" for axis in DEGREES)
     yield (
         "batch",
         (
@@ -79,6 +83,23 @@ def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "recompute", describe_recompute(choice)
     if choice.offload:
         yield "offload", ", ".join(choice.offload)
+
+
+def _stages(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Layers, devices and degrees of stages of their own."""
+    pools = plan.cluster.pools
+    for number, stage in enumerate(plan.plan.stages):
+        start, end = stage.devices
+        before = [sum(pool.num_devices for pool in pools[: k + 1]) for k in range(len(pools))]
+        device = pools[next(k for k, last in enumerate(before) if start < last)].device.name
+        tensor, context, expert, data = stage.degrees
+        degrees = dict(zip(DEGREES, (data * expert, tensor, 1, context, expert), strict=True))
+        split = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "no split"
+        first, last = stage.blocks
+        yield (
+            f"stage {number}",
+            f"layers {first} to {last - 1} on {end - start} x {device} ({start} to {end - 1}): {split}",
+        )
 
 
 def describe_sharding(choice: Parallelism) -> str:
@@ -101,8 +122,19 @@ def describe_pipeline(choice: Parallelism) -> str:
 
 def describe_recompute(choice: Parallelism) -> str:
     """Policy, and the stages that differ from it."""
-    own = {i: s.recompute for i, s in enumerate(choice.stages) if s.recompute not in (None, choice.recompute)}
-    return choice.recompute + "".join(f", stage {i}: {policy}" for i, policy in own.items())
+    groups: list[tuple[str, int, int]] = []
+    for i, stage in enumerate(choice.stages):
+        policy = stage.recompute or choice.recompute
+        if groups and groups[-1][0] == policy:
+            groups[-1] = (policy, groups[-1][1], i)
+        else:
+            groups.append((policy, i, i))
+    own = [
+        f"{policy} in stage{'s' if last > first else ''} {first}" + (f" to {last}" if last > first else "")
+        for policy, first, last in groups
+        if policy != choice.recompute
+    ]
+    return ", ".join([choice.recompute, *own])
 
 
 def _runs(values: Sequence[int]) -> str:

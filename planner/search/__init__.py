@@ -1,5 +1,5 @@
 """The search over everything that a plan decides."""
 
-from planner.search.recommend import plan
+from planner.search.planning import plan
 
 __all__ = ["plan"]

@@ -27,13 +27,21 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
 
     Raises ``InputError``.
     """
-    _check_names(pins)
-    _check_sharding(pins)
-    _check_offload(evaluator, pins)
+    check_choices(evaluator, pins)
     _check_pipeline(pins)
     _check_devices(evaluator, pins)
     _check_model(evaluator, pins)
     _check_batch(evaluator, pins)
+
+
+def check_choices(evaluator: Evaluator, pins: Pins) -> None:
+    """Refuse names that do not exist and choices that contradict each other, whatever the degrees.
+
+    Raises ``InputError``.
+    """
+    _check_names(pins)
+    _check_sharding(pins)
+    _check_offload(evaluator, pins)
 
 
 def _check_names(pins: Pins) -> None:

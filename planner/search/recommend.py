@@ -9,7 +9,11 @@ from planner.pipeline.generators import schedule_label, stage_to_rank
 from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
+from planner.search.recomputing import relaxed
 from planner.sharding.mesh import AXES
+
+MOST_SAVED = 2.0
+"""Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
 
 
 def plan(
@@ -32,9 +36,9 @@ def plan(
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, objective)
     outcome = search.run(top, progress)
-    best = outcome.found[0]
-    chosen = with_stages(search, best)
+    best, chosen = _stage_by_stage(search, outcome)
     estimate = evaluator.estimate(chosen)
+    others = [found for found in outcome.found if found is not best]
     return Plan(
         model=model,
         cluster=cluster,
@@ -42,10 +46,28 @@ def plan(
         plan=chosen,
         estimate=estimate,
         optimality=outcome.optimality,
-        alternatives=tuple(_alternative(other, best.estimate, objective) for other in outcome.found[1:]),
-        explanation=explanation(evaluator, chosen, estimate, outcome),
+        alternatives=tuple(_alternative(other, estimate, objective) for other in others),
+        explanation=explanation(evaluator, chosen, estimate, outcome._replace(found=(best, *others))),
         warnings=warnings_of(chosen, estimate),
     )
+
+
+def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
+    """The best plan with its stages written out, once stages may recompute less than others where that is free."""
+    best, chosen = outcome.found[0], with_stages(search, outcome.found[0])
+    if search.pins.recompute is not None:
+        return best, chosen
+    least = best.estimate.step_time_s
+    for found in outcome.found if search.objective == "time" else outcome.found[:1]:
+        saved = MOST_SAVED * found.estimate.time.get("recompute", 0.0)
+        if found.estimate.step_time_s - saved > least:
+            continue
+        written = with_stages(search, found)
+        option = relaxed(search.evaluator, written, search.sharding(found.candidate), search.limit)
+        seconds = search.evaluator.estimate(option).step_time_s
+        if seconds < least:
+            best, chosen, least = found, option, seconds
+    return best, chosen
 
 
 def with_stages(search: Search, found: Found) -> Parallelism:
@@ -107,8 +129,8 @@ def explanation(evaluator: Evaluator, plan: Parallelism, estimate: Estimate, out
     return " ".join(
         [
             _why_degrees(evaluator, plan),
-            _why_memory(plan, estimate),
-            _what_limits(estimate),
+            why_memory(plan, estimate),
+            what_limits(estimate),
             _next_best(outcome),
         ]
     )
@@ -145,7 +167,8 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
     )
 
 
-def _why_memory(plan: Parallelism, estimate: Estimate) -> str:
+def why_memory(plan: Parallelism, estimate: Estimate) -> str:
+    """How full the fullest device is, with what."""
     share = estimate.memory_bytes / estimate.memory_limit_bytes
     largest = max(estimate.memory, key=lambda name: estimate.memory[name])
     policy = {
@@ -158,7 +181,8 @@ def _why_memory(plan: Parallelism, estimate: Estimate) -> str:
     )
 
 
-def _what_limits(estimate: Estimate) -> str:
+def what_limits(estimate: Estimate) -> str:
+    """Share of compute, and the largest loss beside it."""
     useful = estimate.time.get("compute", 0.0) / estimate.step_time_s
     rest = sorted(((s, n) for n, s in estimate.time.items() if n != "compute"), reverse=True)
     if not rest:

@@ -1,0 +1,123 @@
+"""Rematerialisation by stage: early stages hold more micro-batches, so late ones need not recompute as much.
+
+Beside the plan's own policy each rank may have a cheaper one. With one stage on each rank, the layers are cut again for
+that, by dynamic programming: a stage takes as long as under the fastest policy that fits there.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from planner.errors import Infeasible
+from planner.evaluation import sites
+from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.evaluation.memory import device_memory, steady_microbatches
+from planner.evaluation.setting import copies_of, ranks_of
+from planner.inter_op.partition import partition_layers
+from planner.pipeline.dependencies import arranged, peak_in_flight
+from planner.plans import Parallelism, StagePlan
+from planner.search.space import SEARCHED_POLICIES
+
+LAYERS_TO_MOVE = 3
+"""Layers on each stage from which on it is tried to move some: with fewer, one is too much."""
+
+
+def relaxed(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
+    """The plan, or a faster one that recomputes less on some ranks within ``limit`` bytes on each device."""
+    if plan.pipeline == 1 or plan.recompute not in SEARCHED_POLICIES[1:] or copies_of(plan) > 1:
+        return plan
+    options = [plan, _by_rank(evaluator, plan, limit)]
+    if plan.virtual_stages == 1 and evaluator.graph.num_layers >= LAYERS_TO_MOVE * plan.pipeline:
+        options.append(_recut(evaluator, plan, shardings, limit))
+    priced = [(evaluator.estimate(option), option) for option in options]
+    fitting = [entry for entry in priced if entry[0].memory_bytes <= limit]
+    return min(fitting, key=lambda entry: entry[0].step_time_s)[1] if fitting else plan
+
+
+def with_policies(plan: Parallelism, policies: Sequence[str]) -> Parallelism:
+    """The plan with a policy for each of its stages; the commonest is the plan's own."""
+    common = Counter(policies).most_common(1)[0][0]
+    stages = tuple(
+        stage.model_copy(update={"recompute": None if policy == common else policy})
+        for stage, policy in zip(plan.stages, policies, strict=True)
+    )
+    return plan.model_copy(update={"recompute": common, "stages": stages})
+
+
+def _by_rank(evaluator: Evaluator, plan: Parallelism, limit: float) -> Parallelism:
+    """The same cut, every rank with the policy that is fastest for it; what a rank holds is its own affair."""
+    chosen = [plan.recompute] * len(plan.stages)
+    best = [float("inf")] * plan.pipeline
+    for policy in SEARCHED_POLICIES:
+        uniform = with_policies(plan, [policy] * len(plan.stages))
+        places = evaluator.sites(uniform)
+        memory = sites.memory_by_rank(uniform, places)
+        for rank, stages in enumerate(ranks_of(plan)):
+            seconds = sum(places[s].cost.seconds for s in stages)
+            if memory[rank].total <= limit and seconds < best[rank]:
+                best[rank] = seconds
+                for s in stages:
+                    chosen[s] = policy
+    return with_policies(plan, chosen)
+
+
+class _Stages:
+    """Stages of one plan by layers, each with the fastest policy that fits."""
+
+    def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> None:
+        self._evaluator, self._plan, self._shardings, self._limit = evaluator, plan, shardings, limit
+        order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
+        self._in_flight = peak_in_flight(order)
+        self._known: dict[tuple[object, ...], tuple[float, str] | None] = {}
+
+    def best(self, start: int, end: int, stage: int) -> tuple[float, str] | None:
+        """Seconds and policy; None where no policy fits."""
+        shape = self._evaluator.shape(start, end)
+        key = (shape, self._in_flight[stage])
+        if key not in self._known:
+            found = []
+            for policy in SEARCHED_POLICIES:
+                cost = self._evaluator.stage(self._plan, shape, policy, self._shardings)
+                held = self._in_flight[stage] * cost.saved_bytes
+                evaluator, mesh = self._evaluator, self._evaluator.mesh(self._plan)
+                memory = device_memory([cost], held, evaluator.job, self._plan, mesh, evaluator.software)
+                if memory.total <= self._limit:
+                    found.append((cost.seconds, policy))
+            self._known[key] = min(found, default=None)
+        return self._known[key]
+
+
+def _recut(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
+    """Layers cut anew, every stage with its own policy; the plan as it was where that is impossible."""
+    stages = _Stages(evaluator, plan.model_copy(update={"stages": ()}), shardings, limit)
+
+    def seconds(start: int, end: int, stage: int) -> float:
+        best = stages.best(start, end, stage)
+        assert best is not None  # asked only where the stage fits
+        return best[0]
+
+    try:
+        cut = partition_layers(
+            evaluator.graph.num_layers,
+            plan.pipeline,
+            seconds,
+            lambda start, end, stage: stages.best(start, end, stage) is not None,
+            plan.num_microbatches,
+        )
+    except Infeasible:
+        return plan
+    moved = tuple(_moved(evaluator, plan, s, layers) for s, layers in enumerate(cut.stages))
+    chosen = [stages.best(start, end, s) for s, (start, end) in enumerate(cut.stages)]
+    return with_policies(
+        plan.model_copy(update={"stages": moved}), [best[1] for best in chosen if best is not None]
+    )
+
+
+def _moved(evaluator: Evaluator, plan: Parallelism, stage: int, layers: tuple[int, int]) -> StagePlan:
+    """A stage of the plan with other layers, split as the plan splits such layers."""
+    graph = evaluator.graph
+    splits = {name: split for other in plan.stages for name, split in other.sharding.items()}
+    names = set(graph.sequence[slice(*layers)])
+    names |= {graph.first} if stage == 0 and graph.first else set()
+    names |= {graph.last} if stage == len(plan.stages) - 1 and graph.last else set()
+    sharding = {name: splits[name] for name in sorted(names) if name in splits}
+    return plan.stages[stage].model_copy(update={"blocks": layers, "sharding": sharding})

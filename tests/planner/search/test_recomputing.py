@@ -1,0 +1,77 @@
+"""Rematerialisation by stage: never slower, exact on small cases, and used where early stages hold too much."""
+
+from itertools import combinations, pairwise, product
+
+import pytest
+
+from planner.errors import Infeasible
+from planner.evaluation.evaluator import Evaluator
+from planner.plans import Job, Parallelism, Pins, StagePlan
+from planner.search import plan
+from planner.search.recomputing import relaxed, with_policies
+from planner.search.space import SEARCHED_POLICIES
+from tests.planner.search.small_cases import cluster_with, small_llama
+
+PINS = {"pipeline": 4, "tensor": 1, "data": 2, "schedule": "1f1b", "zero_stage": 0, "micro_batch": 1}
+
+
+def test_late_stages_recompute_less_where_memory_is_short() -> None:
+    cluster, model = cluster_with("a100-4x-50g:2", 7), small_llama(num_hidden_layers=16)
+    job = Job(global_batch=32, seq_len=2048)
+    steps = {}
+    for policy in (None, *SEARCHED_POLICIES):
+        try:
+            answer = plan(model, cluster, job, Pins.model_validate({**PINS, "recompute": policy}), top=1)
+        except Infeasible:
+            continue
+        assert answer.estimate is not None
+        steps[policy] = answer.estimate.step_time_s
+        if policy is None:
+            policies = [stage.recompute or answer.plan.recompute for stage in answer.plan.stages]
+            assert answer.estimate.memory_bytes <= cluster.device.memory * (1 - job.memory_headroom)
+    assert len(set(policies)) > 1
+    assert SEARCHED_POLICIES.index(policies[0]) > SEARCHED_POLICIES.index(policies[-1])
+    assert steps.pop(None) < 0.95 * min(steps.values())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
+def test_equals_every_cut_with_every_policy(share: float) -> None:
+    """For a limit between the memory of full recomputation and that of none."""
+    job = Job(global_batch=12, seq_len=1024, optimizer="sgd")
+    evaluator = Evaluator(small_llama(num_hidden_layers=9), cluster_with("a100-4x-50g:1"), job)
+    degrees = Parallelism(pipeline=3, num_microbatches=12, recompute="full")
+    mesh = dict.fromkeys(("tensor", "context", "expert", "data"), 1)
+
+    def written(cuts: tuple[int, ...]) -> Parallelism:
+        stages = (
+            StagePlan(blocks=blocks, devices=(s, s + 1), mesh=mesh) for s, blocks in enumerate(pairwise(cuts))
+        )
+        return degrees.model_copy(update={"stages": tuple(stages)})
+
+    start = written((0, 3, 6, 9))
+    least, most = (
+        evaluator.estimate(with_policies(start, [policy] * 3)).memory_bytes for policy in ("full", "none")
+    )
+    limit = least + share * (most - least)
+    every = [
+        evaluator.estimate(with_policies(written((0, *ends, 9)), policies))
+        for ends in combinations(range(1, 9), 2)
+        for policies in product(SEARCHED_POLICIES, repeat=3)
+    ]
+    found = evaluator.estimate(relaxed(evaluator, start, {}, limit))
+    assert found.memory_bytes <= limit
+    assert found.step_time_s == pytest.approx(min(e.step_time_s for e in every if e.memory_bytes <= limit))
+    assert found.step_time_s < evaluator.estimate(start).step_time_s
+
+
+def test_recomputed_work_is_counted_by_stage() -> None:
+    evaluator = Evaluator(small_llama(), cluster_with("a100-4x-50g:1"), Job(global_batch=8, seq_len=1024))
+    degrees = Parallelism(pipeline=2, num_microbatches=8)
+    stages = tuple(StagePlan(blocks=b, devices=(i, i + 1), mesh={}) for i, b in enumerate(((0, 2), (2, 8))))
+    plans = [
+        with_policies(degrees.model_copy(update={"stages": stages}), policies)
+        for policies in (("none", "none"), ("full", "none"), ("full", "full"))
+    ]
+    repeated = [e.hfu * e.step_time_s - e.mfu * e.step_time_s for e in map(evaluator.estimate, plans)]
+    assert repeated[0] == pytest.approx(0)
+    assert repeated[1] == pytest.approx(repeated[2] / 4)
