@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, sweeps, timeline
+from planner.cli import catalogues, commands, contest, imports, sweeps, timeline, verification
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         commands.compare,
         commands.explain,
         timeline.timeline,
+        verification.verify,
         contest.solve_iopddl,
     ),
     "Capacity": (sweeps.what_if, sweeps.size),

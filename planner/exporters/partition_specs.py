@@ -114,7 +114,8 @@ def _ranges(numbers: Iterable[int]) -> str:
 def activation_specs(layout: Layout, block: Block) -> Iterator[tuple[Tensor, PartitionSpec]]:
     """Every activation between operators of ``block``, as its maker leaves it.
 
-    A pending sum is given as its first reader wants it, so that the compiler sums and reshards in one step.
+    A pending sum is given as its first reader wants it, so that the compiler sums and reshards in one step; so are
+    tokens on their way to experts, because handing them over is what a dispatch is for.
     """
     for tensor in block.tensors:
         readers = [op for op in block.ops if tensor.name in op.inputs]
@@ -132,7 +133,8 @@ def _activation(
     if maker is not None:
         contracted = frozenset(operator_rule(maker).contracted(maker, block))
         left = output_spec(layout.graph, tensor, strategies.get(maker.name, ()), contracted)
-        if not left.partial or not readers:
+        handed_over = bool(left.partial) or maker.kind == "dispatch"
+        if not handed_over or not readers:
             return left
     return input_spec(layout.graph, tensor, strategies.get(readers[0].name, ()))
 

@@ -8,6 +8,7 @@ from planner.report.comparisons import comparison_report
 from planner.report.fitting import fit_report
 from planner.report.plans import plan_report
 from planner.report.validation import validation_report
+from planner.report.verification import verification_report
 
 __all__ = [
     "catalogue_report",
@@ -16,4 +17,5 @@ __all__ = [
     "fit_report",
     "plan_report",
     "validation_report",
+    "verification_report",
 ]

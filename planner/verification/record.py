@@ -1,0 +1,72 @@
+"""What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
+
+from typing import Any, Literal
+
+from cluster_specs.record import Record
+
+Tool = Literal["jax", "torch", "xla-tpu"]
+
+
+class Check(Record):
+    """Two numbers that must agree."""
+
+    name: str
+    expected: float
+    found: float
+    error: float
+    """Distance, as a share of what it is measured against."""
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether they agree; a number that is none does not."""
+        return self.error <= self.limit
+
+
+class Comparison(Record):
+    """A number of the framework beside the predicted one."""
+
+    name: str
+    unit: Literal["bytes", "seconds", "count"]
+    predicted: float
+    found: float
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over found, minus one; None where nothing was found."""
+        return self.predicted / self.found - 1 if self.found else None
+
+
+class Verification(Record):
+    """The answer of `verify`."""
+
+    tool: Tool
+    versions: tuple[str, ...]
+    """Frameworks that ran, with their versions."""
+    what: str
+    """What was run or compiled."""
+    checks: tuple[Check, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Where what ran differs from the plan, and what it does not show."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check did."""
+        return all(check.passed for check in self.checks)
+
+    def data(self) -> dict[str, Any]:
+        """The documented JSON."""
+        return {
+            "schema": "meshwright/verification/1",
+            "passed": self.passed,
+            **self.model_dump(mode="json", exclude={"checks", "comparisons"}),
+            "checks": [{**c.model_dump(mode="json"), "passed": c.passed} for c in self.checks],
+            "comparisons": [{**c.model_dump(mode="json"), "error": c.error} for c in self.comparisons],
+        }
+
+    def failures(self) -> str:
+        """The checks that failed, in words."""
+        return "; ".join(
+            f"{c.name}: expected {c.expected:.6g}, found {c.found:.6g}" for c in self.checks if not c.passed
+        )

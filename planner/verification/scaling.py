@@ -1,0 +1,162 @@
+"""A plan small enough for this machine, of the same structure: the same kinds of blocks, parameters and axes.
+
+Every degree larger than 1 stays larger than 1, most of them 2; every dim of the model becomes a few dozen; what
+shards what stays as planned.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from planner.exporters.placements import data_mesh
+from planner.graph import Graph, Run, Tensor
+from planner.models.catalog import build_graph
+from planner.models.model import Model
+from planner.plans import Parallelism, Plan, StagePlan
+
+SEQ_LEN = 32
+
+SIZES: Mapping[str, int] = MappingProxyType(
+    {
+        "hidden": 64,
+        "head_dim": 8,
+        "ffn": 96,
+        "expert_ffn": 48,
+        "shared_ffn": 48,
+        "experts": 4,
+        "vocab": 128,
+        "q_lora": 32,
+        "kv_lora": 16,
+        "rope_dim": 4,
+        "qk_dim": 12,
+        "v_dim": 8,
+        "kv_down": 20,
+        "kv_up": 16,
+        "token_types": 2,
+        "buckets": 8,
+    }
+)
+"""Small size of each dim: even, so that two ranks can share it; latent attention's add up as the large ones do."""
+
+HEADS, WINDOW, CHOSEN_EXPERTS, LAYERS = 8, 8, 2, 2
+
+DROPPED = ("replicate", "shard", "expert", "context", "tensor")
+"""Axes that are left out, first ones first, where two ranks of each are more than the devices at hand."""
+
+GROWN = ("shard", "replicate")
+"""Axes that take what devices are left."""
+
+
+class Scaled(NamedTuple):
+    """A small plan, and what it does not show."""
+
+    plan: Plan
+    left_out: tuple[str, ...]
+
+
+def scaled_down(plan: Plan, most: int) -> Scaled:
+    """``plan`` of a graph on at most ``most`` devices, in fp32 so that sums compare to rounding."""
+    degrees, dropped = _degrees(plan.plan, most)
+    graph = scaled_graph(build_graph(plan.model, plan.job.seq_len), plan.plan)
+    parallelism = _parallelism(plan.plan, degrees, graph.num_layers)
+    job = plan.job.model_copy(
+        update={
+            "precision": "fp32",
+            "optimizer": "sgd",
+            "seq_len": SEQ_LEN,
+            "global_batch": parallelism.data * parallelism.micro_batch * parallelism.num_microbatches,
+        }
+    )
+    model = Model(name=f"{plan.model.name}, small", family="graph", graph=graph)
+    fields = {"model": model, "job": job, "plan": parallelism, "estimate": None, "alternatives": ()}
+    left_out = tuple(f"axis {axis} is left out of the small plan: it has {most} devices" for axis in dropped)
+    return Scaled(plan.model_copy(update=fields), left_out)
+
+
+def _degrees(p: Parallelism, most: int) -> tuple[dict[str, int], list[str]]:
+    data = data_mesh(p)
+    large = {
+        "replicate": data.replicate,
+        "shard": data.shard,
+        "expert": data.expert,
+        "context": p.context,
+        "tensor": p.tensor,
+    }
+    degrees = {axis: min(size, 2) for axis, size in large.items()}
+    dropped = []
+    for axis in DROPPED:
+        if 2 ** sum(size > 1 for size in degrees.values()) > most and degrees[axis] > 1:
+            degrees[axis] = 1
+            dropped.append(axis)
+    for axis in GROWN:
+        while 2 * math.prod(degrees.values()) <= most and 2 * degrees[axis] <= large[axis]:
+            degrees[axis] *= 2
+    return degrees, dropped
+
+
+def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Parallelism:
+    data, large = degrees["replicate"] * degrees["shard"] * degrees["expert"], data_mesh(p)
+    shard = degrees["shard"] * (degrees["expert"] if large.over_expert else 1)
+    shard *= degrees["context"] if large.over_context else 1
+    axes = {axis: degrees[axis] for axis in ("tensor", "context", "expert")}
+    mesh = axes | {"data": data // degrees["expert"]}
+    devices = (0, data * degrees["tensor"] * degrees["context"])
+    stages = tuple(
+        StagePlan(blocks=(0, layers), devices=devices, mesh=mesh, sharding=s.sharding, recompute=s.recompute)
+        for s in p.stages[:1]
+    )
+    return p.model_copy(
+        update={
+            **axes,
+            "data": data,
+            "shard_degree": shard if p.zero_stage else 1,
+            "replicate_degree": data * degrees["context"] // shard,
+            "micro_batch": min(p.micro_batch, 2),
+            "num_microbatches": min(p.num_microbatches, 2),
+            "stages": stages,
+        }
+    )
+
+
+def scaled_graph(graph: Graph, p: Parallelism) -> Graph:
+    """``graph`` with small dims, two layers of a kind, and each kind of block once in its order."""
+    dims = {d: _size(d, graph, p) for d in graph.dims}
+    runs: list[Run] = []
+    seen: set[str] = set()
+    for run in graph.layers:
+        if len(seen) < len({r.block for r in graph.layers}):
+            runs.append(Run(block=run.block, count=min(run.count, LAYERS)))
+        seen.add(run.block)
+    blocks = []
+    for block in graph.blocks:
+        tensors = tuple(_tensor(t, graph) for t in block.tensors)
+        ops = tuple(op.model_copy(update={"attributes": _attributes(op.attributes)}) for op in block.ops)
+        blocks.append(block.model_copy(update={"tensors": tensors, "ops": ops}))
+    fields = {**graph.model_dump(exclude={"blocks"}), "dims": dims, "layers": tuple(runs)}
+    return Graph.model_validate({**fields, "blocks": [b.model_dump() for b in blocks]})
+
+
+def _size(dim: str, graph: Graph, p: Parallelism) -> int:
+    heads, kv_heads = graph.dims.get("heads", 1), graph.dims.get("kv_heads", 1)
+    if dim == "heads":
+        return HEADS
+    if dim == "kv_heads":
+        return 1 if kv_heads < p.tensor else max(2, HEADS * kv_heads // heads)
+    if dim.endswith(("seq", "positions")):
+        return SEQ_LEN
+    return min(graph.dims[dim], SIZES.get(dim, SIZES["hidden"]))
+
+
+def _tensor(tensor: Tensor, graph: Graph) -> Tensor:
+    """Routed tokens: as many experts each as before, but no more than `CHOSEN_EXPERTS`."""
+    if "experts" not in tensor.dims or tensor.scale >= 1:
+        return tensor
+    experts = min(graph.dims["experts"], SIZES["experts"])
+    chosen = min(max(1, round(tensor.scale * graph.dims["experts"])), CHOSEN_EXPERTS)
+    return tensor.model_copy(update={"scale": chosen / experts})
+
+
+def _attributes(attributes: Mapping[str, bool | int | float | str]) -> dict[str, bool | int | float | str]:
+    spans = {name: WINDOW for name in ("window", "chunk") if attributes.get(name)}
+    return {**attributes, **spans}

@@ -1,0 +1,58 @@
+"""The exported JAX module trains a small model of the plan's structure, on simulated devices, as one device does."""
+
+from planner.exporters.jax import FILE, to_jax
+from planner.exporters.placements import layout_of
+from planner.plans import Plan
+from planner.verification.arrays import task_of
+from planner.verification.process import run_program
+from planner.verification.record import Check, Verification
+from planner.verification.scaling import scaled_down
+
+DEVICES = 8
+
+LOSS_LIMIT = 1e-5
+"""Share of the loss by which sums in another order may differ in fp32."""
+PARAMETER_LIMIT = 1e-3
+"""Share of the largest change of a parameter in one step."""
+
+
+def verify_with_jax(plan: Plan, python: str | None = None) -> Verification:
+    """Train a small model for two steps under the exported shardings; losses and parameters must be one device's.
+
+    Raises ``Unsupported`` where JAX's exporter refuses the plan or the program the model, else as `run_program`.
+    """
+    to_jax(plan)
+    small, left_out = scaled_down(plan, DEVICES)
+    task = task_of(layout_of(small, "jax"), small) | {"dtype": "float32"}
+    flags = f"--xla_force_host_platform_device_count={small.plan.num_devices}"
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    files = {FILE: to_jax(small)[FILE]}
+    found = run_program("jax_check", files, task, ("jax",), python, environment=environment)
+    axes = ", ".join(
+        f"{axis} {getattr(small.plan, axis)}" for axis in ("data", "tensor", "context", "expert")
+    )
+    losses = zip(("loss", "loss after one step"), found["loss"], found["sharded_loss"], strict=True)
+    checks = [
+        Check(name=name, expected=one, found=many, error=abs(many / one - 1), limit=LOSS_LIMIT)
+        for name, one, many in losses
+    ]
+    moved, distance = found["moved"], found["distance"]
+    checks.append(
+        Check(
+            name="largest distance of a parameter after one step",
+            expected=0,
+            found=distance,
+            error=distance / moved,
+            limit=PARAMETER_LIMIT,
+        )
+    )
+    return Verification(
+        tool="jax",
+        versions=(f"jax {found['version']}",),
+        what=f"a small model of the structure of {plan.model.name} on {found['devices']} CPU devices ({axes})",
+        checks=tuple(checks),
+        notes=(
+            *left_out,
+            "in fp32 with SGD, where a wrong scale of a gradient shows; sizes and speed are not checked here",
+        ),
+    )

@@ -1,0 +1,106 @@
+"""XLA compiles the exported plan at full size for the real TPU slice, ahead of time; its numbers beside ours."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.errors import InputError, Unsupported
+from planner.evaluation import evaluate
+from planner.exporters.jax import to_jax
+from planner.exporters.placements import layout_of
+from planner.plans import Estimate, Plan
+from planner.verification.arrays import task_of
+from planner.verification.process import run_program
+from planner.verification.record import Check, Comparison, Verification
+
+PREFIX = "tpu-"
+"""Of our names of TPUs; libtpu knows them by the rest (v5e)."""
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def verify_with_xla(plan: Plan, python: str | None = None) -> Verification:
+    """Compile a training step of ``plan`` with libtpu; memory and collectives beside the predicted ones.
+
+    Raises ``InputError`` where the cluster is no TPU slice, ``Unsupported`` for what the program cannot say (as
+    `to_jax`, and experts, fp8, optimizers but AdamW and SGD), else as `run_program`.
+    """
+    topology = _topology(plan)
+    _check(plan)
+    task = task_of(layout_of(plan, "jax"), plan)
+    task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
+    task["attention"] = plan.job.attention
+    needs = ("jax", "libtpu")
+    found = run_program(
+        "jax_compile", to_jax(plan), task, needs, python, environment={"JAX_PLATFORMS": "cpu"}
+    )
+    estimate = plan.estimate or evaluate(plan)
+    versions = tuple(f"{name} {version}" for name, version in found["versions"].items())
+    slices = f"{plan.cluster.nodes} slices of " if plan.cluster.nodes > 1 else ""
+    return Verification(
+        tool="xla-tpu",
+        versions=versions,
+        what=f"a training step of {plan.model.name}, compiled for {slices}TPU {topology}",
+        checks=(_fits(plan, found),),
+        comparisons=tuple(_comparisons(found, estimate)),
+        notes=tuple(_notes(plan, found)),
+    )
+
+
+def _topology(plan: Plan) -> str:
+    """Name of the slice as libtpu knows it."""
+    cluster = plan.cluster
+    if cluster.torus is None or not cluster.device.name.startswith(PREFIX):
+        raise InputError(f"--with xla-tpu compiles for TPU slices; {cluster.name} has {cluster.device.name}")
+    shape = "x".join(map(str, cluster.torus.shape))
+    return f"{cluster.device.name.removeprefix(PREFIX)}:{shape}"
+
+
+def _check(plan: Plan) -> None:
+    if plan.job.precision not in DTYPES:
+        raise Unsupported(f"--with xla-tpu compiles {', '.join(DTYPES)}, not {plan.job.precision}")
+    if plan.job.optimizer not in ("adamw", "sgd"):
+        raise Unsupported(f"--with xla-tpu compiles adamw and sgd, not {plan.job.optimizer}")
+    if plan.plan.expert > 1 or any(k.endswith("experts") for k in plan.model.config):
+        raise Unsupported(
+            "--with xla-tpu has no kernel that routes tokens to experts: memory would be another's"
+        )
+
+
+def _fits(plan: Plan, found: dict[str, Any]) -> Check:
+    """The compiler's memory against what it has, or the device where it does not say."""
+    refused = found.get("refused")
+    limit = refused["limit_bytes"] if refused else plan.cluster.device.memory
+    peak = refused["peak_bytes"] if refused else found["peak_bytes"]
+    return Check(
+        name="memory of a device [bytes], against what there is",
+        expected=limit,
+        found=peak,
+        error=max(0.0, peak / limit - 1),
+        limit=0,
+    )
+
+
+def _comparisons(found: dict[str, Any], estimate: Estimate) -> Iterator[Comparison]:
+    peak = (found.get("refused") or found)["peak_bytes"]
+    yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=peak)
+    if "refused" in found:
+        return
+    theirs = {kind: total["sent_bytes"] for kind, total in found["collectives"].items()}
+    ours = estimate.communication
+    for kind in sorted({*ours, *theirs}):
+        yield Comparison(
+            name=f"sent by {kind}", unit="bytes", predicted=ours.get(kind, 0), found=theirs.get(kind, 0)
+        )
+    yield Comparison(
+        name="sent in all", unit="bytes", predicted=sum(ours.values()), found=sum(theirs.values())
+    )
+
+
+def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
+    yield "parameters are kept in fp32 and cast where they are used; layers that are alike run as one loop"
+    if "refused" in found:
+        yield "the compiler refuses the step for its memory, so its collectives are not known"
+    elif "p2p" in found["collectives"]:
+        yield "XLA turns gathers and reductions beside products into rings of p2p: compare what is sent in all"
+    if plan.plan.context > 1:
+        yield "attention across context ranks is compiled with all its scores, not as a ring"

@@ -1,0 +1,69 @@
+"""Collectives are counted as the compiler writes them: in loops, once for each channel, by what is sent."""
+
+import pytest
+
+from planner.verification.programs.hlo import Total, collectives, group_size, shape_bytes
+
+MODULE = """HloModule step, num_partitions=8
+
+%condition (p: (s32[], f32[8])) -> pred[] {
+  %p = (s32[], f32[8]) parameter(0)
+  %limit = s32[] constant(5)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (p.1: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.1 = (s32[], f32[8]{0:T(128)}) parameter(0)
+  %x = f32[8]{0:T(128)} get-tuple-element(%p.1), index=1
+  %sum = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  %again = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  ROOT %out = (s32[], f32[8]) tuple(%i, %sum)
+}
+
+%fused (q: bf16[16]) -> bf16[128] {
+  %q = bf16[16]{0} parameter(0)
+  ROOT %gathered = bf16[128]{0} all-gather(%q), channel_id=2, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+ENTRY %main (a: (s32[], f32[8]), b: bf16[16]) -> f32[8] {
+  %a = (s32[], f32[8]) parameter(0)
+  %b = bf16[16]{0} parameter(1)
+  %loop = (s32[], f32[8]) while(%a), condition=%condition, body=%body
+  %whole = bf16[128]{0} fusion(%b), kind=kLoop, calls=%fused
+  %part = bf16[16]{0} reduce-scatter(%whole), channel_id=3, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %sent = (bf16[16], bf16[16], u32[], u32[]) collective-permute-start(%b), source_target_pairs={{0,1}}
+  ROOT %y = f32[8]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_every_kind_is_counted_with_what_a_device_sends() -> None:
+    assert collectives(MODULE, 8) == {
+        "all_reduce": Total(5, 5 * 2 * 3 / 4 * 32),
+        "all_gather": Total(1, 7 * 32),
+        "reduce_scatter": Total(1, 3 / 4 * 256),
+        "p2p": Total(1, 32),
+    }
+
+
+def test_a_noted_trip_count_goes_before_the_condition() -> None:
+    noted = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
+    assert collectives(noted, 8)["all_reduce"].times == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups={{0,1},{2,3}}", 2),
+        ("replica_groups={}", 8),
+        ("replica_groups=mesh['x'=2,'y'=2,'z'=2] {'x','z'}", 4),
+    ],
+)
+def test_group_sizes_in_every_notation(text: str, expected: int) -> None:
+    assert group_size(text, 8) == expected
+
+
+def test_shapes_may_be_tuples() -> None:
+    assert shape_bytes("(bf16[2,3]{1,0:T(8,128)}, f32[], pred[4])") == 12 + 4 + 4

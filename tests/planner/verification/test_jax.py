@@ -1,0 +1,115 @@
+"""`verify --with jax`: what it accepts, and that a wrong export is caught."""
+
+from typing import Any
+
+import pytest
+from tiny_llama import installed, tiny_model, tiny_plan
+
+from planner.errors import InputError, Unsupported
+from planner.models.catalog import build_graph, load_model
+from planner.plans import Plan
+from planner.verification import with_jax
+from planner.verification.scaling import scaled_down, scaled_graph
+from planner.verification.tools import verify
+
+needs_jax = [pytest.mark.jax, pytest.mark.skipif(not installed("jax"), reason="jax is not installed")]
+
+FULL: dict[str, Any] = {"data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8}
+
+
+def of_shipped(name: str, **degrees: Any) -> Plan:
+    plan = tiny_plan(load_model(name), **degrees)
+    return plan.model_copy(update={"job": plan.job.model_copy(update={"seq_len": 512})})
+
+
+PLANS = {
+    "tensor and context, ZeRO 3, accumulation": lambda: of_shipped(
+        "llama-3.1-8b", **FULL | {"data": 4, "tensor": 4, "context": 2}, recompute="selective"
+    ),
+    "experts over tensor": lambda: of_shipped("mixtral-8x7b", **FULL, expert=4, tensor=2),
+    "tied table, biases, ZeRO 2, full recompute": lambda: of_shipped(
+        "gpt2", data=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8, recompute="full"
+    ),
+    "latent attention, shared experts": lambda: of_shipped("deepseek-v2-lite", **FULL),
+    "layers of two kinds, hybrid": lambda: of_shipped(
+        "gpt-oss-120b",
+        data=8, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=2, expert=2, tensor=2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=needs_jax) for case in PLANS])
+def test_exported_plans_train_as_one_device_does(case: str) -> None:
+    answer = verify(PLANS[case](), "jax")
+    assert answer.passed, answer.failures()
+    assert len(answer.checks) == 3
+    assert answer.checks[0].expected > 3  # the logarithm of the vocabulary is 4.9
+    assert answer.checks[1].expected < answer.checks[0].expected
+
+
+@pytest.mark.parametrize("_", [pytest.param(None, marks=needs_jax)])
+def test_a_wrong_export_fails_the_check(_: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = with_jax.to_jax
+
+    def wrong(plan: Plan) -> dict[str, str]:
+        text = right(plan)["jax_shardings.py"]
+        spoiled = text.replace("return checkpoint_name(", "return checkpoint_name(1.01 * ")
+        assert spoiled != text
+        return {"jax_shardings.py": spoiled}
+
+    monkeypatch.setattr(with_jax, "to_jax", wrong)
+    answer = verify(of_shipped("llama-3.1-8b", **FULL), "jax")
+    assert not answer.passed
+    assert "loss: expected" in answer.failures()
+
+
+def test_what_the_exporter_refuses_is_not_verified() -> None:
+    with pytest.raises(Unsupported, match="no pipeline"):
+        verify(tiny_plan(pipeline=2), "jax")
+
+
+def test_a_missing_framework_is_said_with_its_remedy(tmp_path: Any) -> None:
+    with pytest.raises(InputError, match=r"no-such-python: no such file"):
+        verify(of_shipped("gpt2"), "jax", str(tmp_path / "no-such-python"))
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho jax\n")
+    bare.chmod(0o755)
+    with pytest.raises(InputError, match=r"jax is not installed in .*: pip install jax, or name .* --python"):
+        verify(of_shipped("gpt2"), "jax", str(bare))
+
+
+SCALED = {
+    "all axes": {"data": 16, "tensor": 8, "context": 2, "expert": 4, "zero_stage": 3, "shard_degree": 32},
+    "plain": {"data": 16},
+    "tensor": {"data": 2, "tensor": 8},
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_small_plans_keep_every_axis_that_fits(case: str) -> None:
+    plan = tiny_plan(load_model("mixtral-8x7b"), micro_batch=1, **SCALED[case])
+    small, left_out = scaled_down(plan, 16)
+    assert small.plan.num_devices <= 16
+    for axis in ("data", "tensor", "context", "expert"):
+        before, after = getattr(plan.plan, axis), getattr(small.plan, axis)
+        assert (after > 1) == (before > 1), axis
+    assert not left_out
+    assert (small.plan.zero_stage, small.plan.recompute) == (plan.plan.zero_stage, plan.plan.recompute)
+    assert small.job.global_batch == small.plan.data * small.plan.micro_batch * small.plan.num_microbatches
+
+
+def test_axes_that_do_not_fit_are_named() -> None:
+    degrees = {"data": 16, "tensor": 8, "context": 2, "expert": 4, "zero_stage": 3, "shard_degree": 32}
+    small, left_out = scaled_down(tiny_plan(load_model("mixtral-8x7b"), **degrees), 4)
+    assert small.plan.num_devices <= 4
+    assert any("expert is left out" in note for note in left_out)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gemma-2-9b", "t5-small", "gpt2"])
+def test_small_graphs_have_the_same_parameters(name: str) -> None:
+    graph = build_graph(load_model(name), 512)
+    small = scaled_graph(graph, tiny_plan(tiny_model()).plan)
+    paths = {t.path for b, _ in graph.instances() for t in b.tensors if t.role == "weight"}
+    assert {t.path for b, _ in small.instances() for t in b.tensors if t.role == "weight"} == paths
+    assert max(small.dims.values()) <= 128
+    assert small.tied == graph.tied
