@@ -12,7 +12,13 @@ from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.published import cluster_for
 from cluster_specs.record import Record, validated
-from cluster_specs.shipped import ClusterFile, cluster_files, device_files, find_device
+from cluster_specs.shipped import (
+    ChangedCluster,
+    ClusterFile,
+    cluster_files,
+    device_files,
+    find_device,
+)
 
 __all__ = [
     "ClusterSummary",
@@ -70,12 +76,16 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     """Cluster from ``name:nodes`` (``dgx-h100:16``), ``name:shape*slices`` (``tpu-v5e:16x16*4``) or a file.
 
     A name alone is one node. A file is TOML, YAML or JSON with the fields of `ClusterSpec`, quantities with
-    units, and the shorthands of ``ClusterFile``. Raises ``InputError`` in one sentence.
+    units, and the shorthands of ``ClusterFile``; or what ``meshwright calibrate`` wrote. ``file.toml:nodes``
+    gives its number of nodes. Raises ``InputError`` in one sentence.
     """
     text = str(source)
     if isinstance(source, Path) or text.lower().endswith(SUFFIXES) or Path(text).is_file():
-        return _from_file(Path(source))
+        return _from_file(Path(source), None)
     name, _, size = text.partition(":")
+    if text.rpartition(":")[0].lower().endswith(SUFFIXES):
+        path, _, size = text.rpartition(":")
+        return _from_file(Path(path), _count(size, text))
     file = cluster_files().get(name.lower())
     if file is None:
         raise UnknownName("cluster", name, cluster_files())
@@ -98,13 +108,28 @@ def _count(text: str, where: str) -> int:
     return count
 
 
-def _from_file(path: Path) -> ClusterSpec:
+def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
+    if "base" in fields:
+        return _changed(validated(ChangedCluster, fields, str(path)), nodes, path)
     file = validated(ClusterFile, fields, str(path))
-    spec = assemble(file, file.nodes if file.nodes is not None else 1, None, str(path))
+    given = [count for count in (nodes, file.nodes, 1) if count is not None]
+    spec = assemble(file, given[0], None, str(path))
     return spec.model_copy(update={"name": file.name or path.stem})
+
+
+def _changed(file: ChangedCluster, nodes: int | None, path: Path) -> ClusterSpec:
+    """The base with the file's constants, which are sources of their own."""
+    if file.base.lower() not in cluster_files():
+        raise UnknownName("cluster", file.base, cluster_files())
+    try:
+        spec = what_if(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    sources = dict(spec.sources) | dict.fromkeys(file.changes, f"calibrated: {path.name}")
+    return spec.model_copy(update={"name": file.name or path.stem, "sources": sources})
 
 
 def _parsed(path: Path) -> Any:
