@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import collectives
+import peers
+
 from planner.evaluation import evaluate
 from planner.plans import Estimate, Plan
 from planner.validation import Row, ValidationReport, error_statistics, validate
@@ -299,6 +302,29 @@ times a pipeline bubble of (p - 1) / (m v).
 
 """
 
+COLLECTIVES = """\
+## Collectives
+
+Times of collectives against measured tables, over all sizes from 8 bytes and over 4 to 128 MiB. Sources are on one
+side as a whole: `launch`, `network_fill` and `switch_fill` of `cost_models/data/protocols.toml` and the latency of
+`efa-v1` were fitted on those of aws-samples and stas00/ml-engineering, nothing on the others but the share of
+bandwidth that xGMI and Slingshot reach. Every call of the tables of stas00 was issued from PyTorch while the clock ran,
+which is added as `host_collective` of torch-fsdp2; those of the scaling book (H100, TPU) have about 0.1 ms of JAX in
+them, which is not. RCCL takes 1.1 ms for an all-gather whatever its size up to 64 MiB; no term says so.
+
+"""
+
+PEERS = """\
+## Beside a peer
+
+What [llm-analysis](https://github.com/cli99/llm-analysis) {version} says of the runs that it can take: dense models in
+16 bits, without context parallelism, on devices that it knows. It divides FLOPs by peak rate and an efficiency:
+"llm-analysis" is as it comes, with none; "with fitted efficiency" has the one per device that brings its median error
+on the fit split of the published GPU runs to zero. Its answers are data, tests/published/peers.json, written by
+`{command}`. Calculon's published error on the whole of the measured A100 grid is 39 % on one node, 15 % on several.
+
+"""
+
 FAR_OFF = """\
 ## What is far off, and why
 
@@ -323,6 +349,8 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
             + time_section(times),
             "### Order of alternatives\n",
             rank_section(reports["sweep_h100"]),
+            COLLECTIVES + collectives.section(collectives.judge()),
+            peer_section(judged),
             "## Memory\n",
             memory_section(reports),
             FAR_OFF,
@@ -330,6 +358,12 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
             skipped_section({name: reports[name] for name in RUNS}),
         ]
     )
+
+
+def peer_section(judged: Mapping[str, Sequence[Judged]]) -> str:
+    """Ours beside theirs."""
+    about = json.loads(peers.PREDICTIONS.read_text())
+    return PEERS.format(version=about["version"], command=about["command"]) + peers.section(judged, RUNS)
 
 
 def recorded(
@@ -355,7 +389,8 @@ def recorded(
     figures["memory, sweep_h100, crashed but said to fit"] = (
         sweep.fits.crashed_but_said_to_fit / sweep.fits.crashed
     )
-    return {name: round(value, 4) for name, value in figures.items()}
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    return rounded | collectives.recorded(collectives.judge())
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,7 +13,13 @@ from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.pools import join, read_pools
 from cluster_specs.published import cluster_for
 from cluster_specs.record import Record, validated
-from cluster_specs.shipped import ClusterFile, cluster_files, device_files, find_device
+from cluster_specs.shipped import (
+    ChangedCluster,
+    ClusterFile,
+    cluster_files,
+    device_files,
+    find_device,
+)
 
 __all__ = [
     "ClusterSummary",
@@ -72,18 +78,22 @@ def load_cluster(source: str | Path) -> ClusterSpec:
 
     A name alone is one node; several with ``+`` between them are pools of one cluster. A file is TOML, YAML or JSON
     with the fields of `ClusterSpec`, quantities with units, and the shorthands of ``ClusterFile`` or of
-    ``PooledFile``. Raises ``InputError`` in one sentence.
+    ``PooledFile``; or what ``meshwright calibrate`` wrote. ``file.toml:nodes`` gives its number of nodes.
+    Raises ``InputError`` in one sentence.
     """
     text = str(source)
     if isinstance(source, Path) or text.lower().endswith(SUFFIXES) or Path(text).is_file():
-        return _from_file(Path(source))
+        return _from_file(Path(source), None)
     if "+" in text:
-        return join([_shipped(part.strip()) for part in text.split("+")], None, text.lower())
-    return _shipped(text)
+        return join([_named(part.strip()) for part in text.split("+")], None, text.lower())
+    return _named(text)
 
 
-def _shipped(text: str) -> ClusterSpec:
+def _named(text: str) -> ClusterSpec:
     name, _, size = text.partition(":")
+    if text.rpartition(":")[0].lower().endswith(SUFFIXES):
+        path, _, size = text.rpartition(":")
+        return _from_file(Path(path), _count(size, text))
     file = cluster_files().get(name.lower())
     if file is None:
         raise UnknownName("cluster", name, cluster_files())
@@ -106,19 +116,33 @@ def _count(text: str, where: str) -> int:
     return count
 
 
-def _from_file(path: Path) -> ClusterSpec:
+def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
     if "pools" in fields:
-        return read_pools({"name": path.stem} | fields, str(path), _shipped, _from_fields)
-    spec = _from_fields(fields, str(path))
+        return read_pools({"name": path.stem} | fields, str(path), _named, _from_fields)
+    if "base" in fields:
+        return _changed(validated(ChangedCluster, fields, str(path)), nodes, path)
+    spec = _from_fields(fields if nodes is None else {**fields, "nodes": nodes}, str(path))
     return spec.model_copy(update={"name": fields.get("name") or path.stem})
 
 
 def _from_fields(fields: Mapping[str, Any], where: str) -> ClusterSpec:
     file = validated(ClusterFile, fields, where)
     return assemble(file, file.nodes if file.nodes is not None else 1, None, where)
+
+
+def _changed(file: ChangedCluster, nodes: int | None, path: Path) -> ClusterSpec:
+    """The base with the file's constants, which are sources of their own."""
+    if file.base.lower() not in cluster_files():
+        raise UnknownName("cluster", file.base, cluster_files())
+    try:
+        spec = what_if(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    sources = dict(spec.sources) | dict.fromkeys(file.changes, f"calibrated: {path.name}")
+    return spec.model_copy(update={"name": file.name or path.stem, "sources": sources})
 
 
 def _parsed(path: Path) -> Any:

@@ -11,7 +11,7 @@ from pydantic import Field
 from cluster_specs.cluster import DeviceSpec, LinkKind
 from cluster_specs.errors import UnknownName
 from cluster_specs.record import Record, validated
-from cluster_specs.units import Seconds
+from cluster_specs.units import BytesPerSecond, Seconds
 
 DATA = Path(__file__).parent / "data"
 
@@ -82,6 +82,46 @@ class ClusterFile(Record):
     price: Mapping[str, Any] | None = None
     others: tuple[Mapping[str, Any], ...] = ()
     between: Mapping[str, Any] | None = None
+    sources: Mapping[str, str] = {}
+
+
+class FittedValue(Record):
+    """How well a constant that was fitted to measurements explains them."""
+
+    samples: int = Field(gt=0)
+    median_residual: float = Field(ge=0)
+    """Median of ``|predicted / measured - 1|``."""
+    worst_residual: float = Field(ge=0)
+    at_limit: bool = False
+    """The constant is as large as it can get: the base is slower than what was measured."""
+
+
+class MeasuredLine(Record):
+    """One collective by one algorithm as ``latency + bytes / bandwidth``: to read, not used by estimates."""
+
+    collective: str
+    algorithm: str
+    """The algorithm that the model takes for these sizes."""
+    ranks: int = Field(gt=1)
+    nodes: int = Field(gt=0)
+    latency: Seconds = Field(ge=0)
+    bus_bandwidth: BytesPerSecond = Field(gt=0)
+    samples: int = Field(gt=0)
+    median_residual: float = Field(ge=0)
+
+
+class ChangedCluster(Record):
+    """A cluster as written by ``meshwright calibrate``: another one, with constants of one's own."""
+
+    name: str | None = None
+    base: str
+    """A shipped cluster, without its size."""
+    nodes: int = Field(default=1, gt=0)
+    changes: Mapping[str, float | str]
+    """Dotted path of a field -> its value, as in ``what_if``."""
+    fitted: Mapping[str, FittedValue] = {}
+    """The same paths -> how well the value explains the measurements."""
+    lines: tuple[MeasuredLine, ...] = ()
     sources: Mapping[str, str] = {}
 
 

@@ -70,7 +70,7 @@ def double_tree(full_bytes: float, group: CommGroup) -> Steps:
     """All-reduce over two complementary trees of sub-groups, with chains inside the innermost.
 
     ``2 (s_0 - 1)`` hops inside and ``2 log2 s_i`` outside; the slowest of ``2 V / B_0`` and
-    ``2 (s_i - 1)/s_i V / (k_i B_i)``.
+    ``2 V / (k_i B_i)``.
     """
     inner = active_levels(group)[0]
     hops = (2.0 * (inner.size - 1), *(2 * count for count in _log_hops(group)[1:]))
@@ -164,9 +164,13 @@ def _log_hops(group: CommGroup) -> tuple[float, ...]:
 
 
 def _between(full_bytes: float, group: CommGroup) -> float:
-    """Seconds of trees between sub-groups: ``2 (s_i - 1)/s_i V / (k_i B_i)``, the slowest outer level."""
+    """Seconds of two trees between sub-groups: ``2 V / (k_i B_i)``, the slowest outer level.
+
+    The busiest sub-group has two children and a parent in one tree, of half the array each way, and a parent
+    in the other. Two sub-groups only exchange: ``V / (k_i B_i)``.
+    """
     seconds = [
-        2 * (level.size - 1) / level.size * full_bytes / (inside * level.bandwidth)
+        (1 if level.size == 2 else 2) * full_bytes / (inside * level.bandwidth)
         for inside, level in _inside(group)
     ]
     return max(seconds[1:], default=0.0)

@@ -11,6 +11,7 @@ protocols; groups on TPU links as XLA does, with none.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,9 +20,12 @@ from cluster_specs.topology import CommGroup
 from cost_models import algorithms as by
 from cost_models.algorithms import Steps, active_levels
 from cost_models.costs import CommTime
-from cost_models.protocols import in_switch_constants, protocols
+from cost_models.protocols import Protocol, fill, in_switch_constants, launch_latency, protocols
 
 Collective = Callable[[float, CommGroup], CommTime]
+
+NETWORKS = ("infiniband", "ethernet")
+"""Kinds of links between nodes of GPUs."""
 
 
 class Algorithm(NamedTuple):
@@ -62,7 +66,7 @@ def _torus_of_many(group: CommGroup) -> bool:
 
 def _one_rank_per_node(group: CommGroup) -> bool:
     levels = active_levels(group)
-    return len(levels) == 1 and levels[0].kind in ("infiniband", "ethernet", "dcn")
+    return len(levels) == 1 and levels[0].kind in (*NETWORKS, "dcn")
 
 
 def _gpus(group: CommGroup) -> bool:
@@ -102,6 +106,9 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = MappingProxyType(
     }
 )
 """Collective, then algorithm."""
+
+_PIPELINED = frozenset({"ring", "recursive_halving", "double_tree", "chain"})
+"""Algorithms that pass chunks on, and so pay for filling the pipeline of chunks between nodes."""
 
 
 def algorithm_times(name: str, full_bytes: float, group: CommGroup) -> Mapping[str, CommTime]:
@@ -224,20 +231,27 @@ def wire_bytes(name: str, full_bytes: float, group_size: int) -> float:
 
 
 def _timed(algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
-    """Latencies added, by the fastest protocol; trees keep only a share of their bandwidth at some sizes."""
+    """By the fastest protocol."""
     levels = active_levels(group)
     if not _gpus(group):
         return CommTime(_dot(steps.hops, [level.latency for level in levels]), steps.transfer)
     if algorithm == "in_switch":
         return _in_switch_time(steps, full_bytes, group)
-    times = []
-    for protocol in protocols():
-        latency = _dot(steps.hops, [protocol.hop_latency(level) for level in levels])
-        bandwidth = protocol.bandwidth
-        if algorithm == "double_tree":
-            bandwidth *= protocol.tree_share(full_bytes)
-        times.append(CommTime(protocol.kernel_latency + latency, steps.transfer / bandwidth))
+    times = [_over(protocol, algorithm, steps, full_bytes, group) for protocol in protocols()]
     return min(times, key=lambda time: time.seconds)
+
+
+def _over(protocol: Protocol, algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
+    """Latencies added, and the bytes at what the protocol, the tree and the filling pipeline leave."""
+    tree = algorithm == "double_tree"
+    hops = _dot(steps.hops, [protocol.hop_latency(level, tree) for level in active_levels(group)])
+    if algorithm == "ring":
+        hops *= protocol.ring_rounds(full_bytes, group.size)
+    bandwidth = protocol.bandwidth * (protocol.tree_share(full_bytes) if tree else 1.0)
+    transfer = steps.transfer / bandwidth
+    if algorithm in _PIPELINED:
+        transfer *= _network_fill(full_bytes, group)
+    return CommTime(launch_latency() + protocol.kernel_latency + hops, transfer)
 
 
 def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
@@ -245,8 +259,20 @@ def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTi
     switch, simple = in_switch_constants(), protocols()[0]
     levels = active_levels(group)
     hops = (switch.hops * steps.hops[0], *steps.hops[1:])
-    bandwidth = switch.bandwidth * (simple.tree_share(full_bytes) if len(levels) > 1 else 1.0)
-    return CommTime(_dot(hops, [level.latency for level in levels]), steps.transfer / bandwidth)
+    between = len(levels) > 1
+    bandwidth = switch.bandwidth * (simple.tree_share(full_bytes) if between else 1.0)
+    filling = _network_fill(full_bytes, group) if between else fill("switch").factor(full_bytes)
+    latency = launch_latency() + _dot(hops, [level.latency for level in levels])
+    return CommTime(latency, steps.transfer / bandwidth * filling)
+
+
+def _network_fill(full_bytes: float, group: CommGroup) -> float:
+    """Factor on the time of the bytes where the group crosses a network between nodes."""
+    levels = active_levels(group)
+    if levels[-1].kind not in NETWORKS:
+        return 1.0
+    inside = prod(level.size for level in levels if level.kind not in NETWORKS)
+    return fill("network").factor(full_bytes, inside)
 
 
 def _dot(counts: Sequence[float], seconds: Sequence[float]) -> float:

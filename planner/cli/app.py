@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, sweeps, timeline, verification
+from planner.cli import calibrate, catalogues, commands, contest, imports, sweeps, timeline, verification
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         timeline.timeline,
         verification.verify,
         contest.solve_iopddl,
+        calibrate.calibrate,
     ),
     "Capacity": (sweeps.what_if, sweeps.size),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),

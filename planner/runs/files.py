@@ -82,9 +82,14 @@ def check_run(row: dict[str, Any], path: Path) -> dict[str, Any]:
     resolved = {**row, "model": dict(run.model), "hardware": dict(run.hardware)}
     for section, key in (("model", "config"), ("hardware", "cluster")):
         value = resolved[section].get(key)
-        if value is not None and (path.parent / value).exists():
+        if value is not None and _is_file(path.parent / value):
             resolved[section][key] = str(path.parent / value)
     return resolved
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file, or one of which this is ``file.toml:nodes``."""
+    return path.exists() or Path(str(path).rpartition(":")[0]).is_file()
 
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -243,3 +243,56 @@ def test_bad_what_ifs(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         what_if(load_cluster("dgx-h100:4"), changes)
     assert "\n" not in str(caught.value)
+
+
+CHANGED = """
+base = "dgx-h100"
+[changes]
+"device.efficiency.matmul" = 0.7
+"device.kernel_launch" = "5 us"
+"links.infiniband.latency" = 9e-6
+[fitted."device.efficiency.matmul"]
+samples = 12
+median_residual = 0.02
+worst_residual = 0.1
+"""
+
+
+def test_a_calibrated_file_is_its_base_with_other_constants(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CHANGED)
+    found, base = load_cluster(f"{path}:16"), load_cluster("dgx-h100:16")
+    assert found.name == "mine"
+    assert found.num_devices == 128
+    assert load_cluster(path).nodes == 1
+    assert found.device.efficiency.matmul == 0.7
+    assert found.device.kernel_launch == pytest.approx(5e-6)
+    assert [link.latency for link in found.links] == [base.links[0].latency, 9e-6]
+    assert found.sources["device.efficiency.matmul"] == "calibrated: mine.toml"
+    assert found.sources["device.memory"] == base.sources["device.memory"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"dgx-h100"', '"dgx-h1000"', "did you mean dgx-h100"),
+        ("0.7", "1.7", "device.efficiency.matmul: Input should be less than or equal to 1"),
+        ("kernel_launch", "kernel_lunch", "kernel_lunch"),
+        ("samples = 12", "samples = 0", "fitted.device.efficiency.matmul.samples"),
+    ],
+)
+def test_a_wrong_calibrated_file_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CHANGED.replace(old, new, 1))
+    with pytest.raises(InputError, match=said):
+        load_cluster(path)
+
+
+def test_a_cluster_file_takes_a_number_of_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(
+        'device = "H100"\ndevices_per_node = 8\n[[links]]\nname = "ib"\nfabric = "infiniband"\nbandwidth = "50 GB/s"\n'
+    )
+    assert load_cluster(f"{path}:4").num_devices == 32
+    with pytest.raises(InputError, match="'x' is not a node count"):
+        load_cluster(f"{path}:x")

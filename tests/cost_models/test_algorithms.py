@@ -34,7 +34,25 @@ def test_chain_sends_everything_once() -> None:
 def test_double_tree_has_logarithmic_hops_between_nodes() -> None:
     assert by.double_tree(V, NODES) == Steps((14.0, 4.0), 2 * V / 400e9)
     wide = CommGroup(32, (Level(8, 900e9, 1e-6, "nvlink"), Level(4, 50e9, 1e-6, "infiniband")))
-    assert by.double_tree(V, wide).transfer == pytest.approx(2 * 3 / 4 * V / 400e9)
+    assert by.double_tree(V, wide).transfer == pytest.approx(2 * V / 400e9)
+    two = CommGroup(16, (Level(8, 900e9, 1e-6, "nvlink"), Level(2, 50e9, 1e-6, "infiniband")))
+    assert by.double_tree(V, two).transfer == pytest.approx(V / 400e9)
+
+
+@pytest.mark.parametrize(("nodes", "arrays"), [(2, 1), (4, 2), (8, 2), (32, 2)])
+def test_busiest_node_of_two_trees_by_counting_edges(nodes: int, arrays: int) -> None:
+    """A balanced binary tree in order, and its mirror image, each with half of the array up and down."""
+    degree = [0] * nodes
+    for child in range(1, nodes):
+        bit = child & -child
+        parent = (child ^ bit) | (bit << 1)
+        parent = parent if parent < nodes else child ^ bit
+        for node in (child, parent):
+            degree[node] += 1
+            degree[nodes - 1 - node] += 1
+    assert max(degree) / 2 == arrays
+    pairs = CommGroup(2 * nodes, (Level(2, 1e15, 0.0, "nvlink"), Level(nodes, 50e9, 1e-6, "infiniband")))
+    assert by.double_tree(V, pairs).transfer == pytest.approx(arrays * V / 100e9)
 
 
 def test_in_switch_sends_the_array_once_and_its_share_once() -> None:

@@ -1,0 +1,111 @@
+"""Measurements of single kernels and collectives, as records and as JSON lines."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from cluster_specs.record import Record, first_problem
+from planner.errors import InputError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+
+
+class MatmulMeasurement(Record):
+    """One product of (m, k) by (k, n)."""
+
+    kind: Literal["matmul"] = "matmul"
+    m: Count
+    n: Count
+    k: Count
+    dtype: Precision
+    seconds: Positive
+
+
+class AttentionMeasurement(Record):
+    """One fused attention, forward, or backward alone."""
+
+    kind: Literal["attention"] = "attention"
+    batch: Count
+    heads: Count
+    kv_heads: Count
+    seq: Count
+    head_dim: Count
+    causal: bool = True
+    backward: bool = False
+    dtype: Precision
+    seconds: Positive
+
+
+class CopyMeasurement(Record):
+    """One copy inside the device."""
+
+    kind: Literal["copy"] = "copy"
+    bytes: Positive
+    """Read and written, together."""
+    seconds: Positive
+
+
+class LaunchMeasurement(Record):
+    """Time from one kernel that does nothing to the next, where the device waits for the host."""
+
+    kind: Literal["launch"] = "launch"
+    seconds: Positive
+
+
+class CollectiveMeasurement(Record):
+    """One collective of all ranks, sized as in nccl-tests."""
+
+    kind: Literal["collective"] = "collective"
+    op: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce"]
+    bytes: Positive
+    ranks: Annotated[int, Field(gt=1)]
+    nodes: Count = 1
+    seconds: Positive
+
+
+Measurement = (
+    MatmulMeasurement | AttentionMeasurement | CopyMeasurement | LaunchMeasurement | CollectiveMeasurement
+)
+_ANY: TypeAdapter[Measurement] = TypeAdapter(Annotated[Measurement, Field(discriminator="kind")])
+
+
+def parse_measurements(text: str, name: str) -> tuple[Measurement, ...]:
+    """Measurements of JSON lines; raises ``InputError`` that names the line."""
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{where}: not valid JSON: {error}") from error
+        try:
+            found.append(_ANY.validate_python(row))
+        except ValidationError as error:
+            raise InputError(f"{where}: {first_problem(error)}") from error
+    if not found:
+        raise InputError(f"{name} has no measurements: one JSON object per line is needed")
+    return tuple(found)
+
+
+def to_json_lines(measurements: Iterable[Measurement]) -> str:
+    """The same as text, one object per line."""
+    return "".join(f"{one.model_dump_json()}\n" for one in measurements)
+
+
+def read_text(path: Path) -> str:
+    """Text of a log; ``InputError`` where it does not exist or is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a folder, a file is needed") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text (byte {error.start} is not UTF-8)") from error

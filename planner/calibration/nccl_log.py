@@ -1,0 +1,98 @@
+"""Logs of nccl-tests (and rccl-tests): the table that ``all_reduce_perf`` and its siblings print.
+
+Source: NVIDIA/nccl-tests ``src/common.cu`` (header and columns) and ``doc/PERFORMANCE.md`` (sizes and factors).
+"""
+
+import re
+from typing import NamedTuple, get_args
+
+from planner.calibration.measurements import CollectiveMeasurement
+from planner.errors import InputError
+
+PROGRAMS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""``X`` of ``X_perf`` -> collective; longer names before those that they contain."""
+
+OPS: tuple[str, ...] = get_args(CollectiveMeasurement.model_fields["op"].annotation)
+
+_RANK = re.compile(r"^#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device", re.MULTILINE)
+_PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})_perf\b")
+_LEAST_COLUMNS = 8
+"""size, count, type, redop, root, time, algbw, busbw of the out-of-place half."""
+_TIME = 5
+
+
+class _Layout(NamedTuple):
+    """Who took part."""
+
+    ranks: int
+    nodes: int
+
+
+def parse_nccl_log(text: str, name: str, op: str | None = None) -> tuple[CollectiveMeasurement, ...]:
+    """Out-of-place times of every size in a log.
+
+    The collective is the ``..._perf`` that the log or else its ``name`` mentions; ``op`` is for logs that say
+    neither. Raises ``InputError`` where it is not known, the header is missing, or a row is cut off.
+    """
+    layout, collective = _layout(text, name), op or _collective(text, name)
+    if collective not in OPS:
+        raise InputError(f"{name}: unknown collective {collective!r}; known are {', '.join(OPS)}")
+    found = [
+        _measurement(line.split(), collective, layout, f"{name}, line {number}")
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (words := line.split()) and words[0].isdigit()
+    ]
+    measured = tuple(one for one in found if one is not None)
+    if not measured:
+        raise InputError(f"{name}: no rows of sizes and times; expected the output of nccl-tests")
+    return measured
+
+
+def _layout(text: str, name: str) -> _Layout:
+    hosts = _RANK.findall(text)
+    if len(hosts) < 2:
+        raise InputError(
+            f"{name}: found {len(hosts)} '#  Rank' lines; keep the header that nccl-tests prints, of two ranks or more"
+        )
+    return _Layout(len(hosts), len(set(hosts)))
+
+
+def _collective(text: str, name: str) -> str:
+    for place in (text, name):
+        if (program := _PROGRAM.search(place)) is not None:
+            return PROGRAMS[program[1]]
+    raise InputError(f"{name}: the log does not say which collective it is of; give --collective")
+
+
+def _measurement(
+    words: list[str], collective: str, layout: _Layout, where: str
+) -> CollectiveMeasurement | None:
+    """Of one row; None for a size that rounds to nothing."""
+    if len(words) < _LEAST_COLUMNS:
+        raise InputError(f"{where}: the row is cut off after {len(words)} columns")
+    try:
+        size, micros = float(words[0]), float(words[_TIME])
+    except ValueError as error:
+        raise InputError(
+            f"{where}: column {_TIME + 1} should be a time in us, found {words[_TIME]!r}"
+        ) from error
+    if size == 0:
+        return None
+    if not micros > 0:
+        raise InputError(f"{where}: a time of {words[_TIME]} us")
+    return CollectiveMeasurement.model_validate(
+        {
+            "op": collective,
+            "bytes": size,
+            "ranks": layout.ranks,
+            "nodes": layout.nodes,
+            "seconds": micros * 1e-6,
+        }
+    )

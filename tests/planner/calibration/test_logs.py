@@ -1,0 +1,87 @@
+"""Logs and measurements as files: what they say, and one sentence for what they do not."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.calibration.measurements import (
+    CopyMeasurement,
+    LaunchMeasurement,
+    parse_measurements,
+    to_json_lines,
+)
+from planner.calibration.nccl_log import parse_nccl_log
+from planner.errors import InputError
+
+LOG = (Path(__file__).parents[2] / "data" / "nccl_all_reduce.log").read_text()
+
+
+def test_a_log_of_nccl_tests() -> None:
+    found = parse_nccl_log(LOG, "run.log")
+    assert [one.bytes for one in found] == [8, 2048, 65536, 2**20, 2**24, 2**28, 2**30]
+    assert found[3].seconds == pytest.approx(57e-6)
+    assert {(one.op, one.ranks, one.nodes) for one in found} == {("all_reduce", 8, 1)}
+
+
+def test_hosts_are_nodes() -> None:
+    halves = LOG.replace("node-a device  4", "node-b device  0").replace(
+        "node-a device  5", "node-b device  1"
+    )
+    assert {one.nodes for one in parse_nccl_log(halves, "run.log")} == {2}
+
+
+def test_older_logs_name_the_collective_in_their_own_name_or_not_at_all() -> None:
+    older = LOG.replace("# Collective test starting: all_reduce_perf\n", "")
+    assert parse_nccl_log(older, "alltoall_perf.log")[0].op == "all_to_all"
+    assert parse_nccl_log(older, "reduce_scatter_perf.txt")[0].op == "reduce_scatter"
+    assert parse_nccl_log(older, "run.log", "all_gather")[0].op == "all_gather"
+    with pytest.raises(InputError, match="give --collective"):
+        parse_nccl_log(older, "run.log")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("#  Rank", "#  rank", "found 0 '#  Rank' lines"),
+        ("    57.00   18.40   32.19", "", "cut off"),
+        ("57.00", "N/A", "column 6 should be a time in us, found 'N/A'"),
+        ("57.00", "-1.0", "a time of -1.0 us"),
+    ],
+)
+def test_bad_logs(old: str, new: str, said: str) -> None:
+    text = LOG.replace(old, new)
+    if said == "cut off":
+        text = LOG.replace(LOG[LOG.index("    57.00") :], "")
+    with pytest.raises(InputError, match=said):
+        parse_nccl_log(text, "run.log")
+
+
+def test_a_log_without_rows() -> None:
+    with pytest.raises(InputError, match="run.log: no rows of sizes and times"):
+        parse_nccl_log(LOG[: LOG.index("           0 ")], "run.log")
+
+
+def test_unknown_collective() -> None:
+    with pytest.raises(InputError, match="unknown collective 'all_shuffle'"):
+        parse_nccl_log(LOG, "run.log", "all_shuffle")
+
+
+def test_measurements_round_trip() -> None:
+    some = (LaunchMeasurement(seconds=4e-6), CopyMeasurement(bytes=2.0**30, seconds=5e-4))
+    assert parse_measurements("\n" + to_json_lines(some), "m.jsonl") == some
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "m.jsonl, line 1: not valid JSON"),
+        ("[]", "m.jsonl, line 1"),
+        ('{"kind": "lunch", "seconds": 1}', "'lunch' found using 'kind' does not match any"),
+        ('{"kind": "launch", "seconds": 0}', "seconds: Input should be greater than 0, found 0"),
+        ('{"kind": "launch", "seconds": 1, "unit": "us"}', "unit: Extra inputs are not permitted"),
+        ("", "m.jsonl has no measurements"),
+    ],
+)
+def test_bad_measurements(line: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_measurements(line, "m.jsonl")
