@@ -308,9 +308,13 @@ COLLECTIVES = """\
 Times of collectives against measured tables, over all sizes from 8 bytes and over 4 to 128 MiB. Sources are on one
 side as a whole: `launch`, `network_fill` and `switch_fill` of `cost_models/data/protocols.toml` and the latency of
 `efa-v1` were fitted on those of aws-samples and stas00/ml-engineering, nothing on the others but the share of
-bandwidth that xGMI and Slingshot reach. Every call of the tables of stas00 was issued from PyTorch while the clock ran,
-which is added as `host_collective` of torch-fsdp2; those of the scaling book (H100, TPU) have about 0.1 ms of JAX in
-them, which is not. RCCL takes 1.1 ms for an all-gather whatever its size up to 64 MiB; no term says so.
+bandwidth that Slingshot reaches. Which effects there are was chosen with all tables in view.
+
+Every call of the tables of stas00 was issued from PyTorch while the clock ran, which is added as `host_collective` of
+torch-fsdp2; those of the scaling book (H100, TPU) have about 0.1 ms of JAX in them, which is not. RCCL takes 1.1 ms
+for an all-gather whatever its size up to 64 MiB; no term says so. All-gathers and reduce-scatters of 256 MB over 2 to
+64 EFA nodes, on which `contention` of efa-v2 was fitted, are still predicted 1.5 to 3 times too fast, all-reduces 1.1
+to 1.6 times.
 
 """
 
@@ -321,7 +325,8 @@ What [llm-analysis](https://github.com/cli99/llm-analysis) {version} says of the
 16 bits, without context parallelism, on devices that it knows. It divides FLOPs by peak rate and an efficiency:
 "llm-analysis" is as it comes, with none; "with fitted efficiency" has the one per device that brings its median error
 on the fit split of the published GPU runs to zero. Its answers are data, tests/published/peers.json, written by
-`{command}`. Calculon's published error on the whole of the measured A100 grid is 39 % on one node, 15 % on several.
+`{command}`. For scale, Calculon's published error on the whole of the measured A100 grid is 39 % on one
+node and 15 % on several.
 
 """
 

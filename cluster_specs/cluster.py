@@ -76,6 +76,8 @@ class LinkSpec(Record):
     """Exponent ``c`` of routes that collide: ``n`` nodes keep ``(n / 2)^-c`` of the bandwidth."""
     in_switch_reduction: bool = False
     """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
+    in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
+    """Share of the bandwidth that its sums reach; None: as in the first switches that could."""
     full_mesh: bool = False
     """Every pair has its own cable, so ``k`` peers have (k - 1) / (devices - 1) of the bandwidth."""
 

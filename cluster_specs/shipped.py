@@ -34,6 +34,7 @@ class Fabric(Record):
     efficiency: float = Field(gt=0, le=1)
     contention: float = Field(default=0, ge=0, le=1)
     in_switch_reduction: bool = False
+    in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     full_mesh: bool = False
     words: tuple[str, ...] = ()
     """Words by which published descriptions name it."""

@@ -32,6 +32,8 @@ class Level:
     ring_directions: int = 1
     """2 where a wrapped torus dimension can be used both ways at once."""
     in_switch_reduction: bool = False
+    in_switch_efficiency: float | None = None
+    """Share of ``bandwidth`` that such sums reach; None: the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         latency=link.latency,
         kind=link.kind,
         in_switch_reduction=link.in_switch_reduction,
+        in_switch_efficiency=link.in_switch_efficiency,
     )
 
 

@@ -260,7 +260,8 @@ def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTi
     levels = active_levels(group)
     hops = (switch.hops * steps.hops[0], *steps.hops[1:])
     between = len(levels) > 1
-    bandwidth = switch.bandwidth * (simple.tree_share(full_bytes) if between else 1.0)
+    share = levels[0].in_switch_efficiency or switch.bandwidth
+    bandwidth = share * (simple.tree_share(full_bytes) if between else 1.0)
     filling = _network_fill(full_bytes, group) if between else fill("switch").factor(full_bytes)
     latency = launch_latency() + _dot(hops, [level.latency for level in levels])
     return CommTime(latency, steps.transfer / bandwidth * filling)

@@ -84,7 +84,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class InSwitch:
-    """Sums made by a switch: hops' worth of latency, and share of the bandwidth."""
+    """Sums made by a switch: hops' worth of latency, and share of the bandwidth where the link says nothing."""
 
     hops: float
     bandwidth: float

@@ -22,6 +22,8 @@ PROGRAMS = {
 OPS: tuple[str, ...] = get_args(CollectiveMeasurement.model_fields["op"].annotation)
 
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device", re.MULTILINE)
+_PREFIX = re.compile(r"^(?:\[[\d,]+\]<std(?:out|err)>:|\d+:)[ \t]?", re.MULTILINE)
+"""What mpirun and srun put before a line to say whose it is."""
 _PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})_perf\b")
 _LEAST_COLUMNS = 8
 """size, count, type, redop, root, time, algbw, busbw of the out-of-place half."""
@@ -41,6 +43,7 @@ def parse_nccl_log(text: str, name: str, op: str | None = None) -> tuple[Collect
     The collective is the ``..._perf`` that the log or else its ``name`` mentions; ``op`` is for logs that say
     neither. Raises ``InputError`` where it is not known, the header is missing, or a row is cut off.
     """
+    text = _PREFIX.sub("", text)
     layout, collective = _layout(text, name), op or _collective(text, name)
     if collective not in OPS:
         raise InputError(f"{name}: unknown collective {collective!r}; known are {', '.join(OPS)}")

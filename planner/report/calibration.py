@@ -9,11 +9,19 @@ from planner.report.console import columns, heading
 
 
 def calibration_report(found: Calibration, files: tuple[str, ...]) -> RenderableType:
-    """Tables of constants and of lines; ``files`` are those that were written."""
+    """Tables of constants and of lines; ``files`` are those that were written.
+
+    A residual is the median of ``|predicted / measured - 1|`` over the ``n`` samples, beside it the worst.
+    """
     parts: list[RenderableType] = [
         Text(f"{found.base}, from {found.measurements:,} measurements"),
         heading("Constants"),
         _constants(found),
+    ]
+    parts += [
+        Text(f"{path} is at its limit: the base may not be what was measured")
+        for path, fit in found.fitted.items()
+        if fit.at_limit
     ]
     if found.lines:
         parts += [heading("Collectives as latency + bytes / bandwidth"), _lines(found)]
@@ -22,7 +30,7 @@ def calibration_report(found: Calibration, files: tuple[str, ...]) -> Renderable
 
 
 def _constants(found: Calibration) -> RenderableType:
-    table = columns("field", "was", "is", "samples", "median residual", "worst", "", right="lrrrrrl")
+    table = columns("field", "was", "is", "n", "residual", "worst", right="lrrrrr")
     for path, value in found.changes.items():
         fit = found.fitted[path]
         table.add_row(
@@ -32,7 +40,6 @@ def _constants(found: Calibration) -> RenderableType:
             str(fit.samples),
             f"{100 * fit.median_residual:.1f} %",
             f"{100 * fit.worst_residual:.1f} %",
-            "at its limit" if fit.at_limit else "",
         )
     return table
 
@@ -43,7 +50,7 @@ def _value(path: str, value: float) -> str:
 
 def _lines(found: Calibration) -> RenderableType:
     table = columns(
-        "collective", "algorithm", "ranks", "nodes", "latency", "bus bandwidth", "samples", "residual",
+        "collective", "algorithm", "ranks", "nodes", "latency", "bus bandwidth", "n", "residual",
         right="llrrrrrr",
     )  # fmt: skip
     for line in found.lines:

@@ -191,6 +191,21 @@ def test_nothing_fills_inside_a_node(groups: dict[str, CommGroup]) -> None:
     assert all_gather(4e9, groups["node"]).transfer == pytest.approx(7 / 8 * 4e9 / 400e9)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "busbw"),
+    [
+        # Sums in the switch at 16 and 8 GiB: stas00/ml-engineering network/README.md [bytes/s].
+        ("dgx-h200:1", 480e9),
+        ("dgx-b200:1", 838e9),
+    ],
+)
+def test_summing_switches_reach_the_measured_plateaus(cluster: str, busbw: float) -> None:
+    group = comm_group(load_cluster(cluster), ((8, 1),))
+    assert chosen("all_reduce", 2.0**33, group) == "in_switch"
+    bus = wire_bytes("all_reduce", 2.0**33, 8) / all_reduce(2.0**33, group).seconds
+    assert bus == pytest.approx(busbw, rel=0.03)
+
+
 def test_a_summing_switch_fills_up_to_32_megabytes(groups: dict[str, CommGroup]) -> None:
     time = all_reduce(1e9, groups["switch"])
     assert time.transfer == pytest.approx(9 / 8 * (1e9 + 0.25 * 32e6) / (0.85 * 400e9))

@@ -23,6 +23,12 @@ def test_a_log_of_nccl_tests() -> None:
     assert {(one.op, one.ranks, one.nodes) for one in found} == {("all_reduce", 8, 1)}
 
 
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: "])
+def test_prefixes_of_launchers_are_no_part_of_it(prefix: str) -> None:
+    prefixed = "".join(f"{prefix}{line}\n" for line in LOG.splitlines())
+    assert parse_nccl_log(prefixed, "run.log") == parse_nccl_log(LOG, "run.log")
+
+
 def test_hosts_are_nodes() -> None:
     halves = LOG.replace("node-a device  4", "node-b device  0").replace(
         "node-a device  5", "node-b device  1"
