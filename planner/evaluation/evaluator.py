@@ -108,7 +108,8 @@ class Evaluator:
         """The block's assignment: given, or the named layout."""
         if block in shardings:
             return shardings[block]
-        return named_layout(self.graph.block[block], self.pricer(plan).sizes, plan.sequence_parallel)
+        sizes = self.pricer(plan).sizes
+        return named_layout(self.graph.block[block], sizes, plan.sequence_parallel, plan.experts_over_tensor)
 
     def block(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> BlockCost:
         """One block under a policy."""
@@ -117,8 +118,9 @@ class Evaluator:
         if given is None or _only_batch(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
         self._held[id(given)] = given
-        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel)
-        key = (*degrees, name, policy, id(given), id(shardings.get(self.main_layer)))
+        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch)
+        layout = (plan.sequence_parallel, plan.experts_over_tensor)
+        key = (*degrees, *layout, name, policy, id(given), id(shardings.get(self.main_layer)))
         if key not in self._blocks:
             pricer, block = self.pricer(plan), self.graph.block[name]
             common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
@@ -182,6 +184,7 @@ class Evaluator:
             plan.data,
             plan.micro_batch,
             plan.sequence_parallel,
+            plan.experts_over_tensor,
         )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
         return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})

@@ -56,6 +56,7 @@ class Degrees(NamedTuple):
     pipeline: int
     context: int
     expert: int
+    experts_over_tensor: bool = False
 
 
 class Shards(NamedTuple):
@@ -79,7 +80,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     origin = _origin(run, assume)
     model = _model(run)
     cluster = _cluster(run, assume)
-    degrees = _degrees(run, cluster.num_devices, assume)
+    degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = _job(run, origin, micro_batch * num_microbatches * degrees.data, assume)
     shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
@@ -142,7 +143,7 @@ def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:
     return cluster
 
 
-def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
+def _degrees(run: RunFile, num_devices: int, origin: Origin, assume: Assumptions) -> Degrees:
     parallel = run.parallel
     tensor = assume.default("tp", parallel.tp, 1)
     pipeline, context, expert = parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
@@ -155,11 +156,27 @@ def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
             f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * model_parallel} devices, "
             f"the cluster has {num_devices}"
         )
+    whole = _whole_experts(run, data, tensor, expert, origin, assume)
+    if whole:
+        expert //= tensor
     if data % expert:
-        raise InputError(
-            f"ep {expert} does not divide dp {data}: experts over tensor-parallel ranks have no equivalent"
-        )
-    return Degrees(data, tensor, pipeline, context, expert)
+        raise InputError(f"ep {expert} does not divide dp {data}")
+    return Degrees(data, tensor, pipeline, context, expert, whole)
+
+
+def _whole_experts(
+    run: RunFile, data: int, tensor: int, expert: int, origin: Origin, assume: Assumptions
+) -> bool:
+    """Whether the expert ranks include the tensor ranks, each with whole experts: an ``etp`` of 1.
+
+    So it must be where ``ep`` does not divide ``dp``. With fewer experts' ranks than tensor ranks it cannot be.
+    """
+    if min(tensor, expert) == 1 or expert % tensor or data % (expert // tensor):
+        return False
+    if data % expert:
+        return assume.default("etp", run.parallel.etp, 1) == 1
+    usual = origin.expert_tensor or tensor
+    return assume.default("etp", run.parallel.etp, usual) == 1
 
 
 def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions) -> tuple[int, int]:
@@ -208,10 +225,20 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
             "attention": _attention(run, origin, assume),
             "fused_loss": bool(parallel.fused_loss),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
+            "token_exchange": _token_exchange(run, origin),
+            "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
             "stack": origin.stack,
             "memory_headroom": 0.0,
         }
     )
+
+
+def _token_exchange(run: RunFile, origin: Origin) -> str:
+    """By the dispatcher's name, in its field or else in the notes; without one as the origin's runs."""
+    once = re.search(r"(deep|hybrid)-?ep|flex", run.parallel.moe_dispatcher or run.notes or "", re.IGNORECASE)
+    if once or run.parallel.moe_dispatcher is None:
+        return "once_per_node" if once else origin.token_exchange
+    return "all_to_all"
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:

@@ -160,10 +160,13 @@ class Origin(NamedTuple):
 
     stack: str
     attention: str = "flash"
+    expert_tensor: int | None = None
+    """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
+    token_exchange: str = "all_to_all"
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
-    (r"tpu|maxtext|xla|JAX|Google gpu-recipes", Origin("jax-xla")),
+    (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
@@ -175,13 +178,20 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
     (r"llm-foundry", Origin("torch-eager")),
     (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
-    (r"NeMo|DGXC|MLPerf|Megatron-Bridge", Origin("nemo")),
+    (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
+    (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
+    (r"NeMo|DGXC|MLPerf", Origin("nemo")),
     (
         r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
         Origin("megatron"),
     ),
 )
-"""Found in "series id sharding" of a row; the first match wins. Before 2022 attention was not fused."""
+"""Found in "series id sharding" of a row; the first match wins. Before 2022 attention was not fused.
+
+Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
+``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
+(yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
+"""
 
 
 def find_origin(text: str) -> Origin | None:
