@@ -68,11 +68,14 @@ def _overlapped(compute: float, other: float, hidden: float, software: SoftwareS
     return _Pass(compute + other + slowdown + hidden - beside, hidden - beside, slowdown)
 
 
-def _offload_seconds(block: BlockCost, plan: Parallelism, host_bandwidth: float | None) -> float:
-    """Time to move a block's kept activations to the host, or back; beside compute like a gather."""
-    if "activations" not in plan.offload or host_bandwidth is None:
+def _offload_seconds(unit: UnitCost, plan: Parallelism, host_bandwidth: float | None) -> float:
+    """Time to move a layer's kept activations to the host, or back; beside compute like a gather.
+
+    Logits stay: the backward begins with them.
+    """
+    if "activations" not in plan.offload or host_bandwidth is None or unit.place != "layer":
         return 0.0
-    return block.saved_bytes / host_bandwidth
+    return unit.block.saved_bytes / host_bandwidth
 
 
 def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
@@ -107,7 +110,7 @@ def _unit_time(
     """
     block, sync, _ = unit
     gather_forward, gather_backward = gathers_weights(plan)
-    moved = _offload_seconds(block, plan, host_bandwidth)
+    moved = _offload_seconds(unit, plan, host_bandwidth)
     beside_forward = sync.gather * gather_forward + moved
     beside_backward = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan) + moved
     gradients = block.backward_input + block.backward_weight
