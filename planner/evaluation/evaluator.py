@@ -17,7 +17,7 @@ from planner.errors import Unsupported
 from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
 from planner.evaluation.memory import memory_by_rank, reduced_bytes, weight_bytes
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
-from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
+from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
 from planner.evaluation.states import sync_of
 from planner.evaluation.step import step_floor, step_time
 from planner.graph import BATCH, Graph, count_parameters
@@ -169,7 +169,7 @@ class Evaluator:
             if shape.last and self.graph.last:
                 head = self._unit(plan, self.graph.last, "none", shardings)
                 units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
-            known[shape] = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            known[shape] = stage_cost(units, plan, self.software, host_of(self.setting, plan))
         return known[shape]
 
     def _known_stages(
@@ -187,7 +187,8 @@ class Evaluator:
             plan.experts_over_tensor,
         )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
-        return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})
+        host = host_of(self.setting, plan)
+        return self._stages.setdefault((*degrees, *states, host, policy, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

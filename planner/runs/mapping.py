@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
+from planner.graph import Graph
 from planner.models.model import Model
 from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
 from planner.runs.record import RunFile, parse_run
+from planner.runs.splits import balanced_stages
 from planner.runs.vocabulary import Habits, Origin, Table
 
 T = TypeVar("T")
@@ -95,13 +97,17 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run, assume),
     )
+    if vocabulary.STACK_HABITS[job.stack].balances_stages and degrees.pipeline > 1:
+        stages = balanced_stages(_graph(model, job), parallelism)
+        parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
 
 
 def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if run.parallel.stack is not None:
         return Origin(run.parallel.stack)
-    words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
+    size = f"{run.hardware.n_gpus} devices"
+    words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
     if found is not None:
         compiled = (run.parallel.model_extra or {}).get("compile")
@@ -120,6 +126,12 @@ def _model(run: RunFile) -> Model:
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return load_model(run.model.name)
+
+
+def _graph(model: Model, job: Job) -> Graph:
+    from planner.models.catalog import build_graph
+
+    return build_graph(model, job.seq_len)
 
 
 def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:

@@ -58,6 +58,8 @@ class Comm(NamedTuple):
     seconds: float
     sent_bytes: float
     """Bytes that one device sends."""
+    peers: int = 0
+    """Other ranks of a collective over the tensor axis."""
 
 
 class OpCost(NamedTuple):
@@ -133,7 +135,8 @@ class Pricer:
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
         if copies and collective in ("all_gather", "reduce_scatter"):
             seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
-        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size))
+        peers = group.size - 1 if axes[-1] == "tensor" else 0
+        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size), peers)
 
     def _hidden(self, axes: tuple[str, ...]) -> float:
         """Share of a collective over ``axes`` that computation hides."""
