@@ -331,8 +331,8 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
 
 def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
     text = run.parallel.recompute
-    if text == "selective" and stack in ("megatron", "deepspeed"):
-        return vocabulary.MEGATRON_SELECTIVE.value
+    if text == "selective":
+        return vocabulary.STACK_HABITS[stack].selective
     return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")
 
 

@@ -55,9 +55,6 @@ RECOMPUTES: Table = (
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
-MEGATRON_SELECTIVE = Meaning("attention")
-"""In Megatron ``selective`` recomputes the inside of the attention (arXiv:2205.05198, section 5)."""
-
 SCHEDULES: Table = (
     (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
     (r"gpipe", Meaning("gpipe")),
@@ -140,6 +137,8 @@ class Habits(NamedTuple):
     grad_dtype: str = "fp32"
     always_splits_sequence: bool = False
     """The stack's benchmarks set ``tp_mode="REDUCE_SCATTER"`` even where rows say otherwise; peak memory agrees."""
+    selective: str = "selective"
+    """What ``selective`` recomputation means: in Megatron the inside of the attention (arXiv:2205.05198, section 5)."""
     balances_stages: bool = False
     """Stages are cut by cost, the head included, rather than into equal numbers of layers."""
 
@@ -148,9 +147,11 @@ STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
-    "megatron": Habits(zero_stage=1),
+    "megatron": Habits(zero_stage=1, selective="attention"),
+    "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
+    "composer-2023": Habits(zero_stage=3),
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
-    "deepspeed": Habits(zero_stage=1, sequence_parallel=False),
+    "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
     "nanotron": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     "nanotron-polling": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
@@ -173,14 +174,15 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
-        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|NeMo launcher|Alpa .*megatron",
-        Origin("megatron", "plain"),
+        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron",
+        Origin("megatron-2021", "plain"),
     ),
+    (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
     (r"nanotron.* 512 devices", Origin("nanotron-polling")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
-    (r"llm-foundry", Origin("torch-eager")),
+    (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
