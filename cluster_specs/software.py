@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -102,8 +102,12 @@ class SoftwareSpec(Record):
     """Host time to issue one collective [s]."""
     host_routing: Seconds = Field(ge=0)
     """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
-    stage_wait: Seconds = Field(ge=0)
-    """Time that every stage of a pipeline waits in each micro-batch, by the square of the number of nodes [s]."""
+    host_peer: Seconds = Field(ge=0)
+    """Host time for each further rank of a collective over a tensor axis that crosses nodes [s]."""
+    host_peer_pipeline: Seconds = Field(ge=0)
+    """As ``host_peer``, where a pipeline crosses nodes, whatever the tensor axis does [s]."""
+    handover_wait: Seconds = Field(ge=0)
+    """Time that a stage spends polling for each tensor that it hands on or receives [s]."""
     straggler: float = Field(ge=0)
     """Relative slow-down for every doubling of the number of nodes."""
     uncertainty: float = Field(ge=0)
@@ -121,8 +125,18 @@ class SoftwareSpec(Record):
 @cache
 def _stacks() -> Mapping[str, SoftwareSpec]:
     files = sorted(DATA.glob("*.toml"))
-    specs = [SoftwareSpec.model_validate(tomllib.loads(path.read_text())) for path in files]
+    read = {path.stem: tomllib.loads(path.read_text()) for path in files}
+    specs = [SoftwareSpec.model_validate(_completed(fields, read)) for fields in read.values()]
     return {spec.name: spec for spec in specs}
+
+
+def _completed(fields: dict[str, Any], files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Fields of a file, over those of the file that it ``extends``."""
+    if "extends" not in fields:
+        return fields
+    own = {key: value for key, value in fields.items() if key != "extends"}
+    base = files[fields["extends"]]
+    return {**base, **own, "sources": base["sources"] | own["sources"]}
 
 
 def list_software() -> tuple[SoftwareSpec, ...]:
@@ -153,7 +167,8 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
     """The stack with steps replayed from captured graphs: the host issues nothing."""
-    return software.model_copy(update={"host_operator": 0.0, "host_collective": 0.0, "host_routing": 0.0})
+    issued = ("host_operator", "host_collective", "host_routing", "host_peer", "host_peer_pipeline")
+    return software.model_copy(update=dict.fromkeys(issued, 0.0))
 
 
 def device_on(device: DeviceSpec, software: SoftwareSpec) -> DeviceSpec:

@@ -115,13 +115,25 @@ def _plain(
     """Whole score matrices, masked or not: batched products, and the passes of scale, mask and softmax."""
     size = element_bytes(dtype)
     calls = shape.batch * shape.heads
-    q, kv, qk, v = shape.q_len, shape.kv_len, shape.qk_dim, shape.v_dim
+    rate, qk, v = _batched(shape, device, dtype)
+    q, kv = shape.q_len, shape.kv_len
     forward = ((q, kv, qk), (q, v, kv))
     gradients = ((q, kv, v), (kv, v, q), (q, qk, kv), (kv, qk, q))
     total = stream_seconds(calls * q * kv * score_bytes, device)
     for m, n, k in gradients if backward else forward:
-        total += matmul_seconds(m, n, k, device, dtype, batch=calls, bytes_per_element=size)
+        total += matmul_seconds(m, n, k, device, rate, batch=calls, bytes_per_element=size)
     return total
+
+
+def _batched(shape: AttentionShape, device: DeviceSpec, dtype: str) -> tuple[str, float, float]:
+    """Rate and head dims of batched products of scores: heads whose rows are not multiples of the widest access
+    run without matrix units on a GPU, padded, at the rate of fp32.
+    """
+    width = constants("kernels")["matmul"]["vector_bytes"] / element_bytes(dtype)
+    padded = [width * ceil(dim / width) for dim in (shape.qk_dim, shape.v_dim)]
+    if device.kind == "tpu" or padded == [shape.qk_dim, shape.v_dim]:
+        return dtype, shape.qk_dim, shape.v_dim
+    return "fp32", padded[0], padded[1]
 
 
 def _flops_per_pair(shape: AttentionShape, backward: bool) -> float:

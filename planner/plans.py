@@ -45,6 +45,10 @@ class Job(Record):
     """The loss is computed in chunks, so that full logits never exist."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
+    token_exchange: Literal["all_to_all", "once_per_node"] = "all_to_all"
+    """How tokens reach their experts: a copy per expert, or one per node as DeepEP and HybridEP send."""
+    overlap_experts: bool = False
+    """Tokens travel to experts and back beside the computation of another micro-batch."""
     stack: str = "torch-fsdp2"
     """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)
@@ -119,6 +123,9 @@ class Parallelism(Record):
     replicate_degree: Degree = 1
     sequence_parallel: bool = True
     """Norms and residuals are split over the tensor axis along the sequence."""
+    experts_over_tensor: bool = False
+    """Whole experts are spread over the tensor ranks as well (Megatron's expert tensor degree of 1): Megatron's
+    expert degree is then ``tensor`` times ``expert``."""
     recompute: str = "none"
     schedule: str = "1f1b"
     stages: tuple[StagePlan, ...] = ()

@@ -26,7 +26,7 @@ from planner.evaluation.blocks import (
 from planner.evaluation.memory import DeviceMemory, memory_by_rank
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
-from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
+from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
 from planner.evaluation.states import Sync, reduced_bytes, sync_of, weight_bytes
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import BATCH, Graph, Run, count_parameters
@@ -138,7 +138,8 @@ class Evaluator:
         """The block's assignment: given, or the named layout."""
         if block in shardings:
             return shardings[block]
-        return named_layout(self.graph.block[block], self.pricer(plan).sizes, plan.sequence_parallel)
+        sizes = self.pricer(plan).sizes
+        return named_layout(self.graph.block[block], sizes, plan.sequence_parallel, plan.experts_over_tensor)
 
     def block(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> BlockCost:
         """One block under a policy."""
@@ -147,9 +148,10 @@ class Evaluator:
         if given is None or _only_batch(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
         self._held[id(given)] = given
-        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch, plan.sequence_parallel)
+        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch)
+        layout = (plan.sequence_parallel, plan.experts_over_tensor)
         self._held[id(main)] = main
-        priced = (*degrees, name, id(given), id(main))
+        priced = (*degrees, *layout, name, id(given), id(main))
         key = (priced, policy)
         if key not in self._blocks:
             if priced not in self._terms:
@@ -204,7 +206,7 @@ class Evaluator:
             if shape.last and self.graph.last:
                 head = self._unit(plan, self.graph.last, "none", shardings)
                 units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
-            cost = stage_cost(units, plan, self.software, self.cluster.device.host_bandwidth)
+            cost = stage_cost(units, plan, self.software, host_of(self.setting, plan))
             apart = shape.first and not shape.last
             known[shape] = cost._replace(tied_elements=self._tied_elements(plan, shardings) if apart else 0.0)
         return known[shape]
@@ -235,9 +237,11 @@ class Evaluator:
             plan.data,
             plan.micro_batch,
             plan.sequence_parallel,
+            plan.experts_over_tensor,
         )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
-        return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})
+        host = host_of(self.setting, plan)
+        return self._stages.setdefault((*degrees, *states, host, policy, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

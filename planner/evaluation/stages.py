@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, WeightGroup
+from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync
 from planner.plans import Parallelism
 
@@ -13,6 +14,15 @@ PARTS = ("compute", "recompute", "tensor", "context", "expert", "data", "overlap
 
 Place = Literal["first", "layer", "last"]
 """Embedding, one of the layers, or head and loss."""
+
+
+class Host(NamedTuple):
+    """What the host does to a stage."""
+
+    bandwidth: float | None
+    """Of a device's link to it [bytes/s]."""
+    peer: float = 0.0
+    """Time for each further rank of a tensor-parallel collective [s]."""
 
 
 class UnitCost(NamedTuple):
@@ -76,11 +86,23 @@ def _overlapped(compute: float, other: float, hidden: float, software: SoftwareS
     return _Pass(compute + other + slowdown + hidden - beside, hidden - beside, slowdown)
 
 
-def _offload_seconds(block: BlockCost, plan: Parallelism, host_bandwidth: float | None) -> float:
-    """Time to move a block's kept activations to the host, or back; beside compute like a gather."""
-    if "activations" not in plan.offload or host_bandwidth is None:
+def _offload_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None) -> float:
+    """Time to move a layer's kept activations to the host, or back; beside compute like a gather.
+
+    Logits stay: the backward begins with them.
+    """
+    if "activations" not in plan.offload or bandwidth is None or unit.place != "layer":
         return 0.0
-    return block.saved_bytes / host_bandwidth
+    return unit.block.saved_bytes / bandwidth
+
+
+def host_of(setting: Setting, plan: Parallelism) -> Host:
+    """The host's part in the plan: what each rank of a collective costs it depends on what crosses nodes."""
+    software, node = setting.software, setting.cluster.devices_per_node
+    peer = software.host_peer if plan.tensor > node else 0.0
+    if plan.pipeline > 1 and plan.num_devices > node:
+        peer = software.host_peer_pipeline
+    return Host(setting.cluster.device.host_bandwidth, peer)
 
 
 def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
@@ -106,16 +128,14 @@ class _UnitTime(NamedTuple):
     parts: Mapping[str, float]
 
 
-def _unit_time(
-    unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host_bandwidth: float | None
-) -> _UnitTime:
+def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host) -> _UnitTime:
     """Forward beside its gather, backward beside the next gather and the reduction of its gradients.
 
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
     block, sync, _ = unit
     gather_forward, gather_backward = gathers_weights(plan)
-    moved = _offload_seconds(block, plan, host_bandwidth)
+    moved = _offload_seconds(unit, plan, host.bandwidth)
     beside_forward = sync.gather * gather_forward + moved
     beside_backward = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan) + moved
     gradients = block.backward_input + block.backward_weight
@@ -123,8 +143,10 @@ def _unit_time(
     back = _overlapped(
         gradients + block.recompute, sum(block.comm_backward.values()), beside_backward, software
     )
-    waits_forward = max(0.0, block.host_forward + software.host_collective * gather_forward - front.seconds)
-    waits_backward = max(0.0, block.host_backward + software.host_collective * gather_backward - back.seconds)
+    issue_forward = block.host_forward + host.peer * block.peers_forward
+    issue_backward = block.host_backward + host.peer * block.peers_backward
+    waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
+    waits_backward = max(0.0, issue_backward + software.host_collective * gather_backward - back.seconds)
     parts = {
         "launch": waits_forward + waits_backward,
         "compute": block.forward + gradients,
@@ -148,13 +170,10 @@ def _elements(block: BlockCost) -> float:
 
 
 def stage_cost(
-    units: Sequence[tuple[UnitCost, int]],
-    plan: Parallelism,
-    software: SoftwareSpec,
-    host_bandwidth: float | None,
+    units: Sequence[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec, host: Host
 ) -> StageCost:
     """Add up the blocks of one stage, each with its count; its first gather has nothing to hide behind."""
-    times = [(_unit_time(unit, plan, software, host_bandwidth), count) for unit, count in units]
+    times = [(_unit_time(unit, plan, software, host), count) for unit, count in units]
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]

@@ -73,7 +73,7 @@ def assembled(
         for name, seconds in stages[s].parts.items():
             parts[name] += m * seconds
     parts["bubble"] = max(0.0, span - m * work[busiest])
-    parts["stage_wait"] = (plan.num_microbatches + p - 1) * stage_wait(setting, plan)
+    parts["stage_wait"] = stage_wait(setting, plan)
     tail = last_tail(ends, tails)
     parts["data"] += tail.data
     parts["optimizer"] = tail.optimizer
@@ -106,7 +106,7 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     # Where backwards are not split, everything comes before the first rank's last one: it ends last.
     data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
     tail_seconds = data + max(tail.optimizer for tail in tails)
-    span += (plan.num_microbatches + plan.pipeline - 1) * stage_wait(setting, plan)
+    span += stage_wait(setting, plan)
     return (span + tail_seconds + setting.software.step_overhead) * (1 + straggling(setting, plan))
 
 
@@ -118,10 +118,14 @@ def stage_times(stages: Sequence[StageCost]) -> StageTimes:
 
 
 def stage_wait(setting: Setting, plan: Parallelism) -> float:
-    """Waiting of pipeline stages for one another in each micro-batch, beside bubble and sends [s]."""
-    if plan.pipeline == 1:
-        return 0.0
-    return setting.software.stage_wait * math.ceil(plan.num_devices / setting.cluster.devices_per_node) ** 2
+    """Polling of a pipeline's busiest rank for what it hands on or receives, both ways [s].
+
+    While the pipeline fills or drains, a rank has only one way to wait for, at the same time as its neighbour:
+    each of these ``p - 1`` steps costs half a micro-batch's waiting.
+    """
+    neighbours = min(plan.pipeline - 1, 2)
+    each = setting.software.handover_wait * 2 * neighbours * plan.virtual_stages
+    return each * (plan.num_microbatches + (plan.pipeline - 1) / 2)
 
 
 def straggling(setting: Setting, plan: Parallelism) -> float:

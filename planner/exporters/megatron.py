@@ -104,10 +104,12 @@ def settings(plan: Plan) -> dict[str, Settings]:
         "tensor_model_parallel_size": p.tensor,
         "sequence_parallel": p.sequence_parallel and p.tensor > 1,
         "context_parallel_size": p.context,
-        "expert_model_parallel_size": p.expert,
+        "expert_model_parallel_size": p.expert * (p.tensor if p.experts_over_tensor else 1),
         **_pipeline(plan),
         **RECOMPUTE[policy_of(p)],
     }
+    if p.experts_over_tensor:
+        model["expert_tensor_parallel_size"] = 1
     if job.attention == "plain":
         model["attention_backend"] = "unfused"
     optimizer: Settings = {"optimizer": LIMITS.optimizers[job.optimizer]}

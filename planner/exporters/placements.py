@@ -200,7 +200,7 @@ def _strategies(plan: Plan, graph: Graph, stage: StagePlan | None) -> dict[str, 
     found: dict[str, dict[str, Strategy]] = {}
     for block, _ in graph.instances():
         if block.name not in explicit:
-            found[block.name] = named_layout(block, sizes, p.sequence_parallel)
+            found[block.name] = named_layout(block, sizes, p.sequence_parallel, p.experts_over_tensor)
             continue
         chosen = explicit[block.name]
         unknown = sorted(set(chosen) - {op.name for op in block.ops})

@@ -83,7 +83,7 @@ def departures(plan: Plan) -> Iterator[str]:
     sizes = Sizes(graph, mesh, p.micro_batch * p.data)
     given = {name: ops for stage in p.stages for name, ops in stage.sharding.items()}
     for name, ops in given.items():
-        named = named_layout(graph.block[name], sizes, p.sequence_parallel)
+        named = named_layout(graph.block[name], sizes, p.sequence_parallel, p.experts_over_tensor)
         for op, split in ops.items():
             if {a: d for a, d in split.items() if a in mesh.axes} != dict(named.get(op, ())):
                 yield f"{name}.{op}"

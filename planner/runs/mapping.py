@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
+from planner.graph import Graph
 from planner.models.model import Model
 from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
 from planner.runs.record import RunFile, parse_run
+from planner.runs.splits import balanced_stages
 from planner.runs.vocabulary import Habits, Origin, Table
 
 T = TypeVar("T")
@@ -56,6 +58,7 @@ class Degrees(NamedTuple):
     pipeline: int
     context: int
     expert: int
+    experts_over_tensor: bool = False
 
 
 class Shards(NamedTuple):
@@ -79,7 +82,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     origin = _origin(run, assume)
     model = _model(run)
     cluster = _cluster(run, assume)
-    degrees = _degrees(run, cluster.num_devices, assume)
+    degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = _job(run, origin, micro_batch * num_microbatches * degrees.data, assume)
     shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
@@ -94,13 +97,17 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run, assume),
     )
+    if vocabulary.STACK_HABITS[job.stack].balances_stages and degrees.pipeline > 1:
+        stages = balanced_stages(_graph(model, job), parallelism)
+        parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
 
 
 def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if run.parallel.stack is not None:
         return Origin(run.parallel.stack)
-    words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
+    size = f"{run.hardware.n_gpus} devices"
+    words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
     if run.parallel.wrap == "titan":
         return Origin("torch-fsdp2")
@@ -121,6 +128,12 @@ def _model(run: RunFile) -> Model:
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return load_model(run.model.name)
+
+
+def _graph(model: Model, job: Job) -> Graph:
+    from planner.models.catalog import build_graph
+
+    return build_graph(model, job.seq_len)
 
 
 def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:
@@ -144,7 +157,7 @@ def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:
     return cluster
 
 
-def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
+def _degrees(run: RunFile, num_devices: int, origin: Origin, assume: Assumptions) -> Degrees:
     parallel = run.parallel
     tensor = assume.default("tp", parallel.tp, 1)
     pipeline, context, expert = parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
@@ -157,11 +170,27 @@ def _degrees(run: RunFile, num_devices: int, assume: Assumptions) -> Degrees:
             f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * model_parallel} devices, "
             f"the cluster has {num_devices}"
         )
+    whole = _whole_experts(run, data, tensor, expert, origin, assume)
+    if whole:
+        expert //= tensor
     if data % expert:
-        raise InputError(
-            f"ep {expert} does not divide dp {data}: experts over tensor-parallel ranks have no equivalent"
-        )
-    return Degrees(data, tensor, pipeline, context, expert)
+        raise InputError(f"ep {expert} does not divide dp {data}")
+    return Degrees(data, tensor, pipeline, context, expert, whole)
+
+
+def _whole_experts(
+    run: RunFile, data: int, tensor: int, expert: int, origin: Origin, assume: Assumptions
+) -> bool:
+    """Whether the expert ranks include the tensor ranks, each with whole experts: an ``etp`` of 1.
+
+    So it must be where ``ep`` does not divide ``dp``. With fewer experts' ranks than tensor ranks it cannot be.
+    """
+    if min(tensor, expert) == 1 or expert % tensor or data % (expert // tensor):
+        return False
+    if data % expert:
+        return assume.default("etp", run.parallel.etp, 1) == 1
+    usual = origin.expert_tensor or tensor
+    return assume.default("etp", run.parallel.etp, usual) == 1
 
 
 def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions) -> tuple[int, int]:
@@ -212,10 +241,20 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
             "attention": _attention(run, origin, assume),
             "fused_loss": bool(parallel.fused_loss),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
+            "token_exchange": _token_exchange(run, origin),
+            "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
             "stack": origin.stack,
             "memory_headroom": 0.0,
         }
     )
+
+
+def _token_exchange(run: RunFile, origin: Origin) -> str:
+    """By the dispatcher's name, in its field or else in the notes; without one as the origin's runs."""
+    once = re.search(r"(deep|hybrid)-?ep|flex", run.parallel.moe_dispatcher or run.notes or "", re.IGNORECASE)
+    if once or run.parallel.moe_dispatcher is None:
+        return "once_per_node" if once else origin.token_exchange
+    return "all_to_all"
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:
@@ -296,8 +335,8 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
 
 def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
     text = run.parallel.recompute
-    if text == "selective" and stack in ("megatron", "deepspeed"):
-        return vocabulary.MEGATRON_SELECTIVE.value
+    if text == "selective":
+        return vocabulary.STACK_HABITS[stack].selective
     return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")
 
 

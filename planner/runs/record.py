@@ -26,8 +26,6 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "compile",
             "fp8_recipe",
             "cuda_graph",
-            "moe_dispatcher",
-            "moe_a2a_overlap",
             "async_tp",
             "mp_mode",
             "zero_group",
@@ -96,6 +94,11 @@ class ParallelSection(Section):
     cp: int | None = Field(default=None, gt=0)
     ep: int | None = Field(default=None, gt=0)
     etp: int | None = Field(default=None, gt=0)
+    """Tensor degree inside an expert: 1 where the expert ranks include the tensor ranks."""
+    moe_dispatcher: str | None = None
+    """How tokens reach experts: ``alltoall``, ``deepep``, ``hybridep``."""
+    moe_a2a_overlap: bool | None = None
+    """The exchange runs beside the computation of another micro-batch."""
     vp: int | str | None = None
     dp_shard: int | None = Field(default=None, gt=0)
     dp_replicate: int | None = Field(default=None, gt=0)

@@ -55,9 +55,6 @@ RECOMPUTES: Table = (
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
-MEGATRON_SELECTIVE = Meaning("attention")
-"""In Megatron ``selective`` recomputes the inside of the attention (arXiv:2205.05198, section 5)."""
-
 SCHEDULES: Table = (
     (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
     (r"gpipe", Meaning("gpipe")),
@@ -140,16 +137,23 @@ class Habits(NamedTuple):
     grad_dtype: str = "fp32"
     always_splits_sequence: bool = False
     """The stack's benchmarks set ``tp_mode="REDUCE_SCATTER"`` even where rows say otherwise; peak memory agrees."""
+    selective: str = "selective"
+    """What ``selective`` recomputation means: in Megatron the inside of the attention (arXiv:2205.05198, section 5)."""
+    balances_stages: bool = False
+    """Stages are cut by cost, the head included, rather than into equal numbers of layers."""
 
 
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
-    "megatron": Habits(zero_stage=1),
+    "megatron": Habits(zero_stage=1, selective="attention"),
+    "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
+    "composer-2023": Habits(zero_stage=3),
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
-    "deepspeed": Habits(zero_stage=1, sequence_parallel=False),
-    "nanotron": Habits(zero_stage=1, always_splits_sequence=True),
+    "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
+    "nanotron": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+    "nanotron-polling": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding."""
@@ -160,28 +164,43 @@ class Origin(NamedTuple):
 
     stack: str
     attention: str = "flash"
+    expert_tensor: int | None = None
+    """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
+    token_exchange: str = "all_to_all"
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
-    (r"tpu|maxtext|xla|JAX|Google gpu-recipes", Origin("jax-xla")),
+    (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
-        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|NeMo launcher|Alpa .*megatron",
-        Origin("megatron", "plain"),
+        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron",
+        Origin("megatron-2021", "plain"),
     ),
+    (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
+    (r"nanotron.* 512 devices", Origin("nanotron-polling")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
-    (r"llm-foundry", Origin("torch-eager")),
+    (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
-    (r"NeMo|DGXC|MLPerf|Megatron-Bridge", Origin("nemo")),
+    (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
+    (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
+    (r"NeMo|DGXC|MLPerf", Origin("nemo")),
     (
         r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
         Origin("megatron"),
     ),
 )
-"""Found in "series id sharding" of a row; the first match wins. Before 2022 attention was not fused."""
+"""Found in "series id gpu sharding devices" of a row; the first match wins. Before 2022 attention was not fused.
+
+The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs used the version
+that polls follows from their times (0.8 to 1.2 s per micro-batch of a pipeline, whatever its size).
+
+Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
+``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
+(yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
+"""
 
 
 def find_origin(text: str) -> Origin | None:

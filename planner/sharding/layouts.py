@@ -33,8 +33,12 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 """Dims that each axis may split, in the order in which the named layout prefers them."""
 
 
-def _tensor_dim(op: Op, dims: frozenset[str], sequence_parallel: bool) -> str | None:
+def _tensor_dim(
+    op: Op, dims: frozenset[str], sequence_parallel: bool, experts_over_tensor: bool
+) -> str | None:
     """Dim that the tensor axis splits in Megatron's layout."""
+    if experts_over_tensor and "expert_ffn" in dims:
+        return "experts"
     for dim in ROLES["tensor"]:
         if dim in dims and dim not in ("hidden", "experts", "q_lora", "kv_lora"):
             return dim
@@ -43,13 +47,15 @@ def _tensor_dim(op: Op, dims: frozenset[str], sequence_parallel: bool) -> str | 
     return None
 
 
-def named_strategy(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) -> Strategy:
+def named_strategy(
+    op: Op, block: Block, sizes: Sizes, sequence_parallel: bool, experts_over_tensor: bool = False
+) -> Strategy:
     """Megatron's strategy for one operator on the mesh of ``sizes``; an axis that fits no dim replicates."""
     dims = frozenset(operator_rule(op).splittable(op, block, sizes.graph))
     chosen: list[tuple[str, str]] = []
     for axis in sizes.mesh.axes:
         if axis == "tensor":
-            candidates = [_tensor_dim(op, dims, sequence_parallel)]
+            candidates = [_tensor_dim(op, dims, sequence_parallel, experts_over_tensor)]
         elif axis == "expert" and "expert_ffn" not in dims:
             candidates = [BATCH]  # routers and dispatchers see a rank's own tokens; only experts are spread
         else:
@@ -61,6 +67,13 @@ def named_strategy(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) 
     return tuple(chosen)
 
 
-def named_layout(block: Block, sizes: Sizes, sequence_parallel: bool = True) -> dict[str, Strategy]:
-    """Megatron's layout of a whole block: operator name -> strategy."""
-    return {op.name: named_strategy(op, block, sizes, sequence_parallel) for op in block.ops}
+def named_layout(
+    block: Block, sizes: Sizes, sequence_parallel: bool = True, experts_over_tensor: bool = False
+) -> dict[str, Strategy]:
+    """Megatron's layout of a whole block: operator name -> strategy.
+
+    ``experts_over_tensor`` gives the tensor ranks whole experts instead of parts of each.
+    """
+    return {
+        op.name: named_strategy(op, block, sizes, sequence_parallel, experts_over_tensor) for op in block.ops
+    }

@@ -17,6 +17,7 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import cast_seconds, matmul_seconds, stream_seconds
+from cost_models.routing import once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import Job
@@ -57,6 +58,8 @@ class Comm(NamedTuple):
     seconds: float
     sent_bytes: float
     """Bytes that one device sends."""
+    peers: int = 0
+    """Other ranks of a collective over the tensor axis."""
 
 
 class OpCost(NamedTuple):
@@ -128,13 +131,28 @@ class Pricer:
     def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
         """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
         group = self.mesh.group(axes)
-        overlaps = {"tensor": self.software.overlap_tensor, "expert": self.software.overlap_expert}
-        hidden = overlaps.get(axes[-1], 0.0)
-        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - hidden)
+        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - self._hidden(axes))
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
         if copies and collective in ("all_gather", "reduce_scatter"):
             seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
-        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size))
+        peers = group.size - 1 if axes[-1] == "tensor" else 0
+        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size), peers)
+
+    def _hidden(self, axes: tuple[str, ...]) -> float:
+        """Share of a collective over ``axes`` that computation hides."""
+        if axes[-1] == "expert":
+            overlapped = self.job.overlap_experts
+            return self.software.overlap_data if overlapped else self.software.overlap_expert
+        return self.software.overlap_tensor if axes[-1] == "tensor" else 0.0
+
+    def _moved(self, tensor: Tensor, move: Move) -> Comm:
+        """One collective of a resharding of ``tensor``; routed tokens may go to each node once."""
+        if move.collective != "all_to_all" or self.job.token_exchange == "all_to_all":
+            return self.comm(*move)
+        copies = tensor.scale * self.graph.dims.get("experts", 1) if "experts" in tensor.dims else 1.0
+        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies)
+        plain = self.comm(*move)
+        return plain._replace(seconds=time.seconds * (1 - self._hidden(move.axes)))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
         """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""
@@ -184,8 +202,10 @@ class Pricer:
             backward: tuple[Move, ...] = ()
             if tensor.dtype not in ("int32", "bool"):
                 backward = moves(self.sizes, tensor, gradient, gradient_of_output(source), width)
-            found = EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
-            self.tables[key] = found
+            found = self.tables[key] = EdgeCost(
+                tuple(self._moved(tensor, m) for m in forward),
+                tuple(self._moved(tensor, m) for m in backward),
+            )
         return found
 
     def transition(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> EdgeCost:
@@ -193,7 +213,9 @@ class Pricer:
         width = self.element_bytes(tensor)
         forward = moves(self.sizes, tensor, source, target, width)
         backward = moves(self.sizes, tensor, target, gradient_of_output(source), width)
-        return EdgeCost(tuple(self.comm(*m) for m in forward), tuple(self.comm(*m) for m in backward))
+        return EdgeCost(
+            tuple(self._moved(tensor, m) for m in forward), tuple(self._moved(tensor, m) for m in backward)
+        )
 
     def output(self, block: Block, op: Op, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
         """How ``op`` leaves ``tensor``."""

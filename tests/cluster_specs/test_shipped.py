@@ -25,6 +25,7 @@ TEXT_FIELDS = {
     "aliases",
     "usual_cluster",
     "summary",
+    "extends",
     "device",
     "fabric",
     "words",

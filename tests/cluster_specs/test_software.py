@@ -57,7 +57,8 @@ def test_patterns_name_devices_that_exist() -> None:
     for stack in STACKS:
         for pattern in stack.attention:
             assert any(fnmatchcase(name, pattern) for name in names)
-            assert not fnmatchcase("a100-sxm-80g", pattern)
+            # An A100's own rates are FlashAttention-2's: only software older than it has others.
+            assert stack.name == "composer-2023" or not fnmatchcase("a100-sxm-80g", pattern)
 
 
 def test_training_keeps_a_share_of_the_best_rates_once() -> None:

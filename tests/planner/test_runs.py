@@ -69,7 +69,6 @@ def test_plans_use_what_was_printed(name: str) -> None:
     [
         ("tt/nvfp4-llama3-8b-4gpu-nvfp4", "precision 'nvfp4' has no equivalent"),
         ("bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16", "= 640 devices, the cluster has 320"),
-        ("moezoo/qwen3-235b-h100-base", "ep 32 does not divide dp 16"),
         ("nnscaler/llama3-8b-128k-8h100", "global_batch 4 is not a multiple of dp 8"),
         ("primus/qwen3-235b-mi355x-32-v-half", "schedule 'v-half' is not understood"),
     ],
@@ -77,6 +76,29 @@ def test_plans_use_what_was_printed(name: str) -> None:
 def test_what_a_plan_cannot_say_is_refused(name: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         plan_from_run(ROWS[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expert", "whole"),
+    [
+        ({"ep": 32}, 16, True),  # more than dp 16: over tp 2 as well
+        ({"ep": 8, "etp": 1}, 4, True),
+        ({"ep": 8, "etp": 2}, 8, False),
+        ({"ep": 8}, 4, True),  # as the ModelZoo's tables say
+    ],
+)
+def test_expert_ranks_include_tensor_ranks_where_experts_are_whole(
+    changes: dict[str, int], expert: int, whole: bool
+) -> None:
+    plan, _ = planned("moezoo/qwen3-235b-h100-base", **changes)
+    assert (plan.plan.expert, plan.plan.experts_over_tensor) == (expert, whole)
+
+
+def test_the_dispatcher_decides_how_tokens_travel() -> None:
+    plan, _ = planned("moezoo/qwen3-235b-h100-base")
+    assert plan.job.token_exchange == "once_per_node"  # DeepEP, by the notes
+    plan, _ = planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="alltoall", moe_a2a_overlap=True)
+    assert (plan.job.token_exchange, plan.job.overlap_experts) == ("all_to_all", True)
 
 
 def test_everything_assumed_is_listed() -> None:
@@ -91,7 +113,7 @@ def test_everything_assumed_is_listed() -> None:
     [
         ("us-0001", "nanotron", "flash"),
         ("tt/t1-8b-8gpu-bf16", "torch-eager", "flash"),
-        ("korthikanti-22B-full", "megatron", "plain"),
+        ("korthikanti-22B-full", "megatron-2021", "plain"),
         ("vtrain/single-0000", "deepspeed", "plain"),
         ("tpu-001", "jax-xla", "flash"),
         ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "nemo", "flash"),

@@ -1,0 +1,38 @@
+"""Exchange of tokens between experts by a dispatcher that sends each token once to every node.
+
+A plain all-to-all sends one copy per chosen expert. A dispatcher such as DeepEP sends a token over the network
+once to each node that holds any of its experts, and forwards it inside the node; sums travel back the same way.
+
+Source: DeepSeek-V3, arXiv:2412.19437, section 3.2.2; deepseek-ai/DeepEP@dd758ca README (forwarding from RDMA
+to NVLink).
+"""
+
+import math
+
+from cluster_specs.topology import CommGroup
+from cost_models.algorithms import active_levels
+from cost_models.collectives import all_to_all
+from cost_models.costs import CommTime
+
+
+def once_per_node_share(copies: float, nodes: int) -> float:
+    """Tokens sent over copies chosen: ``N (1 - (1 - 1/N)^k) / k`` for ``k`` copies to ``N`` nodes at random."""
+    if nodes <= 1 or copies <= 1:
+        return 1.0
+    missed: float = (1 - 1 / nodes) ** copies
+    return nodes * (1 - missed) / copies
+
+
+def once_per_node(full_bytes: float, group: CommGroup, copies: float) -> CommTime:
+    """All-to-all of ``full_bytes`` a rank, of which nodes receive each token once, not ``copies`` times [s].
+
+    The network carries what is left, the links inside the node everything; both at once. Inside one node it is
+    the plain all-to-all.
+    """
+    levels = active_levels(group)
+    if len(levels) < 2:
+        return all_to_all(full_bytes, group)
+    inside = CommGroup(levels[0].size, levels[:1])
+    nodes = math.prod(level.size for level in levels[1:])
+    outside = all_to_all(full_bytes * once_per_node_share(copies, nodes), group)
+    return max(all_to_all(full_bytes, inside), outside, key=lambda time: time.seconds)

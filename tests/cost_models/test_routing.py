@@ -1,0 +1,38 @@
+"""Tokens sent once to every node: laws, and the worked number of docs/formulas.md."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.topology import comm_group
+from cost_models.collectives import all_to_all
+from cost_models.routing import once_per_node, once_per_node_share
+
+NODES = comm_group(load_cluster("dgx-h100:8"), ((64, 1),))
+NODE = comm_group(load_cluster("dgx-h100:8"), ((8, 1),))
+
+
+def test_eight_copies_to_eight_nodes_reach_five_and_a_quarter_of_them() -> None:
+    assert 8 * once_per_node_share(8, 8) == pytest.approx(5.251, abs=1e-3)
+
+
+@given(st.integers(1, 64), st.integers(2, 64))
+def test_no_more_tokens_than_copies_or_nodes(copies: int, nodes: int) -> None:
+    assert 1 - 1e-9 <= copies * once_per_node_share(copies, nodes) <= min(copies, nodes) + 1e-9
+
+
+def test_the_share_is_that_of_drawing_nodes_at_random() -> None:
+    two = [{a, b} for a in range(5) for b in range(5)]
+    assert 2 * once_per_node_share(2, 5) == pytest.approx(sum(map(len, two)) / len(two))
+
+
+def test_one_copy_or_one_node_is_the_plain_exchange() -> None:
+    assert once_per_node(1e9, NODES, 1) == all_to_all(1e9, NODES)
+    assert once_per_node(1e9, NODE, 8) == all_to_all(1e9, NODE)
+
+
+def test_the_network_carries_less_and_the_node_no_less() -> None:
+    plain = all_to_all(1e9, NODES).transfer
+    assert once_per_node(1e9, NODES, 8).transfer == pytest.approx(plain * once_per_node_share(8, 8), rel=1e-9)
+    assert once_per_node(1e9, NODES, 1000).seconds >= all_to_all(1e9, NODE).seconds
