@@ -8,12 +8,16 @@ from importlib.resources import files
 from string import Template
 
 from planner.errors import Unsupported
+from planner.evaluation.setting import ranks_of
 from planner.exporters.header import describe
-from planner.exporters.placements import Layout, layer_prefix, layout_of, recompute_policy
+from planner.exporters.placements import Layout, layer_prefix, layout_of
+from planner.exporters.script import policy_of
+from planner.exporters.stages import cuts_of, policies_of
 from planner.exporters.tensor_parallel import Styles, embedding_styles, module_styles, reads_sequence_split
+from planner.pipeline.generators import SCHEDULES
 from planner.plans import Plan
 
-FILE = "fsdp2_plan.py"
+FILE, TARGET = "fsdp2_plan.py", "fsdp2"
 
 DTYPES: Mapping[str, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
@@ -23,17 +27,21 @@ RECOMPUTE = ("none", "selective", "full")
 def to_fsdp2(plan: Plan) -> dict[str, str]:
     """``fsdp2_plan.py`` for ``plan``.
 
-    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: pipelines, context
-    and expert parallelism, ZeRO 1, fp8, offload of one state alone, and shardings inside modules.
+    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: context and expert
+    parallelism, ZeRO 1, fp8, offload of one state alone, shardings inside modules; and pipelines of models whose
+    stages would share a parameter or need more than hidden states.
     """
-    layout = layout_of(plan, "fsdp2")
-    check_fsdp(plan, "fsdp2")
+    layout = layout_of(plan, TARGET, pipelines=True)
+    check_fsdp(plan, TARGET)
     if plan.plan.context > 1:
         raise Unsupported("target fsdp2 does not export context parallelism; plan again with --context 1")
-    if recompute_policy(plan) not in RECOMPUTE:
-        raise Unsupported(f"target fsdp2 recomputes {', '.join(RECOMPUTE)}, not {recompute_policy(plan)!r}")
+    policies = policies_of(plan.plan)
+    if len(policies) > 1:
+        raise Unsupported("target fsdp2 recomputes all stages alike; plan again with --recompute")
+    if not policies <= set(RECOMPUTE):
+        raise Unsupported(f"target fsdp2 recomputes {', '.join(RECOMPUTE)}, not {policy_of(plan.plan)!r}")
     template = Template(files("planner.exporters").joinpath("templates", FILE + ".template").read_text())
-    return {FILE: template.substitute(_job(plan) | _model(layout))}
+    return {FILE: template.substitute(_job(plan) | _pipeline(layout) | _model(layout))}
 
 
 def check_fsdp(plan: Plan, target: str) -> None:
@@ -73,7 +81,7 @@ def _job(plan: Plan) -> dict[str, str]:
         "param_dtype": compute if mixed else "None",
         "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[job.grad_dtype],
         "reshard": str(p.zero_stage == 3),
-        "recompute": f'"{recompute_policy(plan)}"',
+        "recompute": f'"{policy_of(plan.plan)}"',
         "offload": str("weights" in p.offload),
     }
 
@@ -84,13 +92,54 @@ def _model(layout: Layout) -> dict[str, str]:
     plans = _plans(layout) if split else {}
     loss = any("use_local_output=False" in style for style in plans.get("", {}).values())
     return {
-        "mesh_shape": str((layout.data.replicate, layout.data.shard, layout.axes["tensor"])),
+        "mesh_shape": str(
+            (layout.plan.plan.pipeline, layout.data.replicate, layout.data.shard, layout.axes["tensor"])
+        ),
         "layers": _render_layers(layout),
         "tied": _render_pairs(_tied(layout)) if split and graph.tied else "()",
         "loss_parallel": str(loss),
         "split_sequence": str(sequence),
         "plans": _render_plans(plans),
     }
+
+
+def _pipeline(layout: Layout) -> dict[str, str]:
+    """Stages by layer numbers, who runs them, and torch's schedule."""
+    plan, graph = layout.plan, layout.graph
+    before, after = _outside(layout, graph.first), _outside(layout, graph.last)
+    cuts = cuts_of(plan)
+    if plan.plan.pipeline > 1:
+        _check_pipeline(layout, before)
+    return {
+        "stages": str(tuple(zip(cuts, cuts[1:], strict=False))),
+        "ranks": str(ranks_of(plan.plan)),
+        "schedule": SCHEDULES[plan.plan.schedule].torch_name or "",
+        "embeddings": str(before),
+        "head": str(after),
+    }
+
+
+def _outside(layout: Layout, block: str | None) -> tuple[str, ...]:
+    """Modules with parameters of the block before or after the layers."""
+    weights = (t for t in layout.graph.block[block].tensors if t.role == "weight") if block else ()
+    return tuple(dict.fromkeys(t.path.rpartition(".")[0] for t in weights))
+
+
+def _check_pipeline(layout: Layout, before: tuple[str, ...]) -> None:
+    plan, graph = layout.plan.plan, layout.graph
+    if not SCHEDULES[plan.schedule].torch_name:
+        known = ", ".join(name for name, entry in SCHEDULES.items() if entry.torch_name)
+        raise Unsupported(f"target fsdp2 has no schedule {plan.schedule}, only {known}")
+    if graph.tied:
+        raise Unsupported(
+            "target fsdp2 cannot tie parameters of the first and the last stage; plan again with --pipeline 1"
+        )
+    prefixes = {layer_prefix(graph.block[name]) for name in graph.sequence}
+    if len(prefixes) > 1 or len(before) > 1:
+        raise Unsupported(
+            "target fsdp2 cuts pipelines through one stack of layers between which only hidden states pass "
+            "(one embedding, no learned positions); plan again with --pipeline 1"
+        )
 
 
 def _plans(layout: Layout) -> dict[str, Styles]:

@@ -218,20 +218,35 @@ def axis_sizes(plan: Parallelism) -> dict[str, int]:
     return dict(zip(AXES, sizes, strict=True))
 
 
-def layout_of(plan: Plan, target: str) -> Layout:
-    """Everything that an exporter without pipelines needs.
+def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
+    """Everything that an exporter needs to know of the parameters.
 
-    Raises ``Unsupported`` for a plan with a pipeline, ``InputError`` for one that contradicts itself.
+    Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, and for one whose stages
+    split the same block in different ways; ``InputError`` for a plan that contradicts itself.
     """
     p = plan.plan
-    if p.pipeline > 1:
+    if p.pipeline > 1 and not pipelines:
         raise Unsupported(
             f"target {target} has no pipeline, the plan has {p.pipeline} stages; plan again with --pipeline 1"
         )
     graph = build_graph(plan.model, plan.job.seq_len)
-    stage = p.stages[0] if p.stages else None
+    stage = _only_stage(p, target)
     axes = axis_sizes(p) | (dict(stage.mesh) if stage else {})
     return Layout(plan, graph, axes, _strategies(plan, graph, stage), data_mesh(p))
+
+
+def _only_stage(plan: Parallelism, target: str) -> StagePlan | None:
+    """What the stages, if they are written down, have in common: all of it but their layers."""
+    if not plan.stages:
+        return None
+    found: dict[str, Mapping[str, Mapping[str, str]]] = {}
+    for stage in plan.stages:
+        for block, split in stage.sharding.items():
+            if found.setdefault(block, split) != split:
+                raise Unsupported(
+                    f"target {target} splits a block alike in all stages, the plan does not ({block})"
+                )
+    return plan.stages[0].model_copy(update={"sharding": found})
 
 
 def recompute_policy(plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from cluster_specs.record import Record
@@ -21,6 +22,30 @@ class Check(Record):
     def passed(self) -> bool:
         """Whether they agree; a number that is none does not."""
         return self.error <= self.limit
+
+
+def training_checks(
+    alone: Sequence[float],
+    parallel: Sequence[float],
+    distance: float,
+    moved: float,
+    loss_limit: float,
+    parameter_limit: float,
+) -> tuple[Check, ...]:
+    """Losses of two steps, and the largest distance of a parameter beside the largest change of one."""
+    names = ("loss", "loss after one step")
+    losses = [
+        Check(name=name, expected=one, found=many, error=abs(many / one - 1), limit=loss_limit)
+        for name, one, many in zip(names, alone, parallel, strict=True)
+    ]
+    apart = Check(
+        name="largest distance of a parameter",
+        expected=0,
+        found=distance,
+        error=distance / moved,
+        limit=parameter_limit,
+    )
+    return (*losses, apart)
 
 
 class Comparison(Record):

@@ -5,11 +5,13 @@ shards what stays as planned.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from planner.evaluation.setting import even_cuts
 from planner.exporters.placements import data_mesh
+from planner.exporters.stages import stage_plans
 from planner.graph import Graph, Run, Tensor
 from planner.models.catalog import build_graph
 from planner.models.model import Model
@@ -39,9 +41,38 @@ SIZES: Mapping[str, int] = MappingProxyType(
 )
 """Small size of each dim: even, so that two ranks can share it; latent attention's add up as the large ones do."""
 
+KEYS: Mapping[str, int] = MappingProxyType(
+    {
+        "hidden_size": 64,
+        "n_embd": 64,
+        "intermediate_size": 96,
+        "n_inner": 96,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+        "num_attention_heads": 8,
+        "n_head": 8,
+        "head_dim": 8,
+        "vocab_size": 128,
+        "num_local_experts": 4,
+        "num_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "sliding_window": 8,
+        "first_k_dense_replace": 1,
+    }
+)
+"""Small value of keys of a Hugging Face configuration."""
+
+LAYER_KEYS = ("num_hidden_layers", "n_layer")
+
 HEADS, WINDOW, CHOSEN_EXPERTS, LAYERS = 8, 8, 2, 2
 
-DROPPED = ("replicate", "shard", "expert", "context", "tensor")
+DROPPED = ("replicate", "shard", "expert", "context", "tensor", "pipeline")
 """Axes that are left out, first ones first, where two ranks of each are more than the devices at hand."""
 
 GROWN = ("shard", "replicate")
@@ -55,11 +86,19 @@ class Scaled(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def scaled_down(plan: Plan, most: int) -> Scaled:
-    """``plan`` of a graph on at most ``most`` devices, in fp32 so that sums compare to rounding."""
+def scaled_down(plan: Plan, most: int, configured: bool = False) -> Scaled:
+    """``plan`` on at most ``most`` devices, in fp32 so that sums compare to rounding.
+
+    The model is a small graph, or, where it must be ``configured``, one of its family with a small configuration.
+    """
     degrees, dropped = _degrees(plan.plan, most)
-    graph = scaled_graph(build_graph(plan.model, plan.job.seq_len), plan.plan)
-    parallelism = _parallelism(plan.plan, degrees, graph.num_layers)
+    stages = degrees["pipeline"] * min(plan.plan.virtual_stages, 2)
+    if configured:
+        model = scaled_config(plan, max(stages, LAYERS))
+    else:
+        graph = scaled_graph(build_graph(plan.model, plan.job.seq_len), plan.plan)
+        model = Model(name=f"{plan.model.name}, small", family="graph", graph=graph)
+    parallelism = _parallelism(plan.plan, degrees, build_graph(model, SEQ_LEN).num_layers)
     job = plan.job.model_copy(
         update={
             "precision": "fp32",
@@ -68,7 +107,6 @@ def scaled_down(plan: Plan, most: int) -> Scaled:
             "global_batch": parallelism.data * parallelism.micro_batch * parallelism.num_microbatches,
         }
     )
-    model = Model(name=f"{plan.model.name}, small", family="graph", graph=graph)
     fields = {"model": model, "job": job, "plan": parallelism, "estimate": None, "alternatives": ()}
     left_out = tuple(f"axis {axis} is left out of the small plan: it has {most} devices" for axis in dropped)
     return Scaled(plan.model_copy(update=fields), left_out)
@@ -82,6 +120,7 @@ def _degrees(p: Parallelism, most: int) -> tuple[dict[str, int], list[str]]:
         "expert": data.expert,
         "context": p.context,
         "tensor": p.tensor,
+        "pipeline": p.pipeline,
     }
     degrees = {axis: min(size, 2) for axis, size in large.items()}
     dropped = []
@@ -101,22 +140,53 @@ def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Par
     shard *= degrees["context"] if large.over_context else 1
     axes = {axis: degrees[axis] for axis in ("tensor", "context", "expert")}
     mesh = axes | {"data": data // degrees["expert"]}
-    devices = (0, data * degrees["tensor"] * degrees["context"])
-    stages = tuple(
-        StagePlan(blocks=(0, layers), devices=devices, mesh=mesh, sharding=s.sharding, recompute=s.recompute)
-        for s in p.stages[:1]
-    )
-    return p.model_copy(
+    virtual = min(p.virtual_stages, 2)
+    bare = p.model_copy(
         update={
             **axes,
             "data": data,
+            "pipeline": degrees["pipeline"],
+            "virtual_stages": virtual,
+            "stages": (),
+        }
+    )
+    return bare.model_copy(
+        update={
             "shard_degree": shard if p.zero_stage else 1,
             "replicate_degree": data * degrees["context"] // shard,
             "micro_batch": min(p.micro_batch, 2),
-            "num_microbatches": min(p.num_microbatches, 2),
-            "stages": stages,
+            "num_microbatches": min(p.num_microbatches, 2 * degrees["pipeline"]),
+            "stages": tuple(_stages(p, bare, mesh, layers)),
         }
     )
+
+
+def _stages(p: Parallelism, small: Parallelism, mesh: Mapping[str, int], layers: int) -> Iterator[StagePlan]:
+    """Even stages with the shardings that the large plan writes down; none where it writes none."""
+    if not p.stages:
+        return
+    sharding = {block: split for stage in p.stages for block, split in stage.sharding.items()}
+    recompute = p.stages[0].recompute
+    for stage in stage_plans(small, even_cuts(layers, small.pipeline * small.virtual_stages)):
+        yield stage.model_copy(update={"mesh": mesh, "sharding": sharding, "recompute": recompute})
+
+
+def scaled_config(plan: Plan, layers: int) -> Model:
+    """A model of the same family with ``layers`` layers and a small configuration."""
+    config = dict(plan.model.config)
+    count = build_graph(plan.model, plan.job.seq_len).num_layers
+    heads, kv_heads = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads"))
+    for key, value in config.items():
+        if isinstance(value, list) and len(value) == count:
+            config[key] = value[:layers]
+        elif key == "num_key_value_heads" and heads and kv_heads:
+            config[key] = max(2, HEADS * kv_heads // heads)
+        elif key in LAYER_KEYS:
+            config[key] = layers
+        elif key in KEYS and isinstance(value, int) and not isinstance(value, bool):
+            config[key] = min(value, KEYS[key])
+    config["max_position_embeddings" if "max_position_embeddings" in config else "n_positions"] = SEQ_LEN
+    return Model(name=f"{plan.model.name}, small", family=plan.model.family, config=config)
 
 
 def scaled_graph(graph: Graph, p: Parallelism) -> Graph:

@@ -7,10 +7,11 @@ from planner.errors import UnknownName
 from planner.plans import Plan
 from planner.verification.record import Verification
 from planner.verification.with_jax import verify_with_jax
+from planner.verification.with_torch import verify_with_torch
 from planner.verification.with_xla import verify_with_xla
 
 TOOLS: Mapping[str, Callable[[Plan, str | None], Verification]] = MappingProxyType(
-    {"jax": verify_with_jax, "xla-tpu": verify_with_xla}
+    {"jax": verify_with_jax, "torch": verify_with_torch, "xla-tpu": verify_with_xla}
 )
 """Tool -> function of a plan and the interpreter that has the framework (None: this one)."""
 

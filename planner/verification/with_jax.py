@@ -5,7 +5,7 @@ from planner.exporters.placements import layout_of
 from planner.plans import Plan
 from planner.verification.arrays import task_of
 from planner.verification.process import run_program
-from planner.verification.record import Check, Verification
+from planner.verification.record import Verification, training_checks
 from planner.verification.scaling import scaled_down
 
 DEVICES = 8
@@ -31,26 +31,18 @@ def verify_with_jax(plan: Plan, python: str | None = None) -> Verification:
     axes = ", ".join(
         f"{axis} {getattr(small.plan, axis)}" for axis in ("data", "tensor", "context", "expert")
     )
-    losses = zip(("loss", "loss after one step"), found["loss"], found["sharded_loss"], strict=True)
-    checks = [
-        Check(name=name, expected=one, found=many, error=abs(many / one - 1), limit=LOSS_LIMIT)
-        for name, one, many in losses
-    ]
-    moved, distance = found["moved"], found["distance"]
-    checks.append(
-        Check(
-            name="largest distance of a parameter after one step",
-            expected=0,
-            found=distance,
-            error=distance / moved,
-            limit=PARAMETER_LIMIT,
-        )
-    )
     return Verification(
         tool="jax",
         versions=(f"jax {found['version']}",),
         what=f"a small model of the structure of {plan.model.name} on {found['devices']} CPU devices ({axes})",
-        checks=tuple(checks),
+        checks=training_checks(
+            found["loss"],
+            found["sharded_loss"],
+            found["distance"],
+            found["moved"],
+            LOSS_LIMIT,
+            PARAMETER_LIMIT,
+        ),
         notes=(
             *left_out,
             "in fp32 with SGD, where a wrong scale of a gradient shows; sizes and speed are not checked here",

@@ -147,9 +147,9 @@ def whole(parameter):
 
 def my_part(exported, mesh, tokens):
     """Micro-batches of this data-parallel rank."""
-    ranks = math.prod(exported.MESH_SHAPE[:2])
-    replica, shard = mesh.get_coordinate()[:2]
-    return tokens.chunk(ranks)[replica * exported.MESH_SHAPE[1] + shard].split(exported.MICRO_BATCH)
+    _, replicas, shards, _ = exported.MESH_SHAPE
+    _, replica, shard, _ = mesh.get_coordinate()
+    return tokens.chunk(replicas * shards)[replica * shards + shard].split(exported.MICRO_BATCH)
 
 
 def mean_over_data(exported, losses):

@@ -127,12 +127,12 @@ def test_offload_and_resharding_are_constants() -> None:
     assert (found["CPU_OFFLOAD"], found["RESHARD_AFTER_FORWARD"], found["MESH_SHAPE"]) == (
         "True",
         "False",
-        "(1, 4, 1)",
+        "(1, 1, 4, 1)",
     )
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "pipeline": ({"pipeline": 2}, "has no pipeline, the plan has 2 stages; plan again with --pipeline 1"),
+    "schedule": ({"pipeline": 2, "schedule": "v-half"}, "no schedule v-half, only gpipe, 1f1b"),
     "context": ({"context": 2}, "does not export context parallelism; plan again with --context 1"),
     "expert": ({"data": 2, "expert": 2}, "no expert parallelism; plan with --expert 1, or export to jax"),
     "zero 1": ({"data": 2, "zero_stage": 1}, "plan again with --zero 2 or 3"),

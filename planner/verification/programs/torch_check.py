@@ -1,0 +1,159 @@
+"""Steps of a small model under an exported FSDP2 script, on gloo processes, against one process.
+
+    python -m planner.verification.programs.torch_check task.json
+
+Prints, as JSON, the losses of both and how far their parameters are apart.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor
+
+from planner.verification.programs.torch_models import NoModel, Task, build, load, mean_loss
+
+LEARNING_RATE, STEPS = 0.1, 2
+
+Named = dict[str, Any]
+
+
+def main(path: str) -> None:
+    """Run the task in ``path``."""
+    task = json.loads(Path(path).read_text())
+    torch.set_num_threads(1)  # and so no threads that a fork would lose
+    exported = load(task["exported"])
+    try:
+        build(task, exported.MODEL_DTYPE)
+    except NoModel as error:
+        print(json.dumps({"unsupported": str(error)}))
+        return
+    world = math.prod(exported.MESH_SHAPE)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        arguments = (task, world, f"{folder}/store", str(result))
+        mp.start_processes(_worker, arguments, nprocs=world, start_method="fork")
+        print(result.read_text())
+
+
+def _worker(rank: int, task: Task, world: int, store: str, result: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    exported = load(task["exported"])
+    shape = (exported.GLOBAL_BATCH, task["seq"])
+    tokens = torch.randint(task["vocab"], shape, generator=torch.Generator().manual_seed(1))
+    labels = tokens.roll(-1, 1)
+    reference = build(task, exported.MODEL_DTYPE)
+    start = {name: p.detach().clone() for name, p in reference.named_parameters()}
+    expected = _train_alone(reference, tokens, labels)
+    model = build(task, exported.MODEL_DTYPE)
+    losses, parameters = _train(exported, model, tokens, labels)
+    target = dict(reference.named_parameters())
+    found = {
+        "version": torch.__version__,
+        "processes": world,
+        "loss": expected,
+        "parallel_loss": losses,
+        "moved": max(float((p - start[name]).detach().abs().max()) for name, p in target.items()),
+        "distance": _distance(parameters, target),
+    }
+    if rank == 0:
+        Path(result).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train_alone(model: Any, tokens: Any, labels: Any) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    losses = []
+    for _ in range(STEPS):
+        loss = mean_loss(model(tokens).logits, labels)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def _train(exported: Any, model: Any, tokens: Any, labels: Any) -> tuple[list[float], Named]:
+    """Losses of the whole batch, and this rank's parameters by their names."""
+    piped = len(exported.STAGES) > 1
+    if piped:
+        mesh = exported.make_mesh("cpu")
+        schedule, parts = exported.pipeline(model, mesh, mean_loss)
+        modules = [part.model for part in parts]
+    else:
+        mesh = exported.apply(model, "cpu")
+        modules = [model]
+    own, targets = _mine(exported, mesh, tokens), _mine(exported, mesh, labels)
+    optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], LEARNING_RATE, foreach=False)
+    losses = []
+    for _ in range(STEPS):
+        if piped:
+            losses.append(_piped_step(exported, schedule, mesh, own, targets))
+        else:
+            losses.append(_step(exported, model, own, targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {_plain(n): p for m in modules for n, p in m.named_parameters()}
+
+
+def _step(exported: Any, model: Any, tokens: Any, labels: Any) -> float:
+    total, count = torch.zeros(()), exported.NUM_MICROBATCHES
+    for micro, target in zip(tokens.chunk(count), labels.chunk(count), strict=True):
+        with exported.loss_context():
+            loss = mean_loss(model(micro).logits, target) / count
+            loss.backward()
+        total += _whole(loss.detach())
+    return _mean([total])
+
+
+def _piped_step(exported: Any, schedule: Any, mesh: Any, tokens: Any, labels: Any) -> float:
+    given, options = exported.feed(mesh, tokens, labels)
+    with exported.loss_context():
+        schedule.step(*given, **options)
+    return _mean([_whole(loss.detach()) for loss in options.get("losses", ())])
+
+
+def _mean(values: list[Any]) -> float:
+    """Mean over micro-batches and ranks; those that have none (other stages) do not count."""
+    sums = torch.tensor([float(sum(values)), float(len(values))], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def _mine(exported: Any, mesh: Any, tokens: Any) -> Any:
+    """Sequences of this data-parallel rank."""
+    _, replicas, shards, _ = exported.MESH_SHAPE
+    _, replica, shard, _ = mesh.get_coordinate()
+    return tokens.chunk(replicas * shards)[replica * shards + shard]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _distance(parameters: Named, target: Named) -> float:
+    """Largest over all ranks; every rank takes part in gathering what it holds, in one order."""
+    found = _largest((_whole(p) - target[name]).detach().abs().max() for name, p in parameters.items())
+    worst = torch.tensor(found)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def _largest(values: Iterable[Any]) -> float:
+    return max((float(value) for value in values), default=0.0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,45 @@
+"""Models of Hugging Face transformers from a configuration, and a step of theirs: what the torch programs share."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+
+Task = Mapping[str, Any]
+
+INITIAL_SPREAD = 0.1
+"""Standard deviation of initial weights: larger than usual, so that a small model's gradients are no rounding."""
+
+
+class NoModel(Exception):
+    """transformers has no such model; the message names it."""
+
+
+def load(path: str) -> Any:
+    """The exported script as a module."""
+    spec = importlib.util.spec_from_file_location("exported", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(task: Task, dtype: Any) -> Any:
+    """The model of the task, the same weights in every process."""
+    try:
+        config = AutoConfig.for_model(task["family"], **task["config"])
+        config.use_cache = False
+        config.initializer_range = INITIAL_SPREAD
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (KeyError, ValueError) as error:
+        raise NoModel(f"transformers builds no causal language model {task['family']}: {error}") from None
+
+
+def mean_loss(logits: Any, labels: Any) -> Any:
+    """Cross-entropy over all tokens, in fp32."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
