@@ -7,6 +7,7 @@ from planner.report.catalogues import catalogue_report, fields_report
 from planner.report.comparisons import comparison_report
 from planner.report.fitting import fit_report
 from planner.report.plans import plan_report
+from planner.report.sweeps import outlook_text
 from planner.report.validation import validation_report
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "comparison_report",
     "fields_report",
     "fit_report",
+    "outlook_text",
     "plan_report",
     "validation_report",
 ]
