@@ -20,6 +20,8 @@ def sized(source: str, devices: int | None = None) -> ClusterSpec:
     if devices is None:
         return load_cluster(source)
     name = source if _is_file(source) else source.partition(":")[0]
+    if "+" in source and not _is_file(source):
+        raise InputError(f"{source} mixes kinds of nodes: name it with its sizes, and leave the devices open")
     file = None if _is_file(source) else cluster_files().get(name.lower())
     if file is not None and file.slices is not None:
         return load_cluster(f"{name}:{_shape_of(name, file.slices.usual, devices)}")

@@ -88,7 +88,7 @@ def size(
     work = flops(model, job, terms.tokens)
     floors = {kind: least_hours(kind, work, job) for kind in kinds}
     by_floor = sorted(kinds, key=lambda kind: (_least_cost(kind, floors, terms), kind))
-    ladders = [Ladder(kind, sizes(kind, floors[kind], goal, most_devices), goal) for kind in by_floor]
+    ladders = [Ladder(kind, *sizes(kind, floors[kind], goal, most_devices), goal) for kind in by_floor]
     skipped: dict[str, str] = {}
     while left := [ladder for ladder in ladders if ladder.next_size is not None]:
         batch = [each for each in left if not _too_dear(each, floors, ladders, terms, skipped)][:AT_ONCE]
