@@ -6,13 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
 from cost_models.compute import peak
 from cost_models.economics import HOUR, least_device_hours
-from planner.analysis.economics import Terms
+from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.models.catalog import build_graph, load_model
 from planner.operators import model_flops
@@ -69,7 +68,7 @@ def priced_kinds(terms: Terms) -> tuple[str, ...]:
     """Shipped clusters that are sold in this way."""
     found = []
     for name, file in cluster_files().items():
-        if file.price is not None and price(sized(name, smallest(name)), terms) is not None:
+        if file.price is not None and price_of(sized(name, smallest(name)), terms) is not None:
             found.append(name)
     if not found:
         raise InputError(f"no shipped cluster has a {terms.price_kind} price: name clusters and give --price")
@@ -101,13 +100,6 @@ def sizes(kind: str, hours: float, goal: Goal, most: int) -> tuple[list[int], li
     offered = default_sizes(kind, most)
     least = 0.0 if goal.deadline_s is None or math.isinf(hours) else hours * HOUR / goal.deadline_s
     return [n for n in offered if n >= least], [n for n in reversed(offered) if n < least]
-
-
-def price(cluster: ClusterSpec, terms: Terms) -> float | None:
-    """Of a device for an hour; None where it is not known."""
-    if terms.price_per_device_hour is not None:
-        return terms.price_per_device_hour
-    return None if cluster.price is None else cluster.price.of(terms.price_kind)
 
 
 class Ladder:

@@ -15,7 +15,7 @@ from pydantic import Field
 from cluster_specs.record import Record
 from cluster_specs.sizing import sized
 from cluster_specs.units import format_duration
-from planner.analysis.economics import Terms
+from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.sweep.answers import key_of
 from planner.sweep.grid import Axes, Cell, cells
@@ -29,7 +29,6 @@ from planner.sweep.ladders import (
     meets,
     miss,
     money,
-    price,
     priced_kinds,
     sizes,
     smallest,
@@ -138,7 +137,7 @@ def _too_dear(
 
 def _least_cost(kind: str, floors: Mapping[str, float], terms: Terms) -> float:
     """Money for the run with every device at its peak; nothing where no price is known."""
-    return floors[kind] * (price(sized(kind, smallest(kind)), terms) or 0.0)
+    return floors[kind] * (price_of(sized(kind, smallest(kind)), terms) or 0.0)
 
 
 def _sizing(
