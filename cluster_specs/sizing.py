@@ -20,6 +20,8 @@ def sized(source: str, devices: int | None = None) -> ClusterSpec:
     if devices is None:
         return load_cluster(source)
     name = source if _is_file(source) else source.partition(":")[0]
+    if "+" in source and not _is_file(source):
+        raise InputError(f"{source} mixes kinds of nodes: name it with its sizes, and leave the devices open")
     file = None if _is_file(source) else cluster_files().get(name.lower())
     if file is not None and file.slices is not None:
         return load_cluster(f"{name}:{_shape_of(name, file.slices.usual, devices)}")
@@ -42,6 +44,29 @@ def default_sizes(source: str, most: int) -> tuple[int, ...]:
         steps = range(max(1, most // spec.devices_per_node).bit_length())
         counts = {factor * (1 << k) * spec.devices_per_node for k in steps for factor in (1, 3)}
     return tuple(sorted(n for n in counts if n <= most))
+
+
+def neighbours(cluster: ClusterSpec, times: int = 16) -> tuple[ClusterSpec, ...]:
+    """The same kind of cluster in other sizes: halves down to one device, doubles up to ``times`` the number.
+
+    Of a torus only shipped slices. Raises ``InputError`` for a torus of no shipped kind.
+    """
+    if cluster.torus is None:
+        name = cluster.name.partition(":")[0]
+        largest = (cluster.nodes * times).bit_length()
+        counts = {cluster.nodes * cluster.devices_per_node}
+        counts |= {cluster.devices_per_node << k for k in range(largest)}
+        counts |= {cluster.devices_per_node >> k for k in range(cluster.devices_per_node.bit_length())}
+        sizes = [n for n in sorted(counts) if _comes_in(cluster, n) and n <= times * cluster.num_devices]
+        return tuple(_of_nodes(cluster, name, n) for n in sizes)
+    name = cluster.name.partition(":")[0]
+    if name not in cluster_files():
+        raise InputError(f"{cluster.name} is a torus of no shipped kind: its other sizes are not known")
+    return tuple(sized(name, n) for n in default_sizes(name, times * cluster.num_devices))
+
+
+def _comes_in(cluster: ClusterSpec, devices: int) -> bool:
+    return not (devices % cluster.devices_per_node and cluster.devices_per_node % devices)
 
 
 def _is_file(source: str) -> bool:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cluster_specs.errors import InputError as InputError
     from planner.analysis import Comparison as Comparison
     from planner.analysis import FitReport as FitReport
+    from planner.analysis.economics import Economics as Economics
+    from planner.analysis.economics import Terms as Terms
+    from planner.analysis.economics import economics as economics
     from planner.api import compare as compare
     from planner.api import evaluate as evaluate
     from planner.api import explain as explain
@@ -41,6 +44,7 @@ _HOMES = MappingProxyType(
         "cluster_specs.cluster": ("ClusterSpec",),
         "cluster_specs.errors": ("InputError",),
         "planner.analysis": ("Comparison", "FitReport"),
+        "planner.analysis.economics": ("Economics", "Terms", "economics"),
         "planner.api": ("compare", "evaluate", "explain", "export", "fit", "plan", "read_plan", "validate"),
         "planner.errors": ("Infeasible",),
         "planner.graph": ("Graph",),

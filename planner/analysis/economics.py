@@ -86,6 +86,9 @@ class Economics(Record):
     """Why figures are missing, a sentence each."""
 
 
+Parts = tuple[ClusterSpec, ...]
+"""What is rented, by kind of node."""
+
 BUSY = frozenset({"compute", "recompute", "optimizer", "overlap_slowdown"})
 """Parts of a step in which the device computes; in the others it waits."""
 
@@ -93,18 +96,18 @@ BUSY = frozenset({"compute", "recompute", "optimizer", "overlap_slowdown"})
 def economics(plan: Plan, terms: Terms | None = None) -> Economics:
     """What training on ``terms.tokens`` takes; raises ``InputError`` for a plan without an estimate."""
     terms = terms or Terms()
-    estimate, cluster = known(plan), _rented(plan.cluster, plan.plan)
+    estimate, parts = known(plan), _rented(plan.cluster, plan.plan)
     notes = _Notes({}, [])
-    rates, recovery, repair = _failures(estimate, plan.model.parameters, cluster, plan.job, terms, notes)
+    rates, recovery, repair = _failures(estimate, plan.model.parameters, parts, plan.job, terms, notes)
     shares = goodput.goodput(rates, recovery, repair, terms.spares, terms.straggler_fraction)
     stretch = terms.tokens / estimate.tokens_per_s / shares.useful / estimate.step_time_s
     low, high = (seconds * stretch for seconds in estimate.step_time_interval_s)
     seconds = estimate.step_time_s * stretch
-    devices = cluster.num_devices + terms.spares * cluster.devices_per_node
+    devices = _count(parts) + terms.spares * parts[0].devices_per_node
     hours = physics.device_hours(devices, seconds)
-    price = _price(cluster, terms, notes)
+    price = _price(parts, terms, notes)
     money = None if price is None else physics.cost(hours, price)
-    power = _power(estimate, cluster, shares.useful, terms, notes)
+    power = _power(estimate, parts, shares.useful, terms, notes)
     joules = None if power is None else power * seconds
     return Economics(
         tokens=terms.tokens,
@@ -116,7 +119,7 @@ def economics(plan: Plan, terms: Terms | None = None) -> Economics:
         checkpoint_interval_s=recovery.interval if math.isfinite(recovery.interval) else None,
         devices=devices,
         device_hours=hours,
-        currency="USD" if cluster.price is None else cluster.price.currency,
+        currency=_currency(parts),
         price_per_device_hour=price,
         cost=money,
         tokens_per_dollar=physics.tokens_per_money(terms.tokens, money) if money else None,
@@ -128,14 +131,28 @@ def economics(plan: Plan, terms: Terms | None = None) -> Economics:
     )
 
 
-def _rented(cluster: ClusterSpec, choice: Parallelism) -> ClusterSpec:
-    """The part of the cluster that the plan uses: nobody pays for the rest."""
+def price_of(cluster: ClusterSpec, terms: Terms) -> float | None:
+    """Of one device of a cluster of equal nodes for an hour, as the terms say; None where it is not known."""
+    if terms.price_per_device_hour is not None:
+        return terms.price_per_device_hour
+    return None if cluster.price is None else cluster.price.of(terms.price_kind)
+
+
+def _rented(cluster: ClusterSpec, choice: Parallelism) -> Parts:
+    """The part of the cluster that the plan uses, since nobody pays for the rest, by kind of node."""
     if choice.num_devices == cluster.num_devices or cluster.torus is not None:
-        return cluster
+        return tuple(getattr(cluster, "pools", (cluster,)))
     per_node = min(cluster.devices_per_node, choice.num_devices)
-    return what_if(
-        cluster, {"nodes": math.ceil(choice.num_devices / per_node), "devices_per_node": per_node}
-    ).model_copy(update={"sources": cluster.sources})
+    part = what_if(cluster, {"nodes": math.ceil(choice.num_devices / per_node), "devices_per_node": per_node})
+    return (part.model_copy(update={"sources": cluster.sources}),)
+
+
+def _count(parts: Parts) -> int:
+    return sum(part.num_devices for part in parts)
+
+
+def _currency(parts: Parts) -> str:
+    return next((part.price.currency for part in parts if part.price is not None), "USD")
 
 
 class _Notes(NamedTuple):
@@ -155,12 +172,12 @@ class _Notes(NamedTuple):
 def _failures(
     estimate: Estimate,
     parameters: float,
-    cluster: ClusterSpec,
+    parts: Parts,
     job: Job,
     terms: Terms,
     notes: _Notes,
 ) -> tuple[goodput.FailureRates, goodput.Recovery, float]:
-    """How often this cluster fails, what is done about it, and how long a node stays away [s]."""
+    """How often these parts fail, what is done about it, and how long a node stays away [s]."""
     if not terms.failures:
         return goodput.FailureRates(0, 0), goodput.Recovery(0, math.inf, 0), 0.0
 
@@ -168,15 +185,15 @@ def _failures(
         return notes.or_default(given, field, goodput.default(name), unit, goodput.source(name))
 
     rates = goodput.failure_rates(
-        cluster.num_devices,
-        cluster.nodes,
+        _count(parts),
+        sum(part.nodes for part in parts),
         constant(terms.device_mtbf_s, "device_mtbf_s", "device_mtbf"),
         constant(terms.node_mtbf_s, "node_mtbf_s", "node_mtbf"),
         constant(None, "hardware_share", "hardware_share", ""),
     )
     checkpoint = terms.checkpoint_s
     if checkpoint is None:
-        bandwidth = goodput.default("storage_bandwidth") * cluster.num_devices
+        bandwidth = goodput.default("storage_bandwidth") * _count(parts)
         checkpoint = _checkpoint_bytes(parameters, job) / bandwidth
         notes.assumed["checkpoint_s"] = (
             f"{checkpoint:,.3g} s: all states written at once, {bandwidth / 1e9:,.3g} GB/s in all; "
@@ -198,32 +215,45 @@ def _checkpoint_bytes(parameters: float, job: Job) -> float:
     return states.total - states.gradients
 
 
-def _price(cluster: ClusterSpec, terms: Terms, notes: _Notes) -> float | None:
-    """Of one device for an hour; None where no list has it."""
-    if terms.price_per_device_hour is not None:
+_PRICE_FIELDS: Mapping[str, str] = {
+    "on-demand": "per_device_hour",
+    "reserved": "reserved_per_device_hour",
+    "spot": "spot_per_device_hour",
+}
+"""Way of buying -> field of `PriceSpec`, which has the source."""
+
+
+def _price(parts: Parts, terms: Terms, notes: _Notes) -> float | None:
+    """Of an average device for an hour; None where one is not known, or currencies are mixed."""
+    prices = [price_of(part, terms) for part in parts]
+    for part, price in zip(parts, prices, strict=True):
+        if price is None:
+            notes.unknown.append(
+                f"no {terms.price_kind} price of {part.device.name} in {part.name} is known: give one with --price"
+            )
+        elif terms.price_per_device_hour is None:
+            source = part.sources.get(f"price.{_PRICE_FIELDS[terms.price_kind]}", "the cluster's own file")
+            name = "price_per_device_hour" if len(parts) == 1 else f"price_per_device_hour of {part.name}"
+            notes.assumed[name] = f"{price:,.4g}: {source}"
+    if len({part.price.currency for part in parts if part.price is not None}) > 1:
+        notes.unknown.append("prices are in different currencies: give one for all with --price")
         return terms.price_per_device_hour
-    price = None if cluster.price is None else cluster.price.of(terms.price_kind)
-    if price is None:
-        notes.unknown.append(
-            f"no {terms.price_kind} price of {cluster.device.name} in {cluster.name} is known: give one with --price"
-        )
+    known_prices = [price for price in prices if price is not None]
+    if len(known_prices) < len(parts):
         return None
-    field = {"reserved": "reserved_per_device_hour", "spot": "spot_per_device_hour"}.get(
-        terms.price_kind, "per_device_hour"
-    )
-    source = cluster.sources.get(f"price.{field}", "the cluster's own file")
-    notes.assumed["price_per_device_hour"] = f"{price:,.4g}: {source}"
-    return price
+    hourly = sum(price * part.num_devices for price, part in zip(known_prices, parts, strict=True))
+    return hourly / _count(parts)
 
 
-def _power(
-    estimate: Estimate, cluster: ClusterSpec, useful: float, terms: Terms, notes: _Notes
-) -> float | None:
+def _power(estimate: Estimate, parts: Parts, useful: float, terms: Terms, notes: _Notes) -> float | None:
     """Average of the whole facility's share [W]; spares idle, as does everything while a failure is dealt with."""
-    limit = cluster.device.power
-    if limit is None:
-        notes.unknown.append(f"the power of {cluster.device.name} is not known, so there is no energy figure")
-        return None
+    limits = [part.device.power for part in parts]
+    for part, limit in zip(parts, limits, strict=True):
+        if limit is None:
+            notes.unknown.append(
+                f"the power of {part.device.name} is not known, so there is no energy figure"
+            )
+            return None
     for name in ("node_over_board", "idle_share"):
         notes.assumed[name] = f"{physics.default(name):.3g}: {physics.source(name)}"
     overhead = notes.or_default(
@@ -234,8 +264,12 @@ def _power(
         physics.source("facility_overhead"),
     )
     busy = sum(s for name, s in estimate.time.items() if name in BUSY) / estimate.step_time_s
-    working = physics.device_power(limit, min(1.0, busy * useful)) * cluster.num_devices
-    idle = physics.device_power(limit, 0.0) * terms.spares * cluster.devices_per_node
+    share = min(1.0, busy * useful)
+    watts = [limit or 0.0 for limit in limits]
+    working = sum(
+        physics.device_power(w, share) * part.num_devices for w, part in zip(watts, parts, strict=True)
+    )
+    idle = physics.device_power(watts[0], 0.0) * terms.spares * parts[0].devices_per_node
     return physics.energy(working + idle, 1.0, overhead)
 
 

@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Iterator
 
 from cluster_specs.software import load_software
-from cluster_specs.units import format_bandwidth, format_bytes, format_seconds
+from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_seconds
+from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
-from planner.analysis.leverage import levers
 from planner.analysis.questions import known
+from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
 from planner.plans import Plan
 
 WIDTH = 80
@@ -26,7 +27,7 @@ MOST_ALTERNATIVES = 3
 def explain(plan: Plan) -> str:
     """The decisions behind ``plan``, where its time goes, what binds, what was assumed, why others lost.
 
-    Plain text of at most 60 lines. Raises ``InputError`` for a plan without an estimate.
+    Plain text of some 60 lines. Raises ``InputError`` for a plan without an estimate.
     """
     estimate = known(plan)
     lines = [
@@ -41,6 +42,7 @@ def explain(plan: Plan) -> str:
         *_walk(plan),
         *_section("Where the time goes", _time(plan)),
         *_section("What binds", _bounds(plan)),
+        *_section("What it costs", _costs(plan)),
         *_section("What was assumed", _assumptions(plan)),
         *_section("Why not the next best", _alternatives(plan)),
     ]
@@ -53,14 +55,15 @@ def _days(tokens_per_s: float) -> str:
 
 
 def _section(title: str, sentences: Iterator[str]) -> Iterator[str]:
-    text = [line for sentence in sentences for line in _wrapped(sentence)]
+    text = [line for sentence in sentences for line in wrapped(sentence)]
     if text:
         yield ""
         yield title
         yield from text
 
 
-def _wrapped(sentence: str) -> list[str]:
+def wrapped(sentence: str) -> list[str]:
+    """Lines of a sentence under a title."""
     return textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
@@ -69,9 +72,9 @@ def _walk(plan: Plan) -> Iterator[str]:
         yield ""
         yield f"{number}. {question.title}"
         for step in question.tried:
-            yield from _wrapped(_tried(step))
+            yield from wrapped(_tried(step))
         if question.remark:
-            yield from _wrapped(question.remark)
+            yield from wrapped(question.remark)
 
 
 def _tried(step: Step) -> str:
@@ -102,9 +105,22 @@ def _bounds(plan: Plan) -> Iterator[str]:
         + ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
         + "."
     )
-    found = ", ".join(f"{lever.what} {lever.time_saved_fraction:.1%}" for lever in levers(plan))
-    if found:
-        yield f"Time: with twice the rate, this much of the step would be saved: {found}."
+    worth = [each for each in sensitivity(plan) if each.time_saved_fraction >= WORTH_NAMING]
+    if worth:
+        found = ", ".join(f"{each.number} {each.time_saved_fraction:.1%}" for each in worth)
+        yield f"Time: a tenth better, each would save this much of the step: {found}."
+    bottleneck = next_bottleneck(plan)
+    if bottleneck is not None:
+        yield f"Next bottleneck: with {bottleneck.at_factor:.3g} times the {bottleneck.now}, the {bottleneck.next}."
+
+
+def _costs(plan: Plan) -> Iterator[str]:
+    spent = economics(plan)
+    money = "no price is known" if spent.cost is None else f"{spent.cost:,.0f} {spent.currency} at list price"
+    yield (
+        f"{spent.tokens:.3g} tokens: {format_duration(spent.time_to_train_s)} with failures and checkpoints (goodput "
+        f"{spent.goodput:.1%}), {spent.device_hours:,.0f} device-hours, {money}."
+    )
 
 
 def _assumptions(plan: Plan) -> Iterator[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from planner.plans import Objective, Plan
+    from planner.sweep.outlook import Outlook
 
 ModelArgument = Annotated[
     str,
@@ -179,15 +180,47 @@ def compare(
     )
 
 
-def explain(plan: PlanArgument, output: OutputOptions) -> None:
-    """Say why PLAN is as it is and what limits it.
+def explain(
+    plan: PlanArgument,
+    output: OutputOptions,
+    outlook: Annotated[
+        bool,
+        typer.Option(
+            "--outlook", help="Search around the plan too: better hardware, other sizes, longer sequences."
+        ),
+    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes for --outlook.", min=1)] = 1,
+) -> None:
+    """Say why PLAN is as it is, what limits it, and what would change it.
 
-    meshwright explain plan.json
+    meshwright explain plan.json --outlook
     """
-    from planner import api
+    from planner.analysis import explain as walk
+    from planner.analysis.economics import economics
+    from planner.analysis.sensitivity import next_bottleneck, sensitivity
+    from planner.api import judged
 
-    text = api.explain(read_plan(plan)[0])
-    _answer({"schema": "meshwright/explanation/1", "explanation": text}, output, lambda: text)
+    judged_plan = judged(read_plan(plan)[0])
+    around = _outlook(judged_plan, jobs, output) if outlook else None
+    text = walk(judged_plan) + ("" if around is None else f"\n\n{_report('outlook_text')(around)}")
+    bottleneck = next_bottleneck(judged_plan)
+    answer = {
+        "schema": "meshwright/explanation/1",
+        "explanation": text,
+        "sensitivity": [_dump(each) for each in sensitivity(judged_plan)],
+        "next_bottleneck": None if bottleneck is None else _dump(bottleneck),
+        "economics": _dump(economics(judged_plan)),
+        "outlook": None if around is None else _dump(around),
+    }
+    _answer(answer, output, lambda: text)
+
+
+def _outlook(plan: "Plan", jobs: int, output: OutputOptions) -> "Outlook":
+    from planner.sweep.outlook import Work, outlook, question_of
+
+    with Progress(output.quiet) as progress:
+        work = Work(jobs, progress=lambda done, total: progress(f"{done} of {total} searches done"))
+        return outlook(question_of(plan), work=work)
 
 
 def _counted(progress: Progress) -> Callable[[int, int], None]:

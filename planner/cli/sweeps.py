@@ -63,8 +63,10 @@ def what_if(
     meshwright what-if llama-3.1-70b dgx-h100 dgx-h200 --devices 64,128,256 --seq-len 8192 --batch 1024 --jobs 2
     """
     from planner.sweep.running import sweep
-    from planner.sweep.tables import content
+    from planner.sweep.tables import check_format, content
 
+    for file in path or ():
+        check_format(file)
     if not job.has_batch:
         raise InputError("give the global batch: --global-batch in sequences or --batch-tokens in tokens")
     axes = {"model": values_of(models, "MODEL"), "cluster": tuple(clusters), **job.to_axes()}

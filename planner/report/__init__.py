@@ -7,6 +7,7 @@ from planner.report.catalogues import catalogue_report, fields_report
 from planner.report.comparisons import comparison_report
 from planner.report.fitting import fit_report
 from planner.report.plans import plan_report
+from planner.report.sweeps import outlook_text
 from planner.report.validation import validation_report
 from planner.report.verification import verification_report
 
@@ -15,6 +16,7 @@ __all__ = [
     "comparison_report",
     "fields_report",
     "fit_report",
+    "outlook_text",
     "plan_report",
     "validation_report",
     "verification_report",

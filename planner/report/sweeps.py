@@ -8,8 +8,10 @@ from rich.text import Text
 
 from cluster_specs.units import format_duration, format_seconds
 from planner.analysis.economics import Economics
+from planner.analysis.guide import wrapped
 from planner.plans import Estimate
 from planner.report.console import columns, heading
+from planner.sweep.outlook import Outlook
 from planner.sweep.records import Knee, Point, Sweep
 from planner.sweep.sizing import Sizing
 
@@ -154,3 +156,22 @@ def sizing_report(answer: Sizing) -> RenderableType:
     if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
         parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
     return Group(*parts)
+
+
+def outlook_text(answer: Outlook) -> str:
+    """What lies around a plan, as plain text."""
+    saved = ", ".join(f"{each.number} {each.time_saved_fraction:.1%}" for each in answer.replanned)
+    sizes = ", ".join(
+        f"{size.devices}: {'does not fit' if size.efficiency is None else f'{size.efficiency:.0%}'}"
+        for size in answer.sizes
+    )
+    limit = answer.devices_below_threshold
+    falls = f"below {answer.threshold:.0%} at {limit}" if limit else f"nowhere below {answer.threshold:.0%}"
+    fits = answer.smallest_devices or "none of these"
+    sentences = (
+        f"Each a tenth better and planned anew, this much of the step would be saved: {saved}.",
+        f"Efficiency by devices: {sizes}; {falls}. Smallest that fits: {fits}.",
+        f"Longest sequence that fits with some plan: {answer.longest_seq_len or 'none'} tokens, by doubling.",
+    )
+    lines = [line for each in sentences for line in wrapped(each)]
+    return "\n".join(["What would change it", *lines])

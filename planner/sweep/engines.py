@@ -70,10 +70,13 @@ def _in_pool(questions: Mapping[str, Question], objective: Objective, jobs: int)
         futures = {pool.submit(ask, question, objective): key for key, question in questions.items()}
         for future in as_completed(futures):
             yield futures[future], future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    except BaseException:
+        # Whoever stops a sweep does not wait for the points that are being planned.
         for worker in set(multiprocessing.active_children()) - others:
             worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def on_ray(questions: Mapping[str, Question], objective: Objective, jobs: int) -> Finished:

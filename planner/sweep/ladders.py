@@ -6,13 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
 from cost_models.compute import peak
 from cost_models.economics import HOUR, least_device_hours
-from planner.analysis.economics import Terms
+from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.models.catalog import build_graph, load_model
 from planner.operators import model_flops
@@ -22,7 +21,10 @@ MOST_DEVICES = 16384
 """Sizes beyond this are not tried unless asked."""
 
 WORTH_GROWING = 0.02
-"""A size must shorten the run by this share of it, or larger ones are not tried."""
+"""Sizes that shorten the run by less than this share of it are hardly faster."""
+
+PATIENCE = 2
+"""So many sizes that are hardly faster end a kind."""
 
 
 class Goal(Record):
@@ -66,7 +68,7 @@ def priced_kinds(terms: Terms) -> tuple[str, ...]:
     """Shipped clusters that are sold in this way."""
     found = []
     for name, file in cluster_files().items():
-        if file.price is not None and price(sized(name, smallest(name)), terms) is not None:
+        if file.price is not None and price_of(sized(name, smallest(name)), terms) is not None:
             found.append(name)
     if not found:
         raise InputError(f"no shipped cluster has a {terms.price_kind} price: name clusters and give --price")
@@ -93,61 +95,50 @@ def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:
         return math.inf
 
 
-def sizes(kind: str, hours: float, goal: Goal, most: int) -> list[int]:
-    """Sizes of a kind that could meet the deadline, all of them if none could."""
-    sizes = default_sizes(kind, most)
-    if goal.deadline_s is None or math.isinf(hours):
-        return list(sizes)
-    least = hours * HOUR / goal.deadline_s
-    return [n for n in sizes if n >= least] or list(sizes[-1:])
-
-
-def price(cluster: ClusterSpec, terms: Terms) -> float | None:
-    """Of a device for an hour; None where it is not known."""
-    if terms.price_per_device_hour is not None:
-        return terms.price_per_device_hour
-    return None if cluster.price is None else cluster.price.of(terms.price_kind)
+def sizes(kind: str, hours: float, goal: Goal, most: int) -> tuple[list[int], list[int]]:
+    """Sizes of a kind from the least that could meet the deadline upwards, and those below it downwards."""
+    offered = default_sizes(kind, most)
+    least = 0.0 if goal.deadline_s is None or math.isinf(hours) else hours * HOUR / goal.deadline_s
+    return [n for n in offered if n >= least], [n for n in reversed(offered) if n < least]
 
 
 class Ladder:
     """Sizes of one kind of cluster, tried one after the other."""
 
-    def __init__(self, kind: str, sizes: Sequence[int], goal: Goal) -> None:
-        """``sizes`` ascend; nothing is tried yet."""
+    def __init__(self, kind: str, up: Sequence[int], down: Sequence[int], goal: Goal) -> None:
+        """``up``, ascending, are tried first; ``down``, descending, only if none of those has a plan."""
         self.kind, self.goal = kind, goal
-        self._left = list(sizes)
+        self._up, self._down = list(up), list(down)
         self.points: list[Point] = []
 
     @property
     def next_size(self) -> int | None:
         """The size to try now; None where the kind is done with."""
-        return self._left[0] if self._left else None
+        return next(iter(self._up or self._down), None)
 
     def add(self, point: Point) -> None:
         """Take note of the size just tried."""
-        self._left.pop(0)
+        (self._up or self._down).pop(0)
         self.points.append(point)
+        if point.economics is not None:
+            self._down.clear()
         if not self.go_on():
-            self.leave()
+            self._up.clear()
 
     def leave(self) -> None:
         """Try no more sizes."""
-        self._left.clear()
+        self._up.clear()
+        self._down.clear()
 
     def go_on(self) -> bool:
         """Whether a larger size may be better than those tried.
 
-        It may while nothing has fitted or nothing was in time; after that, one more size shows whether money falls
-        as memory grows. Sizes that are hardly faster than the last, or fit no longer, end it.
+        Until something is in time it may, unless the last `PATIENCE` sizes with a plan were hardly faster than one
+        before them. After that, one more size shows whether money falls as memory grows.
         """
         planned = [p for p in self.points if p.economics is not None]
-        if not planned:
-            return True
-        if self.points[-1].economics is None:
-            return len(self.points) < 2 or self.points[-2].economics is not None
-        now = planned[-1]
-        before = planned[-2] if len(planned) > 1 else None
-        if before is not None and time(now) > (1 - WORTH_GROWING) * time(before):
-            return False
-        done = [p for p in planned if in_time(p, self.goal)]
-        return len(done) < 2 or money(done[-1]) < money(done[-2])
+        punctual = [p for p in planned if in_time(p, self.goal)]
+        if punctual:
+            return len(punctual) < 2 or money(punctual[-1]) < money(punctual[-2])
+        earlier, last = planned[:-PATIENCE], planned[-PATIENCE:]
+        return not earlier or min(map(time, last)) < (1 - WORTH_GROWING) * min(map(time, earlier))

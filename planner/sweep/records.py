@@ -51,7 +51,7 @@ class Point(Record):
     optimality: Optimality | None = None
     economics: Economics | None = None
     scaling_efficiency: float | None = None
-    """Tokens/s per device over those of the smallest cluster of the same series."""
+    """Tokens/s per device over the best of this and the smaller clusters of the same series."""
     memory_headroom: float | None = None
     """Free share of the fullest device's memory at the peak."""
     pareto: bool = False

@@ -8,11 +8,16 @@ from planner.sweep.records import Knee, Point
 
 
 def efficiencies(points: Sequence[Point]) -> Mapping[int, float]:
-    """Index of a planned point -> tokens/s per device over those of the smallest cluster of its series."""
+    """Index of a planned point -> tokens/s per device over the best of its own and the smaller clusters of its series.
+
+    The smallest cluster alone is no measure: where memory is short it is slow too.
+    """
     found = {}
     for members in _series(points).values():
-        base = _rate(points[members[0]])
-        found.update({i: _rate(points[i]) / base for i in members})
+        best = 0.0
+        for i in members:
+            best = max(best, _rate(points[i]))
+            found[i] = _rate(points[i]) / best
     return found
 
 

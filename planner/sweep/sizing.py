@@ -15,7 +15,7 @@ from pydantic import Field
 from cluster_specs.record import Record
 from cluster_specs.sizing import sized
 from cluster_specs.units import format_duration
-from planner.analysis.economics import Terms
+from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.sweep.answers import key_of
 from planner.sweep.grid import Axes, Cell, cells
@@ -29,7 +29,6 @@ from planner.sweep.ladders import (
     meets,
     miss,
     money,
-    price,
     priced_kinds,
     sizes,
     smallest,
@@ -88,7 +87,7 @@ def size(
     work = flops(model, job, terms.tokens)
     floors = {kind: least_hours(kind, work, job) for kind in kinds}
     by_floor = sorted(kinds, key=lambda kind: (_least_cost(kind, floors, terms), kind))
-    ladders = [Ladder(kind, sizes(kind, floors[kind], goal, most_devices), goal) for kind in by_floor]
+    ladders = [Ladder(kind, *sizes(kind, floors[kind], goal, most_devices), goal) for kind in by_floor]
     skipped: dict[str, str] = {}
     while left := [ladder for ladder in ladders if ladder.next_size is not None]:
         batch = [each for each in left if not _too_dear(each, floors, ladders, terms, skipped)][:AT_ONCE]
@@ -138,7 +137,7 @@ def _too_dear(
 
 def _least_cost(kind: str, floors: Mapping[str, float], terms: Terms) -> float:
     """Money for the run with every device at its peak; nothing where no price is known."""
-    return floors[kind] * (price(sized(kind, smallest(kind)), terms) or 0.0)
+    return floors[kind] * (price_of(sized(kind, smallest(kind)), terms) or 0.0)
 
 
 def _sizing(

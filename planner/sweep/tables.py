@@ -98,10 +98,14 @@ FORMATS: Mapping[str, Any] = {".json": to_json, ".csv": to_csv, ".parquet": to_p
 """Suffix -> writer of the file's content, text or bytes."""
 
 
+def check_format(path: Path) -> None:
+    """Refuse a file whose suffix no format has; raises ``InputError``."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: write a sweep as one of {', '.join(FORMATS)}")
+
+
 def content(sweep: Sweep, path: Path) -> str | bytes:
     """What a file of this name holds; raises ``InputError`` for an unknown suffix."""
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise InputError(f"{path}: write a sweep as one of {', '.join(FORMATS)}")
-    written: str | bytes = FORMATS[suffix](sweep)
+    check_format(path)
+    written: str | bytes = FORMATS[path.suffix.lower()](sweep)
     return written

@@ -42,6 +42,7 @@ def test_a_file_is_resized(tmp_path) -> None:  # type: ignore[no-untyped-def]
         ("dgx-h100", 0, "nodes of 8"),
         ("tpu-v5p", 100, "no usual slice"),
         ("dgx-h101", 8, "dgx-h100"),
+        ("dgx-h100:2+dgx-a100-80g:2", 64, "mixes kinds"),
     ],
 )
 def test_what_is_not_sold_is_refused(source: str, devices: int, said: str) -> None:

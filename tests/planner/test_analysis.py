@@ -6,7 +6,6 @@ import pytest
 
 from planner import compare, evaluate, explain, fit, plan
 from planner.analysis.fitting import SHARDED_FROM, FitReport
-from planner.analysis.leverage import levers
 from planner.analysis.limits import largest_micro_batch, longest_sequence, usable_bytes
 from planner.analysis.remedies import KINDS
 from planner.errors import Infeasible, InputError
@@ -179,7 +178,7 @@ def found() -> Plan:
 
 def test_the_guide_fits_on_a_page(found: Plan) -> None:
     lines = explain(found).splitlines()
-    assert len(lines) <= 62
+    assert len(lines) <= 66
     assert max(map(len, lines)) <= 80
 
 
@@ -194,6 +193,7 @@ def test_the_guide_walks_in_order(found: Plan) -> None:
         "6. The plan",
         "\nWhere the time goes",
         "\nWhat binds",
+        "\nWhat it costs",
         "\nWhat was assumed",
         "\nWhy not the next best",
     ]
@@ -207,12 +207,6 @@ def test_the_guide_has_the_numbers_of_the_evaluator(found: Plan) -> None:
     assert f"MFU {evaluate(found).mfu:.1%}" in text
     for other in found.alternatives[:1]:
         assert other.loses_because.split(":")[0] in text
-
-
-def test_a_lever_saves_what_a_faster_part_would(found: Plan) -> None:
-    by_name = {lever.what: lever.time_saved_fraction for lever in levers(found)}
-    assert max(by_name, key=lambda what: by_name[what]) == "matrix FLOP/s"
-    assert all(0 < saved <= 0.5 for saved in by_name.values())
 
 
 def test_one_device_has_no_network_to_speak_of() -> None:

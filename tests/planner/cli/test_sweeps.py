@@ -1,0 +1,132 @@
+"""``what-if``, ``size`` and ``explain --outlook`` from the shell."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Cli = Callable[..., Result]
+
+SWEEP = (
+    "what-if",
+    "gpt2",
+    "dgx-h100",
+    "--devices",
+    "4,8",
+    "--seq-len",
+    "1024",
+    "--batch",
+    "64",
+    "--pipeline",
+    "1",
+)
+SIZE = (
+    "size",
+    "dgx-h100",
+    "--model",
+    "gpt2",
+    "--batch-tokens",
+    "196608",
+    "--seq-len",
+    "1024",
+    "--most-devices",
+    "64",
+)
+
+
+def test_a_sweep_as_table_json_and_files(cli: Cli, tmp_path: Path) -> None:
+    table, data = tmp_path / "a.csv", tmp_path / "a.json"
+    written = ("-o", str(table), "-o", str(data))
+    shown = cli(*SWEEP, "--set", "network=1x,2x", "--set", "tensor=1,free", *written)
+    assert shown.exit_code == 0, shown.output
+    assert "8 points, 8 with a plan" in shown.output
+    with table.open() as stream:
+        rows = list(csv.DictReader(stream))
+    answer = json.loads(data.read_text())
+    assert answer["schema"] == "meshwright/sweep/1"
+    assert [row["asked.network"] for row in rows] == ["1x", "1x", "2x", "2x"] * 2
+    assert [float(row["cost"]) for row in rows] == [p["economics"]["cost"] for p in answer["points"]]
+
+
+def test_json_is_all_there_is_on_stdout(cli: Cli) -> None:
+    result = cli(*SWEEP, "--json", "--tokens", "3e11", "--grid", "0.4", "--price", "2", "--spares", "1")
+    answer = json.loads(result.stdout)
+    assert answer["terms"]["tokens"] == 3e11
+    spent = answer["points"][1]["economics"]
+    assert spent["devices"] == 16
+    assert spent["cost"] == pytest.approx(2 * spent["device_hours"])
+    assert spent["carbon_kg"] == pytest.approx(0.4 * spent["energy_j"] / 3.6e6)
+
+
+def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
+    journal = tmp_path / "points.jsonl"
+    first = cli(*SWEEP, "--json", "--resume", str(journal))
+    lines = journal.read_text()
+    again = cli(*SWEEP, "--json", "--resume", str(journal))
+    assert again.stdout == first.stdout
+    assert journal.read_text() == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("what-if", "gpt2", "dgx-h100", "--devices", "8"), "give the global batch"),
+        ((*SWEEP, "--devices", "8,x"), "not a list of whole numbers"),
+        ((*SWEEP, "--devices", "8,,16"), "empty value"),
+        ((*SWEEP, "--set", "network"), "write it as NAME=VALUE"),
+        ((*SWEEP, "--set", "netwrk=2x"), "unknown input 'netwrk'; did you mean network?"),
+        ((*SWEEP, "--set", "links.ib.bandwidth=2x"), "unknown field 'ib'"),
+        ((*SWEEP, "--set", "pipeline=1,2"), "both fixed and swept"),
+        ((*SWEEP, "--engine", "dask"), "unknown engine 'dask'"),
+        ((*SWEEP, "--restart-time", "soon"), "'soon' is not a quantity"),
+        ((*SWEEP, "--price-kind", "stolen"), "price_kind"),
+        ((*SWEEP, "-o", "sweep.xlsx"), "one of .json, .csv, .parquet"),
+        ((*SIZE, "--deadline", "9d"), "either --tokens or --compute"),
+        ((*SIZE, "--tokens", "1e11"), "deadline or a budget"),
+        (
+            (*SIZE, "--tokens", "1e11", "--deadline", "9d", "--precision", "bf16,fp8"),
+            "one value of precision",
+        ),
+        ((*SIZE, "--tokens", "1e11", "--deadline", "9d", "--devices", "8"), "size chooses the devices"),
+        ((*SIZE, "--compute", "1e20", "--law", "moore", "--deadline", "9d"), "unknown scaling law"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_size_that_meets_the_goal(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    result = cli(*SIZE, "--tokens", "3e11", "--deadline", "4d", "--budget", "1e6", "-o", str(plan))
+    assert result.exit_code == 0, result.output
+    assert "the cheapest of" in result.output
+    chosen = json.loads(plan.read_text())
+    assert chosen["model"]["name"] == "gpt2"
+    assert any(stage["sharding"] for stage in chosen["plan"]["stages"])
+
+
+def test_a_size_that_misses_it_exits_with_3(cli: Cli) -> None:
+    result = cli(*SIZE, "--tokens", "3e11", "--deadline", "4d", "--budget", "10", "--json")
+    assert result.exit_code == 3
+    answer = json.loads(result.stdout)
+    assert (answer["schema"], answer["meets"]) == ("meshwright/size/1", False)
+    assert "Nearest" in answer["verdict"]
+
+
+def test_thresholds_hold_for_sweeps(cli: Cli) -> None:
+    assert cli(*SWEEP, "--fail-if", "searches > 1").exit_code == 4
+    assert cli(*SWEEP, "--fail-if", "searches > 2").exit_code == 0
+
+
+def test_explain_has_numbers_for_programs(cli: Cli, run_file: str) -> None:
+    answer = json.loads(cli("explain", run_file, "--json").stdout)
+    assert answer["sensitivity"][0]["number"] == "compute"
+    assert answer["economics"]["goodput"] < 1
+    assert answer["outlook"] is None
+    assert "What it costs" in answer["explanation"]

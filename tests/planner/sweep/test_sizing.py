@@ -1,0 +1,141 @@
+"""Backwards: what is chosen is the cheapest of everything that could have been, and a miss says what binds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import PINS, point
+
+from cluster_specs.catalog import load_cluster, what_if
+from planner.analysis.economics import Terms
+from planner.errors import InputError
+from planner.sweep.ladders import Goal, Ladder
+from planner.sweep.records import Point
+from planner.sweep.running import sweep
+from planner.sweep.sizing import Sizing, size
+
+JOB: dict[str, Any] = {"seq_len": 1024, "global_batch": 192, **PINS}
+KINDS = ("dgx-h100", "dgx-a100-80g", "tpu-v4")
+TERMS = Terms(tokens=3e11)
+DAY = 86400.0
+
+
+def sized(days: float | None, budget: float | None, **more: Any) -> Sizing:
+    goal = Goal(deadline_s=None if days is None else days * DAY, budget=budget)
+    return size("gpt2", TERMS, goal, job=JOB, clusters=KINDS, most_devices=512, **more)
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Point]:
+    """Every size of every kind, by a sweep."""
+    counts = {"dgx-h100": (8, 16, 24, 32, 48, 64, 96), "tpu-v4": (8, 16, 32, 64, 128)}
+    counts["dgx-a100-80g"] = counts["dgx-h100"]
+    fixed = {name: value for name, value in JOB.items() if name not in ("seq_len", "global_batch")}
+    points: list[Point] = []
+    for kind in KINDS:
+        axes = {
+            "model": ("gpt2",),
+            "cluster": (kind,),
+            "devices": counts[kind],
+            "seq_len": (1024,),
+            "global_batch": (192,),
+        }
+        points += [p for p in sweep(axes, TERMS, fixed=fixed).points if p.economics]
+    return points
+
+
+@pytest.mark.parametrize("days", [0.5, 1.0, 2.0, 4.0])
+def test_against_every_size(everything: list[Point], days: float) -> None:
+    answer = sized(days, None)
+    in_time = [p.economics for p in everything if p.economics and p.economics.time_to_train_s <= days * DAY]
+    assert answer.meets is bool(in_time)
+    if in_time:
+        assert answer.chosen is not None
+        chosen = answer.tried[answer.chosen].economics
+        assert chosen is not None
+        assert chosen.cost == pytest.approx(min(c.cost or 0 for c in in_time))
+
+
+def test_a_budget_too_small_says_so() -> None:
+    answer = sized(4.0, 1.0)
+    assert not answer.meets
+    assert "The cheapest in time is" in answer.verdict
+    assert "nothing that was tried costs less" in answer.verdict
+
+
+def test_a_deadline_too_short_says_so() -> None:
+    answer = sized(0.001, None)
+    assert not answer.meets
+    assert "No size is in time: the fastest is" in answer.verdict
+    assert answer.chosen is not None
+    times = [p.economics.time_to_train_s for p in answer.tried if p.economics]
+    assert answer.tried[answer.chosen].economics.time_to_train_s == min(times)  # type: ignore[union-attr]
+
+
+def test_a_budget_alone() -> None:
+    answer = sized(None, 1e9)
+    assert answer.meets
+    assert answer.tried
+
+
+def test_dear_kinds_are_not_tried(tmp_path: Path) -> None:
+    """At 1000 USD an hour for the same devices, the peak alone costs more than the other's answer."""
+    dear = tmp_path / "dear.json"
+    cluster = what_if(load_cluster("dgx-h100:1"), {"price.per_device_hour": 1000.0})
+    dear.write_text(cluster.model_dump_json(exclude_none=True))
+    clusters = (str(dear), "dgx-h100")
+    answer = size("gpt2", TERMS, Goal(deadline_s=4 * DAY), job=JOB, clusters=clusters, most_devices=64)
+    assert {point.inputs.cluster for point in answer.tried if point.economics} >= {"dgx-h100"}
+    assert sum(point.inputs.cluster == str(dear) for point in answer.tried) <= 1
+    assert answer.chosen is not None
+    assert answer.tried[answer.chosen].inputs.cluster == "dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("goal", "clusters", "said"),
+    [
+        (Goal(), ("dgx-h100",), "deadline or a budget"),
+        (Goal(budget=1.0), ("dgx-h101",), "dgx-h100"),
+    ],
+)
+def test_bad_input_is_refused(goal: Goal, clusters: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        size("gpt2", TERMS, goal, job=JOB, clusters=clusters)
+
+
+def run(ladder: Ladder, points: list[Point]) -> list[int]:
+    """Sizes that are tried when they turn out like this."""
+    tried = []
+    for each in points:
+        if ladder.next_size is None:
+            break
+        tried.append(ladder.next_size)
+        ladder.add(each)
+    return tried
+
+
+def ladder(*up: int, down: tuple[int, ...] = (), days: float = 6) -> Ladder:
+    return Ladder("k", up, down, Goal(deadline_s=days))
+
+
+def test_a_ladder_ends_where_money_rises() -> None:
+    turned_out = [point(time=t, cost=c) for t, c in ((9, 5), (5, 5), (3, 6), (2, 7))]
+    assert run(ladder(8, 16, 32, 64), turned_out) == [8, 16, 32]
+
+
+def test_a_ladder_goes_on_while_money_falls() -> None:
+    turned_out = [point(time=t, cost=c) for t, c in ((5, 9), (4, 8), (3, 7), (2, 7.5))]
+    assert run(ladder(8, 16, 32, 64), turned_out) == [8, 16, 32, 64]
+
+
+def test_a_ladder_ends_where_nothing_gets_faster() -> None:
+    turned_out = [point(time=t) for t in (9, 8.95, 8.94, 3)]
+    assert run(ladder(8, 16, 32, 64), turned_out) == [8, 16, 32]
+    stumbles = [point(time=t) for t in (9, 8.95, 7, 5)]
+    assert run(ladder(8, 16, 32, 64), stumbles) == [8, 16, 32, 64]
+
+
+def test_a_ladder_turns_back_where_nothing_fits() -> None:
+    failed = Point(inputs=point().inputs, key="", status="invalid")
+    assert run(ladder(32, 64, down=(16, 8)), [failed, failed, failed, point()]) == [32, 64, 16, 8]
+    assert run(ladder(32, 64, down=(16, 8)), [failed, failed, point(), point()]) == [32, 64, 16]
