@@ -259,12 +259,12 @@ class Evaluator:
                 plan,
                 shape,
                 plan.stages[s].recompute or plan.recompute,
-                shardings if shardings is not None else self._given(plan, s),
+                shardings if shardings is not None else self.given(plan, s),
             )
             for s, shape in enumerate(shapes)
         )
 
-    def _given(self, plan: Parallelism, stage: int) -> Shardings:
+    def given(self, plan: Parallelism, stage: int) -> Shardings:
         """Assignments written in the plan's stage; equal ones are one object."""
         read = {
             block: {op: tuple((a, split[a]) for a in AXES if split.get(a)) for op, split in ops.items()}
