@@ -36,6 +36,8 @@ class StepTimeline(NamedTuple):
     optimizer_bytes: tuple[float, ...]
     """By rank: what the optimizer needs beside that, where the peak is in the optimizer."""
     memory_limit_bytes: float
+    memory: tuple[DeviceMemory, ...] = ()
+    """By rank: what is there at its fullest moment, by component."""
 
     @property
     def step_seconds(self) -> float:
@@ -112,6 +114,7 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     memory = _memory(evaluator, plan, step, ran)
     return StepTimeline(
         timeline=ran,
+        memory=tuple(memory),
         after=(
             ("data", tail.data),
             ("optimizer", tail.optimizer),
