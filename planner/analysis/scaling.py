@@ -1,0 +1,80 @@
+"""How a plan scales: the same split with more or fewer replicas, the same batch for all of them."""
+
+from collections.abc import Iterator
+
+from cluster_specs.catalog import what_if
+from cluster_specs.record import Record
+from planner.errors import InputError
+from planner.evaluation import evaluate
+from planner.plans import Parallelism, Plan, StagePlan
+
+FACTORS = tuple(2.0**power for power in range(-4, 5))
+"""Sizes that are tried, over that of the plan."""
+
+
+class Scaled(Record):
+    """The plan on another number of nodes."""
+
+    devices: int
+    tokens_per_s: float
+    efficiency: float
+    """Tokens/s per device over those of the smallest number of devices on which it fits (of all, where none)."""
+    memory_bytes: float
+    fits: bool
+
+
+def scaling(plan: Plan) -> tuple[Scaled, ...]:
+    """The plan on half, twice, ... as many nodes, the smallest first, where batch and degrees allow it.
+
+    Tensor, pipeline and context degrees, micro-batch and schedule stay; only replicas come and go, so a search
+    at each size could do better.
+    """
+    found = []
+    for larger in _resized(plan):
+        try:
+            estimate = evaluate(larger)
+        except InputError:
+            continue  # the schedule does not take so few micro-batches
+        found.append((larger.cluster.num_devices, estimate))
+    base = next((entry for entry in found if entry[1].fits), found[0] if found else None)
+    least = base[1].tokens_per_s / base[0] if base else 1.0
+    return tuple(
+        Scaled(
+            devices=devices,
+            tokens_per_s=estimate.tokens_per_s,
+            efficiency=estimate.tokens_per_s / devices / least,
+            memory_bytes=estimate.memory_bytes,
+            fits=estimate.fits,
+        )
+        for devices, estimate in found
+    )
+
+
+def _resized(plan: Plan) -> Iterator[Plan]:
+    for factor in FACTORS:
+        nodes, choice = plan.cluster.nodes * factor, _replicated(plan.plan, plan.job.global_batch, factor)
+        if nodes.is_integer() and choice is not None:
+            cluster = what_if(plan.cluster, {"nodes": int(nodes)})
+            yield plan.model_copy(update={"cluster": cluster, "plan": choice})
+
+
+def _replicated(choice: Parallelism, batch: int, factor: float) -> Parallelism | None:
+    """``factor`` times as many data-parallel ranks; None where that is no whole plan."""
+    hybrid = choice.replicate_degree > 1
+    counts = {
+        "data": choice.data * factor,
+        "num_microbatches": batch / (choice.data * choice.micro_batch * factor),
+        "shard_degree": choice.shard_degree * (1 if hybrid or not choice.zero_stage else factor),
+        "replicate_degree": choice.replicate_degree * (factor if hybrid else 1),
+    }
+    whole = all(count >= 1 and float(count).is_integer() for count in counts.values())
+    if not whole or counts["data"] % choice.expert:
+        return None
+    stages = tuple(_stage(stage, factor) for stage in choice.stages)
+    return choice.model_copy(update={**{name: int(n) for name, n in counts.items()}, "stages": stages})
+
+
+def _stage(stage: StagePlan, factor: float) -> StagePlan:
+    first, last = (int(rank * factor) for rank in stage.devices)
+    mesh = {**stage.mesh, "data": int(stage.mesh.get("data", 1) * factor)}
+    return stage.model_copy(update={"devices": (first, last), "mesh": mesh})
