@@ -43,7 +43,7 @@ def explain(plan: Plan) -> str:
         *_section("Where the time goes", _time(plan)),
         *_section("What binds", _bounds(plan)),
         *_section("What it costs", _costs(plan)),
-        *_section("What was assumed", _assumptions(plan)),
+        *_section("What was assumed", assumptions(plan)),
         *_section("Why not the next best", _alternatives(plan)),
     ]
     return "\n".join(lines)
@@ -123,7 +123,8 @@ def _costs(plan: Plan) -> Iterator[str]:
     )
 
 
-def _assumptions(plan: Plan) -> Iterator[str]:
+def assumptions(plan: Plan) -> Iterator[str]:
+    """What the estimate of ``plan`` takes for granted, in sentences."""
     software, device = load_software(plan.job.stack), plan.cluster.device
     low, high = known(plan).step_time_interval_s
     links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth)}" for link in plan.cluster.links)

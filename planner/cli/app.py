@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import calibrate, catalogues, commands, contest, imports, sweeps, timeline, verification
+from planner.cli import (
+    calibrate,
+    catalogues,
+    commands,
+    contest,
+    imports,
+    pages,
+    sweeps,
+    timeline,
+    verification,
+)
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -29,6 +39,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         commands.explain,
         timeline.timeline,
         verification.verify,
+        pages.report,
         contest.solve_iopddl,
         calibrate.calibrate,
     ),

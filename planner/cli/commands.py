@@ -122,9 +122,9 @@ def validate(
     with Progress(output.quiet) as progress:
         answer = compare_runs(load_rows(runs), progress=progress)
     if plot is not None:
-        from planner.report.parity import parity_plot
+        from planner.pages.parity import parity_page
 
-        write_files({plot: parity_plot(answer)})
+        write_files({plot: parity_page(answer)})
     _answer(_dump(answer), output, lambda: _report("validation_report")(answer))
 
 

@@ -53,8 +53,8 @@ def timeline(
 
 def _pictures(step: "StepTimeline", plan: "Plan", trace: Path | None, html: Path | None) -> dict[Path, str]:
     from planner.analysis.naming import short_name
+    from planner.pages.timeline import timeline_page
     from planner.pipeline.trace import to_chrome_trace
-    from planner.report.timeline_page import timeline_page
 
     files = {}
     if trace is not None:

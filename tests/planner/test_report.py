@@ -1,7 +1,6 @@
 """Reports: what they must show, and one whole page as it looks."""
 
 import io
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +18,6 @@ from planner.report import (
     validation_report,
 )
 from planner.report.console import Bar, show, to_text
-from planner.report.parity import parity_plot
 from planner.report.plans import describe_pipeline, optimality_statement, shares, short_name
 from planner.validation import Prediction, Row, Scored, ValidationReport, summarize
 
@@ -211,19 +209,3 @@ def report() -> ValidationReport:
 
 def test_validation_report(report: ValidationReport, golden: Golden) -> None:
     golden("validation_report.txt", to_text(validation_report(report), width=100))
-
-
-def test_parity_plot_is_one_page_with_a_point_per_run(report: ValidationReport) -> None:
-    page = parity_plot(report)
-    assert "http" not in page.replace("http-equiv", "")
-    svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    points = [(float(c.get("cx", "nan")), float(c.get("cy", "nan"))) for c in svg.iter("circle")]
-    assert len(points) == 3
-    # Ten times the seconds is as far on both axes, and all predictions are too large: above it.
-    (x0, y0), (x1, y1), _ = points
-    assert x1 - x0 == pytest.approx(y0 - y1, abs=0.2)
-    assert all(y < 640 - x for x, y in points)
-
-
-def test_parity_plot_without_runs() -> None:
-    assert "<svg" not in parity_plot(ValidationReport(rows=(), summary=summarize([])))

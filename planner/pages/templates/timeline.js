@@ -1,58 +1,14 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{title}}</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --back: #fff; --ink: #1d2430; --soft: #5a6472; --line: #d5dae1; --lane: #f3f5f8;
-  --F: #3b7dd8; --B: #2f9e6b; --I: #62bd94; --W: #c98a1b; --after: #8b93a1; --label: #fff; --limit: #c8372d; --area: #8fb4e8; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #14181f; --ink: #e6e9ee; --soft: #9aa4b2; --line: #2f3742; --lane: #1c222b;
-    --F: #5a9bf0; --B: #46b985; --I: #7fd3ad; --W: #e0a83e; --after: #7a8493; --label: #10151c; --limit: #ff6b5e; --area: #3f628f; } }
-body { font: 14px/1.45 system-ui, sans-serif; margin: 1.5rem 2rem; background: var(--back); color: var(--ink); }
-h1 { font-size: 1.3rem; margin: 0 0 .3rem; } h2 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
-p { margin: .2rem 0; color: var(--soft); }
-svg { display: block; width: 100%; touch-action: none; user-select: none; }
-text { font-size: 11px; fill: var(--soft); pointer-events: none; } .name { fill: var(--label); }
-.lane { fill: var(--lane); } .grid { stroke: var(--line); } .limit { stroke: var(--limit); stroke-dasharray: 5 3; }
-.held { fill: var(--area); stroke: var(--F); } .same { stroke: var(--ink); stroke-width: 2; }
-.F { fill: var(--F); } .B { fill: var(--B); } .I { fill: var(--I); } .W { fill: var(--W); } .after { fill: var(--after); }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .35em 0 1em; vertical-align: -1px; }
-button { font: inherit; margin-left: 1em; }
-table { border-collapse: collapse; } th, td { padding: .2rem .9rem .2rem 0; text-align: right; font-weight: normal; }
-thead th { color: var(--soft); border-bottom: 1px solid var(--line); }
-#tip { position: fixed; display: none; pointer-events: none; padding: .45rem .6rem; border: 1px solid var(--line);
-  border-radius: 4px; background: var(--back); white-space: pre-line; box-shadow: 0 2px 8px #0003; z-index: 1; }
-</style>
-</head>
-<body>
-<h1>{{title}}</h1>
-<p>{{summary}}</p>
-<h2>Pipeline<span id="keys"></span><button id="whole" type="button">Whole step</button></h2>
-<p>Wheel: zoom. Drag: move. Point at an action for its facts; the same micro-batch is outlined everywhere.</p>
-<svg id="gantt" role="img" aria-label="What every rank runs over time"></svg>
-<h2>Memory of one device on each rank, against the limit</h2>
-<svg id="memory" role="img" aria-label="Memory of every rank over time"></svg>
-<h2>Where the time of each rank goes</h2>
-<table>
-<thead><tr><th>rank</th><th>stages</th><th>at work</th><th>filling</th><th>waiting</th><th>draining</th><th>idle</th>
-<th>in flight</th><th>peak memory</th></tr></thead>
-<tbody>
-{{table}}
-</tbody>
-</table>
-<div id="tip" role="status"></div>
-<noscript><p>The charts need JavaScript; the table does not.</p></noscript>
-<script type="application/json" id="data">{{data}}</script>
-<script>
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = JSON.parse(document.getElementById("step").textContent);
 const gantt = document.getElementById("gantt"), memory = document.getElementById("memory");
 const tip = document.getElementById("tip");
 const LEFT = 60, LANE = 26, GAP = 5, AXIS = 20, TALL = 54, NS = "http://www.w3.org/2000/svg";
 const [STAGE, PASS, BATCH, START, END, HOP, TO] = [0, 1, 2, 3, 4, 5, 6];
+/* In the file an action is [kind, micro-batch, start]; what its kind has in common is written once. */
+data.ranks = data.ranks.map(rows => rows.map(([kind, batch, start]) => {
+  const [stage, pass, length, hop, to] = data.kinds[kind];
+  return [stage, pass, batch, start, start + length, hop, to];
+}));
 let from = 0, until = data.step || 1, chosen = -1;
 
 /* Asked for once per drawing: every question about the layout after a change makes the browser lay out again. */
@@ -227,11 +183,8 @@ for (const [svg, lane] of [[gantt, LANE], [memory, TALL]]) {
 }
 document.getElementById("whole").addEventListener("click", () => { from = 0; until = data.step || 1; draw(); });
 document.getElementById("keys").append(...[...new Set(data.ranks.flat().map(row => row[PASS]))].sort().flatMap(pass => {
-  const key = document.createElement("span"); key.className = "key"; key.style.background = `var(--${data.passes[pass][0]})`;
+  const key = document.createElement("span"); key.className = "swatch"; key.style.background = `var(--${data.passes[pass][0]})`;
   return [key, data.passes[pass].join(" ")];
 }));
 addEventListener("resize", draw);
 draw();
-</script>
-</body>
-</html>

@@ -5,10 +5,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -21,13 +24,16 @@ def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+
+
 class Page:
     """One tab."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self.to_browser = to_browser
         self.messages = os.fdopen(from_browser, "rb")
-        self.count = 0
+        self.calls = 0
         self.session: str | None = None
         self.events: list[dict[str, Any]] = []
         self.rest = b""
@@ -41,14 +47,14 @@ class Page:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Answer of a DevTools method; what happens meanwhile is kept in ``events``."""
-        self.count += 1
-        message: dict[str, Any] = {"id": self.count, "method": method, "params": parameters}
+        self.calls += 1
+        message: dict[str, Any] = {"id": self.calls, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
         os.write(self.to_browser, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
-            if answer.get("id") == self.count:
+            if answer.get("id") == self.calls:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
             self.events.append(answer)
@@ -61,24 +67,33 @@ class Page:
         text, self.rest = self.rest.split(b"\0", 1)
         return dict(json.loads(text))
 
-    def open(self, file: Path, dark: bool = False) -> None:
-        """Load a file without a network, and wait until it has run."""
+    def open(self, url: str, dark: bool = False, width: int = 1280, offline: bool = True) -> None:
+        """Load a page, without a network unless told otherwise, and wait until its charts are drawn."""
         self.call(
             "Network.emulateNetworkConditions",
-            offline=True,
+            offline=offline,
             latency=0,
-            downloadThroughput=0,
-            uploadThroughput=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
         )
         self.events.clear()
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
+        if self.evaluate("document.getElementById('charts') !== null"):
+            self.wait_for("document.documentElement.dataset.drawn === 'yes'")
+
+    def wait_for(self, condition: str, seconds: float = 30.0) -> None:
+        """Until a script is true."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            assert time.monotonic() < end, f"{condition} does not become true: {self.complaints()}"
+            time.sleep(0.02)
 
     def evaluate(self, script: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
@@ -88,25 +103,51 @@ class Page:
     def point(self, x: float, y: float, kind: str = "mouseMoved", **more: Any) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
+    def middle_of(self, selector: str, number: int = 0) -> tuple[float, float]:
+        """Where to point for an element."""
+        x, y = self.evaluate(
+            f"(() => {{ const node = document.querySelectorAll({selector!r})[{number}];"
+            "node.scrollIntoView({block: 'nearest'}); const box = node.getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        return x, y
+
+    def count(self, selector: str) -> int:
+        """Elements that there are."""
+        return int(self.evaluate(f"document.querySelectorAll({selector!r}).length"))
+
+    def text(self, selector: str) -> str:
+        """What the first such element says."""
+        return str(self.evaluate(f"document.querySelector({selector!r}).textContent"))
+
     def screenshot(self, selector: str) -> bytes:
         """One element as a PNG."""
-        box = self.evaluate(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
-        clip = {"scale": 1, **{name: box[name] for name in ("x", "y", "width", "height")}}
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", clip=clip)["data"])
+        box = self.evaluate(
+            f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
+            "return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height}; })()"
+        )
+        clip = {"scale": 1, **box}
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
+        )
 
-    def complaints(self) -> list[Any]:
-        """Exceptions, console errors and requests for anything but the page itself."""
-        return [event for event in self.events if _is_complaint(event)]
+    def complaints(self, origin: str = "file:") -> list[Any]:
+        """Exceptions, console errors and requests for anything but pages of the origin."""
+        return [event for event in self.events if _is_complaint(event, origin)]
 
 
-def _is_complaint(event: dict[str, Any]) -> bool:
+Show = Callable[..., Page]
+"""``show(text, dark=..., width=...)`` opens a page that is given as text."""
+
+
+def _is_complaint(event: dict[str, Any], origin: str) -> bool:
     method, facts = event.get("method"), event.get("params", {})
     if method == "Log.entryAdded":
         return bool(facts["entry"]["level"] == "error")
     if method == "Runtime.consoleAPICalled":
         return facts["type"] in ("error", "warning", "assert")
     if method == "Network.requestWillBeSent":
-        return not facts["request"]["url"].startswith(("file:", "data:"))
+        return not facts["request"]["url"].startswith((origin, "data:", "blob:"))
     return method == "Runtime.exceptionThrown"
 
 

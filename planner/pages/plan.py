@@ -1,0 +1,155 @@
+"""The page of one plan, for who decides: what to run, what it gives, where time and memory go, what it rests on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from cluster_specs.software import load_software
+from cluster_specs.units import format_bytes, format_rate, format_seconds
+from planner.analysis.guide import assumptions
+from planner.analysis.leverage import levers
+from planner.analysis.questions import known
+from planner.analysis.scaling import scaling
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.operators import operator_costs
+from planner.evaluation.timeline import StepTimeline, step_timeline
+from planner.pages.charts import chart_data, chart_scripts
+from planner.pages.page import Figure, Table, cards, document, facts, figures, heading, paragraph, table
+from planner.pages.plan_figures import (
+    contenders_figure,
+    levers_figure,
+    memory_figure,
+    roofline_figure,
+    scaling_figure,
+    time_figure,
+)
+from planner.pages.timeline import drawing, drawing_scripts
+from planner.plans import Estimate, Plan
+from planner.report.plans import describe_choices, optimality_statement
+
+MOST_ACTIONS = 40_000
+"""Actions of a pipeline that are drawn; they take about a megabyte."""
+
+
+class Content(NamedTuple):
+    """What is on the page, before it is HTML."""
+
+    plan: Plan
+    """With its estimate."""
+    assumed: tuple[str, ...]
+    step: StepTimeline
+    figures: tuple[Figure, ...]
+
+
+def plan_content(plan: Plan, assumed: Sequence[str] = ()) -> Content:
+    """Everything that the page of ``plan`` shows, and what had to be ``assumed`` to make the plan.
+
+    Raises ``InputError`` for a plan without an estimate.
+    """
+    estimate = known(plan)
+    evaluator = Evaluator(plan.model, plan.cluster, plan.job)
+    step = step_timeline(evaluator, plan.plan)
+    drawn = [
+        memory_figure(step),
+        time_figure(estimate),
+        levers_figure(levers(plan)),
+        roofline_figure(operator_costs(evaluator, plan.plan), plan.cluster, plan.job.precision),
+    ]
+    grown = scaling(plan)
+    if len(grown) > 1:
+        drawn.append(scaling_figure(grown, plan.cluster.num_devices))
+    if plan.alternatives:
+        drawn.append(contenders_figure(plan, estimate))
+    return Content(plan, tuple(assumed), step, tuple(drawn))
+
+
+def plan_page(content: Content) -> str:
+    """The page, self-contained."""
+    return document(
+        title(content.plan),
+        plan_body(content),
+        [*plan_data(content), *chart_scripts(), *plan_scripts(content)],
+    )
+
+
+def title(plan: Plan) -> str:
+    """Model, cluster and job in a line."""
+    job, cluster = plan.job, plan.cluster
+    return (
+        f"{plan.model.name} on {cluster.num_devices} x {cluster.device.name} ({cluster.name}), "
+        f"{job.global_batch:,} sequences of {job.seq_len:,} tokens, {job.precision}"
+    )
+
+
+def plan_data(content: Content) -> list[str]:
+    """Data of the page's charts."""
+    return [chart_data(content.figures)]
+
+
+def plan_scripts(content: Content) -> list[str]:
+    """What draws the pipeline, where there is one."""
+    return drawing_scripts(content.step, MOST_ACTIONS) if content.plan.plan.pipeline > 1 else []
+
+
+def plan_body(content: Content) -> Iterator[str]:
+    """The page below its title, part by part."""
+    plan, estimate = content.plan, known(content.plan)
+    yield _verdict(estimate)
+    yield cards(_headlines(estimate))
+    yield heading("What to run")
+    yield facts(describe_choices(plan))
+    yield figures(content.figures)
+    if plan.plan.pipeline > 1:
+        yield drawing(content.step, MOST_ACTIONS)
+    yield from _reasons(plan)
+    yield from _foundations(plan, content.assumed)
+
+
+def _verdict(estimate: Estimate) -> str:
+    used, limit = format_bytes(estimate.memory_bytes), format_bytes(estimate.memory_limit_bytes)
+    if estimate.fits:
+        return paragraph(f"It fits: the fullest device needs {used} of {limit}.", "good")
+    return paragraph(f"It does not fit: the fullest device needs {used} and has {limit}.", "bad")
+
+
+def _headlines(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
+    low, high = map(format_seconds, estimate.step_time_interval_s)
+    yield "Step time", format_seconds(estimate.step_time_s), f"80 % of such runs: {low} to {high}"
+    per_device = f"{estimate.tokens_per_s_per_device:,.0f} per device"
+    yield "Throughput", f"{estimate.tokens_per_s:,.0f} tokens/s", per_device
+    rate = format_rate(estimate.model_flops_per_s_per_device)
+    yield "MFU", f"{estimate.mfu:.1%}", f"HFU {estimate.hfu:.1%}; {rate} of model per device"
+    share = f"{estimate.memory_bytes / estimate.memory_limit_bytes:.0%} of the device, peak in {estimate.peak_phase}"
+    yield "Memory", format_bytes(estimate.memory_bytes), share
+    yield "Bubble", f"{estimate.bubble_fraction:.1%}", "of the pipeline's time is idle"
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    reasons = [plan.explanation] if plan.explanation else []
+    if plan.optimality is not None:
+        reasons.append(optimality_statement(plan.optimality))
+    if reasons:
+        yield heading("Why this plan")
+        yield from map(paragraph, reasons)
+    if plan.warnings:
+        yield heading("Warnings")
+        yield from map(paragraph, plan.warnings)
+
+
+def _foundations(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
+    """What the numbers rest on: assumptions, then every source."""
+    yield heading("Assumptions")
+    yield from map(paragraph, assumptions(plan))
+    if assumed:
+        yield paragraph(f"Not said in the run, so assumed: {', '.join(assumed)}.")
+    yield heading("Sources")
+    software = load_software(plan.job.stack)
+    origins: Mapping[str, Mapping[str, str]] = {
+        "model": {plan.model.name: plan.model.source or "given by the user"},
+        plan.cluster.name: plan.cluster.sources,
+        software.name: software.sources,
+    }
+    rows = [(group, what, origin) for group, named in origins.items() for what, origin in named.items()]
+    yield (
+        f"<details><summary>Where {len(rows)} facts come from</summary>"
+        f"{table(Table(('of', 'fact', 'source'), tuple(rows), prose=True))}</details>"
+    )

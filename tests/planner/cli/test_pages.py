@@ -1,0 +1,46 @@
+"""`meshwright report`: the page on disk, and what is said about it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+pytest.importorskip("vl_convert")
+
+Cli = Callable[..., Result]
+
+
+def test_a_page_is_written_and_named(cli: Cli, run_file: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    result = cli("report", run_file, "-o", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"wrote {path}\n")
+    assert path.read_text().startswith("<!doctype html>")
+    answer = json.loads(cli("report", run_file, "-o", str(path), "--json").stdout)
+    assert answer["schema"] == "meshwright/report/1"
+    assert answer["files"] == [str(path)]
+    assert "memory-by-rank" in answer["figures"]
+
+
+def test_bad_plans_and_thresholds(cli: Cli, run_file: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    missing = cli("report", str(tmp_path / "none.json"), "-o", str(path))
+    assert missing.exit_code == 2
+    assert not path.exists()
+    assert cli("report", run_file, "-o", str(path), "--fail-if", "step_time_s > 0").exit_code == 4
+
+
+def test_without_the_library_one_sentence_says_what_to_install(
+    cli: Cli, run_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from planner.pages import charts
+
+    charts.chart_library.cache_clear()
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    result = cli("report", run_file, "-o", str(tmp_path / "report.html"))
+    assert result.exit_code == 2
+    assert "pip install 'meshwright[report]'" in result.stderr
+    charts.chart_library.cache_clear()
