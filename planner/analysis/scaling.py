@@ -52,14 +52,14 @@ def scaling(plan: Plan) -> tuple[Scaled, ...]:
 
 def _resized(plan: Plan) -> Iterator[Plan]:
     for factor in FACTORS:
-        nodes, choice = plan.cluster.nodes * factor, _replicated(plan.plan, plan.job.global_batch, factor)
+        nodes, choice = plan.cluster.nodes * factor, replicated(plan.plan, plan.job.global_batch, factor)
         if nodes.is_integer() and choice is not None:
             cluster = what_if(plan.cluster, {"nodes": int(nodes)})
             yield plan.model_copy(update={"cluster": cluster, "plan": choice})
 
 
-def _replicated(choice: Parallelism, batch: int, factor: float) -> Parallelism | None:
-    """``factor`` times as many data-parallel ranks; None where that is no whole plan."""
+def replicated(choice: Parallelism, batch: int, factor: float) -> Parallelism | None:
+    """The same split with ``factor`` times as many data-parallel ranks; None where that is no whole plan."""
     hybrid = choice.replicate_degree > 1
     counts = {
         "data": choice.data * factor,

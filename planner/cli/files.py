@@ -77,11 +77,17 @@ def _named(path: Path) -> Iterator[None]:
 def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
     """The plan in a plan file or a run file (``-``: stdin), and what had to be assumed for a run."""
     from planner.api import read_plan as read
-    from planner.runs.files import parse_mapping
+
+    return read(source if source != STDIN else read_mapping(source))
+
+
+def read_mapping(source: str) -> dict[str, Any]:
+    """The table in a JSON, TOML or YAML file (``-``: JSON from stdin)."""
+    from planner.runs.files import load_mapping, parse_mapping
 
     if source != STDIN:
-        return read(source)
-    return read(parse_mapping(sys.stdin.read(), ".json", "stdin"))
+        return load_mapping(Path(source))
+    return parse_mapping(sys.stdin.read(), ".json", "stdin")
 
 
 def read_schedule(name: str | None) -> str | None:

@@ -1,36 +1,59 @@
 """The command that writes a page to read and hand on."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from planner.cli.commands import PlanArgument
-from planner.cli.files import print_json, read_plan, write_files
+from planner.cli.files import print_json, read_mapping, write_files
 from planner.cli.options import OutputOptions
 from planner.cli.thresholds import check_thresholds
 
 
 def report(
-    plan: PlanArgument,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="PLAN|SWEEP", help="A plan.json, a run file or a sweep.json; - reads stdin."),
+    ],
     output: OutputOptions,
     path: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page about PLAN: what to run, where time and memory go, what it rests on.
+    """Write a self-contained page about a plan or a sweep: what to do, why, and what that rests on.
 
     meshwright report plan.json -o report.html
     """
-    from planner.api import judged
-    from planner.pages.plan import plan_content, plan_page
+    from planner.sweep.records import SCHEMA
 
-    described, assumed = read_plan(plan)
-    answer = judged(described)
-    content = plan_content(answer, assumed)
-    write_files({path: plan_page(content)})
-    figures = [figure.key for figure in content.figures]
-    facts = {"schema": "meshwright/report/1", "files": [str(path)], "figures": figures}
+    data = read_mapping(source)
+    page, facts = _sweep_page(data, source) if data.get("schema") == SCHEMA else _plan_page(data, source)
+    write_files({path: page})
+    answer = {"schema": "meshwright/report/1", "files": [str(path)], **facts}
     if output.json:
-        print_json(facts)
+        print_json(answer)
     else:
         typer.echo(f"wrote {path}")
-    check_thresholds({**facts, "estimate": answer.model_dump(mode="json")["estimate"]}, output.fail_if or ())
+    check_thresholds(answer, output.fail_if or ())
+
+
+def _plan_page(data: Mapping[str, Any], source: str) -> tuple[str, dict[str, Any]]:
+    """The page, and what of it other programs may read."""
+    from planner.api import judged, read_plan
+    from planner.pages.plan import plan_content, plan_page
+
+    described = read_plan(source if "schema" not in data and source != "-" else data)
+    answer = judged(described.plan)
+    content = plan_content(answer, described.assumed)
+    return plan_page(content), {
+        "figures": [figure.key for figure in content.figures],
+        "estimate": answer.model_dump(mode="json")["estimate"],
+    }
+
+
+def _sweep_page(data: Mapping[str, Any], source: str) -> tuple[str, dict[str, Any]]:
+    from cluster_specs.record import validated
+    from planner.pages.sweep import sweep_content, sweep_page
+    from planner.sweep.records import Sweep
+
+    content = sweep_content(validated(Sweep, data, source))
+    return sweep_page(content), {"figures": [figure.key for figure in content.figures]}

@@ -3,12 +3,13 @@
 Colours are the style sheet's variables, so that a chart follows light, dark and print like the text around it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from planner.errors import InputError
-from planner.pages.page import Figure, data_script, template
+from planner.pages.page import Figure, data_script, inline_module
 
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -26,6 +27,9 @@ SHAPES: Final = ("diamond", "circle", "square", "triangle-up", "cross", "triangl
 
 BAR: Final = 24
 """Height of a bar and the gap below it, in pixels."""
+
+NUDGE: Final = 1.01
+"""Factor that makes an axis of a single value as long as it has to be."""
 
 PLOT: Final = 300
 """Height of a chart with two axes, in pixels."""
@@ -76,24 +80,24 @@ def chart_data(figures: Iterable[Figure], rows: Sequence[Row] = ()) -> str:
 
 def chart_scripts() -> list[str]:
     """The library, and what draws the charts of the page with it."""
-    drawing = template("charts.js").replace("export ", "")
     return [
         f'<script type="module">{chart_library()}</script>',
-        f'<script type="module">\n{drawing}\nawait drawCharts();\n</script>',
+        inline_module("charts.js", "await drawCharts();"),
     ]
 
 
-def chart(height: int | None, *layers: Spec, data: Sequence[Row] | None = None) -> Spec:
-    """Layers over the same data (None: the rows of the page), as wide as there is room."""
+def chart(height: int, *layers: Spec, data: Sequence[Row] | None = None, valid: Sequence[str] = ()) -> Spec:
+    """Layers over the same data (None: the rows of the page) with ``valid`` fields, as wide as there is room."""
     source = {"name": "rows"} if data is None else {"values": list(data)}
-    size = {} if height is None else {"height": height}
+    present = [{"filter": f"isValid(datum.{field})"} for field in valid]
     return {
         "$schema": SCHEMA,
         "width": "container",
+        "height": height,
         "data": source,
+        "transform": present,
         "layer": list(layers),
         "config": CONFIG,
-        **size,
     }
 
 
@@ -105,6 +109,44 @@ def bars_height(count: int) -> int:
 def quantity(field: str, title: str | None, **more: Any) -> Spec:
     """A number on an axis."""
     return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def logarithmic(field: str, title: str, rows: Sequence[Row]) -> Spec:
+    """A logarithmic axis from the least to the greatest value among ``rows``."""
+    values = [row[field] for row in rows if row[field] is not None]
+    low, high = min(values, default=1.0), max(values, default=10.0)
+    axis = {"values": _ticks(low, high), "format": "~s"}
+    scale = {
+        "type": "log",
+        "domain": [low, high * NUDGE if low == high else high],
+        "nice": False,
+        "padding": 16,
+    }
+    return quantity(field, title, scale=scale, axis=axis)
+
+
+STEPS: Final = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+"""Ticks in a decade: a few, or more where the axis is shorter than that."""
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from ``low`` to ``high``."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for steps in STEPS:
+        found = [tick for d in decades for step in steps if low <= (tick := step * 10.0**d) <= high]
+        if len(found) > 2:
+            break
+    return found
+
+
+def device_counts(counts: Iterable[int]) -> Spec:
+    """The axis of ``devices``: each count a tick, doublings equally far."""
+    ticks = sorted(set(counts))
+    domain = [ticks[0], ticks[-1] * NUDGE if len(ticks) == 1 else ticks[-1]]
+    scale = {"type": "log", "base": 2, "domain": domain, "nice": False, "padding": 24}
+    axis = {"values": ticks, "format": ",d", "grid": False, "labelOverlap": True}
+    return quantity("devices", "devices", scale=scale, axis=axis)
 
 
 def name(field: str, title: str | None = None, **more: Any) -> Spec:

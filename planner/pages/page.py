@@ -79,6 +79,11 @@ def data_script(key: str, data: Any) -> str:
     return f'<script type="application/json" id="{key}">{text}</script>'
 
 
+def inline_module(name: str, call: str) -> str:
+    """A script of ours inside the page, and what is called once it is there."""
+    return f'<script type="module">\n{template(name).replace("export ", "")}{call}\n</script>'
+
+
 def heading(text: str) -> str:
     """The title of a section."""
     return f"<h2>{escape(text)}</h2>"

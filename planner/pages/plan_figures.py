@@ -1,12 +1,12 @@
 """The figures of a plan: where its memory and time go, what limits it, what came close."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth, format_bytes, format_rate, format_seconds
 from cost_models.roofline import peak, ridge_point
 from planner.analysis.leverage import Lever
+from planner.analysis.naming import short_name
 from planner.analysis.scaling import Scaled
 from planner.evaluation.operators import OperatorCost
 from planner.evaluation.timeline import StepTimeline
@@ -17,15 +17,17 @@ from planner.pages.charts import (
     Spec,
     bars_height,
     chart,
+    device_counts,
     kinds,
     labelled_bars,
+    logarithmic,
     name,
     quantity,
     tips,
 )
 from planner.pages.page import Figure, Table
 from planner.plans import Estimate, Parallelism, Plan
-from planner.report.plans import TIME_PARTS, short_name
+from planner.report.plans import TIME_PARTS
 
 GIB = 2.0**30
 
@@ -208,8 +210,8 @@ def roofline_figure(operators: Sequence[OperatorCost], cluster: ClusterSpec, pre
     ]
     device, rate = cluster.device, peak(cluster.device, precision)
     roof = _roof(cluster, precision, [float(row["intensity"]) for row in rows])
-    x = _logarithmic("intensity", "arithmetic intensity [FLOP/byte]", [*roof, *rows])
-    y = _logarithmic("rate", "attained [TFLOP/s]", [*roof, *rows])
+    x = logarithmic("intensity", "arithmetic intensity [FLOP/byte]", [*roof, *rows])
+    y = logarithmic("rate", "attained [TFLOP/s]", [*roof, *rows])
     encoding: Spec = {
         "x": x,
         "y": y,
@@ -241,15 +243,6 @@ def _roof(cluster: ClusterSpec, precision: str, intensities: Sequence[float]) ->
     return [{"intensity": x, "rate": min(rate, rate * x / ridge) / 1e12} for x in (low, ridge, high)]
 
 
-def _logarithmic(field: str, title: str, rows: Sequence[Row]) -> Spec:
-    """An axis from the least to the greatest value, with ticks at 1, 2 and 5 of every decade."""
-    low, high = min(row[field] for row in rows), max(row[field] for row in rows)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
-    axis = {"values": [tick for tick in ticks if low <= tick <= high], "format": "~s"}
-    return quantity(field, title, scale={"type": "log", "domain": [low, high]}, axis=axis)
-
-
 def _operator_row(op: OperatorCost) -> tuple[str, ...]:
     intensity = f"{op.flops / op.moved_bytes:,.0f}" if op.flops else "-"
     rate = format_rate(op.flops_per_second) if op.flops else "-"
@@ -277,7 +270,7 @@ def scaling_figure(found: Sequence[Scaled], chosen: int) -> Figure:
         "The same split on more or fewer devices",
         "The batch stays, replicas come and go; a search at each size could do better. Per cent: tokens/s per "
         f"device over those on {least.devices:,} devices, to which the dashed line keeps.",
-        scaling_chart(rows, ("this plan", "more or fewer replicas", "does not fit")),
+        _scaling_chart(rows),
         Table(
             ("devices", "throughput", "efficiency", "memory of the fullest"),
             tuple(
@@ -288,29 +281,27 @@ def scaling_figure(found: Sequence[Scaled], chosen: int) -> Figure:
     )
 
 
+SCALED_KINDS = ("this plan", "more or fewer replicas", "does not fit")
+
+
 def _scaled_kind(scaled: Scaled, chosen: int) -> str:
     if not scaled.fits:
-        return "does not fit"
-    return "this plan" if scaled.devices == chosen else "more or fewer replicas"
+        return SCALED_KINDS[2]
+    return SCALED_KINDS[0 if scaled.devices == chosen else 1]
 
 
-def scaling_chart(rows: Sequence[Row], named: Sequence[str]) -> Spec:
-    """Points of ``rate`` over ``devices`` with their ``efficiency``, and a dashed line through ``ideal``."""
-    counts = sorted({int(row["devices"]) for row in rows})
-    log: Spec = {"type": "log", "base": 2, "nice": False, "padding": 20}
-    x = quantity("devices", "devices", scale=log, axis={"values": counts, "format": ",d", "grid": False})
-    steep: Spec = {
-        "scale": {"type": "log", "nice": False, "padding": 20},
-        "axis": {"format": "~s", "tickCount": 5},
-    }
-    y = quantity("rate", "tokens/s", **steep)
+def _scaling_chart(rows: Sequence[Row]) -> Spec:
+    """Points over devices with their efficiency, and a dashed line where perfect scaling would lead."""
+    x = device_counts([int(row["devices"]) for row in rows])
+    both = [{"rate": row[field]} for row in rows for field in ("rate", "ideal")]
+    y = logarithmic("rate", "tokens/s", both)
     facts = tips({"devices": "devices", "throughput": "text", "efficiency": "efficiency", "memory": "memory"})
     dashed = {"type": "line", "strokeDash": [4, 4], "color": "var(--soft)"}
     text = {"type": "text", "dy": 18, "dx": 14}
-    present = [kind for kind in named if any(row["kind"] == kind for row in rows)]
+    present = [kind for kind in SCALED_KINDS if any(row["kind"] == kind for row in rows)]
     return chart(
         PLOT,
-        {"mark": dashed, "encoding": {"x": x, "y": quantity("ideal", "tokens/s", **steep)}},
+        {"mark": dashed, "encoding": {"x": x, "y": {**y, "field": "ideal"}}},
         {"mark": "line", "encoding": {"x": x, "y": y}},
         {"mark": "point", "encoding": {"x": x, "y": y, **kinds(*present), "tooltip": facts}},
         {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "efficiency"}}},

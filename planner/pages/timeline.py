@@ -5,7 +5,7 @@ from typing import Any
 
 from cluster_specs.units import format_bytes, format_seconds
 from planner.evaluation.timeline import StepTimeline
-from planner.pages.page import Table, data_script, document, paragraph, table, template
+from planner.pages.page import Table, data_script, document, inline_module, paragraph, table, template
 from planner.pipeline.schedule import Pass
 
 PASS_NAMES = {
@@ -37,8 +37,12 @@ def drawing(step: StepTimeline, most_actions: int | None = None) -> str:
 
 def drawing_scripts(step: StepTimeline, most_actions: int | None = None) -> list[str]:
     """What draws the step; of more than ``most_actions`` only the first."""
-    data = _data(step, _until(step, most_actions))
-    return [data_script("step", data), f"<script>\n{template('timeline.js')}</script>"]
+    return [drawing_data(step, most_actions), inline_module("timeline.js", "drawTimeline();")]
+
+
+def drawing_data(step: StepTimeline, most_actions: int | None = None) -> str:
+    """What the script draws."""
+    return data_script("step", _data(step, _until(step, most_actions)))
 
 
 def _until(step: StepTimeline, most_actions: int | None) -> float | None:

@@ -44,3 +44,18 @@ def test_without_the_library_one_sentence_says_what_to_install(
     assert result.exit_code == 2
     assert "pip install 'meshwright[report]'" in result.stderr
     charts.chart_library.cache_clear()
+
+
+def test_a_sweep_has_a_page(cli: Cli, tmp_path: Path) -> None:
+    sweep, path = tmp_path / "sweep.json", tmp_path / "sweep.html"
+    asked = ("--devices", "8,16", "--seq-len", "1024", "--batch", "64")
+    assert cli("what-if", "llama-3.2-1b", "dgx-h100", *asked, "-o", str(sweep)).exit_code == 0
+    answer = json.loads(cli("report", str(sweep), "-o", str(path), "--json").stdout)
+    assert answer["figures"] == ["front", "throughput", "efficiency", "headroom"]
+    assert "What if: llama-3.2-1b on dgx-h100" in path.read_text()
+    assert cli("report", "-", "-o", str(path), stdin=sweep.read_text()).exit_code == 0
+    broken = json.loads(sweep.read_text()) | {"points": [{}]}
+    sweep.write_text(json.dumps(broken))
+    refused = cli("report", str(sweep), "-o", str(path))
+    assert refused.exit_code == 2
+    assert "points.0.inputs: is missing" in refused.stderr
