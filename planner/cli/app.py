@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         timeline.timeline,
         verification.verify,
         pages.report,
+        pages.serve,
         contest.solve_iopddl,
         calibrate.calibrate,
     ),

@@ -1,5 +1,6 @@
-"""The command that writes a page to read and hand on."""
+"""Commands for a browser: a page to read and hand on, and a server that answers while one turns the knobs."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,3 +58,39 @@ def _sweep_page(data: Mapping[str, Any], source: str) -> tuple[str, dict[str, An
 
     content = sweep_content(validated(Sweep, data, source))
     return sweep_page(content), {"figures": [figure.key for figure in content.figures]}
+
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def serve(
+    output: OutputOptions,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; only this machine by default.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8642,
+) -> None:
+    """Plan in the browser: a form, and the page of its answer, until interrupted.
+
+    meshwright serve
+    """
+    import socket
+
+    from planner.server.listening import listen
+
+    if host not in LOOPBACK and not output.quiet:
+        sys.stderr.write(f"warning: whoever reaches {host} can ask this server, without a password\n")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        name = f"[{host}]" if ":" in host else host
+        url = f"http://{name}:{listener.getsockname()[1]}/"
+        answer = {"schema": "meshwright/serve/1", "url": url}
+        check_thresholds(answer, output.fail_if or ())
+        if output.json:
+            print_json(answer)
+        else:
+            typer.echo(f"serving {url} until interrupted")
+        sys.stdout.flush()
+        listen(listener, host)

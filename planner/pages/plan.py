@@ -22,7 +22,7 @@ from planner.pages.plan_figures import (
     scaling_figure,
     time_figure,
 )
-from planner.pages.timeline import drawing, drawing_scripts
+from planner.pages.timeline import drawing, drawing_data, drawing_script
 from planner.plans import Estimate, Plan
 from planner.report.plans import describe_choices, optimality_statement
 
@@ -64,11 +64,9 @@ def plan_content(plan: Plan, assumed: Sequence[str] = ()) -> Content:
 
 def plan_page(content: Content) -> str:
     """The page, self-contained."""
-    return document(
-        title(content.plan),
-        plan_body(content),
-        [*plan_data(content), *chart_scripts(), *plan_scripts(content)],
-    )
+    pipeline = [drawing_script()] if content.plan.plan.pipeline > 1 else []
+    scripts = [*plan_data(content), *chart_scripts(), *pipeline]
+    return document(title(content.plan), plan_body(content), scripts)
 
 
 def title(plan: Plan) -> str:
@@ -81,13 +79,9 @@ def title(plan: Plan) -> str:
 
 
 def plan_data(content: Content) -> list[str]:
-    """Data of the page's charts."""
-    return [chart_data(content.figures)]
-
-
-def plan_scripts(content: Content) -> list[str]:
-    """What draws the pipeline, where there is one."""
-    return drawing_scripts(content.step, MOST_ACTIONS) if content.plan.plan.pipeline > 1 else []
+    """Data of the page's charts, and of the pipeline where there is one."""
+    pipeline = [drawing_data(content.step, MOST_ACTIONS)] if content.plan.plan.pipeline > 1 else []
+    return [chart_data(content.figures), *pipeline]
 
 
 def plan_body(content: Content) -> Iterator[str]:

@@ -21,11 +21,11 @@ NANOSECONDS = 9
 
 def timeline_page(step: StepTimeline, title: str) -> str:
     """The page of one step."""
-    return document(title, [paragraph(summary(step)), drawing(step)], drawing_scripts(step))
+    return document(title, [paragraph(summary(step)), drawing(step)], [drawing_data(step), drawing_script()])
 
 
 def drawing(step: StepTimeline, most_actions: int | None = None) -> str:
-    """Gantt chart, memory and bubble accounting as part of a page; `drawing_scripts` fill it."""
+    """Gantt chart, memory and bubble accounting as part of a page; `drawing_script` fills it."""
     until = _until(step, most_actions)
     note = (
         ""
@@ -35,14 +35,14 @@ def drawing(step: StepTimeline, most_actions: int | None = None) -> str:
     return template("timeline.html").format(table=table(_accounts(step)), note=note)
 
 
-def drawing_scripts(step: StepTimeline, most_actions: int | None = None) -> list[str]:
-    """What draws the step; of more than ``most_actions`` only the first."""
-    return [drawing_data(step, most_actions), inline_module("timeline.js", "drawTimeline();")]
-
-
 def drawing_data(step: StepTimeline, most_actions: int | None = None) -> str:
-    """What the script draws."""
+    """What there is to draw; of more than ``most_actions`` only the first."""
     return data_script("step", _data(step, _until(step, most_actions)))
+
+
+def drawing_script() -> str:
+    """What draws it."""
+    return inline_module("timeline.js", "drawTimeline();")
 
 
 def _until(step: StepTimeline, most_actions: int | None) -> float | None:

@@ -59,3 +59,25 @@ def test_a_sweep_has_a_page(cli: Cli, tmp_path: Path) -> None:
     refused = cli("report", str(sweep), "-o", str(path))
     assert refused.exit_code == 2
     assert "points.0.inputs: is missing" in refused.stderr
+
+
+def test_a_port_in_use_is_a_sentence(cli: Cli) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = cli("serve", "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "address already in use" in result.stderr
+
+
+def test_who_listens_beyond_this_machine_is_warned(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.server import listening
+
+    served: list[str] = []
+    monkeypatch.setattr(listening, "listen", lambda listener, host: served.append(host))
+    quiet = cli("serve", "--port", "0", "--json")
+    assert (quiet.exit_code, quiet.stderr) == (0, "")
+    assert json.loads(quiet.stdout)["url"].startswith("http://127.0.0.1:")
+    open_to_all = cli("serve", "--port", "0", "--host", "0.0.0.0")
+    assert "without a password" in open_to_all.stderr
+    assert served == ["127.0.0.1", "0.0.0.0"]

@@ -10,7 +10,7 @@ from browser import Page, Show, needs_browser
 from reading import fetched, pixels
 
 from planner.evaluation.timeline import StepTimeline
-from planner.pages.timeline import drawing, drawing_scripts, timeline_page
+from planner.pages.timeline import drawing, drawing_data, timeline_page
 from planner.pipeline.activations import Held
 from planner.pipeline.generators import generate
 from planner.pipeline.simulator import StageTimes, simulate
@@ -55,7 +55,7 @@ def test_the_page_holds_every_action() -> None:
 
 def test_of_many_actions_the_first_are_drawn() -> None:
     step = step_of()
-    whole, part = data_of(timeline_page(step, TITLE)), data_of("".join(drawing_scripts(step, 40)))
+    whole, part = data_of(timeline_page(step, TITLE)), data_of(drawing_data(step, 40))
     assert 40 <= sum(map(len, part["ranks"])) <= 44
     assert part["ranks"] == [
         rows[: len(first)] for rows, first in zip(whole["ranks"], part["ranks"], strict=True)

@@ -1,0 +1,133 @@
+"""Answers to what browsers ask: searched once, remembered, given up where a newer question overtakes."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cluster_specs.units import format_bytes, format_seconds
+from planner import search
+from planner.analysis.naming import short_name
+from planner.analysis.questions import Question, known, priced
+from planner.analysis.scaling import replicated
+from planner.pages.plan import plan_body, plan_content, plan_data, title
+from planner.plans import Objective, Plan
+from planner.server.asking import Asked, Nearby
+from planner.sweep.answers import key_of
+
+REMEMBERED = 128
+"""Answers that are kept, about half a megabyte each."""
+
+TABS = 64
+"""Browser tabs whose latest question is known."""
+
+PATIENCE = 120.0
+"""A search that takes longer is given up [s]."""
+
+Clock = Callable[[], float]
+Key = tuple[str, ...]
+
+
+class Reply(NamedTuple):
+    """The answer as a page shows it."""
+
+    plan: Plan
+    title: str
+    html: str
+    """What is below the title, with the data of its charts."""
+
+
+class Overtaken(Exception):
+    """The same tab has asked something newer."""
+
+
+class TooLong(Exception):
+    """The search takes longer than a page can wait."""
+
+
+class Desk:
+    """Takes questions, one search at a time, and remembers the answers; for several threads."""
+
+    def __init__(self, patience: float = PATIENCE, clock: Clock = time.monotonic) -> None:
+        self._patience, self._clock = patience, clock
+        self._searching = threading.Lock()
+        self._noting = threading.Lock()
+        self._replies: OrderedDict[Key, Reply] = OrderedDict()
+        self._turns: OrderedDict[str, int] = OrderedDict()
+
+    def answer(self, asked: Asked, tab: str = "", turn: int = 0) -> Reply:
+        """The best plan for a question; ``tab`` asks its questions with growing ``turn``.
+
+        Raises ``InputError`` and ``Infeasible`` as the search does, `Overtaken`, `TooLong`.
+        """
+        question = asked.question()
+        key = _key(question, asked)
+        self._note(tab, turn)
+        found = self._remembered(key)
+        if found is not None:
+            return found
+        with self._searching:
+            found = self._remembered(key)  # it may have been asked twice at once
+            if found is None:
+                found = self._search(question, asked.objective, tab, turn)
+                self._remember(key, found)
+        return found
+
+    def nearby(self, near: Nearby) -> str | None:
+        """What the plan that answered ``before`` does under the new question, with more or fewer replicas of it.
+
+        No search, so at once. None where it cannot be carried over. Raises ``InputError`` as `answer`.
+        """
+        question, before = near.asked.question(), self._remembered(_key(near.before.question(), near.before))
+        if before is None or near.asked.model != near.before.model:
+            return None
+        factor = question.cluster.num_devices / before.plan.cluster.num_devices
+        choice = replicated(before.plan.plan, question.job.global_batch, factor)
+        return None if choice is None else _carried_over(priced(question, choice))
+
+    def _search(self, question: Question, objective: Objective, tab: str, turn: int) -> Reply:
+        start = self._clock()
+
+        def check(looked: int, total: int) -> None:
+            if self._turns.get(tab, turn) > turn:
+                raise Overtaken
+            if self._clock() - start > self._patience:
+                raise TooLong
+
+        check(0, 0)  # it may have waited for another search
+        plan = search.plan(*question, objective=objective, progress=check)
+        content = plan_content(plan)
+        return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]))
+
+    def _note(self, tab: str, turn: int) -> None:
+        with self._noting:
+            self._turns[tab] = max(turn, self._turns.pop(tab, turn))
+            while len(self._turns) > TABS:
+                self._turns.popitem(last=False)
+
+    def _remembered(self, key: Key) -> Reply | None:
+        with self._noting:
+            if key in self._replies:
+                self._replies.move_to_end(key)
+            return self._replies.get(key)
+
+    def _remember(self, key: Key, reply: Reply) -> None:
+        with self._noting:
+            self._replies[key] = reply
+            while len(self._replies) > REMEMBERED:
+                self._replies.popitem(last=False)
+
+
+def _carried_over(plan: Plan) -> str:
+    estimate = known(plan)
+    return (
+        f"The last plan, carried over ({short_name(plan.plan)}): {format_seconds(estimate.step_time_s)} a step, "
+        f"{estimate.tokens_per_s:,.0f} tokens/s, {format_bytes(estimate.memory_bytes)} of "
+        f"{format_bytes(estimate.memory_limit_bytes)}{'' if estimate.fits else ', which does not fit'}."
+    )
+
+
+def _key(question: Question, asked: Asked) -> Key:
+    """What an answer depends on; the digest leaves out names and prices, which the page shows."""
+    return key_of(question, asked.objective), asked.model, asked.cluster, str(asked.devices)

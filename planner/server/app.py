@@ -1,0 +1,150 @@
+"""The server: a page, its static files, and two questions; nothing that a client sends ever names a file."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster_specs.record import Record, first_problem
+from planner.errors import Infeasible, InputError, PlannerError
+from planner.server.answering import Desk, Overtaken, TooLong
+from planner.server.asking import Asked, Nearby
+from planner.server.form import form_page, static_files
+
+LARGEST_BODY = 16 * 1024
+"""Of a request [bytes]; a question has a few hundred."""
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every response. Charts set styles of their marks, hence inline styles; scripts come from here alone."""
+
+
+class Posted(Record):
+    """A question with who asks it."""
+
+    asked: Asked
+    tab: str = Field(default="", max_length=64)
+    turn: int = Field(default=0, ge=0)
+
+
+class Guard:
+    """Puts `HEADERS` on every response, errors included."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower().encode(), text.encode()) for name, text in HEADERS.items()]
+                message["headers"] = [*message["headers"], *own]
+            await send(message)
+
+        await self.app(scope, receive, guarded)
+
+
+def application(
+    desk: Desk | None = None, hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+) -> Starlette:
+    """The application; ``hosts`` are the names under which it may be reached, so that no other site can rebind one.
+
+    Raises ``InputError`` where the library that draws charts is missing.
+    """
+    at_desk, files = desk or Desk(), static_files()
+
+    async def page(request: Request) -> Response:
+        return Response(await run_in_threadpool(form_page), media_type="text/html")
+
+    async def static(request: Request) -> Response:
+        if request.path_params["name"] not in files:
+            raise HTTPException(404, "no such page")
+        kind, text = files[request.path_params["name"]]
+        return Response(text, media_type=kind)
+
+    def answer(data: Any) -> Mapping[str, Any]:
+        posted = Posted.model_validate(data)
+        found = at_desk.answer(posted.asked, posted.tab, posted.turn)
+        return {"title": found.title, "html": found.html}
+
+    def nearby(data: Any) -> Mapping[str, Any]:
+        return {"text": at_desk.nearby(Nearby.model_validate(data))}
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/static/{name}", static),
+            Route("/answer", _posted(answer), methods=["POST"]),
+            Route("/nearby", _posted(nearby), methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard), Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        exception_handlers={HTTPException: _refused, Exception: _broken},
+    )
+
+
+def _posted(work: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that takes a JSON body and does ``work`` on a thread; every error becomes a status and a sentence."""
+
+    async def endpoint(request: Request) -> Response:
+        data = await _body(request)
+        try:
+            return JSONResponse(await run_in_threadpool(work, data))
+        except ValidationError as error:
+            raise HTTPException(400, first_problem(error)) from error
+        except InputError as error:
+            raise HTTPException(400, str(error)) from error
+        except Infeasible as error:
+            raise HTTPException(422, "; ".join(filter(None, (str(error), error.least_change)))) from error
+        except Overtaken as error:
+            raise HTTPException(409, "a newer question has overtaken this one") from error
+        except TooLong as error:
+            raise HTTPException(503, "the search takes too long for a page: fix parts of the plan") from error
+        except PlannerError as error:
+            raise HTTPException(422, str(error)) from error
+
+    return endpoint
+
+
+async def _body(request: Request) -> Any:
+    """The JSON of a request, read no further than `LARGEST_BODY`."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "send application/json")
+    content = b""
+    async for piece in request.stream():
+        content += piece
+        if len(content) > LARGEST_BODY:
+            raise HTTPException(413, f"a question has at most {LARGEST_BODY:,} bytes")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not JSON") from None
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "internal error, please report it"}, 500)

@@ -1,0 +1,45 @@
+"""A question as a browser sends it; a server in a process of its own; the browser of the other pages."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
+
+from browser import Page, browser_page, find_browser
+
+
+@pytest.fixture
+def question() -> dict[str, Any]:
+    return {
+        "model": "llama-3.2-1b",
+        "cluster": "dgx-h100",
+        "devices": 8,
+        "job": {"global_batch": 64, "seq_len": 2048},
+    }
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """``http://127.0.0.1:port`` of `meshwright serve`."""
+    command = [sys.executable, "-m", "planner.cli", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        told = ""
+        while not told.endswith("}\n"):
+            told += server.stdout.readline()
+        yield json.loads(told)["url"].rstrip("/")
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    browser = find_browser()
+    assert browser
+    with browser_page(browser, tmp_path_factory.mktemp("profile")) as page:
+        yield page
