@@ -10,6 +10,7 @@ import typer
 from planner.cli.files import print_json, read_mapping, write_files
 from planner.cli.options import OutputOptions
 from planner.cli.thresholds import check_thresholds
+from planner.errors import InputError
 
 
 def report(
@@ -19,6 +20,9 @@ def report(
     ],
     output: OutputOptions,
     path: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    tokens: Annotated[
+        float | None, typer.Option(help="Of the training run that PLAN is for: 1e12 unless given.")
+    ] = None,
 ) -> None:
     """Write a self-contained page about a plan or a sweep: what to do, why, and what that rests on.
 
@@ -27,7 +31,12 @@ def report(
     from planner.sweep.records import SCHEMA
 
     data = read_mapping(source)
-    page, facts = _sweep_page(data, source) if data.get("schema") == SCHEMA else _plan_page(data, source)
+    if data.get("schema") != SCHEMA:
+        page, facts = _plan_page(data, source, tokens)
+    elif tokens is None:
+        page, facts = _sweep_page(data, source)
+    else:
+        raise InputError("--tokens: a sweep says for itself how many tokens it is about")
     write_files({path: page})
     answer = {"schema": "meshwright/report/1", "files": [str(path)], **facts}
     if output.json:
@@ -37,14 +46,17 @@ def report(
     check_thresholds(answer, output.fail_if or ())
 
 
-def _plan_page(data: Mapping[str, Any], source: str) -> tuple[str, dict[str, Any]]:
+def _plan_page(data: Mapping[str, Any], source: str, tokens: float | None) -> tuple[str, dict[str, Any]]:
     """The page, and what of it other programs may read."""
+    from cluster_specs.record import validated
+    from planner.analysis.economics import Terms
     from planner.api import judged, read_plan
     from planner.pages.plan import plan_content, plan_page
 
     described = read_plan(source if "schema" not in data and source != "-" else data)
     answer = judged(described.plan)
-    content = plan_content(answer, described.assumed)
+    terms = validated(Terms, {} if tokens is None else {"tokens": tokens}, "--tokens")
+    content = plan_content(answer, described.assumed, terms)
     return plan_page(content), {
         "figures": [figure.key for figure in content.figures],
         "estimate": answer.model_dump(mode="json")["estimate"],

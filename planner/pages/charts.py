@@ -47,7 +47,6 @@ CONFIG: Final[Spec] = {
     },
     "legend": {
         "labelColor": "var(--ink)", "titleColor": "var(--soft)", "labelFontSize": 12, "orient": "bottom", "title": None,
-        "columns": {"expr": "max(1, floor(width / 170))"},
     },
     "text": {"color": "var(--ink)", "fontSize": 12},
     "rule": {"color": "var(--soft)"},
@@ -171,7 +170,7 @@ def kinds(*values: str) -> Spec:
 def labelled_bars(rows: Sequence[Row], title: str, **axis: Any) -> Spec:
     """Horizontal bars of ``value``, named by ``name``, with their ``text`` at the end."""
     y = name("name", axis={"title": None, "domain": False, "ticks": False})
-    room = 1.25 * max((row["value"] for row in rows), default=1.0)
+    room = 1.4 * max((row["value"] for row in rows), default=1.0)
     encoding = {
         "y": y,
         "x": quantity("value", title, scale={"domain": [0, room]}, **axis),

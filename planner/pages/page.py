@@ -84,6 +84,11 @@ def inline_module(name: str, call: str) -> str:
     return f'<script type="module">\n{template(name).replace("export ", "")}{call}\n</script>'
 
 
+def count(number: float) -> str:
+    """A large number in few letters: ``1e12``, ``1.5e13``."""
+    return f"{number:.3g}".replace("e+", "e")
+
+
 def heading(text: str) -> str:
     """The title of a section."""
     return f"<h2>{escape(text)}</h2>"

@@ -4,27 +4,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import load_software
-from cluster_specs.units import format_bytes, format_rate, format_seconds
+from cluster_specs.units import format_bytes, format_duration, format_rate, format_seconds
+from planner.analysis.economics import Economics, Terms, economics
 from planner.analysis.guide import assumptions
-from planner.analysis.leverage import levers
 from planner.analysis.questions import known
 from planner.analysis.scaling import scaling
+from planner.analysis.sensitivity import sensitivity
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.operators import operator_costs
 from planner.evaluation.timeline import StepTimeline, step_timeline
 from planner.pages.charts import chart_data, chart_scripts
-from planner.pages.page import Figure, Table, cards, document, facts, figures, heading, paragraph, table
+from planner.pages.page import (
+    Figure,
+    Table,
+    cards,
+    count,
+    document,
+    facts,
+    figures,
+    heading,
+    paragraph,
+    table,
+)
 from planner.pages.plan_figures import (
     contenders_figure,
-    levers_figure,
     memory_figure,
     roofline_figure,
     scaling_figure,
+    sensitivity_figure,
     time_figure,
 )
 from planner.pages.timeline import drawing, drawing_data, drawing_script
 from planner.plans import Estimate, Plan
 from planner.report.plans import describe_choices, optimality_statement
+from planner.report.sweeps import format_money
 
 MOST_ACTIONS = 40_000
 """Actions of a pipeline that are drawn; they take about a megabyte."""
@@ -38,12 +51,14 @@ class Content(NamedTuple):
     assumed: tuple[str, ...]
     step: StepTimeline
     figures: tuple[Figure, ...]
+    economics: Economics
 
 
-def plan_content(plan: Plan, assumed: Sequence[str] = ()) -> Content:
+def plan_content(plan: Plan, assumed: Sequence[str] = (), terms: Terms | None = None) -> Content:
     """Everything that the page of ``plan`` shows, and what had to be ``assumed`` to make the plan.
 
-    Raises ``InputError`` for a plan without an estimate.
+    ``terms`` are those of the training run that the plan is for: tokens, prices, failures. Raises ``InputError``
+    for a plan without an estimate.
     """
     estimate = known(plan)
     evaluator = Evaluator(plan.model, plan.cluster, plan.job)
@@ -51,7 +66,7 @@ def plan_content(plan: Plan, assumed: Sequence[str] = ()) -> Content:
     drawn = [
         memory_figure(step),
         time_figure(estimate),
-        levers_figure(levers(plan)),
+        sensitivity_figure(sensitivity(plan)),
         roofline_figure(operator_costs(evaluator, plan.plan), plan.cluster, plan.job.precision),
     ]
     grown = scaling(plan)
@@ -59,7 +74,7 @@ def plan_content(plan: Plan, assumed: Sequence[str] = ()) -> Content:
         drawn.append(scaling_figure(grown, plan.cluster.num_devices))
     if plan.alternatives:
         drawn.append(contenders_figure(plan, estimate))
-    return Content(plan, tuple(assumed), step, tuple(drawn))
+    return Content(plan, tuple(assumed), step, tuple(drawn), economics(plan, terms))
 
 
 def plan_page(content: Content) -> str:
@@ -88,14 +103,14 @@ def plan_body(content: Content) -> Iterator[str]:
     """The page below its title, part by part."""
     plan, estimate = content.plan, known(content.plan)
     yield _verdict(estimate)
-    yield cards(_headlines(estimate))
+    yield cards([*_headlines(estimate), _run(content.economics)])
     yield heading("What to run")
     yield facts(describe_choices(plan))
     yield figures(content.figures)
     if plan.plan.pipeline > 1:
         yield drawing(content.step, MOST_ACTIONS)
     yield from _reasons(plan)
-    yield from _foundations(plan, content.assumed)
+    yield from _foundations(plan, content.assumed, content.economics)
 
 
 def _verdict(estimate: Estimate) -> str:
@@ -117,6 +132,16 @@ def _headlines(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
     yield "Bubble", f"{estimate.bubble_fraction:.1%}", "of the pipeline's time is idle"
 
 
+def _run(spent: Economics) -> tuple[str, str, str]:
+    money = f", {format_money(spent.cost)} {spent.currency}" if spent.cost is not None else ""
+    train = format_duration(spent.time_to_train_s)
+    return (
+        f"{count(spent.tokens)} tokens",
+        f"{train}{money}",
+        f"failures included; goodput {spent.goodput:.1%}",
+    )
+
+
 def _reasons(plan: Plan) -> Iterator[str]:
     reasons = [plan.explanation] if plan.explanation else []
     if plan.optimality is not None:
@@ -129,18 +154,20 @@ def _reasons(plan: Plan) -> Iterator[str]:
         yield from map(paragraph, plan.warnings)
 
 
-def _foundations(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
+def _foundations(plan: Plan, assumed: Sequence[str], spent: Economics) -> Iterator[str]:
     """What the numbers rest on: assumptions, then every source."""
     yield heading("Assumptions")
     yield from map(paragraph, assumptions(plan))
     if assumed:
         yield paragraph(f"Not said in the run, so assumed: {', '.join(assumed)}.")
+    yield from map(paragraph, spent.unknown)
     yield heading("Sources")
     software = load_software(plan.job.stack)
     origins: Mapping[str, Mapping[str, str]] = {
         "model": {plan.model.name: plan.model.source or "given by the user"},
         plan.cluster.name: plan.cluster.sources,
         software.name: software.sources,
+        "training run": {name.replace("_", " "): text for name, text in spent.assumed.items()},
     }
     rows = [(group, what, origin) for group, named in origins.items() for what, origin in named.items()]
     yield (

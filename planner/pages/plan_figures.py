@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth, format_bytes, format_rate, format_seconds
 from cost_models.roofline import peak, ridge_point
-from planner.analysis.leverage import Lever
 from planner.analysis.naming import short_name
 from planner.analysis.scaling import Scaled
+from planner.analysis.sensitivity import Sensitivity
 from planner.evaluation.operators import OperatorCost
 from planner.evaluation.timeline import StepTimeline
 from planner.pages.charts import (
@@ -127,7 +127,7 @@ def time_figure(estimate: Estimate) -> Figure:
         {
             "name": words(TIME_PARTS.get(part, part)),
             "value": seconds,
-            "text": f"{format_seconds(seconds)} ({seconds / estimate.step_time_s:.1%})",
+            "text": f"{format_seconds(seconds)} ({seconds / estimate.step_time_s:.0%})",
         }
         for part, seconds in parts
     ]
@@ -141,19 +141,26 @@ def time_figure(estimate: Estimate) -> Figure:
     )
 
 
-def levers_figure(found: Sequence[Lever]) -> Figure:
-    """Bars of what faster hardware would save."""
+def sensitivity_figure(found: Sequence[Sensitivity]) -> Figure:
+    """Bars of what better hardware would save."""
     rows: list[Row] = [
-        {"name": lever.what, "value": lever.time_saved_fraction, "text": f"{lever.time_saved_fraction:.1%}"}
-        for lever in found
+        {
+            "name": each.number.replace("-", " "),
+            "value": each.time_saved_fraction,
+            "text": f"{each.time_saved_fraction:.1%}",
+        }
+        for each in found
     ]
-    strongest = f"{found[0].what} helps most" if found else "nothing would shorten it by half a per cent"
     return Figure(
         "sensitivity",
-        "What faster hardware would save",
-        f"Share of the step saved if one rate were twice as high, with the plan unchanged: {strongest}.",
+        "What better hardware would save",
+        f"Share of the step saved if one number were a tenth better, with the plan unchanged: {found[0].what} helps "
+        "most. More memory saves nothing by itself; it takes another plan to use it.",
         labelled_bars(rows, "share of the step saved", axis={"format": ".0%"}),
-        Table(("rate", "saved"), tuple((row["name"], row["text"]) for row in rows)),
+        Table(
+            ("number", "saved"),
+            tuple((each.what, row["text"]) for each, row in zip(found, rows, strict=True)),
+        ),
     )
 
 
@@ -297,7 +304,7 @@ def _scaling_chart(rows: Sequence[Row]) -> Spec:
     y = logarithmic("rate", "tokens/s", both)
     facts = tips({"devices": "devices", "throughput": "text", "efficiency": "efficiency", "memory": "memory"})
     dashed = {"type": "line", "strokeDash": [4, 4], "color": "var(--soft)"}
-    text = {"type": "text", "dy": 18, "dx": 14}
+    text = {"type": "text", "dy": 14, "dx": 16}
     present = [kind for kind in SCALED_KINDS if any(row["kind"] == kind for row in rows)]
     return chart(
         PLOT,

@@ -6,7 +6,18 @@ from typing import NamedTuple
 
 from cluster_specs.units import format_duration
 from planner.pages.charts import Row, chart_data, chart_scripts
-from planner.pages.page import Figure, Table, cards, document, facts, figures, heading, paragraph, table
+from planner.pages.page import (
+    Figure,
+    Table,
+    cards,
+    count,
+    document,
+    facts,
+    figures,
+    heading,
+    paragraph,
+    table,
+)
 from planner.pages.sweep_figures import asked, place, points_table, sweep_figures, sweep_rows, varied
 from planner.report.sweeps import format_money
 from planner.sweep.records import Knee, Point, Sweep
@@ -55,7 +66,7 @@ def _counts(sweep: Sweep) -> str:
     inputs = ", ".join(name.replace("_", " ") for name in varied(sweep)) or "nothing"
     return (
         f"{len(sweep.points)} points, {planned} with a plan; varied: {inputs}. Every point is the plan that a full "
-        f"search found best in {sweep.objective}. Times and costs are for {sweep.terms.tokens:.3g} tokens."
+        f"search found best in {sweep.objective}. Times and costs are for {count(sweep.terms.tokens)} tokens."
     )
 
 
@@ -73,7 +84,7 @@ def _card(sweep: Sweep, point: Point) -> tuple[str, str, str]:
     assert money is not None
     inputs = [asked(point, name) for name in varied(sweep) if name not in ("cluster", "devices")]
     where = ", ".join([place(point), *inputs])
-    spent = f", {format_money(money.cost, money.currency)}" if money.cost is not None else ""
+    spent = f", {format_money(money.cost)} {money.currency}" if money.cost is not None else ""
     share = "" if point.memory_headroom is None else f"; {point.memory_headroom:.0%} of memory free"
     return where, f"{format_duration(money.time_to_train_s)}{spent}", f"{point.name}{share}"
 

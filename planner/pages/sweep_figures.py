@@ -15,7 +15,7 @@ from planner.pages.charts import (
     quantity,
     tips,
 )
-from planner.pages.page import Figure, Table
+from planner.pages.page import Figure, Table, count
 from planner.report.sweeps import PLACE, format_money
 from planner.sweep.records import Point, Sweep
 
@@ -100,7 +100,7 @@ def _figures(point: Point) -> dict[str, object]:
         "used": estimate.memory_bytes / estimate.memory_limit_bytes,
         "step": format_seconds(estimate.step_time_s),
         "train": format_duration(money.time_to_train_s),
-        "money": format_money(money.cost, money.currency),
+        "money": "-" if money.cost is None else f"{format_money(money.cost)} {money.currency}",
         "memory": f"{format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_limit_bytes)}",
         "mfu": f"{estimate.mfu:.1%}",
         "share": "-" if share is None else f"{share:.0%}",
@@ -149,7 +149,7 @@ def _front_figure(sweep: Sweep, rows: Sequence[Row]) -> Figure:
     priced = any(row["cost"] is not None for row in rows)
     field, axis = ("cost", "cost") if priced else ("devices", "devices")
     currency = next((p.economics.currency for p in sweep.points if p.economics), "")
-    x = logarithmic("days", f"time for {sweep.terms.tokens:.3g} tokens [days]", rows)
+    x = logarithmic("days", f"time for {count(sweep.terms.tokens)} tokens [days]", rows)
     y = logarithmic(field, f"{axis} [{currency}]" if priced else axis, rows)
     shape = {
         "field": "verdict",

@@ -1,12 +1,14 @@
 /* Draws the Vega-Lite charts of a page, and keeps them to what the reader filters. */
 const charts = new Map();
+const LEGEND = 170; /* width of an entry of a legend, in pixels */
 
 /* Draw every chart below root whose specification is in the page; the rows of filtered charts are shared. */
 export async function drawCharts(root = document) {
   const { specs, rows } = JSON.parse(root.querySelector("#charts").textContent);
   charts.clear();
   for (const box of root.querySelectorAll(".chart")) {
-    const spec = { ...specs[box.dataset.chart] };
+    const spec = structuredClone(specs[box.dataset.chart]);
+    spec.config.legend.columns = Math.max(1, Math.floor(box.clientWidth / LEGEND));
     if (spec.data?.name === "rows") spec.datasets = { rows };
     const options = { actions: false, renderer: "svg", ast: true, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
     const { view } = await vegaEmbed(box, spec, options);

@@ -61,6 +61,17 @@ def test_a_sweep_has_a_page(cli: Cli, tmp_path: Path) -> None:
     assert "points.0.inputs: is missing" in refused.stderr
 
 
+def test_tokens_are_those_of_the_run(cli: Cli, run_file: str, tmp_path: Path) -> None:
+    path, sweep = tmp_path / "report.html", tmp_path / "sweep.json"
+    assert cli("report", run_file, "-o", str(path), "--tokens", "3e11").exit_code == 0
+    assert "<dt>3e11 tokens</dt>" in path.read_text()
+    assert cli("report", run_file, "-o", str(path), "--tokens", "0").exit_code == 2
+    sweep.write_text('{"schema": "meshwright/sweep/1"}')
+    refused = cli("report", str(sweep), "-o", str(path), "--tokens", "1e12")
+    assert refused.exit_code == 2
+    assert "a sweep says for itself" in refused.stderr
+
+
 def test_a_port_in_use_is_a_sentence(cli: Cli) -> None:
     import socket
 
