@@ -339,7 +339,7 @@ class Evaluator:
         for s, (stage, shape) in enumerate(zip(plan.stages, self._shapes(self.cuts(plan)), strict=True)):
             pool = self.pools[pool_of(self.whole, stage.devices)]
             local = seen_by(plan, stage)
-            cost = pool.stage(local, shape, stage.recompute or plan.recompute, pool._given(plan, s))
+            cost = pool.stage(local, shape, stage.recompute or plan.recompute, pool.given(plan, s))
             found.append(Site(pool.setting, local, pool.mesh(local), cost, stage.devices))
         return tuple(found)
 
