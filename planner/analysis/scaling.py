@@ -1,12 +1,16 @@
 """How a plan scales: the same split with more or fewer replicas, the same batch for all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cluster_specs.catalog import what_if
 from cluster_specs.record import Record
 from planner.errors import InputError
 from planner.evaluation import evaluate
+from planner.graph import BATCH
 from planner.plans import Parallelism, Plan, StagePlan
+
+Shardings = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""block -> operator -> {mesh axis: dim}, as in `StagePlan`."""
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))
 """Sizes that are tried, over that of the plan."""
@@ -76,5 +80,15 @@ def replicated(choice: Parallelism, batch: int, factor: float) -> Parallelism | 
 
 def _stage(stage: StagePlan, factor: float) -> StagePlan:
     first, last = (int(rank * factor) for rank in stage.devices)
-    mesh = {**stage.mesh, "data": int(stage.mesh.get("data", 1) * factor)}
-    return stage.model_copy(update={"devices": (first, last), "mesh": mesh})
+    before = stage.mesh.get("data", 1)
+    mesh = {**stage.mesh, "data": int(before * factor)}
+    sharding = _dealt_out(stage.sharding) if before == 1 else stage.sharding
+    return stage.model_copy(update={"devices": (first, last), "mesh": mesh, "sharding": sharding})
+
+
+def _dealt_out(sharding: Shardings) -> Shardings:
+    """With the batch over a data axis that had one rank, so that nothing was said of it."""
+    return {
+        block: {op: {**split, "data": split.get("data", BATCH)} for op, split in ops.items()}
+        for block, ops in sharding.items()
+    }

@@ -99,6 +99,11 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
+def sentences(texts: Iterable[str]) -> Iterator[str]:
+    """A paragraph for each, begun and ended as a sentence."""
+    return (paragraph(f"{text[:1].upper()}{text[1:].rstrip('.')}.") for text in texts)
+
+
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Names and what they are, as a list."""
     lines = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)

@@ -24,6 +24,7 @@ from planner.pages.page import (
     figures,
     heading,
     paragraph,
+    sentences,
     table,
 )
 from planner.pages.plan_figures import (
@@ -151,7 +152,7 @@ def _reasons(plan: Plan) -> Iterator[str]:
         yield from map(paragraph, reasons)
     if plan.warnings:
         yield heading("Warnings")
-        yield from map(paragraph, plan.warnings)
+        yield from sentences(plan.warnings)
 
 
 def _foundations(plan: Plan, assumed: Sequence[str], spent: Economics) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _foundations(plan: Plan, assumed: Sequence[str], spent: Economics) -> Iterat
     yield from map(paragraph, assumptions(plan))
     if assumed:
         yield paragraph(f"Not said in the run, so assumed: {', '.join(assumed)}.")
-    yield from map(paragraph, spent.unknown)
+    yield from sentences(spent.unknown)
     yield heading("Sources")
     software = load_software(plan.job.stack)
     origins: Mapping[str, Mapping[str, str]] = {

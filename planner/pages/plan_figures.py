@@ -156,7 +156,7 @@ def sensitivity_figure(found: Sequence[Sensitivity]) -> Figure:
         "What better hardware would save",
         f"Share of the step saved if one number were a tenth better, with the plan unchanged: {found[0].what} helps "
         "most. More memory saves nothing by itself; it takes another plan to use it.",
-        labelled_bars(rows, "share of the step saved", axis={"format": ".0%"}),
+        labelled_bars(rows, "share of the step saved", axis={"format": ".1~%"}),
         Table(
             ("number", "saved"),
             tuple((each.what, row["text"]) for each, row in zip(found, rows, strict=True)),

@@ -16,6 +16,7 @@ from planner.pages.page import (
     figures,
     heading,
     paragraph,
+    sentences,
     table,
 )
 from planner.pages.sweep_figures import asked, place, points_table, sweep_figures, sweep_rows, varied
@@ -146,7 +147,7 @@ def _foundations(sweep: Sweep) -> Iterator[str]:
     yield heading("Assumptions and sources")
     yield paragraph(f"Prices are {sweep.terms.price_kind}.")
     yield facts(_assumed(sweep))
-    yield from map(paragraph, sweep.warnings)
+    yield from sentences(sweep.warnings)
 
 
 def _assumed(sweep: Sweep) -> Iterator[tuple[str, str]]:

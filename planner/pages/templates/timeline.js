@@ -31,6 +31,10 @@ export function drawTimeline() {
     return parent.appendChild(node);
   };
 
+  /* As tall as it has to be; on paper, where there is less room, all of it is made smaller. */
+  const size = (svg, height) => {
+    svg.setAttribute("viewBox", `0 0 ${wide + LEFT + 4} ${height}`);
+  };
   /* A moment on an axis whose ticks are step apart. */
   const tick = (t, step) => {
     const [factor, unit] = until >= 1 ? [1, " s"] : until >= 1e-3 ? [1e3, " ms"] : [1e6, " \u00b5s"];
@@ -73,7 +77,7 @@ export function drawTimeline() {
   function drawGantt() {
     gantt.replaceChildren();
     const height = data.ranks.length * (LANE + GAP);
-    gantt.setAttribute("height", height + AXIS);
+    size(gantt, height + AXIS);
     axis(gantt, height);
     const cell = 4 * (until - from) / wide, together = (a, b) => a && b && a[START] === b[START] && a[END] === b[END];
     data.ranks.forEach((rows, rank) => {
@@ -97,7 +101,7 @@ export function drawTimeline() {
   function drawMemory() {
     memory.replaceChildren();
     const height = data.memory.length * (TALL + GAP);
-    memory.setAttribute("height", height + AXIS);
+    size(memory, height + AXIS);
     axis(memory, height);
     const top = 1.05 * Math.max(data.limit, ...data.memory.map(steps => steps.reduce((m, s) => Math.max(m, s[1]), 0)));
     data.memory.forEach((steps, rank) => {

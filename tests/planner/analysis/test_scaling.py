@@ -47,3 +47,14 @@ def test_groups_of_hybrid_sharding_stay_as_they_are() -> None:
 def test_a_plan_that_no_other_size_can_run_is_alone() -> None:
     plan = plan_of(1, Parallelism(data=1, tensor=8, num_microbatches=1), batch=1)
     assert [s.devices for s in scaling(plan)] == [8]
+
+
+def test_a_data_axis_that_was_not_there_splits_the_batch() -> None:
+    """Experts take all data ranks; with twice as many, twice as many sequences are worked on at once."""
+    found = api.plan(
+        "qwen3-30b-a3b", "dgx-h200:2", global_batch=256, seq_len=512, data=16, expert=16, micro_batch=4
+    )
+    assert found.plan.stages[0].mesh["data"] == 1
+    one, two = scaling(found)[:2]
+    assert (one.devices, two.devices) == (16, 32)
+    assert two.efficiency > 0.8
