@@ -233,7 +233,9 @@ def _price(parts: Parts, terms: Terms, notes: _Notes) -> float | None:
             )
         elif terms.price_per_device_hour is None:
             source = part.sources.get(f"price.{_PRICE_FIELDS[terms.price_kind]}", "the cluster's own file")
-            name = "price_per_device_hour" if len(parts) == 1 else f"price_per_device_hour of {part.name}"
+            name = (
+                "price_per_device_hour" if len(parts) == 1 else f"price_per_device_hour of {part.device.name}"
+            )
             notes.assumed[name] = f"{price:,.4g}: {source}"
     if len({part.price.currency for part in parts if part.price is not None}) > 1:
         notes.unknown.append("prices are in different currencies: give one for all with --price")

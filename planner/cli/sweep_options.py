@@ -118,7 +118,9 @@ class SweptJobOptions:
     devices: Annotated[str | None, swept("--devices", help="Cluster sizes, instead of those named.")] = None
     precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp32.")] = "bf16"
     optimizer: Annotated[str, swept("--optimizer", help="adamw, adamw8bit, sgd, adafactor, muon.")] = "adamw"
-    stack: Annotated[str, swept("--stack", help="Software stacks.")] = "torch-fsdp2"
+    stack: Annotated[
+        str | None, swept("--stack", help="Software stacks; torch-fsdp2 by default, jax-xla on TPUs.")
+    ] = None
     settings: Annotated[
         list[str] | None,
         swept(

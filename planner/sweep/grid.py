@@ -24,6 +24,9 @@ PLACES = ("model", "cluster", "devices")
 BATCH_TOKENS = "batch_tokens"
 """The global batch in tokens instead of sequences."""
 
+USUAL: Mapping[str, Mapping[str, Value]] = {"tpu": {"stack": "jax-xla"}}
+"""Kind of device -> fields of the job that are usual on it, where they are neither swept nor fixed."""
+
 HEADLINES = ("global_batch", "seq_len", "precision")
 """Fields of the job that every point shows."""
 
@@ -87,9 +90,9 @@ def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     changes = {name: value for name, value in values.items() if name in KNOBS or "." in name}
     devices = values.get("devices")
     try:
-        job["global_batch"] = _sequences(values)
-        asked = validated(Job, job, "the job")
         cluster = loader.sized(str(values["cluster"]), None if devices is None else int(devices))
+        job = {**USUAL.get(cluster.device.kind, {}), **job, "global_batch": _sequences(values)}
+        asked = validated(Job, job, "the job")
         question = Question(
             loader.model(str(values["model"])),
             changed(cluster, changes) if changes else cluster,

@@ -109,6 +109,16 @@ def test_a_batch_in_tokens_follows_the_sequence() -> None:
     assert [cell.inputs.global_batch for cell in found] == [128, 64, 128, 64]
 
 
+def test_tpus_have_their_own_stack() -> None:
+    axes = {**AXES, "cluster": ("tpu-v4", "dgx-h100"), "devices": (8,)}
+    stacks = [cell.question.job.stack for cell in cells(axes, PINS) if cell.question]
+    assert stacks == ["jax-xla", "jax-xla", "torch-fsdp2", "torch-fsdp2"]
+    given = [
+        cell.question.job.stack for cell in cells({**axes, "stack": ("megatron",)}, PINS) if cell.question
+    ]
+    assert set(given) == {"megatron"}
+
+
 # --- the journal ------------------------------------------------------------------------------------------
 
 
