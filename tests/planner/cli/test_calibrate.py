@@ -60,6 +60,25 @@ def test_thresholds_hold_of_residuals(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "found 0 '#  Rank' lines"),
+        (LOG.read_bytes().split(b"57.00")[0], "cut off"),
+        (bytes(range(256)) * 100, "is not text"),
+        (b"[" * 100_000, "found 0 '#  Rank' lines"),
+    ],
+    ids=["empty", "truncated", "garbage", "brackets"],
+)
+def test_files_that_are_no_log(cli: Cli, tmp_path: Path, content: bytes, said: str) -> None:
+    log = tmp_path / "all_reduce_perf.log"
+    log.write_bytes(content)
+    result = cli("calibrate", "dgx-a100-80g", "--nccl-log", str(log))
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("dgx-h100",), "nothing was measured"),
