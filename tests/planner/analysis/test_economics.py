@@ -105,7 +105,8 @@ def test_llama_3_1_405b_took_30_84_million_hours(plan: Plan) -> None:
     rate = 16384 * 400e12 / (6 * model.parameters)
     estimate = plan.estimate.model_copy(update={"tokens_per_s": rate})
     cluster = load_cluster("dgx-h100:2048")
-    big = plan.plan.model_copy(update={"data": 128, "tensor": 8, "pipeline": 16, "context": 1, "expert": 1})
+    degrees = {"data": 128, "tensor": 8, "pipeline": 16, "context": 1, "expert": 1}
+    big = plan.plan.model_copy(update={**degrees, "stages": ()})
     job = Job(global_batch=2048, seq_len=8192)
     run = plan.model_copy(
         update={"model": model, "cluster": cluster, "job": job, "plan": big, "estimate": estimate}
