@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, timeline
+from planner.cli import catalogues, commands, contest, imports, methods, timeline
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         commands.compare,
         commands.explain,
         timeline.timeline,
+        methods.compare_methods,
         contest.solve_iopddl,
     ),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
