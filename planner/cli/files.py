@@ -81,22 +81,10 @@ def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
 
 
 def read_schedule(name: str | None) -> str | None:
-    """A schedule's name as it is; of a CSV file its text, which the plan then holds.
+    """A schedule's name as it is; of a CSV file its text, which the plan then holds; ``InputError`` if it is none."""
+    from planner.runs.files import read_schedule as read
 
-    Raises ``InputError`` where the file is not text or no schedule.
-    """
-    if name is None or not name.lower().endswith(".csv"):
-        return name
-    from planner.pipeline.schedule import from_csv, to_csv
-
-    try:
-        return to_csv(from_csv(Path(name).read_text(encoding="utf-8")))
-    except UnicodeDecodeError:
-        raise InputError(
-            f"{name}: not a text file; expected a line of actions such as 0F0,0B0 per rank"
-        ) from None
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+    return read(Path(name)) if name is not None and name.lower().endswith(".csv") else name
 
 
 def print_json(answer: Mapping[str, Any]) -> None:
