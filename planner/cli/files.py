@@ -87,6 +87,16 @@ def read_schedule(name: str | None) -> str | None:
     return read(Path(name)) if name is not None and name.lower().endswith(".csv") else name
 
 
+def with_schedule(plan: "Plan", schedule: str | None) -> "Plan":
+    """The plan under another schedule: a name, a CSV file, or automatic; as it is for None."""
+    name = read_schedule(schedule)
+    if name is None:
+        return plan
+    from planner.search import rescheduled
+
+    return rescheduled(plan, name)
+
+
 def print_json(answer: Mapping[str, Any]) -> None:
     """The answer on stdout, and nothing else."""
     sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
