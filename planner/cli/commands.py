@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
-from planner.cli.files import print_json, read_plan, write_files
+from planner.cli.files import print_json, read_plan, with_schedule, write_files
 from planner.cli.imports import ImportOptions
-from planner.cli.options import JobOptions, OutputOptions, PinOptions
+from planner.cli.options import JobOptions, OutputOptions, PinOptions, ScheduleOption
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.thresholds import check_thresholds
@@ -91,6 +91,7 @@ def evaluate(
     run: Annotated[
         str | None, typer.Argument(help="A plan.json or a run file; - reads a plan from stdin.")
     ] = None,
+    schedule: ScheduleOption = None,
     path: PlanFile = None,
 ) -> None:
     """Predict a plan, a hand-written run, or a framework's configuration: time, memory, utilisation.
@@ -101,6 +102,7 @@ def evaluate(
 
     described, assumed = imports.read(run)
     noted = tuple(f"assumed {choice}" for choice in assumed)
+    described = with_schedule(described, schedule)
     judged = judge(described).model_copy(update={"warnings": (*described.warnings, *noted)})
     if path is not None:
         write_files({path: judged.to_json(indent=2) + "\n"})

@@ -91,22 +91,20 @@ def read_mapping(source: str) -> dict[str, Any]:
 
 
 def read_schedule(name: str | None) -> str | None:
-    """A schedule's name as it is; of a CSV file its text, which the plan then holds.
+    """A schedule's name as it is; of a CSV file its text, which the plan then holds; ``InputError`` if it is none."""
+    from planner.runs.files import read_schedule as read
 
-    Raises ``InputError`` where the file is not text or no schedule.
-    """
-    if name is None or not name.lower().endswith(".csv"):
-        return name
-    from planner.pipeline.schedule import from_csv, to_csv
+    return read(Path(name)) if name is not None and name.lower().endswith(".csv") else name
 
-    try:
-        return to_csv(from_csv(Path(name).read_text(encoding="utf-8")))
-    except UnicodeDecodeError:
-        raise InputError(
-            f"{name}: not a text file; expected a line of actions such as 0F0,0B0 per rank"
-        ) from None
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+
+def with_schedule(plan: "Plan", schedule: str | None) -> "Plan":
+    """The plan under another schedule: a name, a CSV file, or automatic; as it is for None."""
+    name = read_schedule(schedule)
+    if name is None:
+        return plan
+    from planner.search import rescheduled
+
+    return rescheduled(plan, name)
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

@@ -169,6 +169,11 @@ class OutputOptions:
     ] = None
 
 
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option("--schedule", help="Another pipeline schedule: a name, a CSV file, or automatic."),
+]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

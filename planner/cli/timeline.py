@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.commands import PlanArgument
-from planner.cli.files import print_json, read_plan, write_files
-from planner.cli.options import OutputOptions
+from planner.cli.files import print_json, read_plan, with_schedule, write_files
+from planner.cli.options import OutputOptions, ScheduleOption
 from planner.cli.thresholds import check_thresholds
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def timeline(
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Print a chart, also when files are written.")] = False,
+    schedule: ScheduleOption = None,
 ) -> None:
     """Draw one step of PLAN: what every rank runs when, its memory, and where it waits.
 
@@ -35,7 +36,7 @@ def timeline(
     from planner.evaluation.evaluator import Evaluator
     from planner.evaluation.timeline import step_timeline
 
-    described = read_plan(plan)[0]
+    described = with_schedule(read_plan(plan)[0], schedule)
     evaluator = Evaluator(described.model, described.cluster, described.job)
     step = step_timeline(evaluator, described.plan)
     files = _pictures(step, described, trace, html)

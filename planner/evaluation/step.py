@@ -65,7 +65,13 @@ def assembled(
     ends: Sequence[float] = (span,)
     if p > 1:
         ran = makespan(
-            plan.schedule, p, plan.virtual_stages, plan.num_microbatches, stage_times(stages), sends
+            plan.schedule,
+            p,
+            plan.virtual_stages,
+            plan.num_microbatches,
+            stage_times(stages),
+            sends,
+            one_port=True,
         )
         span, ends = ran.makespan, ran.last_end
     parts = dict.fromkeys(PARTS, 0.0)

@@ -62,7 +62,7 @@ def timeline(plan: Parallelism, stages: Sequence[StageCost], sends: Sequence[flo
     p, v, m = plan.pipeline, plan.virtual_stages, plan.num_microbatches
     times = stage_times(stages)
     if p > 1:
-        return simulate(generate(plan.schedule, p, v, m), times, sends)
+        return simulate(generate(plan.schedule, p, v, m), times, sends, one_port=True)
     return simulate(generate("1f1b" if v == 1 else "interleaved", 1, v, m), times)
 
 

@@ -2,8 +2,9 @@
 
 Every rank runs its actions in the order of the schedule, one at a time (or two where the schedule overlaps
 a forward with a backward). An action starts when the one before it on its rank has ended and its input is
-there: at the end of its source, plus ``p2p`` where the source is on another rank. Links are not contended.
-Sends do not keep the sender busy, unless ``blocking``: then its next action waits until they are done.
+there: at the end of its source, plus ``p2p`` where the source is on another rank. Sends do not keep the sender busy,
+unless ``blocking``: then its next action waits until they are done. With ``one_port`` a rank sends one result at a
+time, in the order in which they are ready, so that what is sent faster than the link carries it queues up.
 
 Source: with these rules the published bubble rates of arXiv:2401.10241, tables 5 and 9, come out to four
 digits.
@@ -17,7 +18,7 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 
 from planner.errors import InputError
-from planner.pipeline.dependencies import Dependencies, Floats, arrange, arranged, peak_in_flight
+from planner.pipeline.dependencies import NOWHERE, Dependencies, Floats, arrange, arranged, peak_in_flight
 from planner.pipeline.schedule import Action, Schedule
 from planner.pipeline.timeline import Timeline
 
@@ -81,15 +82,18 @@ def makespan(
     num_microbatches: int,
     times: StageTimes,
     p2p: BoundarySeconds = 0.0,
+    *,
+    one_port: bool = False,
 ) -> PipelineTime:
     """The time of a named schedule as `simulate` has it, without the timeline.
 
-    ``p2p`` is the time to pass one microbatch on to a stage on another rank [s].
+    ``p2p`` is the time to pass one microbatch on to a stage on another rank [s]; with ``one_port`` a rank passes on one
+    at a time.
     Raises: as `generate`; InputError where ``times`` or ``p2p`` do not fit the stages.
     """
     dependencies = arranged(name, num_ranks, virtual_stages, num_microbatches)
     work = _prepare(dependencies, _stage_seconds(dependencies, times), p2p, times.overlap)
-    ends = _run(dependencies, work)
+    ends = _run(dependencies, work, one_port).ends
     first, last = dependencies.offsets[:-1], dependencies.offsets[1:] - 1
     return PipelineTime(
         makespan=max(ends),
@@ -106,11 +110,12 @@ def simulate(
     p2p: BoundarySeconds = 0.0,
     *,
     blocking: bool = False,
+    one_port: bool = False,
 ) -> Timeline:
     """The timeline of ``schedule`` when its actions take ``seconds`` [s].
 
     ``p2p`` is the time to pass one microbatch on to a stage on another rank [s]; with ``blocking`` the sender
-    does nothing else meanwhile.
+    does nothing else meanwhile, with ``one_port`` it passes on one at a time.
     Raises: InputError where the schedule is incomplete or the times do not fit it; Deadlock where every
     rank waits.
     """
@@ -119,13 +124,18 @@ def simulate(
         work = _prepare(dependencies, _stage_seconds(dependencies, seconds), p2p, seconds.overlap, blocking)
     else:
         work = _prepare(dependencies, _action_seconds(schedule, seconds, dependencies), p2p, 1.0, blocking)
-    ends = np.array(_run(dependencies, work))
+    ran = _run(dependencies, work, one_port)
+    ends, delivered = np.array(ran.ends), np.array(ran.delivered) if ran.delivered else None
     free = ends[dependencies.previous] + work.hold
     arrived = ends[dependencies.source] + work.delay
+    if delivered is not None:
+        arrived = np.where(dependencies.arrival != NOWHERE, delivered[dependencies.source], arrived)
     starts = np.maximum(free, arrived)
     first = np.flatnonzero(dependencies.partner)
     second = dependencies.partner[first]
     starts[first], ends[first] = starts[second], ends[second]
+    if delivered is not None:
+        delivered[first] = delivered[second]
     return Timeline(
         schedule=schedule,
         starts=_by_rank(dependencies, starts),
@@ -134,6 +144,7 @@ def simulate(
         dependencies=dependencies,
         causes=np.where(free >= arrived, dependencies.previous, dependencies.source),
         hops=work.hops,
+        delivered=delivered,
     )
 
 
@@ -164,8 +175,54 @@ def _prepare(
     return _Work(seconds, transfer[dependencies.arrival], sending[dependencies.previous], transfer)
 
 
-def _run(dependencies: Dependencies, work: _Work) -> list[float]:
-    """End of every action by number; the hot loop."""
+class _Ran(NamedTuple):
+    """By number [s]."""
+
+    ends: list[float]
+    delivered: list[float]
+    """When the result of an action has arrived; empty where that is its end and the transfer."""
+
+
+def _run(dependencies: Dependencies, work: _Work, one_port: bool) -> _Ran:
+    """End of every action; results queue only where a transfer takes longer than some action of its sender."""
+    crossing = dependencies.departure[1:] != NOWHERE
+    if one_port and crossing.any():
+        shortest = work.seconds[1:][dependencies.partner[1:] == 0].min()
+        if work.hops[dependencies.departure[1:][crossing]].max() > shortest:
+            return _run_queued(dependencies, work)
+    return _Ran(_run_free(dependencies, work), [])
+
+
+def _run_queued(dependencies: Dependencies, work: _Work) -> _Ran:
+    """As `_run_free`, with a queue at every rank's port: an order on a rank is also the order of what it sends."""
+    ends, delivered = [0.0], [0.0]
+    port = [0.0] * (len(dependencies.offsets) - 1)
+    waiting = [0.0] * len(port)
+    steps = zip(
+        dependencies.previous[1:].tolist(),
+        dependencies.source[1:].tolist(),
+        work.seconds[1:].tolist(),
+        work.hold[1:].tolist(),
+        (dependencies.arrival[1:] != NOWHERE).tolist(),
+        work.hops[dependencies.departure[1:]].tolist(),
+        dependencies.rank[1:].tolist(),
+        (dependencies.partner[1:] > 0).tolist(),
+        strict=True,
+    )
+    for previous, source, seconds, hold, crosses, hop, rank, paired in steps:
+        arrived = delivered[source] if crosses else ends[source]
+        end = max(ends[previous] + hold, arrived) + seconds
+        ends.append(end)
+        sends = max(hop, waiting[rank])
+        waiting[rank] = hop if paired else 0.0  # the two of a pair send at once, one to each side
+        if sends and not paired:
+            port[rank] = max(port[rank], end) + sends
+        delivered.append(max(port[rank], end))
+    return _Ran(ends, delivered)
+
+
+def _run_free(dependencies: Dependencies, work: _Work) -> list[float]:
+    """End of every action by number, links being wide enough for all; the hot loop."""
     ends = [0.0]
     append = ends.append
     steps = zip(

@@ -62,6 +62,8 @@ class Timeline:
     """What each action waited for last, both by number (see `Dependencies`); 0 for the start of the step."""
     hops: Floats = field(repr=False, compare=False)
     """Time from stage s to s+1 and back, by s, where they are on different ranks [s]."""
+    delivered: Floats | None = field(default=None, repr=False, compare=False)
+    """When the result of each action arrived, by number, where results had to queue."""
 
     def spans(self) -> Iterator[Span]:
         """Everything that ran, rank by rank."""
@@ -71,14 +73,15 @@ class Timeline:
 
     def transfers(self) -> Iterator[Transfer]:
         """Everything that went from rank to rank, by sender."""
-        leaves = self.dependencies.departure[self.dependencies.program].tolist()
-        for span, boundary in zip(self.spans(), leaves, strict=True):
+        numbers = self.dependencies.program
+        leaves = self.dependencies.departure[numbers].tolist()
+        for span, boundary, number in zip(self.spans(), leaves, numbers.tolist(), strict=True):
             if boundary != NOWHERE:
                 stage, work, microbatch = span.action
                 receiver = self.schedule.home(stage + 1 if work is Pass.F else stage - 1, microbatch)
-                yield Transfer(
-                    span.action, span.rank, receiver, span.end, span.end + float(self.hops[boundary])
-                )
+                hop = float(self.hops[boundary])
+                end = span.end + hop if self.delivered is None else float(self.delivered[number])
+                yield Transfer(span.action, span.rank, receiver, end - hop, end)
 
     @property
     def makespan(self) -> float:

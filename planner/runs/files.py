@@ -84,12 +84,26 @@ def check_run(row: dict[str, Any], path: Path) -> dict[str, Any]:
         value = resolved[section].get(key)
         if value is not None and _is_file(path.parent / value):
             resolved[section][key] = str(path.parent / value)
+    schedule = run.parallel.schedule
+    if schedule is not None and schedule.lower().endswith(".csv"):
+        resolved["parallel"] = {**dict(row["parallel"]), "schedule": read_schedule(path.parent / schedule)}
     return resolved
 
 
 def _is_file(path: Path) -> bool:
     """Whether there is such a file, or one of which this is ``file.toml:nodes``."""
     return path.exists() or Path(str(path).rpartition(":")[0]).is_file()
+
+
+def read_schedule(path: Path) -> str:
+    """The schedule in a CSV file, as PyTorch writes it; ``InputError`` where it is none."""
+    from planner.pipeline.schedule import from_csv, to_csv
+
+    text = read_text(path)
+    try:
+        return to_csv(from_csv(text))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:

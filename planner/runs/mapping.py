@@ -12,6 +12,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from planner.graph import Graph
 from planner.models.model import Model
+from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
 from planner.runs.record import RunFile, parse_run
@@ -314,13 +315,11 @@ def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:
         printed = int(printed)
     if isinstance(printed, int):
         return printed
-    interleaves = (
-        printed is not None
-        or "interleaved" in schedule.replace("non-interleaved", "")
-        or schedule == "1f1b-i"
-    )
-    two_chunks = re.match(r"zb-?v|v-|dualpipe", schedule)
-    return assume.default("vp", None, 2) if interleaves or two_chunks else 1
+    if is_written_out(schedule):
+        return schedule_entry(run.parallel.schedule or schedule).stages_per_rank[0]
+    loops = printed is not None or "interleaved" in schedule.replace("non-interleaved", "")
+    least = schedule_entry(_schedule(run, degrees, Assumptions())).stages_per_rank[0]
+    return assume.default("vp", None, max(2, least)) if loops or least > 1 else 1
 
 
 def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumptions) -> bool:
@@ -343,6 +342,8 @@ def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
 def _schedule(run: RunFile, degrees: Degrees, assume: Assumptions) -> str:
     if degrees.pipeline == 1:
         return "1f1b"
+    if run.parallel.schedule is not None and is_written_out(run.parallel.schedule):
+        return run.parallel.schedule
     usual = "1f1b" if run.parallel.vp in (None, 1) else "interleaved"
     return assume.understand("schedule", run.parallel.schedule, vocabulary.SCHEDULES, usual)
 

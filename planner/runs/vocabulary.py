@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.errors import InputError
+from planner.pipeline import generators
 
 
 class Meaning(NamedTuple):
@@ -66,10 +67,16 @@ SCHEDULES: Table = (
     (r"zb-?2p|zb-?h2", Meaning("zb-h2", exact=False)),
     (r"zb-?v(-formatted)?", Meaning("zb-v", exact=False)),
     (r"interleaved[ -]?(zb|zero-?bubble)", Meaning("interleaved-zb")),
+    (r"interleavedzerobubble", Meaning("interleaved-zb")),
+    (r"zbvzerobubble", Meaning("zb-v")),
     (r"dualpipe-?v", Meaning("dualpipev")),
-    (r"loopedbfs|breadth-first|bfs", Meaning("breadth-first")),
+    (r"(looped[ -]?)?(bfs|breadth[ -]first)", Meaning("breadth-first")),
+    (r"(looped[ -]?)?(dfs|depth[ -]first)", Meaning("interleaved")),
+    (r"dapple|pipedream[ -]flush", Meaning("1f1b")),
+    (r"eager[ -]1f1b", Meaning("eager-1f1b")),
+    ("|".join(map(re.escape, generators.SCHEDULES)), Meaning("")),
 )
-"""``schedule``, in lower case."""
+"""``schedule``, in lower case; ours by their own names."""
 
 OPTIMIZERS: Table = (
     (r"adamw?(_?(foreach|fused))?", Meaning("adamw")),

@@ -1,5 +1,5 @@
 """The search over everything that a plan decides."""
 
-from planner.search.planning import plan
+from planner.search.planning import plan, rescheduled
 
-__all__ = ["plan"]
+__all__ = ["plan", "rescheduled"]

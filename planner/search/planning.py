@@ -1,10 +1,12 @@
 """The door to the search: stages that are alike, or that differ where the cluster does or the user asks."""
 
 from cluster_specs.cluster import ClusterSpec
+from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
 from planner.plans import Job, Objective, Pins, Plan
 from planner.search import pooled, recommend
 from planner.search.best_first import Progress
+from planner.search.scheduling import AUTOMATIC, with_schedule
 
 
 def plan(
@@ -23,5 +25,16 @@ def plan(
         Infeasible: nothing fits; says the least memory and what would make it fit.
     """
     asked = pins or Pins()
+    automatic = asked.schedule == AUTOMATIC
+    if automatic:
+        asked = asked.model_copy(update={"schedule": None})
     chosen = pooled.plan_pools if cluster.others or asked.unequal_stages else recommend.plan
-    return chosen(model, cluster, job, asked, objective, top, progress)
+    answer = chosen(model, cluster, job, asked, objective, top, progress)
+    return rescheduled(answer) if automatic and answer.plan.pipeline > 1 else answer
+
+
+def rescheduled(answer: Plan, schedule: str = AUTOMATIC) -> Plan:
+    """The answer under another schedule (see `with_schedule`), with its estimate; errors as there."""
+    evaluator = Evaluator(answer.model, answer.cluster, answer.job)
+    moved = with_schedule(evaluator, answer.plan, schedule)
+    return answer.model_copy(update={"plan": moved, "estimate": evaluator.estimate(moved)})

@@ -1,0 +1,1 @@
+"""Other ways to search the same space, compared on the same evaluator."""

@@ -1,0 +1,109 @@
+"""A schedule made for a plan's own stages: their times, links and memory."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from planner.errors import InputError
+from planner.evaluation import sites
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.memory import device_memory
+from planner.evaluation.setting import Setting, copies_of, ranks_of
+from planner.evaluation.stages import StageCost
+from planner.evaluation.step import send_seconds, stage_times
+from planner.pipeline.activations import split_saved
+from planner.pipeline.automatic import find_schedule
+from planner.pipeline.generators import refusal, stage_to_rank
+from planner.pipeline.schedule import to_csv
+from planner.plans import Parallelism
+from planner.sharding.mesh import Mesh
+
+HALVINGS = 40
+"""Of the interval in which the room for activations is sought."""
+
+AUTOMATIC = "automatic"
+"""What stands for a schedule that is to be found."""
+
+
+def with_schedule(evaluator: Evaluator, plan: Parallelism, schedule: str) -> Parallelism:
+    """The plan under another schedule: one of `SCHEDULES`, one that is written out, or `AUTOMATIC`.
+
+    Raises ``InputError`` where the schedule does not exist for the plan's pipeline.
+    """
+    if plan.pipeline == 1:
+        raise InputError(f"--schedule {schedule.splitlines()[0]}: the plan has no pipeline")
+    if schedule == AUTOMATIC:
+        return found_schedule(evaluator, plan)
+    reason = refusal(schedule, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
+    if reason:
+        raise InputError(reason)
+    moved = plan.model_copy(update={"schedule": schedule})
+    homes = [stage_to_rank(p.schedule, p.pipeline, p.virtual_stages) for p in (plan, moved)]
+    if plan.stages and homes[0] != homes[1]:
+        raise InputError(
+            "the schedule puts stages on other ranks than the plan: leave out the plan's `stages`"
+        )
+    return moved
+
+
+def found_schedule(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
+    """The plan with the fastest schedule that can be found for it within its devices' memory, written out.
+
+    The plan itself where none is faster. Raises ``InputError`` for a plan that holds every stage twice.
+    """
+    if copies_of(plan) > 1:
+        raise InputError(f"a schedule is found for stages that are held once, not for {plan.schedule}")
+    ranks, costs, sends = _pipeline(evaluator, plan)
+    offloaded = "activations" in plan.offload
+    saved = [0.0 if offloaded else cost.saved_bytes for cost in costs]
+    schedule = find_schedule(
+        stage_times(costs),
+        sends,
+        [_room(rank, evaluator.job.memory_headroom) for rank in ranks],
+        plan.num_microbatches,
+        held=split_saved(saved),
+        homes=stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages),
+    )
+    option = plan.model_copy(update={"schedule": to_csv(schedule)})
+    before, after = evaluator.estimate(plan), evaluator.estimate(option)
+    return option if after.fits and after.step_time_s < before.step_time_s else plan
+
+
+class _Rank(NamedTuple):
+    """What decides how many activations a pipeline rank has room for."""
+
+    stages: Sequence[StageCost]
+    setting: Setting
+    plan: Parallelism
+    mesh: Mesh
+
+
+def _pipeline(
+    evaluator: Evaluator, plan: Parallelism
+) -> tuple[list[_Rank], list[StageCost], tuple[float, ...]]:
+    """Ranks, stages, and the time to pass a micro-batch on to each [s]."""
+    if evaluator.differs(plan):
+        places = evaluator.sites(plan)
+        ranks = []
+        for ss in ranks_of(plan):
+            first = places[ss[0]]
+            ranks.append(_Rank([places[s].cost for s in ss], first.setting, first.plan, first.mesh))
+        return ranks, [place.cost for place in places], sites.send_seconds(evaluator.whole, places)
+    setting, mesh, costs = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
+    ranks = [_Rank([costs[s] for s in ss], setting, plan, mesh) for ss in ranks_of(plan)]
+    return ranks, list(costs), send_seconds(setting, plan, costs)
+
+
+def _room(rank: _Rank, headroom: float) -> float:
+    """Most activations that the rank can hold [bytes]; memory grows with them."""
+    limit = rank.setting.cluster.device.memory * (1 - headroom)
+
+    def total(activations: float) -> float:
+        return device_memory(
+            rank.stages, activations, rank.setting.job, rank.plan, rank.mesh, rank.setting.software
+        ).total
+
+    low, high = 0.0, limit
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total(middle) <= limit else (low, middle)
+    return low
