@@ -249,6 +249,17 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 
 
+def _recomputed_bytes(
+    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
+) -> float:
+    """What the backward of a block that is computed again has of its forward before it starts [bytes]."""
+    fused = software.activation_residuals == 0 or software.fused_elementwise
+    names = set(saved_tensors(block, "none", kernel, fused_activation=fused))
+    if software.fused_products:
+        names -= {name for op in block.ops if op.kind == "elementwise" for name in op.outputs}
+    return sum(size for name, size in terms.tensor_bytes.items() if name in names)
+
+
 def _gradients_in_flight(block: Block, terms: BlockTerms, kernel: AttentionKernel) -> float:
     """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
 
@@ -304,8 +315,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
     sizes = {n: b * (0.5 if n in only_multiplied else 1) for n, b in terms.tensor_bytes.items()}
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
-    all_saved = saved_tensors(block, "none", kernel, fused_activation=fused)
-    everything = sum(terms.tensor_bytes[name] for name in all_saved)
+    everything = _recomputed_bytes(block, terms, kernel, software)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     return BlockCost(

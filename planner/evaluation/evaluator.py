@@ -183,7 +183,8 @@ class Evaluator:
             plan.micro_batch,
             plan.sequence_parallel,
         )
-        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
+        moved = plan.offload, plan.offload_share
+        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, moved)
         return self._stages.setdefault((*degrees, *states, policy, id(shardings)), {})
 
     def stages(

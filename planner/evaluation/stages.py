@@ -78,7 +78,7 @@ def _offload_seconds(block: BlockCost, plan: Parallelism, host_bandwidth: float 
     """Time to move a block's kept activations to the host, or back; beside compute like a gather."""
     if "activations" not in plan.offload or host_bandwidth is None:
         return 0.0
-    return block.saved_bytes / host_bandwidth
+    return plan.offload_share * block.saved_bytes / host_bandwidth
 
 
 def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:

@@ -76,10 +76,10 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     ran = timeline(setting, plan, mesh, stages)
     step, tail = step_time(setting, plan, mesh, stages), slowest_tail(setting, plan, mesh, stages)
     held = held_activations(plan, stages)
-    ranks = ranks_of(plan)
+    ranks, limit = ranks_of(plan), evaluator.cluster.device.memory
     peaks = peak_bytes(ran.dependencies, *held)
     memory = [
-        device_memory([stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software)
+        device_memory([stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software, limit)
         for ss, peak in zip(ranks, peaks, strict=True)
     ]
     return StepTimeline(
@@ -95,5 +95,5 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
             sum(size for name, size in m.components.items() if name not in TRANSIENT) for m in memory
         ),
         optimizer_bytes=tuple(m.components.get("optimizer_temporaries", 0.0) for m in memory),
-        memory_limit_bytes=evaluator.cluster.device.memory,
+        memory_limit_bytes=limit,
     )
