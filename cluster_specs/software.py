@@ -62,6 +62,8 @@ class SoftwareSpec(Record):
     """Weights in the training precision are kept beside their fp32 masters, rather than cast where they are used."""
     wraps_ends: bool
     """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
+    regathers_ends: bool
+    """Sharded weights of embedding and head are freed after the forward and gathered again, as those of layers are."""
     saves_gathered: bool
     """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
     saves_fp8: bool
@@ -92,6 +94,8 @@ class SoftwareSpec(Record):
     """Where weights are not sharded, buckets for all gradients have memory throughout the step (DDP's reducer)."""
     reduce_dtype: Literal["fp32", "bf16"]
     """Type in which gradients travel unless the job says otherwise."""
+    embedding_reduce_dtype: Literal["fp32", "bf16"]
+    """The same for the first block's gradients, which are sums over tokens that share a row."""
     context: Bytes = Field(ge=0)
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)

@@ -1,7 +1,7 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -97,6 +97,17 @@ def edges_of(block: Block) -> tuple[Edge, ...]:
         for op in block.ops
         for name in op.inputs
         if block.tensor[name].role == "activation"
+    )
+
+
+def edges_moved_again(block: Block, repeated: Collection[str], kernel: AttentionKernel) -> frozenset[Edge]:
+    """Edges that full recomputation needs again: into operators that run again, or whose backward reads the tensor."""
+    by_name = {op.name: op for op in block.ops}
+    return frozenset(
+        edge
+        for edge in edges_of(block)
+        if edge.consumer in repeated
+        or edge.tensor in operator_rule(by_name[edge.consumer]).saved(by_name[edge.consumer], block, kernel)
     )
 
 
@@ -292,7 +303,7 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
-    Full recomputation repeats the block's forward, communication included but for handing on its output; a
+    Full recomputation repeats the block's forward, communication included but for what follows the last product; a
     partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are
     never repeated.
     """
@@ -307,8 +318,11 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
     backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
     if policy == "full":
-        backward_comm += [c for cost in terms.ops.values() for c in cost.comm_forward]
-        backward_comm += [c for edge, cost in terms.edges.items() if edge.consumer for c in cost.forward]
+        backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
+        again_moved = edges_moved_again(block, repeated, kernel)
+        backward_comm += [
+            c for edge, cost in terms.edges.items() if edge in again_moved for c in cost.forward
+        ]
     again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):

@@ -14,11 +14,18 @@ from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, in_training, load_software, replayed
 from cost_models.compute import peak
 from planner.errors import Unsupported
-from planner.evaluation.blocks import Assignment, BlockCost, block_cost, block_terms, exit_of
+from planner.evaluation.blocks import Assignment, BlockCost, WeightGroup, block_cost, block_terms, exit_of
 from planner.evaluation.memory import memory_by_rank
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
-from planner.evaluation.states import reduced_bytes, sync_of, weight_bytes
+from planner.evaluation.states import (
+    Sync,
+    copied_bytes,
+    reduced_bytes,
+    reduced_embedding_bytes,
+    sync_of,
+    weight_bytes,
+)
 from planner.evaluation.step import step_floor, step_time
 from planner.graph import BATCH, Graph, count_parameters
 from planner.models.catalog import build_graph
@@ -135,9 +142,8 @@ class Evaluator:
         cost = self.block(plan, name, policy, shardings)
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
-            wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-            sync = sync_of(cost.weights, self.mesh(plan), plan, *wire)
-            self._units[key] = UnitCost(cost, sync, self._place(name))
+            place = self._place(name)
+            self._units[key] = UnitCost(cost, self._sync(cost.weights, plan, place), place)
         return self._units[key]
 
     def _place(self, name: str) -> Place:
@@ -152,10 +158,12 @@ class Evaluator:
             return unit
         whole = sum(self.graph.elements(t) for t in weights)
         kept = tuple(g._replace(elements=g.elements * (1 - shared / whole)) for g in unit.block.weights)
-        wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
-        return unit._replace(
-            block=unit.block._replace(weights=kept), sync=sync_of(kept, self.mesh(plan), plan, *wire)
-        )
+        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(kept, plan, "last"))
+
+    def _sync(self, weights: tuple[WeightGroup, ...], plan: Parallelism, place: Place) -> Sync:
+        reduced = (reduced_embedding_bytes if place == "first" else reduced_bytes)(self.job, self.software)
+        copied = copied_bytes(self.job, self.software)
+        return sync_of(weights, self.mesh(plan), plan, weight_bytes(self.job), reduced, copied)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""

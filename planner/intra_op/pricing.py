@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evaluation.blocks import Edge, edges_of
+from planner.evaluation.blocks import Edge, edges_moved_again, edges_of
 from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
 from planner.operators import recomputed_shares, saved_tensors
@@ -136,6 +136,8 @@ class _Table:
         kernel = pricer.job.attention
         self.everything = situation.policy == "full"
         self.repeated = recomputed_shares(pricer.graph, block, situation.policy, kernel)
+        again = edges_moved_again(block, self.repeated, kernel) if self.everything else frozenset[Edge]()
+        self.moved_again = again
         self.kept = set(saved_tensors(block, situation.policy, kernel))
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
@@ -170,7 +172,7 @@ class _Table:
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
         total = cost.seconds + self.repeated.get(op.name, 0.0) * cost.forward
-        if self.everything:
+        if self.everything and op.name in self.repeated:
             total += sum(comm.seconds for comm in cost.comm_forward)
         if op.name == self.outlet:
             total += self._leaving(op, option.strategy)
@@ -204,7 +206,7 @@ class _Table:
     def edge_seconds(self, edge: Edge, source: ShardingSpec, strategy: Strategy) -> float:
         """One tensor from ``source`` to what ``strategy`` needs, and its gradient back."""
         cost = self.pricer.edge(self.block, edge.tensor, source, strategy)
-        return cost.seconds + self.everything * sum(comm.seconds for comm in cost.forward)
+        return cost.seconds + (edge in self.moved_again) * sum(comm.seconds for comm in cost.forward)
 
     def _leaving(self, op: Op, strategy: Strategy) -> float:
         """Price of handing the block's output over."""

@@ -103,6 +103,8 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
         return Origin(run.parallel.stack)
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding)))
     found = vocabulary.find_origin(words)
+    if run.parallel.wrap == "titan":
+        return Origin("torch-fsdp2")
     if found is not None:
         compiled = (run.parallel.model_extra or {}).get("compile")
         return Origin("torch-eager") if compiled is False and found.stack == "torch-fsdp2" else found

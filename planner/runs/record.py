@@ -37,7 +37,6 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "cpu_offload_layers",
             "megatron_fsdp",
             "root_reshard_after_forward",
-            "wrap",
             "reshard_after_forward",
             "norm",
             "rope",
@@ -120,6 +119,8 @@ class ParallelSection(Section):
     attention: str | None = None
     attn: str | None = None
     stack: str | None = None
+    wrap: str | None = None
+    """``titan``: embedding, blocks and head are units of FSDP, as torchtitan wraps them; ``block``: blocks are."""
     fused_loss: bool | None = None
     zero_group: int | None = None
     act_offload: bool | None = None

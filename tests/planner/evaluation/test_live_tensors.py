@@ -35,6 +35,7 @@ AT_THE_LOSS = [
     "torch/1b-untied-block",
     "torch/7b-dp64-none",
     "torch/8b-dp8-full",
+    "torch/8b-dp8-full-titan",
     "torch/8b-dp8-tp8-none",
     "torch/8b-dp64-selop",
     "torch/70b-dp64-tp8-full",
