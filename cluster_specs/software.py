@@ -34,6 +34,8 @@ class SoftwareSpec(Record):
     summary: str
     fused_elementwise: bool
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
+    fused_products: bool
+    """Element-wise operators run inside the products that read them, so that what they make never exists whole."""
     elementwise_passes: float = Field(gt=0)
     """Memory traffic of norms and element-wise operators over one read of inputs and one write of outputs."""
     routing_passes: float = Field(gt=0)
@@ -43,7 +45,7 @@ class SoftwareSpec(Record):
     fused_optimizer: bool
     """The optimizer step is one kernel per tensor group, without temporaries."""
     optimizer_temporaries: float = Field(ge=0)
-    """Bytes per parameter of the shard that live only during the optimizer step."""
+    """Bytes per fp32 parameter of the shard that live only during the optimizer step."""
     overlap_data: float = Field(ge=0, le=1)
     """Share of compute time behind which data-parallel communication can hide."""
     copies_gathered: bool
@@ -60,6 +62,8 @@ class SoftwareSpec(Record):
     """Weights in the training precision are kept beside their fp32 masters, rather than cast where they are used."""
     wraps_ends: bool
     """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
+    regathers_ends: bool
+    """Sharded weights of embedding and head are freed after the forward and gathered again, as those of layers are."""
     saves_gathered: bool
     """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
     saves_fp8: bool
@@ -86,14 +90,22 @@ class SoftwareSpec(Record):
     """FSDP units whose weights are gathered ahead of the one that computes."""
     gradient_bucket: Bytes = Field(ge=0)
     """Gradients gathered into one buffer before they are reduced [bytes]."""
+    buckets_all: bool
+    """Where weights are not sharded, buckets for all gradients have memory throughout the step (DDP's reducer)."""
     reduce_dtype: Literal["fp32", "bf16"]
     """Type in which gradients travel unless the job says otherwise."""
+    embedding_reduce_dtype: Literal["fp32", "bf16"]
+    """The same for the first block's gradients, which are sums over tokens that share a row."""
     context: Bytes = Field(ge=0)
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)
     """Device memory of one communicator [bytes]."""
     fragmentation: float = Field(ge=0)
     """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one."""
+    fragments_logits: bool
+    """Logits leave holes as other tensors do, rather than having blocks of their own."""
+    reclaimable: float = Field(ge=0, le=1)
+    """Share of the fragmentation that the allocator gives back before it fails."""
     step_overhead: Seconds = Field(ge=0)
     """Per optimizer step: data loading, logging, synchronisation with the host [s]."""
     host_operator: Seconds = Field(ge=0)

@@ -191,6 +191,9 @@ def op_flops(op: Op, block: Block, graph: Graph, counting: Counting | None = Non
     return operator_rule(op).flops(op, block, graph, counting or Counting())
 
 
+MLP_DIMS = frozenset({"ffn", "expert_ffn", "shared_ffn"})
+"""Widths of feed-forward layers."""
+
 KeepsTensor = Callable[[Block, Op, str], bool]
 
 
@@ -200,6 +203,11 @@ def _is_listed(block: Block, op: Op, tensor: str) -> bool:
 
 def _is_product(block: Block, op: Op, tensor: str) -> bool:
     return operator_rule(op).arithmetic == "matmul" or op.kind in ROUTING_KINDS
+
+
+def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
+    dims = {d for name in (*op.inputs, *op.outputs) for d in block.tensor[name].dims}
+    return _is_listed(block, op, tensor) and not dims & MLP_DIMS
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
@@ -213,6 +221,7 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
         "full": lambda block, op, tensor: False,
         "selective": _is_listed,
         "products": _is_product,
+        "mlp": _is_listed_outside_mlp,
         "alternate": _is_every_second,
         "attention": lambda block, op, tensor: op.kind != "attention" or tensor in op.outputs,
     }
@@ -221,14 +230,15 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
 
 ``none`` keeps everything; ``full`` only the block's inputs; ``selective`` the results of matrix products, of
 attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
-drops the attention as well (jax ``dots_with_no_batch_dims_saveable``); ``alternate`` is selective with every
+drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` the feed-forward layer (MaxText
+``save_dot_with_context_except_mlp``); ``alternate`` is selective with every
 second product computed again (pytorch/torchtitan, ``selective_ac_option = "op"``); ``attention`` keeps
 everything but what is inside the attention kernel (Korthikanti et al., arXiv:2205.05198, section 5;
 Megatron's ``core_attn``).
 """
 
 
-SELECTIVE_POLICIES = frozenset({"selective", "products", "alternate"})
+SELECTIVE_POLICIES = frozenset({"selective", "products", "mlp", "alternate"})
 """Policies that list the kinds of results that are kept."""
 
 

@@ -130,6 +130,8 @@ class Parallelism(Record):
     schedule: str = "1f1b"
     stages: tuple[StagePlan, ...] = ()
     offload: tuple[Offload, ...] = ()
+    offload_share: float = Field(default=1, gt=0, le=1)
+    """Share of the activations that is on the host where ``offload`` names them."""
 
     @property
     def num_devices(self) -> int:

@@ -1,7 +1,7 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -100,6 +100,17 @@ def edges_of(block: Block) -> tuple[Edge, ...]:
         for op in block.ops
         for name in op.inputs
         if block.tensor[name].role == "activation"
+    )
+
+
+def edges_moved_again(block: Block, repeated: Collection[str], kernel: AttentionKernel) -> frozenset[Edge]:
+    """Edges that full recomputation needs again: into operators that run again, or whose backward reads the tensor."""
+    by_name = {op.name: op for op in block.ops}
+    return frozenset(
+        edge
+        for edge in edges_of(block)
+        if edge.consumer in repeated
+        or edge.tensor in operator_rule(by_name[edge.consumer]).saved(by_name[edge.consumer], block, kernel)
     )
 
 
@@ -252,6 +263,17 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 
 
+def _recomputed_bytes(
+    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
+) -> float:
+    """What the backward of a block that is computed again has of its forward before it starts [bytes]."""
+    fused = software.activation_residuals == 0 or software.fused_elementwise
+    names = set(saved_tensors(block, "none", kernel, fused_activation=fused))
+    if software.fused_products:
+        names -= {name for op in block.ops if op.kind == "elementwise" for name in op.outputs}
+    return sum(size for name, size in terms.tensor_bytes.items() if name in names)
+
+
 def _gradients_in_flight(block: Block, terms: BlockTerms, kernel: AttentionKernel) -> float:
     """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
 
@@ -322,7 +344,7 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
-    Full recomputation repeats the block's forward, communication included but for handing on its output; a
+    Full recomputation repeats the block's forward, communication included but for what follows the last product; a
     partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are
     never repeated.
     """
@@ -334,15 +356,18 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
     backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
     if policy == "full":
-        backward_comm += [c for cost in terms.ops.values() for c in cost.comm_forward]
-        backward_comm += [c for edge, cost in terms.edges.items() if edge.consumer for c in cost.forward]
+        backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
+        again_moved = edges_moved_again(block, repeated, kernel)
+        backward_comm += [
+            c for edge, cost in terms.edges.items() if edge in again_moved for c in cost.forward
+        ]
     again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
     sizes = {n: b * (0.5 if n in only_multiplied else 1) for n, b in terms.tensor_bytes.items()}
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
-    everything = sum(terms.tensor_bytes[name] for name in all_saved)
+    everything = _recomputed_bytes(block, terms, kernel, software)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     return BlockCost(

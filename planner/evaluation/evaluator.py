@@ -27,7 +27,14 @@ from planner.evaluation.memory import DeviceMemory, memory_by_rank
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
-from planner.evaluation.states import Sync, reduced_bytes, sync_of, weight_bytes
+from planner.evaluation.states import (
+    Sync,
+    copied_bytes,
+    reduced_bytes,
+    reduced_embedding_bytes,
+    sync_of,
+    weight_bytes,
+)
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import BATCH, Graph, Run, count_parameters
 from planner.models.catalog import build_graph
@@ -174,14 +181,18 @@ class Evaluator:
         cost = self.block(plan, name, policy, shardings)
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
         if key not in self._units:
-            self._units[key] = UnitCost(cost, self._sync(plan, cost.weights), self._place(name))
+            place = self._place(name)
+            self._units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
         return self._units[key]
 
-    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...]) -> Sync:
+    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
         mesh = self.mesh(plan)
-        key = (weights, id(mesh), plan.zero_stage > 0, plan.shard_degree)
+        key = (weights, id(mesh), plan.zero_stage > 0, plan.shard_degree, place == "first")
         if key not in self._syncs:
-            wire = weight_bytes(self.job), reduced_bytes(self.job, self.software)
+            reduced = (reduced_embedding_bytes if place == "first" else reduced_bytes)(
+                self.job, self.software
+            )
+            wire = weight_bytes(self.job), reduced, copied_bytes(self.job, self.software)
             self._syncs[key] = sync_of(weights, mesh, plan, *wire)
         return self._syncs[key]
 
@@ -194,7 +205,7 @@ class Evaluator:
         if not share:
             return unit
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
-        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept))
+        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept, "last"))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
@@ -239,7 +250,7 @@ class Evaluator:
             plan.sequence_parallel,
             plan.experts_over_tensor,
         )
-        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload)
+        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
         host = host_of(self.setting, plan)
         return self._stages.setdefault((*degrees, *states, host, policy, id(shardings)), {})
 

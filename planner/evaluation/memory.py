@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from planner.evaluation.blocks import WeightGroup
-from planner.evaluation.moments import Moment, Rank, moments
+from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import sharded_elements
@@ -76,10 +76,15 @@ def model_states(
 def resident_states(
     weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh, software: SoftwareSpec
 ) -> dict[str, float]:
-    """The states that are there throughout the step: gradients only where they have memory of their own."""
+    """The states that are there throughout the step: gradients only where they have memory of their own.
+
+    With them DDP's buckets, which hold every gradient once more.
+    """
     states = model_states(weights, job, plan, mesh, software)
     if software.gradient_life != "step":
         del states["gradients"]
+    if software.buckets_all and plan.zero_stage <= 1 and plan.data > 1:
+        states["gradient_buckets"] = states["weights"]
     return states
 
 
@@ -114,8 +119,13 @@ def device_memory(
     plan: Parallelism,
     mesh: Mesh,
     software: SoftwareSpec,
+    limit: float = math.inf,
 ) -> DeviceMemory:
-    """Memory of a rank that runs ``stages`` with ``activations`` bytes in flight at its fullest."""
+    """Memory of a rank that runs ``stages`` with ``activations`` bytes in flight at its fullest.
+
+    States never move, so that they leave no holes in the allocator's blocks. Near the device's ``limit`` [bytes]
+    the allocator gives back some of what it holds without need.
+    """
     rank = Rank(stages, activations, job, plan, software)
     groups = [g for stage in stages for g in stage.weights]
     states = resident_states(groups, job, plan, mesh, software)
@@ -125,18 +135,22 @@ def device_memory(
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in stages)
     during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
-    during.append(Moment("optimizer", {"optimizer_temporaries": shard * software.optimizer_temporaries}))
+    stepped = DTYPE_BYTES["fp32"] if job.master_weights else rank.weight
+    temporaries = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
     passing = [Moment(phase, passing_gradients(rank, phase, sharded) | at) for phase, at in during]
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
-    fragmentation = software.fragmentation * (tensors - sum(states.values()))
-    components = {
-        **live,
-        "fragmentation": fragmentation,
+    large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
+    fragmentation = software.fragmentation * (tensors - sum(states.values()) - large)
+    outside = {
         "communicators": software.communicator * num_communicators(plan),
         "framework": software.context,
     }
+    room = limit - tensors - sum(outside.values())
+    fragmentation = max((1 - software.reclaimable) * fragmentation, min(fragmentation, room))
+    components = {**live, "fragmentation": fragmentation, **outside}
     held = {name: size for name, size in components.items() if size > 0}
     return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase)
 
@@ -151,7 +165,7 @@ def num_communicators(plan: Parallelism) -> int:
 
 def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:
     """What a micro-batch keeps on each stage, and until when [bytes]; what is offloaded does not pile up."""
-    saved = [0.0 if "activations" in plan.offload else stage.saved_bytes for stage in stages]
+    saved = [kept_share(plan) * stage.saved_bytes for stage in stages]
     split = plan.pipeline > 1 and splits_backward(plan.schedule)
     return held(saved, [stage.until_weight_bytes if split else 0.0 for stage in stages])
 
@@ -176,9 +190,9 @@ def memory_by_rank(
         same = tuple(id(stages[s]) for s in ss)
         if same not in fullest or peaks[rank] > peaks[fullest[same][0]]:
             fullest[same] = (rank, ss)
-    job, software = setting.job, setting.software
+    job, software, limit = setting.job, setting.software, setting.cluster.device.memory
     return tuple(
-        (rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software))
+        (rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software, limit))
         for rank, ss in fullest.values()
     )
 

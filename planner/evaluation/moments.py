@@ -18,6 +18,11 @@ from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_byte
 from planner.plans import Job, Parallelism
 
 
+def kept_share(plan: Parallelism) -> float:
+    """Share of what layers save that stays on the device."""
+    return 1 - plan.offload_share if "activations" in plan.offload else 1.0
+
+
 class Moment(NamedTuple):
     """What is there at one moment, by component [bytes]."""
 
@@ -52,9 +57,9 @@ class Rank(NamedTuple):
 
     @property
     def layer_activations(self) -> float:
-        """Kept by one layer for one micro-batch [bytes]; nothing where that is offloaded."""
+        """Kept on the device by one layer for one micro-batch [bytes]."""
         saved = max(stage.largest_saved for stage in self.stages)
-        return 0.0 if "activations" in self.plan.offload else min(saved, self.activations)
+        return min(saved * kept_share(self.plan), self.activations)
 
     @property
     def workspace(self) -> float:

@@ -137,5 +137,6 @@ def memory_by_rank(plan: Parallelism, sites: Sequence[Site]) -> tuple[DeviceMemo
     for rank, stages in enumerate(ranks_of(plan)):
         setting, local, mesh = sites[stages[0]][:3]
         costs = [sites[s].cost for s in stages]
-        found.append(device_memory(costs, peaks[rank], setting.job, local, mesh, setting.software))
+        limit = setting.cluster.device.memory
+        found.append(device_memory(costs, peaks[rank], setting.job, local, mesh, setting.software, limit))
     return tuple(found)

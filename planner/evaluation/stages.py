@@ -54,6 +54,8 @@ class StageCost(NamedTuple):
     weights: tuple[WeightGroup, ...]
     sync: Sync
     """All of the stage's weights, once."""
+    gathered_bytes: float
+    """Sent for the gathers of one micro-batch; none where weights are not sharded, or gathered once a step."""
     sent_bytes: Mapping[str, float]
     """By collective, every micro-batch."""
     loss_bytes: float = 0.0
@@ -93,7 +95,7 @@ def _offload_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None)
     """
     if "activations" not in plan.offload or bandwidth is None or unit.place != "layer":
         return 0.0
-    return unit.block.saved_bytes / bandwidth
+    return plan.offload_share * unit.block.saved_bytes / bandwidth
 
 
 def host_of(setting: Setting, plan: Parallelism) -> Host:
@@ -114,9 +116,14 @@ def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
     return plan.zero_stage == 3 or (plan.zero_stage == 2 and plan.pipeline == 1), plan.zero_stage == 3
 
 
-def reduces_every_microbatch(plan: Parallelism) -> bool:
+def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether the weights of a unit at ``place`` are gathered for the backward as well."""
+    return gathers_weights(plan)[1] and (place == "layer" or software.regathers_ends)
+
+
+def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded."""
-    return plan.zero_stage >= 2
+    return plan.zero_stage >= 2 and not software.accumulates_whole
 
 
 class _UnitTime(NamedTuple):
@@ -133,11 +140,13 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
 
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
-    block, sync, _ = unit
-    gather_forward, gather_backward = gathers_weights(plan)
+    block, sync, place = unit
+    gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
     moved = _offload_seconds(unit, plan, host.bandwidth)
     beside_forward = sync.gather * gather_forward + moved
-    beside_backward = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan) + moved
+    beside_backward = (
+        sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software) + moved
+    )
     gradients = block.backward_input + block.backward_weight
     front = _overlapped(block.forward, sum(block.comm_forward.values()), beside_forward, software)
     back = _overlapped(
@@ -181,6 +190,7 @@ def stage_cost(
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     copies = software.split_loss_copies if plan.tensor > 1 else software.loss_copies
     sent: dict[str, float] = {}
+    gathered = 0.0
     weights: dict[tuple[str, ...], float] = {}
     sync = Sync()
     for (unit, count), (time, _) in zip(units, times, strict=True):
@@ -189,6 +199,8 @@ def stage_cost(
         for group in unit.block.weights:
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
         sync = sync.plus(unit.sync.times(count))
+        times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
+        gathered += count * times_gathered * unit.sync.gather_bytes
     return StageCost(
         forward=first_gather + sum(n * t.forward for t, n in times),
         backward_input=sum(n * t.backward_input for t, n in times),
@@ -205,5 +217,6 @@ def stage_cost(
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
         sync=sync,
+        gathered_bytes=gathered,
         sent_bytes=sent,
     )

@@ -36,6 +36,18 @@ def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
 
 
+def reduced_embedding_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient of the first block on the wire: the job's choice, or the stack's habit."""
+    if job.precision == "fp32" or job.reduce_dtype is not None:
+        return reduced_bytes(job, software)
+    return DTYPE_BYTES[software.embedding_reduce_dtype]
+
+
+def copied_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient that is summed over tensor ranks: as it is made, or as it is accumulated."""
+    return weight_bytes(job) if software.gradient_life == "late" else reduced_bytes(job, software)
+
+
 STATE_AXES = ("context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""
 
@@ -91,9 +103,17 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
 
 
 def sync_of(
-    groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, weight_bytes: float, grad_bytes: float
+    groups: Iterable[WeightGroup],
+    mesh: Mesh,
+    plan: Parallelism,
+    weight_bytes: float,
+    grad_bytes: float,
+    copied_bytes: float,
 ) -> Sync:
-    """Communication that keeps ``groups`` in step once; ``*_bytes`` are per element on the wire."""
+    """Communication that keeps ``groups`` in step once; ``*_bytes`` are per element on the wire.
+
+    ``copied_bytes`` are those of gradients that tensor ranks hold a part each of.
+    """
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
@@ -104,7 +124,7 @@ def sync_of(
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         else:
             phases.append(("all_reduce", gradients, shards.outer, "reduce"))
-        phases.append(("all_reduce", gradients, shards.copies, "replicate"))
+        phases.append(("all_reduce", group.elements * copied_bytes, shards.copies, "replicate"))
         for phase in phases:
             if phase[2].size > 1:
                 total = total.plus(_collective(*phase))

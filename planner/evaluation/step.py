@@ -85,7 +85,7 @@ def assembled(
     parts["optimizer"] = tail.optimizer
     parts["overhead"] = setting.software.step_overhead
     parts["stragglers"] = sum(parts.values()) * straggling(setting, plan)
-    sent = sent_bytes(plan, [stages[s] for s in on_rank[busiest]])
+    sent = sent_bytes(setting, plan, [stages[s] for s in on_rank[busiest]])
     return StepTime(parts, parts["bubble"] / span if span else 0.0, sent)
 
 
@@ -182,7 +182,8 @@ def tail_of(
     """
     overlap = setting.software.overlap_data
     sync = _sync(stages)
-    last_reduce = shared + sync.replicate + (0.0 if reduces_every_microbatch(plan) else sync.reduce)
+    every = reduces_every_microbatch(plan, setting.software)
+    last_reduce = shared + sync.replicate + (0.0 if every else sync.reduce)
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
     if gathers_once(plan):
         exposed += max(0.0, sync.gather - overlap * sum(s.forward for s in stages))
@@ -253,7 +254,7 @@ def _optimizer_seconds(setting: Setting, plan: Parallelism, elements: float) -> 
     return clip + update.seconds
 
 
-def sent_bytes(plan: Parallelism, stages: Sequence[StageCost]) -> Mapping[str, float]:
+def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost]) -> Mapping[str, float]:
     """Bytes that one device of the rank sends in a step, by collective."""
     m = plan.num_microbatches / copies_of(plan)
     sync = _sync(stages)
@@ -266,11 +267,11 @@ def sent_bytes(plan: Parallelism, stages: Sequence[StageCost]) -> Mapping[str, f
     for stage in stages:
         for name, num_bytes in stage.sent_bytes.items():
             add(name, m * num_bytes)
-    times = m if reduces_every_microbatch(plan) else 1
+    times = m if reduces_every_microbatch(plan, setting.software) else 1
     add("reduce_scatter" if plan.zero_stage else "all_reduce", times * sync.reduce_bytes)
     add("all_reduce", sync.replicate_bytes)
-    gathers = {0: 0, 1: 1, 2: m, 3: 2 * m}[plan.zero_stage]
-    add("all_gather", sync.gather_bytes * (1 if gathers_once(plan) else gathers))
+    each = m * sum(stage.gathered_bytes for stage in stages)
+    add("all_gather", sync.gather_bytes if gathers_once(plan) else each)
     if plan.pipeline > 1:
         add("send", 2 * m * sum(stage.boundary_bytes for stage in stages))
     return sent

@@ -93,10 +93,10 @@ def _memory(evaluator: Evaluator, plan: Parallelism, step: _Step, ran: Timeline)
     """Of every rank."""
     if evaluator.differs(plan):
         return list(sites.memory_by_rank(plan, evaluator.sites(plan)))
-    setting, mesh = evaluator.setting, evaluator.mesh(plan)
+    setting, mesh, limit = evaluator.setting, evaluator.mesh(plan), evaluator.cluster.device.memory
     peaks = peak_bytes(ran.dependencies, *held_activations(plan, step.stages))
     return [
-        device_memory([step.stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software)
+        device_memory([step.stages[s] for s in ss], peak, setting.job, plan, mesh, setting.software, limit)
         for ss, peak in zip(ranks_of(plan), peaks, strict=True)
     ]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evaluation.blocks import Edge, edges_of
+from planner.evaluation.blocks import Edge, edges_moved_again, edges_of
 from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
 from planner.operators import recomputed_shares, saved_tensors
@@ -129,6 +129,16 @@ def price_block(
     return PricedBlock(problem, options)
 
 
+class _Retained(NamedTuple):
+    """What a policy does to a block, whatever its strategies."""
+
+    repeated: Mapping[str, float]
+    """Operators that run again, and how much of each."""
+    kept: frozenset[str]
+    moved_again: frozenset[Edge]
+    """Reshardings that full recomputation repeats."""
+
+
 class _Table:
     """Rows of the problem for one block."""
 
@@ -136,23 +146,22 @@ class _Table:
         self.pricer, self.block = pricer, block
         self.ends, self.states = situation.ends, situation.states
         self.everything = situation.policy == "full"
-        self.repeated, self.kept = self._retained(situation.policy)
+        self.repeated, self.kept, self.moved_again = self._retained(situation.policy)
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
         # A reduction of gradients depends on how many ranks split the batch; nothing else does.
         self._places: dict[str, tuple[object, ...]] = {}
         self._what = (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
 
-    def _retained(self, policy: str) -> tuple[Mapping[str, float], frozenset[str]]:
-        """Operators that run again, with their shares, and tensors that are kept."""
+    def _retained(self, policy: str) -> _Retained:
         key = ("priced", self.block.name, policy)
-        found: tuple[Mapping[str, float], frozenset[str]] | None = self.pricer.tables.get(key)
+        found: _Retained | None = self.pricer.tables.get(key)
         if found is None:
-            kernel = self.pricer.job.attention
-            found = self.pricer.tables[key] = (
-                recomputed_shares(self.pricer.graph, self.block, policy, kernel),
-                frozenset(saved_tensors(self.block, policy, kernel)),
-            )
+            block, kernel = self.block, self.pricer.job.attention
+            repeated = recomputed_shares(self.pricer.graph, block, policy, kernel)
+            kept = frozenset(saved_tensors(block, policy, kernel))
+            again = edges_moved_again(block, repeated, kernel) if policy == "full" else frozenset[Edge]()
+            found = self.pricer.tables[key] = _Retained(repeated, kept, again)
         return found
 
     def _legal(self, op: Op, space: Space) -> tuple[object, ...]:
@@ -201,7 +210,7 @@ class _Table:
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
         total = cost.seconds + self.repeated.get(op.name, 0.0) * cost.forward
-        if self.everything:
+        if self.everything and op.name in self.repeated:
             total += sum(comm.seconds for comm in cost.comm_forward)
         if op.name == self.outlet:
             total += self._leaving(op, option.strategy)
@@ -235,7 +244,7 @@ class _Table:
     def edge_seconds(self, edge: Edge, source: ShardingSpec, strategy: Strategy) -> float:
         """One tensor from ``source`` to what ``strategy`` needs, and its gradient back."""
         cost = self.pricer.edge(self.block, edge.tensor, source, strategy)
-        return cost.seconds + self.everything * sum(comm.seconds for comm in cost.forward)
+        return cost.seconds + (edge in self.moved_again) * sum(comm.seconds for comm in cost.forward)
 
     def _leaving(self, op: Op, strategy: Strategy) -> float:
         """Price of handing the block's output over."""

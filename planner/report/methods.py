@@ -4,8 +4,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cluster_specs.units import format_seconds
+from planner.analysis.naming import short_name
 from planner.report.console import columns
-from planner.report.plans import short_name
 from planner.search.methods.comparison import MethodComparison, MethodResult
 
 

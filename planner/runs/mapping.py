@@ -96,7 +96,8 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         sequence_parallel=_sequence_parallel(run, degrees, job, assume),
         recompute=_recompute(run, job.stack, assume),
         schedule=_schedule(run, degrees, assume),
-        offload=_offload(run, assume),
+        offload=_offload(run),
+        offload_share=_offload_share(run),
     )
     if vocabulary.STACK_HABITS[job.stack].balances_stages and degrees.pipeline > 1:
         stages = balanced_stages(_graph(model, job), parallelism)
@@ -348,11 +349,17 @@ def _schedule(run: RunFile, degrees: Degrees, assume: Assumptions) -> str:
     return assume.understand("schedule", run.parallel.schedule, vocabulary.SCHEDULES, usual)
 
 
-def _offload(run: RunFile, assume: Assumptions) -> tuple[str, ...]:
+def _offload(run: RunFile) -> tuple[str, ...]:
     parallel = run.parallel
     optimizer = parallel.cpu_offload_optimizer or "CPU-offloaded Adam" in (parallel.sharding or "")
-    fraction = parallel.act_offload_fraction or 0.0
-    activations = parallel.act_offload or "offload" in (parallel.recompute or "") or fraction > 0
-    if 0 < fraction < 1:
-        assume.made.append(f"offload=activations (only a share of {fraction})")
+    share = parallel.act_offload_fraction or parallel.cpu_offload_layers
+    activations = parallel.act_offload or "offload" in (parallel.recompute or "") or bool(share)
     return tuple(name for name, on in (("optimizer", optimizer), ("activations", activations)) if on)
+
+
+def _offload_share(run: RunFile) -> float:
+    """Share of the activations that go to the host: printed, or as a number of layers, else all."""
+    parallel = run.parallel
+    if parallel.cpu_offload_layers and run.model.layers:
+        return min(1.0, parallel.cpu_offload_layers / run.model.layers)
+    return parallel.act_offload_fraction or 1.0

@@ -51,6 +51,7 @@ RECOMPUTES: Table = (
     (r"selective:(mlp|layernorm\+moe|moe)", Meaning("full", exact=False)),
     (r"selective:core_attn", Meaning("attention")),
     (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
+    (r"save_dot_with_context_except_mlp", Meaning("mlp")),
     (r"minimal.*|save_dot.*|save_qkv.*|save_out.*", Meaning("selective", exact=False)),
     (r"custom.*|.*offload(ed)?", Meaning("full", exact=False)),
 )

@@ -79,7 +79,8 @@ class _Stages:
                 cost = self._evaluator.stage(self._plan, shape, policy, self._shardings)
                 held = self._in_flight[stage] * cost.saved_bytes
                 evaluator, mesh = self._evaluator, self._evaluator.mesh(self._plan)
-                memory = device_memory([cost], held, evaluator.job, self._plan, mesh, evaluator.software)
+                job, software, capacity = evaluator.job, evaluator.software, evaluator.cluster.device.memory
+                memory = device_memory([cost], held, job, self._plan, mesh, software, capacity)
                 if memory.total <= self._limit:
                     found.append((cost.seconds, policy))
             self._known[key] = min(found, default=None)

@@ -7,10 +7,11 @@ from planner.errors import InputError
 from planner.evaluation import sites
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import device_memory
+from planner.evaluation.moments import kept_share
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import send_seconds, stage_times
-from planner.pipeline.activations import split_saved
+from planner.pipeline.activations import held
 from planner.pipeline.automatic import find_schedule
 from planner.pipeline.generators import refusal, stage_to_rank
 from planner.pipeline.schedule import to_csv
@@ -53,14 +54,13 @@ def found_schedule(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     if copies_of(plan) > 1:
         raise InputError(f"a schedule is found for stages that are held once, not for {plan.schedule}")
     ranks, costs, sends = _pipeline(evaluator, plan)
-    offloaded = "activations" in plan.offload
-    saved = [0.0 if offloaded else cost.saved_bytes for cost in costs]
+    saved = [kept_share(plan) * cost.saved_bytes for cost in costs]
     schedule = find_schedule(
         stage_times(costs),
         sends,
         [_room(rank, evaluator.job.memory_headroom) for rank in ranks],
         plan.num_microbatches,
-        held=split_saved(saved),
+        held=held(saved, [cost.until_weight_bytes for cost in costs]),
         homes=stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages),
     )
     option = plan.model_copy(update={"schedule": to_csv(schedule)})
@@ -95,12 +95,13 @@ def _pipeline(
 
 def _room(rank: _Rank, headroom: float) -> float:
     """Most activations that the rank can hold [bytes]; memory grows with them."""
-    limit = rank.setting.cluster.device.memory * (1 - headroom)
+    stages, setting, plan, mesh = rank
+    capacity = setting.cluster.device.memory
+    limit = capacity * (1 - headroom)
 
     def total(activations: float) -> float:
-        return device_memory(
-            rank.stages, activations, rank.setting.job, rank.plan, rank.mesh, rank.setting.software
-        ).total
+        memory = device_memory(stages, activations, setting.job, plan, mesh, setting.software, capacity)
+        return memory.total
 
     low, high = 0.0, limit
     for _ in range(HALVINGS):

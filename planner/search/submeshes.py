@@ -112,7 +112,8 @@ class PoolPrices:
 
         def fits(in_flight: int) -> bool:
             held = in_flight * cost.saved_bytes
-            memory = device_memory([cost], held, evaluator.job, local, mesh, evaluator.software)
+            capacity = evaluator.cluster.device.memory
+            memory = device_memory([cost], held, evaluator.job, local, mesh, evaluator.software, capacity)
             return memory.total <= self.limit
 
         if fits(self._most):

@@ -238,9 +238,12 @@ def test_types_of_master_weights_and_gradients() -> None:
 
 def test_offload_is_kept() -> None:
     assert plan_from_run(ROWS["mleng/llama8b-B200-8k"])[0].plan.offload == ("optimizer",)
-    plan, assumed = plan_from_run(ROWS["kwai/llama-175b-256-s4096"])
+    row = ROWS["kwai/llama-175b-256-s4096"]
+    plan, _ = plan_from_run(row)
     assert plan.plan.offload == ("activations",)
-    assert any(a.startswith("offload=activations") for a in assumed)
+    assert plan.plan.offload_share == row["parallel"]["act_offload_fraction"] < 1
+    by_layers = planned("kwai/llama-175b-256-s4096", act_offload_fraction=None, cpu_offload_layers=24)[0]
+    assert by_layers.plan.offload_share == 24 / row["model"]["layers"]
 
 
 def test_unknown_fields_of_a_row_are_listed() -> None:

@@ -173,9 +173,10 @@ def test_bytes_of_tensor_parallelism_without_sequences() -> None:
 
 
 def test_full_recomputation_repeats_the_forward_communication() -> None:
+    """But for the sum behind the last product, which does not run again (torch 2.13, collectives of its tracker)."""
     sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8), "full")
     assert sent == pytest.approx(
-        {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 6 * RING * ACTIVATION}
+        {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 5 * RING * ACTIVATION}
     )
 
 

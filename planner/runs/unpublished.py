@@ -1,0 +1,94 @@
+"""What a run that ran must have had, where its source does not say: the least change under which it fits.
+
+Only fields that were not published are touched, and every change is listed with the run's other assumptions.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from planner.plans import Plan
+from planner.runs.record import RunFile
+
+
+class Choice(NamedTuple):
+    """A plan with some open fields chosen otherwise."""
+
+    plan: Plan
+    fields: Mapping[str, str]
+    """Field -> the value chosen."""
+
+    def assumed(self, before: tuple[str, ...]) -> tuple[str, ...]:
+        """The run's assumptions ``before``, with the chosen fields in place of the usual ones."""
+        others = [text for text in before if text.partition("=")[0] not in self.fields]
+        return (*others, *(f"{field}={value} (fits only so)" for field, value in self.fields.items()))
+
+
+class Open(NamedTuple):
+    """A field that a source may leave open, and a leaner value than the usual one."""
+
+    field: str
+    value: str
+    is_open: Callable[[RunFile, Plan], bool]
+    part: str
+    changes: Mapping[str, Any]
+    """Fields of the plan's ``part`` -> their leaner values."""
+
+
+def _no_recompute(run: RunFile, plan: Plan) -> bool:
+    return run.parallel.recompute in (None, "unspecified") and plan.plan.recompute == "none"
+
+
+def _no_master_type(run: RunFile, plan: Plan) -> bool:
+    parallel = run.parallel
+    return parallel.master_dtype is None and parallel.mp_mode is None and plan.job.master_weights
+
+
+def _no_gradient_type(run: RunFile, plan: Plan) -> bool:
+    parallel = run.parallel
+    published = parallel.grad_dtype or parallel.reduce_dtype or parallel.mp_mode
+    return published is None and plan.job.grad_dtype == "fp32"
+
+
+def _no_attention(run: RunFile, plan: Plan) -> bool:
+    parallel = run.parallel
+    silent = "attention" not in (run.notes or "").lower()
+    return parallel.attention is None and parallel.attn is None and silent and plan.job.attention == "plain"
+
+
+def _no_loss(run: RunFile, plan: Plan) -> bool:
+    return run.parallel.fused_loss is None and not plan.job.fused_loss
+
+
+def _recompute(policy: str) -> Open:
+    return Open("recompute", policy, _no_recompute, "plan", MappingProxyType({"recompute": policy}))
+
+
+def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **changes: Any) -> Open:
+    return Open(field, value, is_open, "job", MappingProxyType(changes))
+
+
+OPEN = (
+    _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
+    _job("attention", "flash", _no_attention, attention="flash"),
+    _job("fused_loss", "true", _no_loss, fused_loss=True),
+    _recompute("selective"),
+    _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
+    _recompute("full"),
+)
+"""From what changes a run least to what changes it most."""
+
+
+def leaner_choices(run: RunFile, plan: Plan) -> Iterator[Choice]:
+    """``plan`` with each open field chosen leaner, one at a time, then with more and more of them."""
+    usual = Choice(plan, MappingProxyType({}))
+    steps = [step for step in OPEN if step.is_open(run, plan)]
+    yield from (_apply(usual, step) for step in steps)
+    yield from list(accumulate(steps, _apply, initial=usual))[2:]
+
+
+def _apply(choice: Choice, step: Open) -> Choice:
+    part = getattr(choice.plan, step.part).model_copy(update=dict(step.changes))
+    plan = choice.plan.model_copy(update={step.part: part})
+    return Choice(plan, {**choice.fields, step.field: step.value})

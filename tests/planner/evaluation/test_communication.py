@@ -1,0 +1,102 @@
+"""Bytes that one device sends in a step, by collective: PyTorch's and XLA's own counts of whole training steps.
+
+A collective of ``b`` bytes (the whole array) over ``n`` ranks sends ``b (n - 1) / n`` bytes from each, an all-reduce
+twice that: the rings of nccl-tests, doc/PERFORMANCE.md.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.evaluation import evaluate
+from planner.runs.mapping import plan_from_run
+from planner.runs.record import parse_run
+
+PUBLISHED = Path(__file__).parents[2] / "published"
+
+KINDS = {
+    "_allgather_base_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "all_reduce": "all_reduce",
+}
+"""PyTorch's operators."""
+
+UNEVEN = "torch/tiny-dp512"
+"""Its weights have fewer rows than there are ranks, and are padded to one row each: not in the model."""
+
+
+def rows_of(name: str) -> dict[str, Any]:
+    rows = map(json.loads, (PUBLISHED / name).read_text().splitlines())
+    return {row["id"]: row for row in rows if row["measured"].get("collectives")}
+
+
+TRACKED, COMPILED = rows_of("torch_memory.jsonl"), rows_of("xla_memory.jsonl")
+
+
+def predicted(row: Mapping[str, Any]) -> Mapping[str, float]:
+    return evaluate(plan_from_run(parse_run(row))[0]).communication
+
+
+@pytest.mark.parametrize("run", [run for run in TRACKED if run != UNEVEN])
+def test_torch_sends_as_much_of_every_kind(run: str) -> None:
+    """FSDP2 whole, hybrid, without resharding, accumulated; with tensor and sequence parallelism; recomputed."""
+    sent = Counter[str]()
+    for call in TRACKED[run]["measured"]["collectives"]:
+        kind, ranks = KINDS[call["op"]], call["group"]
+        sent[kind] += call["bytes"] * (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
+    assert predicted(TRACKED[run]) == pytest.approx(sent, rel=1e-4)
+
+
+def compiled(run: str, kind: str, axes: str = "") -> float:
+    """Bytes on the wire of a kind, over all axes or some (XLA's count)."""
+    calls = COMPILED[run]["measured"]["collectives"].items()
+    found = [call for name, call in calls if name.startswith(f"{kind}|{axes}")]
+    return float(sum(call["wire_bytes"] for call in found))
+
+
+def parallel(run: str, degree: str) -> int:
+    return int(COMPILED[run]["parallel"][degree])
+
+
+@pytest.mark.parametrize("run", [run for run in COMPILED if parallel(run, "tp") > 1])
+def test_xla_sums_as_much_over_tensor_ranks(run: str) -> None:
+    """Two all-reduces a layer each way and one recomputed, one for the embedding and one for the head."""
+    row = COMPILED[run]
+    expected = compiled(run, "all-reduce", "tensor")
+    alone = row | {"parallel": row["parallel"] | {"dp": 1, "dp_shard": 1, "dp_replicate": 1}}
+    ranks = parallel(run, "tp")
+    alone["parallel"]["global_batch"] = row["parallel"]["micro_batch"]
+    alone["hardware"] = {"gpu": "tpu-v5e", "n_gpus": ranks, "topology": f"1x{ranks}"}
+    assert predicted(alone)["all_reduce"] == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("run", [run for run in COMPILED if parallel(run, "dp_shard") == 1])
+def test_xla_sums_as_much_over_replicas(run: str) -> None:
+    """Gradients in 16 bits, those of the embedding in 32."""
+    assert predicted(COMPILED[run]) == pytest.approx({"all_reduce": compiled(run, "all-reduce")}, rel=0.02)
+
+
+def test_xla_gathers_layers_twice_and_ends_once() -> None:
+    run = "xla/8B/v5e:8x8/d4f16t1/b2/full/splash"
+    assert predicted(COMPILED[run])["all_gather"] == pytest.approx(compiled(run, "all-gather"), rel=0.001)
+
+
+SUMS_WHOLE = [run for run in COMPILED if parallel(run, "dp_shard") == 64]
+
+
+@pytest.mark.parametrize("run", SUMS_WHOLE)
+def test_where_xla_sums_whole_gradients_shards_would_be_half(run: str) -> None:
+    """Not what the sharding asks for: over 64 ranks XLA makes an all-reduce of a reduce-scatter.
+
+    Over 4 to 32 ranks it moves weights piece by piece beside the products that read them (collective-permute), so
+    that there is no count of gathers and scatters to compare with.
+    """
+    whole = compiled(run, "all-reduce")
+    assert predicted(COMPILED[run])["reduce_scatter"] == pytest.approx(whole / 2, rel=0.03)

@@ -1,0 +1,75 @@
+"""What a source leaves open is chosen so that a run that ran fits; what it says stays."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.runs.mapping import plan_from_run
+from planner.runs.record import parse_run
+from planner.runs.unpublished import leaner_choices
+from planner.validation import validate
+
+PUBLISHED = Path(__file__).parents[2] / "published"
+ROWS: dict[str, Any] = {
+    row["id"]: row for row in map(json.loads, (PUBLISHED / "runs_gpu.jsonl").read_text().splitlines())
+}
+TOO_LARGE = "dgxc/v24.11.1/pax-gpt3-175b-H100-128-fp8"
+"""GPT-3 over 128 ranks with nothing recomputed: 117 GiB of activations. The source does not say what was."""
+
+
+def changed(name: str, **parallel: Any) -> dict[str, Any]:
+    row = ROWS[name]
+    return {**row, "parallel": row["parallel"] | parallel}
+
+
+def test_a_run_that_ran_is_taken_to_have_recomputed() -> None:
+    row = validate([ROWS[TOO_LARGE]]).rows[0]
+    assert row.predicted is not None
+    assert row.predicted.fits
+    assert "recompute=full (fits only so)" in row.assumed
+    assert not [text for text in row.assumed if text.startswith("recompute=none")]
+
+
+def test_what_was_published_stays() -> None:
+    row = validate([changed(TOO_LARGE, recompute="none")]).rows[0]
+    assert row.predicted is not None
+    assert not row.predicted.fits
+    assert not [text for text in row.assumed if text.startswith("recompute")]
+
+
+def test_a_run_that_crashed_keeps_the_usual_choices() -> None:
+    row = validate([ROWS[TOO_LARGE] | {"measured": {"ok": False}}]).rows[0]
+    assert row.predicted is not None
+    assert not row.predicted.fits
+    assert not [text for text in row.assumed if "fits only so" in text]
+
+
+@pytest.mark.parametrize(
+    ("published", "closed"),
+    [
+        ({"recompute": "selective"}, "recompute"),
+        ({"grad_dtype": "fp32"}, "grad_dtype"),
+        ({"master_dtype": "float32"}, "master_dtype"),
+        ({"attention": "plain"}, "attention"),
+        ({"fused_loss": False}, "fused_loss"),
+    ],
+)
+def test_only_open_fields_are_chosen(published: dict[str, Any], closed: str) -> None:
+    opened = {"recompute": None, "attention": None, "grad_dtype": None, "master_dtype": None}
+    fields = [
+        {field for choice in leaner_choices(run, plan_from_run(run)[0]) for field in choice.fields}
+        for run in (
+            parse_run(changed("nemo-a100/gpt3-175b-64", **opened)),
+            parse_run(changed("nemo-a100/gpt3-175b-64", **(opened | published))),
+        )
+    ]
+    assert fields[0] - fields[1] == {closed}
+
+
+def test_small_changes_come_first_and_alone() -> None:
+    run = parse_run(ROWS["nemo-a100/gpt3-175b-64"])
+    choices = [tuple(choice.fields) for choice in leaner_choices(run, plan_from_run(run)[0])]
+    assert choices[0] == ("grad_dtype",)
+    assert [len(fields) for fields in choices] == sorted(len(fields) for fields in choices)
