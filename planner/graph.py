@@ -167,6 +167,14 @@ class Graph(Record):
         return self
 
 
+def tied_share(graph: Graph, block: str) -> float:
+    """Share of the weights of ``block`` that are tied to those of another."""
+    weights = [t for t in graph.block[block].tensors if t.role == "weight"]
+    tied = {tensor for pair in graph.tied for tensor in pair}
+    shared = sum(graph.elements(t) for t in weights if f"{block}.{t.name}" in tied)
+    return shared / sum(graph.elements(t) for t in weights) if shared else 0.0
+
+
 def count_parameters(graph: Graph) -> int:
     """Trainable parameters, tied ones once."""
     total = 0.0

@@ -36,7 +36,7 @@ from planner.evaluation.states import (
     weight_bytes,
 )
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import BATCH, Graph, Run, count_parameters
+from planner.graph import BATCH, Graph, Run, count_parameters, tied_share
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
@@ -201,7 +201,7 @@ class Evaluator:
 
     def _beside_first(self, unit: UnitCost, name: str, plan: Parallelism) -> UnitCost:
         """The last block on the stage of the first: tied weights are stored and reduced once."""
-        share = self._tied_share(name)
+        share = tied_share(self.graph, name)
         if not share:
             return unit
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
@@ -227,14 +227,7 @@ class Evaluator:
         if self.graph.last is None or not self.graph.tied:
             return 0.0
         local = sum(group.elements for group in self.block(plan, self.graph.last, "none", shardings).weights)
-        return local * self._tied_share(self.graph.last)
-
-    def _tied_share(self, name: str) -> float:
-        """Share of a block's weights that are tied to those of another."""
-        weights = [t for t in self.graph.block[name].tensors if t.role == "weight"]
-        tied = {tensor for pair in self.graph.tied for tensor in pair}
-        shared = sum(self.graph.elements(t) for t in weights if f"{name}.{t.name}" in tied)
-        return shared / sum(self.graph.elements(t) for t in weights) if shared else 0.0
+        return local * tied_share(self.graph, self.graph.last)
 
     def _known_stages(
         self, plan: Parallelism, policy: str, shardings: Shardings
