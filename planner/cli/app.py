@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, methods, timeline
+from planner.cli import catalogues, commands, contest, imports, methods, pipelines, timeline
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         methods.compare_methods,
         contest.solve_iopddl,
     ),
+    "Pipelines by themselves": (pipelines.simulate, pipelines.parameter_server, pipelines.token_slices),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }
 """Title in the help -> commands, named as their functions."""
