@@ -34,12 +34,13 @@ def levers(plan: Plan) -> tuple[Lever, ...]:
 
 def _doublings(cluster: ClusterSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
     device = cluster.device
+    of = f"{device.name} " if cluster.others else ""  # rates of the first pool; the others stay
     peaks = {
         f"device.peak_flops_per_second.{d}": 2 * rate for d, rate in device.peak_flops_per_second.items()
     }
-    yield "matrix FLOP/s", peaks
-    yield "memory bandwidth", {"device.memory_bandwidth": 2 * device.memory_bandwidth}
+    yield f"{of}matrix FLOP/s", peaks
+    yield f"{of}memory bandwidth", {"device.memory_bandwidth": 2 * device.memory_bandwidth}
     if cluster.torus is not None:
-        yield "torus bandwidth", {"torus.bandwidth": 2 * cluster.torus.bandwidth}
+        yield f"{of}torus bandwidth", {"torus.bandwidth": 2 * cluster.torus.bandwidth}
     for link in cluster.links:
-        yield f"{link.name} bandwidth", {f"links.{link.name}.bandwidth": 2 * link.bandwidth}
+        yield f"{of}{link.name} bandwidth", {f"links.{link.name}.bandwidth": 2 * link.bandwidth}
