@@ -14,6 +14,7 @@ from planner.analysis.ladder import Step, steps
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
 from planner.plans import Plan
+from planner.search.pooled import stage_list
 
 WIDTH = 80
 """Columns of the text."""
@@ -30,10 +31,11 @@ def explain(plan: Plan) -> str:
     Plain text of some 60 lines. Raises ``InputError`` for a plan without an estimate.
     """
     estimate = known(plan)
+    devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in plan.cluster.pools)
     lines = [
         *textwrap.wrap(
-            f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {plan.cluster.num_devices} x "
-            f"{plan.cluster.device.name}, {plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
+            f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
+            f"{plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
             f"A device has {format_bytes(estimate.memory_limit_bytes)}. "
             f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
             f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
@@ -68,6 +70,11 @@ def wrapped(sentence: str) -> list[str]:
 
 
 def _walk(plan: Plan) -> Iterator[str]:
+    if plan.cluster.others or plan.plan.stages_differ:
+        yield from _section(
+            "Stages, each with devices of its own", iter([stage_list(plan.cluster, plan.plan) + "."])
+        )
+        return
     for number, question in enumerate(steps(plan), start=1):
         yield ""
         yield f"{number}. {question.title}"

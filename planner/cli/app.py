@@ -13,6 +13,7 @@ from planner.cli import (
     imports,
     methods,
     pages,
+    pipelines,
     sweeps,
     timeline,
     verification,
@@ -46,6 +47,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     ),
     "Capacity": (sweeps.what_if, sweeps.size),
     "Measurements": (commands.validate, calibrate.calibrate),
+    "Pipelines by themselves": (pipelines.simulate, pipelines.parameter_server, pipelines.token_slices),
     "Methods": (methods.compare_methods, contest.solve_iopddl),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }

@@ -78,7 +78,7 @@ def check_sites(cluster: ClusterSpec, plan: Parallelism) -> None:
     expected = plan.pipeline * plan.virtual_stages
     if len(plan.stages) != expected:
         raise InputError(
-            f"cluster {cluster.name} and plan need `stages` with devices and mesh, {expected} of them; "
+            f"a plan on {cluster.name} needs `stages` with devices and mesh, {expected} of them; "
             f"found {len(plan.stages)}"
         )
     homes = []

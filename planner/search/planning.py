@@ -3,10 +3,11 @@
 from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Pins, Plan
 from planner.search import pooled, recommend
 from planner.search.best_first import Progress
-from planner.search.scheduling import AUTOMATIC, with_schedule
+from planner.search.scheduling import with_schedule
 
 
 def plan(

@@ -14,15 +14,13 @@ from planner.evaluation.step import send_seconds, stage_times
 from planner.pipeline.activations import held
 from planner.pipeline.automatic import find_schedule
 from planner.pipeline.generators import refusal, stage_to_rank
+from planner.pipeline.questions import AUTOMATIC
 from planner.pipeline.schedule import to_csv
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
 
 HALVINGS = 40
 """Of the interval in which the room for activations is sought."""
-
-AUTOMATIC = "automatic"
-"""What stands for a schedule that is to be found."""
 
 
 def with_schedule(evaluator: Evaluator, plan: Parallelism, schedule: str) -> Parallelism:

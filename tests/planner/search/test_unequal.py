@@ -166,7 +166,7 @@ def stage(devices: tuple[int, int], blocks: tuple[int, int] = (0, 4), **mesh: in
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ((), "need `stages` with devices and mesh, 2 of them; found 0"),
+        ((), "needs `stages` with devices and mesh, 2 of them; found 0"),
         ((stage((0, 2), data=2), stage((1, 3), (4, 8), data=2)), "two pipeline ranks share device 1"),
         ((stage((0, 2), data=1), stage((2, 4), (4, 8), data=2)), "devices 0 to 1 has a mesh of 1"),
         ((stage((0, 1), data=1), stage((1, 3), (4, 8), data=2)), "devices 1 to 2 are in no pool"),

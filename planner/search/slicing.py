@@ -1,0 +1,62 @@
+"""Token slices for a model on a cluster: TeraPipe's, beside equal ones and none."""
+
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec
+from planner.errors import InputError
+from planner.evaluation.slices import slice_seconds
+from planner.models.model import Model
+from planner.pipeline.token_slices import best_slices, slice_latency
+from planner.plans import Job, Parallelism
+from planner.search.space import divisors
+
+USUAL_PIECES = 16
+"""Pieces that a sequence is cut into at most, where no granularity is given."""
+
+
+class Slices(NamedTuple):
+    """Slices of one sequence; latencies are those of one sequence through all stages, forward and backward [s]."""
+
+    slices: tuple[int, ...]
+    """Tokens."""
+    latency_s: float
+    equal_slices: int
+    """The number of equal slices that is best."""
+    equal_latency_s: float
+    whole_latency_s: float
+    """Without slices."""
+
+
+def sliced(
+    model: Model, cluster: ClusterSpec, job: Job, pipeline: int, tensor: int, granularity: int | None = None
+) -> Slices:
+    """The slices of a sequence that pass ``pipeline`` ranks fastest, of ``tensor`` devices each.
+
+    Raises ``InputError`` where devices, layers or the granularity do not fit.
+    """
+    if pipeline * tensor > cluster.num_devices:
+        raise InputError(
+            f"--pipeline {pipeline} x --tensor {tensor} needs {pipeline * tensor} devices, cluster {cluster.name} "
+            f"has {cluster.num_devices}"
+        )
+    step = granularity or _usual_granularity(job.seq_len)
+    plan = Parallelism(tensor=tensor, pipeline=pipeline)
+    seconds = slice_seconds(model, cluster, job, plan, step)
+    slices = best_slices(job.seq_len, pipeline, seconds, step)
+
+    def latency(lengths: tuple[int, ...]) -> float:
+        times = [seconds(length, sum(lengths[:n])) for n, length in enumerate(lengths)]
+        return slice_latency(times, pipeline)
+
+    best = min(divisors(job.seq_len // step), key=lambda n: latency((job.seq_len // n,) * n))
+    return Slices(
+        slices,
+        latency(slices),
+        best,
+        latency((job.seq_len // best,) * best),
+        latency((job.seq_len,)),
+    )
+
+
+def _usual_granularity(tokens: int) -> int:
+    return tokens // max(n for n in divisors(tokens) if n <= USUAL_PIECES)

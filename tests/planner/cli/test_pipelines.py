@@ -1,0 +1,208 @@
+"""`meshwright simulate`, `parameter-server` and `token-slices`; and `--schedule` where plans are read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from planner.pipeline.generators import generate
+
+Cli = Callable[..., Result]
+
+RUN = """
+model = {name = "llama-3.2-1b", seq = 2048}
+hardware = "dgx-h100:1"
+[parallel]
+dp = 2
+pp = 4
+micro_batch = 1
+global_batch = 16
+"""
+
+
+@pytest.fixture
+def piped(tmp_path: Path) -> str:
+    path = tmp_path / "piped.toml"
+    path.write_text(RUN)
+    return str(path)
+
+
+def answer(result: Result) -> dict:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_published_bubble_of_1f1b(cli: Cli) -> None:
+    """Zero bubble, table 5: 6.2B on 8 ranks, 24 micro-batches, 1F1B: 2480.2 ms, 23.47 % idle."""
+    times = (
+        "--forward",
+        "29.718",
+        "--backward-input",
+        "29.444",
+        "--backward-weight",
+        "19.927",
+        "--p2p",
+        "0.527",
+    )
+    found = answer(
+        cli("simulate", "--schedule", "1f1b", "--ranks", "8", "--microbatches", "24", *times, "--json")
+    )
+    assert round(found["makespan_s"]) == 2480
+    assert round(found["bubble_fraction"], 4) == 0.2347
+    assert [row["in_flight"] for row in found["ranks"]] == list(range(8, 0, -1))
+
+
+def test_automatic_is_never_worse_and_can_be_written(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "found.csv"
+    options = (
+        "--ranks",
+        "3",
+        "--microbatches",
+        "6",
+        "--forward",
+        "1,2,1",
+        "--backward-weight",
+        "0.5",
+        "--json",
+    )
+    named = [
+        answer(cli("simulate", "--schedule", name, *options))["makespan_s"]
+        for name in ("1f1b", "zb-h1", "gpipe")
+    ]
+    found = answer(cli("simulate", "--schedule", "automatic", *options, "--csv", str(path)))
+    assert found["makespan_s"] <= min(named)
+    assert found["files"] == [str(path)]
+    again = answer(
+        cli("simulate", "--schedule", str(path), "--forward", "1,2,1", "--backward-weight", "0.5", "--json")
+    )
+    assert again["makespan_s"] == found["makespan_s"]
+
+
+def test_memory_bounds_what_automatic_holds(cli: Cli) -> None:
+    found = answer(cli("simulate", "--schedule", "automatic", "--memory", "2", "--json"))
+    assert max(row["in_flight"] for row in found["ranks"]) <= 2
+
+
+def test_pipedream_keeps_a_version_for_every_stage_behind(cli: Cli) -> None:
+    found = answer(cli("simulate", "--schedule", "pipedream", "--microbatches", "32", "--json"))
+    assert [row["weight_versions"] for row in found["stages"]] == [4, 3, 2, 1]
+    assert [row["staleness"] for row in found["stages"]] == [3, 2, 1, 0]
+    assert found["microbatches_per_s"] == pytest.approx(1 / 3)
+
+
+def test_one_port_costs_time_where_links_are_slow(cli: Cli) -> None:
+    options = (
+        "simulate",
+        "--schedule",
+        "gpipe",
+        "--ranks",
+        "2",
+        "--microbatches",
+        "4",
+        "--p2p",
+        "3",
+        "--json",
+    )
+    free, queued = answer(cli(*options)), answer(cli(*options, "--one-port"))
+    assert queued["makespan_s"] > free["makespan_s"]
+
+
+def test_workers_that_wait_for_the_slowest(cli: Cli) -> None:
+    """Three workers of 1 s and one of 2 s, without spread: 4 iterations every 2 s, or each at its own speed."""
+    found = answer(cli("parameter-server", "--seconds", "1,1,1,2", "--spread", "0", "--json"))
+    rows = {row["bound"]: row for row in found["bounds"]}
+    assert rows[0]["iterations_per_s"] == pytest.approx(2.0, rel=0.01)
+    assert rows[None]["iterations_per_s"] == pytest.approx(3.5, rel=0.01)
+    assert rows[0]["max_staleness"] == 0
+    assert rows[3]["max_staleness"] == 3
+    assert rows[None]["waiting_fraction"] == 0
+
+
+def test_slices_are_no_worse_than_equal_ones(cli: Cli) -> None:
+    found = answer(
+        cli(
+            *("token-slices", "llama-3.2-1b", "dgx-h100:1", "--global-batch", "1", "--seq-len", "16384"),
+            *("--pipeline", "4", "--json"),
+        )
+    )
+    assert sum(found["slices"]) == 16384
+    assert found["latency_s"] <= found["equal_latency_s"] < found["whole_latency_s"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("simulate", "--forward", "1,x"), "--forward '1,x': 'x' is no number"),
+        (("simulate", "--forward", "1,2"), "--forward has 2 numbers; give one, or one for each of 4"),
+        (("simulate", "--forward", "-1"), "must be finite and not negative"),
+        (("simulate", "--schedule", "best"), "unknown pipeline schedule 'best'"),
+        (("simulate", "--schedule", "no.csv"), "no.csv: no such file"),
+        (("simulate", "--schedule", "pipedream"), "say little of a steady state"),
+        (("parameter-server", "--bounds", "0,x"), "--bounds '0,x'"),
+        (("parameter-server", "--seconds", "-1"), "not negative"),
+        (
+            (
+                "token-slices",
+                "gpt2",
+                "dgx-h100:1",
+                "--global-batch",
+                "1",
+                "--seq-len",
+                "1024",
+                "--pipeline",
+                "16",
+            ),
+            "needs 16 devices",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(cli: Cli, command: tuple[str, ...], message: str) -> None:
+    result = cli(*command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_reports_are_readable(cli: Cli) -> None:
+    assert "rank 0 |FFFF" in cli("simulate").stdout
+    assert "bulk (BSP)" in cli("parameter-server").stdout
+    assert "weight versions" in cli("simulate", "--schedule", "ampnet", "--microbatches", "32").stdout
+
+
+def test_a_schedule_of_the_users_own(cli: Cli, piped: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(str(generate("zb-h1", 4, 1, 8)))
+    own = answer(cli("evaluate", piped, "--schedule", str(path), "--json"))
+    named = answer(cli("evaluate", piped, "--schedule", "zb-h1", "--json"))
+    assert own["estimate"] == named["estimate"]
+    drawn = cli("timeline", piped, "--schedule", str(path))
+    assert set("".join(line.split("|")[1] for line in drawn.stdout.splitlines())) == set("FIW.")
+    in_run = tmp_path / "mine.toml"
+    in_run.write_text(RUN + 'schedule = "mine.csv"\n')
+    assert answer(cli("evaluate", str(in_run), "--json"))["estimate"] == named["estimate"]
+
+
+def test_automatic_is_no_slower_than_the_plan(cli: Cli, piped: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    before = answer(cli("evaluate", piped, "--json"))["estimate"]
+    after = answer(cli("evaluate", piped, "--schedule", "automatic", "--json", "-o", str(path)))["estimate"]
+    assert after["step_time_s"] < before["step_time_s"]
+    assert answer(cli("evaluate", str(path), "--json"))["estimate"] == after
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,1F0\n", "it has to run F and B"),
+        ("hello, world\n", "cannot read pipeline action 'hello'"),
+        ("0F0,0B0\n1F0,1B0\n", "needs exactly 1 stages per rank|needs 2 ranks"),
+    ],
+)
+def test_a_broken_schedule_is_named(cli: Cli, piped: str, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text(text)
+    result = cli("evaluate", piped, "--schedule", str(path))
+    assert result.exit_code == 2
+    assert any(part in result.stderr for part in message.split("|")), result.stderr
