@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from planner.plans import Parallelism as Parallelism
     from planner.plans import Pins as Pins
     from planner.plans import Plan as Plan
+    from planner.training.jax_trees import jax_shardings as jax_shardings
+    from planner.training.jax_trees import logical_axis_rules as logical_axis_rules
 
 _HOMES = MappingProxyType(
     {
@@ -47,6 +49,7 @@ _HOMES = MappingProxyType(
         "planner.models.catalog": ("build_graph", "list_models", "load_model"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
+        "planner.training.jax_trees": ("jax_shardings", "logical_axis_rules"),
     }
 )
 """Module -> public names that live there."""
