@@ -155,15 +155,19 @@ def _name_of(module: Any, path: str, shape: tuple[int, ...], layout: str) -> str
     return re.sub(r"\{[^}]*\}", layer, next(iter(fitting)))
 
 
-def _fitting(module: Any, path: str, shape: tuple[int, ...], layout: str) -> Iterator[tuple[str, str]]:
-    """Parameters of the plan that have this shape (or are stacked to it once), with their specs of it as text."""
+def _fitting(module: Any, path: str, shape: tuple[int, ...], layout: str) -> list[tuple[str, str]]:
+    """Parameters of the plan that have this shape, or are stacked to it where none has; with their specs as text."""
+    found: dict[int, list[tuple[str, str]]] = {}
     for key, spec in module.PARAM_SPECS.items():
-        if len(shape) > 1 + sum(map(len, module.PARAM_DIMS[key])):
-            continue
+        dims = module.PARAM_DIMS[key]
+        apart = len(shape) - sum(map(len, dims))
+        stacked = apart if apart >= 0 else len(shape) - len(dims)
         try:
-            yield key, f"{module.fit(path, shape, key, spec, layout)} {module.STATE_SPECS[key]}"
+            fitted = f"{module.fit(path, shape, key, spec, layout)} {module.STATE_SPECS[key]}"
         except ValueError:
             continue
+        found.setdefault(stacked, []).append((key, fitted))
+    return found[min(found)] if found else []
 
 
 def _roles(key: str) -> frozenset[str]:

@@ -50,7 +50,7 @@ def stacked():
 def specs(tree):
     found = {}
     for path, sharding in jax.tree_util.tree_leaves_with_path(tree):
-        found[jax.tree_util.keystr(path, simple=True, separator=".")] = str(sharding.spec)
+        found[jax.tree_util.keystr(path, simple=True, separator=".")] = str(tuple(sharding.spec))
     return found
 
 
@@ -92,7 +92,7 @@ def main(plan):
         "states": specs(found.states(state)),
         "shard": list(kernel.addressable_shards[0].data.shape),
         "devices": int(np.prod(found.mesh.devices.shape)),
-        "batch": str(found.batch.spec),
+        "batch": str(tuple(found.batch.spec)),
         "rules": [[name, axes] for name, axes in logical_axis_rules(plan)],
         "real": real(plan),
     }
