@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from planner.plans import Plan as Plan
     from planner.training.jax_trees import jax_shardings as jax_shardings
     from planner.training.jax_trees import logical_axis_rules as logical_axis_rules
+    from planner.training.monitor import Monitor as Monitor
+    from planner.training.planning import plan_for as plan_for
 
 _HOMES = MappingProxyType(
     {
@@ -50,6 +52,8 @@ _HOMES = MappingProxyType(
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
         "planner.training.jax_trees": ("jax_shardings", "logical_axis_rules"),
+        "planner.training.monitor": ("Monitor",),
+        "planner.training.planning": ("plan_for",),
     }
 )
 """Module -> public names that live there."""
