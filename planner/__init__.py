@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from planner.plans import Parallelism as Parallelism
     from planner.plans import Pins as Pins
     from planner.plans import Plan as Plan
+    from planner.training.jax_trees import jax_shardings as jax_shardings
+    from planner.training.jax_trees import logical_axis_rules as logical_axis_rules
+    from planner.training.monitor import Monitor as Monitor
+    from planner.training.planning import plan_for as plan_for
 
 _HOMES = MappingProxyType(
     {
@@ -51,6 +55,9 @@ _HOMES = MappingProxyType(
         "planner.models.catalog": ("build_graph", "list_models", "load_model"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
+        "planner.training.jax_trees": ("jax_shardings", "logical_axis_rules"),
+        "planner.training.monitor": ("Monitor",),
+        "planner.training.planning": ("plan_for",),
     }
 )
 """Module -> public names that live there."""

@@ -127,9 +127,12 @@ def _outside(layout: Layout, block: str | None) -> tuple[str, ...]:
 
 def _check_pipeline(layout: Layout, before: tuple[str, ...]) -> None:
     plan, graph = layout.plan.plan, layout.graph
-    if not SCHEDULES[plan.schedule].torch_name:
-        known = ", ".join(name for name, entry in SCHEDULES.items() if entry.torch_name)
-        raise Unsupported(f"target fsdp2 has no schedule {plan.schedule}, only {known}")
+    known = [name for name, entry in SCHEDULES.items() if entry.torch_name and not entry.splits_backward]
+    if plan.schedule not in known:
+        raise Unsupported(
+            f"target fsdp2 has no schedule {plan.schedule}, only {', '.join(known)} (torch splits no backward pass "
+            f"of a model from outside)"
+        )
     if graph.tied:
         raise Unsupported(
             "target fsdp2 cannot tie parameters of the first and the last stage; plan again with --pipeline 1"

@@ -61,16 +61,17 @@ _TARGETS = (
     ),
     Target(
         "fsdp2",
-        "PyTorch: a script that applies FSDP2, tensor parallelism and activation checkpointing to a module",
+        "PyTorch: a script that applies FSDP2, tensor parallelism, checkpointing and a pipeline to a module",
         ("fsdp2_plan.py",),
         (
             "fully sharded (ZeRO 2, 3), hybrid and replicated data parallelism",
             "tensor and sequence parallelism of linear layers and vocabulary-parallel loss",
+            "pipelines of any stages: schedules gpipe, 1f1b, interleaved, breadth-first",
             "recompute none, selective, full",
             "fp32 or bf16 gradient reduction",
             "offload of parameters and optimizer together",
         ),
-        ("pipelines", "context parallelism", "expert parallelism", "ZeRO 1", "fp8"),
+        ("context parallelism", "expert parallelism", "zero-bubble schedules", "ZeRO 1", "fp8"),
         fsdp.to_fsdp2,
     ),
     Target(

@@ -41,9 +41,11 @@ def measure(task: Task) -> dict[str, Any]:
     world = math.prod(exported.MESH_SHAPE)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     mesh = exported.make_mesh("cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
         model = build(task, exported.MODEL_DTYPE)
-        exported.parallelise(model, mesh)
+    exported.parallelise(model, mesh)  # its parameters are fake, but a mesh's ranks must be real
+    with fake:
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         tokens = torch.zeros((exported.MICRO_BATCH, task["seq"]), dtype=torch.int64)
         labels = torch.zeros_like(tokens)

@@ -31,7 +31,8 @@ def load(path: str) -> Any:
 def build(task: Task, dtype: Any) -> Any:
     """The model of the task, the same weights in every process."""
     try:
-        config = AutoConfig.for_model(task["family"], **task["config"])
+        keys = {key: value for key, value in task["config"].items() if key != "model_type"}
+        config = AutoConfig.for_model(task["family"], **keys)
         config.use_cache = False
         config.initializer_range = INITIAL_SPREAD
         torch.manual_seed(0)

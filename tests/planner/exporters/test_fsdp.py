@@ -11,11 +11,15 @@ from tiny_llama import installed, run_check, stage, tiny_model, tiny_plan
 from planner.errors import Unsupported
 from planner.exporters.fsdp import to_fsdp2
 from planner.exporters.placements import layout_of
+from planner.exporters.stages import with_cuts
+from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Parallelism, Plan
 
 Q, O_PROJ = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.o_proj.weight"
 NORM, EMBEDDING, HEAD = "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight", "lm_head.weight"
+
+GPT2_UNTIED = {**load_model("gpt2").config, "tie_word_embeddings": False}
 
 HYBRID: dict[str, Any] = {
     "data": 4,
@@ -133,6 +137,10 @@ def test_offload_and_resharding_are_constants() -> None:
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "schedule": ({"pipeline": 2, "schedule": "v-half"}, "no schedule v-half, only gpipe, 1f1b"),
+    "split backward": (
+        {"pipeline": 2, "virtual_stages": 2, "schedule": "zb-v"},
+        "no schedule zb-v, only .* splits no backward",
+    ),
     "context": ({"context": 2}, "does not export context parallelism; plan again with --context 1"),
     "expert": ({"data": 2, "expert": 2}, "no expert parallelism; plan with --expert 1, or export to jax"),
     "zero 1": ({"data": 2, "zero_stage": 1}, "plan again with --zero 2 or 3"),
@@ -148,6 +156,37 @@ def test_refusals_name_the_reason(case: str) -> None:
     changes, message = REFUSALS[case]
     with pytest.raises(Unsupported, match=message):
         to_fsdp2(tiny_plan(**changes))
+
+
+def test_stages_and_their_ranks_are_constants() -> None:
+    plan = tiny_plan(
+        tiny_model(num_hidden_layers=8),
+        pipeline=2,
+        virtual_stages=2,
+        schedule="interleaved",
+        tensor=2,
+        micro_batch=4,
+    )
+    uneven = plan.model_copy(update={"plan": with_cuts(plan.plan, 8, (0, 1, 4, 7, 8))})
+    found = constants(to_fsdp2(uneven)["fsdp2_plan.py"])
+    assert found["STAGES"] == "((0, 1), (1, 4), (4, 7), (7, 8))"
+    assert found["RANKS"] == "((0, 2), (1, 3))"
+    assert found["SCHEDULE"] == "'Interleaved1F1B'"
+    assert (found["EMBEDDINGS"], found["HEAD"]) == ("('model.embed_tokens',)", "('model.norm', 'lm_head')")
+    assert found["MESH_SHAPE"] == "(2, 1, 1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (tiny_model(tie_word_embeddings=True), "cannot tie parameters of the first and the last stage"),
+        (load_model("gpt2"), "cannot tie parameters"),
+        (load_model("gpt2").model_copy(update={"config": GPT2_UNTIED}), "only hidden states pass"),
+    ],
+)
+def test_pipelines_that_share_more_than_hidden_states_are_refused(model: Model, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        to_fsdp2(tiny_plan(model, pipeline=2))
 
 
 def test_fp8_is_refused() -> None:

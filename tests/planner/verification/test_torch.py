@@ -1,0 +1,71 @@
+"""`verify --with torch`: steps on processes, memory under fake tensors, and a wrong export."""
+
+from typing import Any
+
+import pytest
+from tiny_llama import installed, tiny_model, tiny_plan
+
+from planner.errors import Unsupported
+from planner.models.catalog import load_model
+from planner.plans import Plan
+from planner.verification import with_torch
+from planner.verification.tools import verify
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not installed("transformers"), reason="torch and transformers are not installed"),
+]
+
+SHARDED: dict[str, Any] = {"data": 2, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 2}
+
+
+def of_llama(**degrees: Any) -> Plan:
+    return tiny_plan(load_model("llama-3.1-8b"), **degrees)
+
+
+def test_pipeline_with_tensor_and_sharding_trains_as_one_process_does() -> None:
+    plan = of_llama(
+        **SHARDED, tensor=2, pipeline=2, virtual_stages=2, schedule="interleaved", recompute="selective"
+    )
+    answer = verify(plan, "torch")
+    assert answer.passed, answer.failures()
+    assert "8 gloo processes (data 2, tensor 2, pipeline 2)" in answer.what
+    assert answer.checks[1].expected < answer.checks[0].expected
+    assert not answer.comparisons
+
+
+def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
+    model = tiny_model(hidden_size=256, intermediate_size=688, head_dim=32, vocab_size=1024)
+    model = model.model_copy(update={"architecture": "decoder"})
+    answer = verify(
+        tiny_plan(model, {"seq_len": 128, "precision": "bf16"}, **SHARDED | {"data": 8, "shard_degree": 8}),
+        "torch",
+    )
+    assert answer.passed, answer.failures()
+    whole, states = answer.comparisons
+    assert states.error == pytest.approx(
+        0, abs=0.01
+    )  # parameters and both moments: 12 bytes each, over 8 ranks
+    assert states.found == pytest.approx(12 * 1.91e6 / 8, rel=0.05)
+    assert whole.found > states.found
+
+
+def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = with_torch.to_fsdp2
+
+    def wrong(plan: Plan) -> dict[str, str]:
+        text = right(plan)["fsdp2_plan.py"]
+        spoiled = text.replace("NUM_MICROBATCHES = 2", "NUM_MICROBATCHES = 1")
+        spoiled = spoiled.replace('mesh["dp_shard"])', 'mesh["dp_replicate"])')
+        assert spoiled != text
+        return {"fsdp2_plan.py": spoiled}
+
+    monkeypatch.setattr(with_torch, "to_fsdp2", wrong)
+    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ())
+    answer = verify(of_llama(**SHARDED), "torch")
+    assert not answer.passed
+
+
+def test_what_is_no_decoder_is_refused() -> None:
+    with pytest.raises(Unsupported, match="causal language models"):
+        verify(tiny_plan(load_model("bert-base")), "torch")
