@@ -9,6 +9,7 @@ from rich.text import Text
 from cluster_specs.units import format_duration, format_seconds
 from planner.analysis.economics import Economics
 from planner.analysis.guide import wrapped
+from planner.analysis.sensitivity import WORTH_NAMING
 from planner.plans import Estimate
 from planner.report.console import columns, heading
 from planner.sweep.outlook import Outlook
@@ -66,6 +67,11 @@ def sweep_report(sweep: Sweep) -> RenderableType:
     ]
     if sweep.knees:
         parts += [heading("Where more devices stop paying"), *(Text(_knee(knee)) for knee in sweep.knees)]
+    if sweep.recommended:
+        parts += [
+            heading("What a tenth better hardware would save"),
+            *(Text(line) for line in _levers(sweep)),
+        ]
     if failed:
         parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
     parts += [heading("Assumed"), *(Text(line) for line in _assumed(sweep))]
@@ -120,6 +126,13 @@ def _knee(knee: Knee) -> str:
         f"{what}{changed}: below {knee.threshold:.0%} efficiency at {knee.first_devices_below} devices "
         f"(last above: {knee.last_devices_above})"
     )
+
+
+def _levers(sweep: Sweep) -> Iterator[str]:
+    for point in (sweep.points[i] for i in sweep.recommended):
+        worth = [each for each in point.sensitivity if each.time_saved_fraction >= WORTH_NAMING]
+        saved = ", ".join(f"{each.number} {each.time_saved_fraction:.1%}" for each in worth)
+        yield f"{point.inputs.model}, {point.inputs.cluster}, {point.inputs.devices} devices: {saved}"
 
 
 def _reasons(failed: Sequence[Point]) -> Iterator[str]:
