@@ -207,6 +207,10 @@ def _failures(
             f"{checkpoint:,.3g} s: all states written at once, {bandwidth / 1e9:,.3g} GB/s in all; "
             f"{goodput.source('storage_bandwidth')}"
         )
+    if terms.price_kind == "spot":
+        notes.assumed["spot_interruptions"] = (
+            "none beyond failures: a lower node_mtbf_s stands for capacity taken back"
+        )
     best = goodput.optimal_interval(checkpoint, rates.interruptions)
     interval = terms.checkpoint_interval_s or max(best, estimate.step_time_s)
     restart = constant(terms.restart_s, "restart_s", "restart") + checkpoint
