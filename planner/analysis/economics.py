@@ -8,6 +8,7 @@ from pydantic import Field
 
 from cluster_specs.catalog import what_if
 from cluster_specs.cluster import ClusterSpec, PriceKind
+from cluster_specs.errors import InputError
 from cluster_specs.record import Record
 from cluster_specs.units import Seconds
 from cost_models import economics as physics
@@ -94,12 +95,19 @@ BUSY = frozenset({"compute", "recompute", "optimizer", "overlap_slowdown"})
 
 
 def economics(plan: Plan, terms: Terms | None = None) -> Economics:
-    """What training on ``terms.tokens`` takes; raises ``InputError`` for a plan without an estimate."""
+    """What training on ``terms.tokens`` takes.
+
+    Raises ``InputError`` for a plan without an estimate, and where failures leave no time to train.
+    """
     terms = terms or Terms()
     estimate, parts = known(plan), _rented(plan.cluster, plan.plan)
     notes = _Notes({}, [])
     rates, recovery, repair = _failures(estimate, plan.model.parameters, parts, plan.job, terms, notes)
     shares = goodput.goodput(rates, recovery, repair, terms.spares, terms.straggler_fraction)
+    if shares.useful <= 0:
+        raise InputError(
+            "with these failures and repairs training never ends: check their times, or add spares"
+        )
     stretch = terms.tokens / estimate.tokens_per_s / shares.useful / estimate.step_time_s
     low, high = (seconds * stretch for seconds in estimate.step_time_interval_s)
     seconds = estimate.step_time_s * stretch
@@ -198,6 +206,10 @@ def _failures(
         notes.assumed["checkpoint_s"] = (
             f"{checkpoint:,.3g} s: all states written at once, {bandwidth / 1e9:,.3g} GB/s in all; "
             f"{goodput.source('storage_bandwidth')}"
+        )
+    if terms.price_kind == "spot":
+        notes.assumed["spot_interruptions"] = (
+            "none beyond failures: a lower node_mtbf_s stands for capacity taken back"
         )
     best = goodput.optimal_interval(checkpoint, rates.interruptions)
     interval = terms.checkpoint_interval_s or max(best, estimate.step_time_s)

@@ -2,8 +2,8 @@
 
 from cluster_specs.changes import KNOBS, changed, knob_paths
 from cluster_specs.record import Record
-from planner.analysis.questions import Question, known, priced
-from planner.plans import Pins, Plan
+from planner.evaluation import evaluate
+from planner.plans import Plan
 
 BETTER = 1.1
 """A number that is a tenth better; times are divided by it."""
@@ -46,9 +46,9 @@ def better(number: str, factor: float) -> str:
 def sensitivity(plan: Plan, factor: float = BETTER) -> tuple[Sensitivity, ...]:
     """Every number that the cluster has, the one that saves most first; the plan stays as it is.
 
-    Raises ``InputError`` for a plan without an estimate.
+    The plan is evaluated as it is written, so operators without a sharding have the usual one.
     """
-    now = known(plan).step_time_s
+    now = _seconds(plan, {})
     found = [
         Sensitivity(
             number=number,
@@ -65,7 +65,7 @@ def sensitivity(plan: Plan, factor: float = BETTER) -> tuple[Sensitivity, ...]:
 def next_bottleneck(plan: Plan) -> Bottleneck | None:
     """The number that would matter most once the one that matters most now is good enough; None up to `FARTHEST`.
 
-    The first is made better by tenths until another saves more. Raises ``InputError`` as `sensitivity`.
+    The first is made better by tenths until another saves more.
     """
     first = sensitivity(plan)[0]
     factor = 1.0
@@ -73,16 +73,12 @@ def next_bottleneck(plan: Plan) -> Bottleneck | None:
         factor *= BETTER
         cluster = changed(plan.cluster, {first.number: better(first.number, factor)})
         moved = plan.model_copy(update={"cluster": cluster})
-        now = sensitivity(moved.model_copy(update={"estimate": _priced(moved).estimate}))[0]
+        now = sensitivity(moved)[0]
         if now.number != first.number and now.time_saved_fraction >= WORTH_NAMING:
             return Bottleneck(now=first.number, next=now.number, at_factor=round(factor, 2))
     return None
 
 
 def _seconds(plan: Plan, changes: dict[str, str]) -> float:
-    moved = plan.model_copy(update={"cluster": changed(plan.cluster, changes)})
-    return known(_priced(moved)).step_time_s
-
-
-def _priced(plan: Plan) -> Plan:
-    return priced(Question(plan.model, plan.cluster, plan.job, Pins()), plan.plan)
+    moved = plan.model_copy(update={"cluster": changed(plan.cluster, changes)} if changes else {})
+    return evaluate(moved).step_time_s

@@ -1,6 +1,7 @@
 """A sweep as a table: one line a point, the Pareto front marked, then what it rests on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,6 +10,7 @@ from rich.text import Text
 from cluster_specs.units import format_duration, format_seconds
 from planner.analysis.economics import Economics
 from planner.analysis.guide import wrapped
+from planner.analysis.sensitivity import WORTH_NAMING
 from planner.plans import Estimate
 from planner.report.console import columns, heading
 from planner.sweep.outlook import Outlook
@@ -18,8 +20,11 @@ from planner.sweep.sizing import Sizing
 FRONT, RECOMMENDED = "*", ">"
 """Marks of points that no other beats in everything, and of those recommended."""
 
-FOLDING: Mapping[str, int] = {"model": 8, "cluster": 8, "plan": 12}
+FOLDING: Mapping[str, int] = {"model": 6, "cluster": 6, "plan": 9}
 """Columns that may take several lines, and their least width."""
+
+SHORT: Mapping[str, str] = {"devices": "dev.", "global_batch": "batch", "batch_tokens": "tokens"}
+"""Inputs whose names are too long for a column."""
 
 PLACE: Mapping[str, Callable[[Point], object]] = {
     "model": lambda p: p.inputs.model,
@@ -33,7 +38,6 @@ PLACE: Mapping[str, Callable[[Point], object]] = {
 
 FIGURES: Mapping[str, Callable[[Estimate, Economics], str]] = {
     "step": lambda e, _: format_seconds(e.step_time_s),
-    "MFU": lambda e, _: f"{e.mfu:.1%}",
     "free": lambda e, _: f"{1 - e.memory_bytes / e.memory_limit_bytes:.0%}",
     "train": lambda _, c: format_duration(c.time_to_train_s),
     "cost": lambda _, c: format_money(c.cost),
@@ -65,7 +69,15 @@ def sweep_report(sweep: Sweep) -> RenderableType:
         ),
     ]
     if sweep.knees:
-        parts += [heading("Where more devices stop paying"), *(Text(_knee(knee)) for knee in sweep.knees)]
+        parts += [
+            heading("Where more devices stop paying"),
+            *(Text(_knee(knee, _varied(sweep))) for knee in sweep.knees),
+        ]
+    if sweep.recommended:
+        parts += [
+            heading("What a tenth better hardware would save"),
+            *(Text(line) for line in _levers(sweep)),
+        ]
     if failed:
         parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
     parts += [heading("Assumed"), *(Text(line) for line in _assumed(sweep))]
@@ -73,16 +85,19 @@ def sweep_report(sweep: Sweep) -> RenderableType:
 
 
 def _points(sweep: Sweep) -> Table:
-    varied = [
-        name for name, values in sweep.axes.items() if len(values) > 1 or name in ("cluster", "devices")
-    ]
-    return points_table(sweep.points, varied, sweep.recommended)
+    return points_table(sweep.points, _varied(sweep), sweep.recommended)
+
+
+def _varied(sweep: Sweep) -> Sequence[str]:
+    """Inputs that set points apart, and those that every table shows."""
+    always = ("cluster", "devices")
+    return [name for name, values in sweep.axes.items() if len(values) > 1 or name in always]
 
 
 def points_table(points: Sequence[Point], varied: Sequence[str], chosen: Sequence[int]) -> Table:
     """One line a point: the inputs ``varied``, the plan and its figures; ``chosen`` ones marked."""
-    names = ["", *(name.replace("_", " ") for name in varied), "plan", *FIGURES, "eff."]
-    table = columns(*names, right="l" + "r" * len(varied) + "l" + "r" * (len(FIGURES) + 1))
+    names = ["", *(SHORT.get(name, name.replace("_", " ")) for name in varied), *FIGURES, "eff.", "plan"]
+    table = columns(*names, right="l" + "r" * (len(varied) + len(FIGURES) + 1))
     for column in table.columns:
         column.no_wrap = column.header not in FOLDING
         column.min_width = FOLDING.get(str(column.header))
@@ -101,25 +116,36 @@ def _input(point: Point, name: str) -> str:
 
 def _outcome(point: Point) -> Sequence[str]:
     if point.estimate is None or point.economics is None:
-        return (point.status, *("" for _ in FIGURES), "")
+        return (*("" for _ in FIGURES), "", point.status)
     figures = (text_of(point.estimate, point.economics) for text_of in FIGURES.values())
     share = point.scaling_efficiency
-    return (point.name or "", *figures, "" if share is None else f"{share:.0%}")
+    return (*figures, "" if share is None else f"{share:.0%}", point.name or "")
 
 
-def _knee(knee: Knee) -> str:
-    what = ", ".join(
-        f"{value}" for name, value in knee.series.items() if name in ("model", "cluster", "precision")
-    )
-    changed = "".join(f", {name} {value}" for name, value in knee.series.get("changes", {}).items())
+def _knee(knee: Knee, varied: Sequence[str]) -> str:
+    what = _label(knee.series, varied)
     if knee.first_devices_below is None:
-        return (
-            f"{what}{changed}: {knee.threshold:.0%} efficiency holds up to {knee.last_devices_above} devices"
-        )
+        return f"{what}: {knee.threshold:.0%} efficiency holds up to {knee.last_devices_above} devices"
     return (
-        f"{what}{changed}: below {knee.threshold:.0%} efficiency at {knee.first_devices_below} devices "
+        f"{what}: below {knee.threshold:.0%} efficiency at {knee.first_devices_below} devices "
         f"(last above: {knee.last_devices_above})"
     )
+
+
+def _label(inputs: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """What sets a point or a series apart: the cluster, and whatever else varies."""
+    given = {**inputs.get("job", {}), **inputs.get("pins", {}), **inputs.get("changes", {}), **inputs}
+    named = [
+        f"{name.replace('_', ' ')} {given[name]}" for name in varied if name in given and name != "cluster"
+    ]
+    return ", ".join([str(given["cluster"]), *named])
+
+
+def _levers(sweep: Sweep) -> Iterator[str]:
+    for point in (sweep.points[i] for i in sweep.recommended):
+        worth = [each for each in point.sensitivity if each.time_saved_fraction >= WORTH_NAMING]
+        saved = ", ".join(f"{each.number} {each.time_saved_fraction:.1%}" for each in worth)
+        yield f"{_label(point.inputs.model_dump(), _varied(sweep))}: {saved}"
 
 
 def _reasons(failed: Sequence[Point]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from cluster_specs.record import Record
 from planner.analysis.economics import Economics, Terms
+from planner.analysis.sensitivity import Sensitivity
 from planner.plans import Estimate, Optimality, Parallelism
 
 SCHEMA: Final = "meshwright/sweep/1"
@@ -59,6 +60,9 @@ class Point(Record):
 
     Only points that train the same model in the same way on the same hardware numbers are weighed against each
     other; pins, kinds of clusters and counts may differ."""
+    sensitivity: tuple[Sensitivity, ...] = ()
+    """Of recommended points: what a tenth better hardware would save, the plan unchanged, operators in their usual
+    layout."""
 
 
 class Knee(Record):

@@ -8,8 +8,9 @@ from typing import Any, get_args
 from planner.analysis.economics import Terms, economics
 from planner.analysis.naming import short_name
 from planner.analysis.questions import Question
+from planner.analysis.sensitivity import sensitivity
 from planner.errors import InputError, UnknownName
-from planner.plans import Objective, Parallelism, Plan
+from planner.plans import Estimate, Objective, Parallelism, Plan
 from planner.sweep.answers import Answer, key_of
 from planner.sweep.engines import ENGINES
 from planner.sweep.grid import Axes, Cell, cells
@@ -62,7 +63,8 @@ def sweep(
         as_point(cell, key, answers.get(key or ""), terms or Terms())
         for cell, key in zip(grid, keys, strict=True)
     ]
-    return _weighed(axes, points, terms or Terms(), objective, len(questions), threshold)
+    weighed = _weighed(axes, points, terms or Terms(), objective, len(questions), threshold)
+    return _explained(weighed, grid)
 
 
 def answer_all(
@@ -115,15 +117,15 @@ def as_point(cell: Cell, key: str | None, answer: Answer | None, terms: Terms) -
         plan=answer.plan,
         estimate=estimate,
         optimality=answer.optimality,
-        economics=economics(planned(cell.question, answer.plan, answer), terms),
+        economics=economics(_plan(cell.question, answer.plan, estimate), terms),
         memory_headroom=1 - estimate.memory_bytes / estimate.memory_limit_bytes,
     )
 
 
-def planned(question: Question, choice: Parallelism, answer: Answer) -> Plan:
+def _plan(question: Question, choice: Parallelism, estimate: Estimate | None = None) -> Plan:
     """The point as a plan, its operators' shardings apart."""
     model, cluster, job, _ = question
-    return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=answer.estimate)
+    return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=estimate)
 
 
 def _weighed(
@@ -146,3 +148,14 @@ def _weighed(
         recommended=recommended(weighed),
         warnings=tuple(unknown),
     )
+
+
+def _explained(answer: Sweep, grid: Sequence[Cell]) -> Sweep:
+    """Recommended points with what their step time hangs on."""
+    points = list(answer.points)
+    for i in answer.recommended:
+        question, choice = grid[i].question, points[i].plan
+        if question is not None and choice is not None:
+            found = sensitivity(_plan(question, choice))
+            points[i] = points[i].model_copy(update={"sensitivity": found})
+    return answer.model_copy(update={"points": tuple(points)})

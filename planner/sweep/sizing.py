@@ -36,6 +36,7 @@ from planner.sweep.ladders import (
 )
 from planner.sweep.records import Point
 from planner.sweep.running import answer_all, as_point
+from planner.sweep.scaling import efficiencies
 
 SCHEMA: Final = "meshwright/size/1"
 
@@ -97,8 +98,12 @@ def size(
             progress(done, done + len(left))
         for ladder, point in zip(batch, _answered(asked, terms, jobs, engine, journal), strict=True):
             ladder.add(point)
-    tried = tuple(point for ladder in ladders for point in ladder.points)
-    return _sizing(model, tried, goal, terms, skipped)
+    tried = [point for ladder in ladders for point in ladder.points]
+    shares = efficiencies(tried)
+    weighed = (
+        point.model_copy(update={"scaling_efficiency": shares.get(i)}) for i, point in enumerate(tried)
+    )
+    return _sizing(model, tuple(weighed), goal, terms, skipped)
 
 
 def _cells(model: str, ladder: Ladder, job: Mapping[str, Any]) -> Iterator[Cell]:

@@ -67,7 +67,7 @@ def test_what_is_not_known_is_said(plan: Plan) -> None:
     assert any("power of test-gpu is not known" in why for why in spent.unknown)
 
 
-@pytest.mark.parametrize(("kind", "price"), [("on-demand", 6.88), ("reserved", 4.9162), ("spot", None)])
+@pytest.mark.parametrize(("kind", "price"), [("on-demand", 6.88), ("reserved", 4.9162), ("spot", 1.8193)])
 def test_ways_of_buying(plan: Plan, kind: str, price: float | None) -> None:
     rented = plan.model_copy(update={"cluster": load_cluster("dgx-h100:2")})
     assert economics(rented, Terms(price_kind=kind)).price_per_device_hour == price  # type: ignore[arg-type]

@@ -83,6 +83,8 @@ def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
         ((*SWEEP, "--engine", "dask"), "unknown engine 'dask'"),
         ((*SWEEP, "--restart-time", "soon"), "'soon' is not a quantity"),
         ((*SWEEP, "--price-kind", "stolen"), "price_kind"),
+        ((*SWEEP, "--tokens", "-1"), "tokens"),
+        ((*SWEEP, "--stragglers", "1.5"), "straggler_fraction"),
         ((*SWEEP, "-o", "sweep.xlsx"), "one of .json, .csv, .parquet"),
         ((*SIZE, "--deadline", "9d"), "either --tokens or --compute"),
         ((*SIZE, "--tokens", "1e11"), "deadline or a budget"),
@@ -130,3 +132,26 @@ def test_explain_has_numbers_for_programs(cli: Cli, run_file: str) -> None:
     assert answer["economics"]["goodput"] < 1
     assert answer["outlook"] is None
     assert "What it costs" in answer["explanation"]
+
+
+def test_explain_looks_around(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    made = (
+        "plan",
+        "gpt2",
+        "dgx-h100:1",
+        "--global-batch",
+        "32",
+        "--seq-len",
+        "1024",
+        "-o",
+        str(plan),
+        "--json",
+    )
+    assert cli(*made).exit_code == 0
+    answer = json.loads(cli("explain", str(plan), "--outlook", "--json").stdout)
+    sizes = {size["devices"]: size for size in answer["outlook"]["sizes"]}
+    found = json.loads(plan.read_text())["estimate"]["tokens_per_s"]
+    assert sizes[8]["tokens_per_s"] == pytest.approx(found)
+    assert answer["outlook"]["longest_seq_len"] == 1024
+    assert "What would change it" in answer["explanation"]

@@ -50,6 +50,13 @@ def test_economics_follow_from_the_estimate(answer) -> None:  # type: ignore[no-
         assert spent.cost == pytest.approx(spent.time_to_train_s / 3600 * point.inputs.devices * 6.88)
 
 
+def test_recommended_points_say_what_they_hang_on(answer) -> None:  # type: ignore[no-untyped-def]
+    for i, point in enumerate(answer.points):
+        numbers = [each.number for each in point.sensitivity]
+        assert (numbers[:1] == ["compute"]) is (i in answer.recommended)
+    assert len(answer.recommended) == 2
+
+
 def test_equal_points_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name, a price, or a factor of one change nothing that a plan depends on."""
     asked = []
