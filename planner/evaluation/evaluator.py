@@ -15,7 +15,8 @@ from cluster_specs.software import device_on, in_training, load_software, replay
 from cost_models.compute import peak
 from planner.errors import Unsupported
 from planner.evaluation.blocks import Assignment, BlockCost, WeightGroup, block_cost, block_terms, exit_of
-from planner.evaluation.memory import memory_by_rank
+from planner.evaluation.memory import DeviceMemory, memory_by_rank
+from planner.evaluation.moments import Moment
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
 from planner.evaluation.states import (
@@ -31,7 +32,7 @@ from planner.graph import BATCH, Graph, count_parameters
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
-from planner.plans import Estimate, Job, Parallelism, Plan
+from planner.plans import Estimate, Job, MemoryMoment, Parallelism, Plan
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import AXES, Mesh
 from planner.sharding.pricing import Array, EdgeCost, OpCost, Pricer
@@ -266,10 +267,20 @@ class Evaluator:
             fullest_stage=fullest,
             peak_phase=memory.phase,
             memory=memory.components,
+            memory_over_step=_over_step(memory),
             time={name: seconds for name, seconds in step.parts.items() if seconds > 0},
             communication=step.sent_bytes,
             bubble_fraction=step.bubble_fraction,
         )
+
+
+def _over_step(memory: DeviceMemory) -> tuple[MemoryMoment, ...]:
+    """Live tensors by moment; the step starts with its states."""
+    found = []
+    for phase, passing in (Moment("start", {}), *memory.passing):
+        tensors = {name: size for name, size in {**memory.resident, **passing}.items() if size > 0}
+        found.append(MemoryMoment(phase=phase, tensor_bytes=sum(tensors.values()), tensors=tensors))
+    return tuple(found)
 
 
 _NOTHING_GIVEN: Shardings = {}
