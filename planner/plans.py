@@ -155,6 +155,15 @@ class Parallelism(Record):
         return self
 
 
+class MemoryMoment(Record):
+    """The live tensors of the fullest device at one moment of the step [bytes]."""
+
+    phase: str
+    tensor_bytes: float
+    tensors: Mapping[str, float]
+    """Component -> bytes; adds up to ``tensor_bytes``."""
+
+
 class Estimate(Record):
     """What a plan is predicted to do. Times in s, memory in bytes of the fullest device."""
 
@@ -178,9 +187,11 @@ class Estimate(Record):
     memory_limit_bytes: float
     fullest_stage: int
     peak_phase: str
-    """When the peak is: forward, backward, optimizer."""
+    """When the peak is: loss, head, backward or optimizer."""
     memory: Mapping[str, float]
     """Component -> bytes on the fullest device; adds up to ``memory_bytes``."""
+    memory_over_step: tuple[MemoryMoment, ...] = ()
+    """Moments of the step in turn, from its start; the peak is the largest."""
     time: Mapping[str, float]
     """Component -> seconds of the step; adds up to ``step_time_s``."""
     communication: Mapping[str, float]

@@ -8,9 +8,15 @@ from planner.analysis.limits import largest_micro_batch, longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known
 from planner.analysis.remedies import Remedy, remedies
 from planner.models.model import Model
-from planner.plans import Estimate, Job, Parallelism, Pins, Plan
+from planner.plans import Estimate, Job, MemoryMoment, Parallelism, Pins, Plan
 
-SHARDED_FROM: Mapping[str, int] = {"optimizer": 1, "master_weights": 1, "gradients": 2, "weights": 3}
+SHARDED_FROM: Mapping[str, int] = {
+    "optimizer": 1,
+    "master_weights": 1,
+    "cast_weights": 1,
+    "gradients": 2,
+    "weights": 3,
+}
 """Component -> ZeRO stage from which data-parallel ranks share it; no stage shares the others."""
 
 
@@ -31,9 +37,11 @@ class FitReport(Record):
     tightest_rank: int
     """Pipeline rank of the fullest device."""
     tightest_phase: str
-    """When its peak is: forward, backward or optimizer."""
+    """When its peak is: loss, head, backward or optimizer."""
     memory: Mapping[str, float]
     """Component -> bytes; adds up to ``memory_bytes``."""
+    memory_over_step: tuple[MemoryMoment, ...] = ()
+    """Live tensors at the moments of the step, in turn."""
     split_by_data_parallelism: tuple[str, ...]
     """Components that more data-parallel ranks would make smaller."""
     same_on_every_data_rank: tuple[str, ...]
@@ -72,6 +80,7 @@ def fit(
         tightest_rank=estimate.fullest_stage,
         tightest_phase=estimate.peak_phase,
         memory=estimate.memory,
+        memory_over_step=estimate.memory_over_step,
         split_by_data_parallelism=split,
         same_on_every_data_rank=whole,
         largest_micro_batch=largest_micro_batch(judged) if roomy else None,

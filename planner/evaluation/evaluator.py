@@ -23,7 +23,7 @@ from planner.evaluation.blocks import (
     block_terms,
     exit_of,
 )
-from planner.evaluation.memory import DeviceMemory, memory_by_rank
+from planner.evaluation.memory import DeviceMemory, memory_by_rank, over_step
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
@@ -316,6 +316,7 @@ class Evaluator:
             fullest_stage=judged.rank,
             peak_phase=memory.phase,
             memory=memory.components,
+            memory_over_step=over_step(memory),
             time={name: seconds for name, seconds in step.parts.items() if seconds > 0},
             communication=step.sent_bytes,
             bubble_fraction=step.bubble_fraction,

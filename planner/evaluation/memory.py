@@ -20,7 +20,7 @@ from planner.evaluation.states import sharded_elements
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import is_written_out, splits_backward
-from planner.plans import Job, Parallelism
+from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
 
@@ -38,6 +38,10 @@ class DeviceMemory(NamedTuple):
     reserved: float
     """By the allocator: tensors and fragmentation."""
     phase: str
+    resident: Mapping[str, float]
+    """States that are there throughout."""
+    passing: tuple[Moment, ...]
+    """What comes and goes, moment by moment; a phase may have several."""
 
     @property
     def total(self) -> float:
@@ -129,16 +133,7 @@ def device_memory(
     rank = Rank(stages, activations, job, plan, software)
     groups = [g for stage in stages for g in stage.weights]
     states = resident_states(groups, job, plan, mesh, software)
-    sharded = model_states(groups, job, plan, mesh, software)["gradients"]
-    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
-    kept = {"cast_weights": cast_weights(rank, shard)}
-    if "activations" in plan.offload:
-        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in stages)
-    during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
-    stepped = DTYPE_BYTES["fp32"] if job.master_weights else rank.weight
-    temporaries = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
-    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
-    passing = [Moment(phase, passing_gradients(rank, phase, sharded) | at) for phase, at in during]
+    passing = passing_moments(rank, model_states(groups, job, plan, mesh, software)["gradients"], mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
@@ -152,7 +147,22 @@ def device_memory(
     fragmentation = max((1 - software.reclaimable) * fragmentation, min(fragmentation, room))
     components = {**live, "fragmentation": fragmentation, **outside}
     held = {name: size for name, size in components.items() if size > 0}
-    return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase)
+    return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase, states, passing)
+
+
+def passing_moments(rank: Rank, gradients: float, mesh: Mesh) -> tuple[Moment, ...]:
+    """What there is beside resident states at each moment, in turn; ``gradients`` is what all come to [bytes]."""
+    plan, software = rank.plan, rank.software
+    groups = [g for stage in rank.stages for g in stage.weights]
+    shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    kept = {"cast_weights": cast_weights(rank, shard)}
+    if "activations" in plan.offload:
+        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
+    during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
+    stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
+    temporaries = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
+    return tuple(Moment(phase, passing_gradients(rank, phase, gradients) | at) for phase, at in during)
 
 
 def num_communicators(plan: Parallelism) -> int:
@@ -210,3 +220,12 @@ def steady_microbatches(plan: Parallelism) -> int:
     if is_written_out(plan.schedule):
         return m
     return enough + (m - enough) % step
+
+
+def over_step(memory: DeviceMemory) -> tuple[MemoryMoment, ...]:
+    """Live tensors by moment; the step starts with its states."""
+    found = []
+    for phase, passing in (Moment("start", {}), *memory.passing):
+        tensors = {name: size for name, size in {**memory.resident, **passing}.items() if size > 0}
+        found.append(MemoryMoment(phase=phase, tensor_bytes=sum(tensors.values()), tensors=tensors))
+    return tuple(found)

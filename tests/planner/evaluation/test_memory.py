@@ -97,3 +97,15 @@ def test_offloaded_activations_leave_two_layers_on_the_device(gpt: Evaluator) ->
     here, there = gpt.estimate(plan.model_copy(update={"offload": ()})).memory, gpt.estimate(plan).memory
     assert there["offload_buffers"] == pytest.approx(2 / 48 * here["activations"], rel=0.01)
     assert "activations" not in there
+
+
+def test_the_answer_says_what_is_alive_when(gpt: Evaluator) -> None:
+    found = gpt.estimate(Parallelism(data=8, micro_batch=2, num_microbatches=4, zero_stage=3, shard_degree=8))
+    phases = [moment.phase for moment in found.memory_over_step]
+    assert (phases[0], phases[-1]) == ("start", "optimizer")
+    assert {"loss", "backward"} < set(phases)
+    for moment in found.memory_over_step:
+        assert moment.tensor_bytes == pytest.approx(sum(moment.tensors.values()))
+    peak = max(found.memory_over_step, key=lambda moment: moment.tensor_bytes)
+    assert (peak.phase, peak.tensor_bytes) == (found.peak_phase, pytest.approx(found.tensor_bytes))
+    assert peak.tensors.items() <= found.memory.items()
