@@ -48,6 +48,8 @@ class SoftwareSpec(Record):
     """Bytes per fp32 parameter of the shard that live only during the optimizer step."""
     overlap_data: float = Field(ge=0, le=1)
     """Share of compute time behind which data-parallel communication can hide."""
+    overlap_gather: float = Field(ge=0, le=1)
+    """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
     copies_gathered: bool
     """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
     overlap_tensor: float = Field(ge=0, le=1)

@@ -96,11 +96,21 @@ def flash_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
     return share
 
 
+def head_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
+    """Share of a TPU's matrix unit that heads fill: their dims, contracted or output, are padded to its sides.
+
+    Heads of 128 fill half of a unit of 256 x 256.
+    Source: jax-ml/scaling-book@0819a7d ``tpus.md`` (dims are padded to 128, or 256 on TPU v6e).
+    """
+    side = device.tile[1]
+    dims = (shape.qk_dim, shape.v_dim)
+    return sum(dims) / sum(side * ceil(dim / side) for dim in dims)
+
+
 def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
     sustained = device.efficiency.attention_backward if backward else device.efficiency.attention_forward
     rate = peak(device, dtype) * sustained
-    if device.kind == "gpu":
-        rate *= flash_utilisation(shape, device)
+    rate *= head_utilisation(shape, device) if device.kind == "tpu" else flash_utilisation(shape, device)
     queries = shape.batch * shape.heads * shape.q_len * (shape.qk_dim + shape.v_dim)
     keys = shape.batch * shape.kv_heads * shape.kv_len * (shape.qk_dim + shape.v_dim)
     passes = 2 if backward else 1  # backward reads inputs, outputs and one gradient, and writes the others

@@ -92,6 +92,7 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
         self.main_layer = _main_layer(graph)
+        self._counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
@@ -244,8 +245,8 @@ class Evaluator:
             plan.experts_over_tensor,
         )
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
-        host = host_of(self.setting, plan)
-        return self._stages.setdefault((*degrees, *states, host, policy, id(shardings)), {})
+        peer = host_of(self.setting, plan).peer if self._counts_peers else 0.0
+        return self._stages.setdefault((*degrees, *states, peer, policy, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

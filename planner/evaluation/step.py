@@ -186,7 +186,8 @@ def tail_of(
     last_reduce = shared + sync.replicate + (0.0 if every else sync.reduce)
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
     if gathers_once(plan):
-        exposed += max(0.0, sync.gather - overlap * sum(s.forward for s in stages))
+        hidden = setting.software.overlap_gather * sum(s.forward for s in stages)
+        exposed += max(0.0, sync.gather - hidden)
     elements = sum(
         sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
     )

@@ -156,6 +156,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1, selective="attention"),
+    "internevo": Habits(zero_stage=1),
     "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
     "composer-2023": Habits(zero_stage=3),
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
@@ -190,13 +191,14 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"nanotron.* 512 devices", Origin("nanotron-polling")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
+    (r"InternEvo", Origin("internevo")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
     (
-        r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|InternEvo|AMD Primus",
+        r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),
     ),
 )

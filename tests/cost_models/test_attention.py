@@ -16,6 +16,7 @@ from cost_models.attention import (
     attention_flops,
     attention_seconds,
     flash_utilisation,
+    head_utilisation,
 )
 from cost_models.matmul import matmul_seconds
 
@@ -149,3 +150,25 @@ def test_a_fused_softmax_saves_passes_over_the_scores(device: DeviceSpec) -> Non
         plain = attention_seconds(LONG, device, "bf16", kernel="plain", backward=backward).seconds
         fused = attention_seconds(LONG, device, "bf16", kernel="fused_softmax", backward=backward).seconds
         assert plain - fused == pytest.approx(saved * scores / memory_rate(device))
+
+
+def test_heads_fill_half_of_a_matrix_unit_twice_as_wide() -> None:
+    v5p, v6e = map(load_device, ("tpu-v5p", "tpu-v6e"))
+    heads = AttentionShape(1, 8, 4096, 4096, 128, 128, 8)
+    wide = AttentionShape(1, 8, 4096, 4096, 256, 256, 8)
+    assert (head_utilisation(heads, v5p), head_utilisation(heads, v6e)) == (1.0, 0.5)
+    assert head_utilisation(wide, v6e) == 1.0
+    assert attention_seconds(wide, v6e, "bf16").seconds == attention_seconds(heads, v6e, "bf16").seconds
+
+
+def test_heads_off_alignment_lose_the_matrix_units() -> None:
+    # BLOOM's topology study on A100: heads of 225 or 108 take far longer than heads of 224 (docs/accuracy.md).
+    a100 = load_device("a100-sxm-80g")
+    aligned, odd, padded = (
+        attention_seconds(
+            AttentionShape(4, 8, 2048, 2048, dim, dim, 8), a100, "fp16", "fused_softmax"
+        ).seconds
+        for dim in (224, 225, 232)
+    )
+    assert odd > 3 * aligned
+    assert padded < 1.1 * aligned

@@ -36,3 +36,54 @@ def test_captured_graphs_take_the_host_out() -> None:
 def test_larger_batches_hide_the_host() -> None:
     small, large = estimate(), estimate(micro_batch=64)
     assert large.time.get("launch", 0.0) < small.time["launch"] / 2
+
+
+def pipelined(stack: str, nodes: int, pipeline: int, num_microbatches: int = 8, tensor: int = 8) -> Estimate:
+    data = nodes * 8 // (pipeline * tensor)
+    job = Job(global_batch=num_microbatches * data, seq_len=256, stack=stack)
+    plan = Parallelism(data=data, tensor=tensor, pipeline=pipeline, num_microbatches=num_microbatches)
+    return Evaluator(load_model("llama-3.2-1b"), load_cluster(f"dgx-h100:{nodes}"), job).estimate(plan)
+
+
+@pytest.mark.parametrize(("pipeline", "neighbours"), [(2, 1), (4, 2), (8, 2)])
+def test_polling_costs_each_tensor_handed_on_or_received_both_ways(pipeline: int, neighbours: int) -> None:
+    each = load_software("nanotron-polling").handover_wait
+    found = pipelined("nanotron-polling", 8, pipeline)
+    filling = (pipeline - 1) / 2
+    assert found.time["stage_wait"] == pytest.approx((8 + filling) * 2 * neighbours * each)
+    assert "stage_wait" not in pipelined("nanotron", 8, pipeline).time
+
+
+def test_without_a_pipeline_nothing_is_polled_for() -> None:
+    assert "stage_wait" not in pipelined("nanotron-polling", 1, 1).time
+
+
+def test_ranks_of_a_tensor_group_cost_the_host_only_where_something_crosses_nodes() -> None:
+    software = load_software("nanotron")
+    inside, across = pipelined("nanotron", 1, 2, tensor=4), pipelined("nanotron", 2, 2, tensor=4)
+    assert across.time["launch"] > 2 * inside.time["launch"]
+    assert software.host_peer_pipeline > software.host_peer > 0
+
+
+def test_a_gather_after_the_step_is_exposed_where_the_stack_does_not_overlap_it() -> None:
+    def data_seconds(stack: str) -> float:
+        job = Job(global_batch=64, seq_len=2048, stack=stack)
+        plan = Parallelism(data=64, zero_stage=1, shard_degree=64)
+        evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:8"), job)
+        return evaluator.estimate(plan).time.get("data", 0.0)
+
+    assert load_software("megatron").overlap_gather < load_software("nemo").overlap_gather
+    assert data_seconds("megatron") > data_seconds("nemo") + 1e-3
+
+
+def test_logits_stay_on_the_device() -> None:
+    """Only layers' activations travel: the same with a vocabulary ten times as wide but for its products."""
+    job = Job(global_batch=8, seq_len=8192, stack="jax-xla")
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("tpu-v6e:2x4")
+    plan = Parallelism(data=8, zero_stage=3, shard_degree=8, recompute="full")
+    evaluator = Evaluator(model, cluster, job)
+    kept, moved = (
+        evaluator.estimate(plan.model_copy(update={"offload": offload})) for offload in ((), ("activations",))
+    )
+    logits = 8192 * evaluator.graph.dims["vocab"] * 2 / cluster.device.host_bandwidth
+    assert moved.step_time_s - kept.step_time_s < logits
