@@ -98,8 +98,14 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
     """Every row of a file, with our error and that of the constant MFU of its device."""
     raw, book = load(name), Bookkeeper()
     report = validate(raw, book)
-    estimates = iter(book.seen)
-    known = [(next(estimates) if row.skipped is None else None) for row in report.rows]
+    # Of a run that leaves something open several plans are priced; the one that was scored has its numbers.
+    priced = iter(book.seen)
+    known = [
+        next(pair for pair in priced if pair[1].step_time_s == row.predicted.step_time_s)
+        if row.predicted is not None
+        else None
+        for row in report.rows
+    ]
     judged = []
     for source, row, pair in zip(raw, report.rows, known, strict=True):
         series = str(source.get("series"))
