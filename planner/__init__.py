@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from planner.plans import Parallelism as Parallelism
     from planner.plans import Pins as Pins
     from planner.plans import Plan as Plan
+    from planner.tracing.from_jax import from_jax as from_jax
+    from planner.tracing.program import Program as Program
+    from planner.tracing.sharded import ShardedProgram as ShardedProgram
+    from planner.tracing.solving import shard as shard
 
 _HOMES = MappingProxyType(
     {
@@ -47,6 +51,10 @@ _HOMES = MappingProxyType(
         "planner.models.catalog": ("build_graph", "list_models", "load_model"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
+        "planner.tracing.from_jax": ("from_jax",),
+        "planner.tracing.program": ("Program",),
+        "planner.tracing.sharded": ("ShardedProgram",),
+        "planner.tracing.solving": ("shard",),
     }
 )
 """Module -> public names that live there."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import catalogues, commands, contest, imports, timeline
+from planner.cli import catalogues, commands, contest, imports, programs, timeline
 from planner.cli.options import flatten
 from planner.cli.outcome import guarded
 
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         commands.explain,
         timeline.timeline,
         contest.solve_iopddl,
+        programs.shard,
     ),
     "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
 }
