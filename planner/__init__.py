@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from planner.plans import Parallelism as Parallelism
     from planner.plans import Pins as Pins
     from planner.plans import Plan as Plan
+    from planner.tracing.from_jax import from_jax as from_jax
+    from planner.tracing.program import Program as Program
+    from planner.tracing.sharded import ShardedProgram as ShardedProgram
+    from planner.tracing.solving import shard as shard
     from planner.training.jax_trees import jax_shardings as jax_shardings
     from planner.training.jax_trees import logical_axis_rules as logical_axis_rules
     from planner.training.monitor import Monitor as Monitor
@@ -55,6 +59,10 @@ _HOMES = MappingProxyType(
         "planner.models.catalog": ("build_graph", "list_models", "load_model"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
+        "planner.tracing.from_jax": ("from_jax",),
+        "planner.tracing.program": ("Program",),
+        "planner.tracing.sharded": ("ShardedProgram",),
+        "planner.tracing.solving": ("shard",),
         "planner.training.jax_trees": ("jax_shardings", "logical_axis_rules"),
         "planner.training.monitor": ("Monitor",),
         "planner.training.planning": ("plan_for",),

@@ -14,6 +14,7 @@ from planner.cli import (
     methods,
     pages,
     pipelines,
+    programs,
     sweeps,
     timeline,
     verification,
@@ -37,6 +38,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
         imports.advise,
         commands.export,
         verification.verify,
+        programs.shard,
     ),
     "Understanding": (
         commands.explain,

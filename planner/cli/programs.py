@@ -1,0 +1,78 @@
+"""``shard``: layouts for a program that was traced from a framework."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.cli.files import print_json, write_files
+from planner.cli.options import OutputOptions
+from planner.cli.thresholds import check_thresholds
+from planner.errors import InputError
+
+
+def shard(
+    program: Annotated[Path, typer.Argument(help="A program: JSON of from_jax(...) or from_torch(...).")],
+    cluster: Annotated[str, typer.Argument(help="name:nodes, or a file.")],
+    output: OutputOptions,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", help="Axes, outermost first, as data=4,model=8. Left out: nodes, devices."),
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", help="For the arrays on one device, as '60 GiB'.")
+    ] = None,
+    optimizer_share: Annotated[
+        float,
+        typer.Option(
+            "--optimizer-share", help="Bytes that an optimizer keeps per byte of parameters.", min=0.0
+        ),
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Wall time for the solver.", min=0.0)] = 60.0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the sharded program here.")
+    ] = None,
+) -> None:
+    """Choose how every array of a traced program lies on a mesh.
+
+    meshwright shard step.json dgx-h100:2 --mesh data=4,model=4 -o sharded.json
+    """
+    from cluster_specs.record import validated
+    from cluster_specs.units import parse_quantity
+    from planner.report.sharding import sharding_report
+    from planner.runs.files import parse_mapping, read_text
+    from planner.tracing.program import Program
+    from planner.tracing.solving import shard as choose
+
+    read = validated(Program, parse_mapping(read_text(program), ".json", str(program)), str(program))
+    limit = None if memory_limit is None else parse_quantity(memory_limit, "B")
+    answer = choose(
+        read,
+        cluster,
+        None if mesh is None else _axes(mesh),
+        memory_limit=limit,
+        optimizer_share=optimizer_share,
+        seconds=seconds,
+    )
+    data = answer.model_dump(mode="json", by_alias=True)
+    if out is not None:
+        write_files({out: answer.to_json(indent=2) + "\n"})
+    if output.json:
+        print_json(data)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in sharding_report(answer)))
+    check_thresholds(data, output.fail_if or ())
+
+
+def _axes(text: str) -> dict[str, int]:
+    """``data=4,model=8`` as sizes by name."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name.strip().isidentifier() or not size.strip().isdigit() or name.strip() in found:
+            raise InputError(
+                f"--mesh {text!r}: {part!r} is no axis; write names and sizes, as data=4,model=8"
+            )
+        found[name.strip()] = int(size)
+    return found

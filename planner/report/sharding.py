@@ -1,0 +1,27 @@
+"""A sharded program in lines for people."""
+
+from collections.abc import Iterator
+
+from planner.tracing.sharded import ShardedProgram
+
+
+def sharding_report(answer: ShardedProgram) -> Iterator[str]:
+    """The answer in lines for people."""
+    axes = ", ".join(f"{name} {size}" for name, size in answer.mesh.items())
+    proof = "proven best" if answer.proven else f"within {answer.gap:.1%} of the best possible"
+    fold = ", repeated blocks alike" if answer.folded else ""
+    yield f"{answer.program.name} on {answer.cluster}, mesh {axes}"
+    yield f"time         {1e3 * answer.seconds:.3f} ms ({proof} in this space{fold})"
+    yield f"  computing  {1e3 * answer.compute_seconds:.3f} ms"
+    yield f"  exchanging {1e3 * answer.communication_seconds:.3f} ms"
+    used, limit = answer.memory_bytes / 2**30, answer.memory_limit_bytes / 2**30
+    yield f"memory       {used:.2f} GiB of {limit:.2f} GiB for arrays"
+    for name, seconds in answer.baselines.items():
+        yield f"{name + ':':<15}{1e3 * seconds:.3f} ms"
+    yield f"cleaned      {'; '.join(answer.program.applied) or 'nothing to do'}"
+    if answer.program.replicated:
+        yield f"replicated   no rule for {', '.join(answer.program.replicated)}"
+    yield "inputs"
+    width = max(map(len, answer.inputs), default=0)
+    for path, partition in answer.inputs.items():
+        yield f"  {path:<{width}}  {', '.join('+'.join(axes) or '-' for axes in partition) or 'scalar'}"

@@ -1,0 +1,141 @@
+"""Plans as people write them: layouts for the inputs, and everything else follows.
+
+Each operator takes what is cheapest next to what is already decided, first in the program's order, then again
+until nothing changes: as a partitioner propagates annotations, and no worse.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.tracing.layouts import WHOLE, Layout, NamedMesh
+from planner.tracing.nodes import Nodes
+from planner.tracing.options import all_layouts
+from planner.tracing.problem import LayoutProblem
+from planner.tracing.program import Program, Value
+
+SWEEPS = 10
+
+Rules = Mapping[str, Sequence[str | None | tuple[str, ...]]]
+"""Regular expression for the path of an input -> arguments of a ``PartitionSpec``."""
+
+
+def follow(problem: LayoutProblem, nodes: Nodes, fixed: Mapping[int, int]) -> list[int]:
+    """An option per node, by number, where the nodes in ``fixed`` keep theirs."""
+    around: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.options]
+    for u, v, table in problem.links:
+        around[u].append((v, table))
+        around[v].append((u, table.T))
+    chosen: dict[int, int] = dict(fixed)
+
+    def best(node: int) -> int:
+        costs = problem.seconds[node].copy()
+        for other, table in around[node]:
+            if other in chosen and other != node:
+                costs = costs + table[:, chosen[other]]
+            elif other == node:
+                costs = costs + np.diagonal(table)
+        return int(costs.argmin())
+
+    order = _order(nodes)
+    for _ in range(SWEEPS):
+        before = dict(chosen)
+        for node in order:
+            if node not in fixed:
+                chosen[node] = best(node)
+        if chosen == before:
+            break
+    return [chosen[node] for node in range(len(problem.options))]
+
+
+def _order(nodes: Nodes) -> list[int]:
+    """Inputs, then operators, each after the copies that begin with it."""
+    first_copy = len(nodes.inputs) + len(nodes.operations)
+    copies: dict[int, list[int]] = {}
+    for k, copy in enumerate(nodes.copies):
+        copies.setdefault(copy.first, []).append(first_copy + k)
+    order = list(range(len(nodes.inputs)))
+    for i in range(len(nodes.operations)):
+        order += [*copies.get(i, ()), len(nodes.inputs) + i]
+    return order
+
+
+def data_parallel(value: Value, program: Program, mesh: NamedMesh) -> Layout:
+    """Parameters and what is kept with them whole; data split along its first dim over as many axes as divide it."""
+    whole = (WHOLE,) * len(mesh.sizes)
+    if not value.shape or value.name in program.kept:
+        return whole
+    return _along(value.shape, 0, mesh)
+
+
+def zero_3(value: Value, program: Program, mesh: NamedMesh) -> Layout:
+    """As `data_parallel`, with parameters and states in shards of the dim that splits over most axes.
+
+    The first dim of an array of three or more is left whole if another does as well: layers are stacked in it.
+    """
+    if not value.shape or value.name not in program.kept:
+        return data_parallel(value, program, mesh)
+    found = [_along(value.shape, d, mesh) for d in range(len(value.shape))]
+    return max(
+        reversed(found), key=lambda layout: mesh.degree([a for a, d in enumerate(layout) if d != WHOLE])
+    )
+
+
+BASELINES: Mapping[str, Callable[[Value, Program, NamedMesh], Layout]] = {
+    "data parallel": data_parallel,
+    "ZeRO-3": zero_3,
+}
+"""Name -> layout of each input."""
+
+
+def by_rules(rules: Rules, axes: Sequence[str]) -> Callable[[Value, Program, NamedMesh], Layout]:
+    """Layouts by the first rule whose expression is found in the input's path; without one, whole.
+
+    Raises ``InputError`` for an axis that the mesh does not have.
+    """
+
+    def layout(value: Value, program: Program, mesh: NamedMesh) -> Layout:
+        found = [WHOLE] * len(axes)
+        parts = next((p for expression, p in rules.items() if re.search(expression, value.path)), ())
+        for dim, part in enumerate(parts):
+            for axis in () if part is None else (part,) if isinstance(part, str) else part:
+                if axis not in axes:
+                    raise InputError(f"{value.path}: the mesh has no axis {axis!r}; it has {', '.join(axes)}")
+                found[axes.index(axis)] = dim
+        return tuple(found)
+
+    return layout
+
+
+def fixed_inputs(
+    problem: LayoutProblem,
+    nodes: Nodes,
+    program: Program,
+    mesh: NamedMesh,
+    layout: Callable[[Value, Program, NamedMesh], Layout],
+) -> dict[int, int]:
+    """The inputs' nodes, each with the number of its layout; raises ``InputError`` where one does not divide."""
+    fixed = {}
+    for node, name in enumerate(nodes.inputs):
+        value = program.value[name]
+        wanted = layout(value, program, mesh)
+        if wanted not in problem.options[node]:
+            raise InputError(
+                f"{value.path or name} of shape {value.shape} cannot lie as {wanted} on {dict(mesh.axes)}"
+            )
+        fixed[node] = problem.options[node].index(wanted)
+    return fixed
+
+
+def _along(shape: tuple[int, ...], dim: int, mesh: NamedMesh) -> Layout:
+    """Split over one dim, by as many axes as divide it, outer ones first."""
+    layout, degree = [WHOLE] * len(mesh.sizes), 1
+    for axis, size in enumerate(mesh.sizes):
+        if size > 1 and shape[dim] % (degree * size) == 0:
+            layout[axis] = dim
+            degree *= size
+    assert tuple(layout) in all_layouts(shape, mesh.sizes) or math.prod(mesh.sizes) == 1
+    return tuple(layout)

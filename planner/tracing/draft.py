@@ -1,0 +1,125 @@
+"""An operator that passes still work on: its factors can be cut, its inputs replaced, others merged into it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.tracing.factors import common_cuts
+from planner.tracing.program import Dims, Halo, Kind, Member, Operation, Program, Reduction
+
+
+@dataclass
+class Draft:
+    """The fields of an `Operation`, open to change."""
+
+    name: str
+    kind: Kind
+    primitives: list[str]
+    inputs: list[str]
+    outputs: list[str]
+    sizes: list[int]
+    reads: list[Dims]
+    writes: list[Dims]
+    whole: set[int]
+    reductions: list[Reduction]
+    halos: list[Halo]
+    times: int
+    region: str
+    key: str
+    members: list[Member] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, op: Operation) -> "Draft":
+        """A draft of ``op``, its own first member."""
+        members = list(op.members) or [Member(name=op.name, reads=op.reads, writes=op.writes)]
+        return cls(
+            op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
+            list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
+            op.region, op.key, members,
+        )  # fmt: skip
+
+    def done(self) -> Operation:
+        """The finished operator."""
+        return Operation.model_construct(
+            name=self.name, kind=self.kind, primitive="+".join(self.primitives), inputs=tuple(self.inputs),
+            outputs=tuple(self.outputs), sizes=tuple(self.sizes), reads=tuple(self.reads),
+            writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
+            halos=tuple(self.halos), times=self.times, region=self.region, key=self.key,
+            members=tuple(self.members),
+        )  # fmt: skip
+
+    def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Replace a factor by several, major first; their numbers."""
+        if len(sizes) == 1:
+            return (factor,)
+        pieces = (factor, *range(len(self.sizes), len(self.sizes) + len(sizes) - 1))
+        self.sizes[factor] = sizes[0]
+        self.sizes += sizes[1:]
+        self.rename({factor: pieces})
+        if any(h.factor == factor for h in self.halos):
+            self.halos = [h for h in self.halos if h.factor != factor]
+            self.whole |= set(pieces)
+        return pieces
+
+    def rename(self, to: Mapping[int, tuple[int, ...]]) -> None:
+        """Write other factors in the place of some."""
+        self.reads = [renamed(d, to) for d in self.reads]
+        self.writes = [renamed(d, to) for d in self.writes]
+        self.whole = {g for f in self.whole for g in to.get(f, (f,))}
+        self.reductions = [
+            r.model_copy(update={"dims": _flat(r.dims, to), "over": _flat(r.over, to)})
+            for r in self.reductions
+        ]
+        self.members = [
+            Member.model_construct(
+                name=m.name,
+                reads=tuple(renamed(d, to) for d in m.reads),
+                writes=tuple(renamed(d, to) for d in m.writes),
+            )
+            for m in self.members
+        ]
+
+
+def renamed(dims: Dims, to: Mapping[int, tuple[int, ...]]) -> Dims:
+    """``dims`` with other factors in the place of some."""
+    return tuple(_flat(factors, to) for factors in dims)
+
+
+def _flat(factors: Iterable[int], to: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(g for f in factors for g in to.get(f, (f,)))
+
+
+def matching_cuts(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[int]] | None:
+    """Per dim, sizes of which both ways to index it are made; None where they do not nest."""
+    found = []
+    for a, b in zip(first, second, strict=True):
+        cuts = list(a) if list(a) == list(b) else common_cuts(a, b)
+        if cuts is None:
+            return None
+        found.append(cuts)
+    return found
+
+
+def apply_cuts(draft: Draft, factors: Sequence[int], cuts: Sequence[int]) -> list[int]:
+    """Cut the factors of one dim so that they have the sizes ``cuts``; the numbers of the pieces."""
+    rest, pieces = list(cuts), list[int]()
+    for factor in factors:
+        taken, size = [], 1
+        while size < draft.sizes[factor]:
+            taken.append(rest.pop(0))
+            size *= taken[-1]
+        pieces += draft.cut(factor, taken)
+    return pieces
+
+
+def finished(program: Program, drafts: Sequence[Draft], note: str) -> Program:
+    """``program`` with other operators, values that are gone left out, and a note of what was done."""
+    operations = tuple(d.done() for d in drafts)
+    used = {n for op in operations for n in (*op.inputs, *op.outputs)} | {*program.inputs, *program.outputs}
+    used |= {n for t in program.ties for n in (t.source, t.target)}
+    values = tuple(v for v in program.values if v.name in used)
+    update = {
+        "operations": operations,
+        "values": values,
+        "applied": (*program.applied, *((note,) if note else ())),
+    }
+    return program.model_copy(update=update)

@@ -1,0 +1,112 @@
+"""What a choice of layouts does: the one evaluator of programs.
+
+Seconds add up: every operator computes, then exchanges; every array is moved where its reader wants it otherwise.
+The optimiser's objective is made of the same terms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from planner.tracing.layouts import share
+from planner.tracing.lifetimes import node_intervals
+from planner.tracing.nodes import CopyOption, NodeOption, Nodes, left_layout, refused, wanted_layout
+from planner.tracing.options import Option
+from planner.tracing.pricing import Exchange, ProgramPricer
+
+
+class Priced(NamedTuple):
+    """One collective, and the operator that it is for."""
+
+    operator: str
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEstimate:
+    """Time and memory of one call of a program on one device."""
+
+    compute: float
+    """[s]"""
+    communication: float
+    """[s]"""
+    memory_bytes: float
+    """Of arrays, at the moment when they are most [B]."""
+    exchanges: tuple[Priced, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Computing and communicating, one after the other [s]."""
+        return self.compute + self.communication
+
+    @property
+    def sent_bytes(self) -> Mapping[str, float]:
+        """By collective, what one device sends per call [B]."""
+        total: dict[str, float] = {}
+        for _, e in self.exchanges:
+            total[e.collective] = total.get(e.collective, 0.0) + e.sent_bytes * e.times
+        return total
+
+
+def evaluate_program(
+    pricer: ProgramPricer, nodes: Nodes, chosen: Sequence[NodeOption], state_share: float = 0.0
+) -> ProgramEstimate:
+    """Price the options ``chosen``, one per node; ``state_share`` as in `node_bytes`.
+
+    Raises ``ValueError`` where a copy that holds nothing of its own differs from its value.
+    """
+    exchanges: list[Priced] = []
+    compute = sum(pricer.arrival(n, left_layout(o, 0)) for n, o in zip(nodes.inputs, chosen, strict=False))
+    for op, option in zip(nodes.operations, chosen[len(nodes.inputs) :], strict=False):
+        assert isinstance(option, Option)
+        cost = pricer.operation(op, option)
+        compute += cost.compute
+        exchanges += [Priced(op.name, e) for e in cost.exchanges]
+    names, operators = nodes.names, nodes.operators
+    for link in nodes.links:
+        source = left_layout(chosen[link.source.node], link.source.place)
+        if refused(link, source, chosen[link.target.node]):
+            raise ValueError(f"{names[link.target.node]} does not lie as {link.value} does")
+        target = wanted_layout(chosen[link.target.node], link)
+        found = pricer.move(link.value, source, target, link.times)
+        exchanges += [Priced(operators[link.target.node], e) for e in found]
+    communication = sum(p.exchange.seconds * p.exchange.times for p in exchanges)
+    return ProgramEstimate(
+        compute, communication, peak_bytes(pricer, nodes, chosen, state_share), tuple(exchanges)
+    )
+
+
+def node_bytes(
+    pricer: ProgramPricer, nodes: Nodes, node: int, option: NodeOption, state_share: float
+) -> list[float]:
+    """Bytes of what a node makes, output by output [B].
+
+    ``state_share``: bytes kept for the optimizer beside each parameter, as a multiple of it.
+    """
+    program, mesh = pricer.program, pricer.mesh
+    if isinstance(option, Option):
+        op = nodes.operations[node - len(nodes.inputs)]
+        return [pricer.full_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)]
+    if isinstance(option, CopyOption):
+        copy = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)]
+        return [pricer.full_bytes(copy.value) * share(mesh, option.layout) if option.held else 0.0]
+    name = nodes.inputs[node]
+    states = 1 + state_share if program.value[name].role == "parameter" else 1.0
+    return [pricer.full_bytes(name) * share(mesh, option) * states]
+
+
+def peak_bytes(
+    pricer: ProgramPricer, nodes: Nodes, chosen: Sequence[NodeOption], state_share: float = 0.0
+) -> float:
+    """The most that is held at once [B]."""
+    change = [0.0] * (len(nodes.operations) + 1)
+    for node, intervals in enumerate(node_intervals(pricer.program, nodes)):
+        taken = node_bytes(pricer, nodes, node, chosen[node], state_share)
+        for (first, last), size in zip(intervals, taken, strict=True):
+            change[first] += size
+            change[last] -= size
+    held = peak = 0.0
+    for step in change:
+        held += step
+        peak = max(peak, held)
+    return peak

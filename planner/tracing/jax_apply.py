@@ -1,0 +1,236 @@
+"""The same JAX function, with every array constrained to lie as a `ShardedProgram` says.
+
+The function is traced again and its equations are run one by one under their names in the program; compiled
+under ``jax.jit`` it leaves XLA only the moves that the plan has priced.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from planner.errors import InputError
+from planner.tracing.from_jax import CALLS, calls, label
+from planner.tracing.jax_rules import JAX_RULES
+from planner.tracing.program import Dims, Operation
+from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
+
+SCOPE = "mw["
+"""Begins the name scope of every operator in the compiled program; the name follows, then ``]``."""
+
+
+def scope_of(operator: str) -> str:
+    """Name scope of an operator; slashes would make levels of it."""
+    return f"{SCOPE}{operator.replace('/', '>')}]"
+
+
+def apply_shardings(
+    function: Callable[..., Any], sharded: ShardedProgram, mesh: Any, arguments: Sequence[Any]
+) -> Callable[..., Any]:
+    """``function`` with its arrays laid out on ``mesh`` (a ``jax.sharding.Mesh`` with the plan's axes).
+
+    ``arguments`` are those of `from_jax`, arrays or their shapes. What is returned is to be compiled with
+    ``jax.jit``. Raises ``InputError`` where the mesh has other axes, or the function is not the program's.
+    """
+    import jax
+
+    if dict(mesh.shape) != dict(sharded.mesh):
+        raise InputError(f"the mesh is {dict(mesh.shape)}, the plan is for {dict(sharded.mesh)}")
+    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    paths = [sharded.program.value[n].path for n in sharded.program.inputs]
+    if len(closed.jaxpr.invars) != len(paths):
+        raise InputError(f"{len(closed.jaxpr.invars)} arrays are given, the program has {len(paths)} inputs")
+
+    def run(*given: Any) -> Any:
+        runner = _Runner(sharded, mesh)
+        leaves = jax.tree_util.tree_leaves(given)
+        placed = [runner.put(x, sharded.inputs[path]) for x, path in zip(leaves, paths, strict=True)]
+        made = runner.finish(runner.body(closed.jaxpr, closed.consts, placed, ""))
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(result), made)
+
+    return run
+
+
+def input_shardings(sharded: ShardedProgram, mesh: Any, arguments: Sequence[Any]) -> Any:
+    """A ``NamedSharding`` for every array of ``arguments``, in their structure: for ``jax.device_put``."""
+    import jax
+
+    structure = jax.tree_util.tree_structure(tuple(arguments))
+    names = (sharded.program.value[n].path for n in sharded.program.inputs)
+    found = [_named(mesh, sharded.inputs[name]) for name in names]
+    return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _named(mesh: Any, partition: Partition) -> Any:
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    return NamedSharding(mesh, PartitionSpec(*spec_arguments(partition)))
+
+
+class _Known(NamedTuple):
+    """A number that is written in the function; the program has no value for it."""
+
+    number: Any
+
+
+def _plain(value: Any) -> Any:
+    return value.number if isinstance(value, _Known) else value
+
+
+class _Site(NamedTuple):
+    """An equation of the function, as part of an operator of the program."""
+
+    operation: Operation
+    sharding: OperatorSharding
+    reads: tuple[Dims, ...]
+    writes: tuple[Dims, ...]
+
+
+class _Runner:
+    """Runs equations under constraints."""
+
+    def __init__(self, sharded: ShardedProgram, mesh: Any) -> None:
+        self.sharded, self.mesh = sharded, mesh
+        chosen = {s.name: s for s in sharded.operators}
+        self.sites: dict[str, _Site] = {}
+        self.lies: dict[int, tuple[Any, Partition]] = {}
+        """Arrays that were constrained, by identity, with how they lie."""
+        for op in sharded.program.operations:
+            for member in op.members:
+                self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
+
+    def put(self, array: Any, partition: Partition) -> Any:
+        """``array`` constrained; scalars and what does not divide are left alone."""
+        import jax
+
+        if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
+            return array
+        placed = jax.lax.with_sharding_constraint(array, _named(self.mesh, partition))
+        self.lies[id(placed)] = (placed, partition)
+        return placed
+
+    def _apart(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Operands of a call; what is to be computed again is kept apart from the first time, where it lies."""
+        import jax
+
+        if not (equation.params.get("differentiated") and equation.params.get("prevent_cse")):
+            return operands
+        plain = [_plain(x) for x in operands]
+        apart = jax.lax.optimization_barrier(tuple(plain))
+        known = [self.lies.get(id(x)) for x in plain]
+        return [new if lay is None else self.put(new, lay[1]) for new, lay in zip(apart, known, strict=True)]
+
+    def finish(self, arrays: Sequence[Any]) -> list[Any]:
+        """What the function returns: as its tie, or the operator that made it, wants it."""
+        import jax
+
+        program = self.sharded.program
+        tied = {t.source: t.target for t in program.ties if t.target in program.inputs}
+        done = []
+        for array, name in zip(map(_plain, arrays), program.results, strict=True):
+            if name in tied:
+                with jax.named_scope(scope_of(tied[name])):
+                    array = self.put(array, self.sharded.inputs[program.value[tied[name]].path])
+            elif name is not None:
+                array = self.put(array, self.sharded.outputs[name])
+            done.append(array)
+        return done
+
+    def body(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any], prefix: str) -> list[Any]:
+        """Values of the outputs of ``jaxpr``."""
+        import jax
+
+        values: dict[Any, Any] = dict(
+            zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *given), strict=True)
+        )
+
+        def read(atom: Any) -> Any:
+            return _Known(atom.val) if hasattr(atom, "val") else values[atom]
+
+        for index, equation in enumerate(jaxpr.eqns):
+            title = prefix + label(equation, index)
+            operands = [read(atom) for atom in equation.invars]
+            inner = calls(equation)
+            if inner is not None:
+                source = equation.params[CALLS[equation.primitive.name]]
+                made = self.body(
+                    inner, getattr(source, "consts", ()), self._apart(equation, operands), f"{title}/"
+                )
+            else:
+                with jax.named_scope(scope_of(self._owner(title))):
+                    made = self._equation(equation, title, operands)
+            values.update(zip(equation.outvars, made, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _owner(self, title: str) -> str:
+        return self.sites[title].operation.name if title in self.sites else title
+
+    def _equation(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        if equation.primitive.name == "scan":
+            return self._scan(equation, title, operands)
+        site = self.sites.get(title)
+        if site is not None:
+            places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
+            for i, dims in zip(places, site.reads, strict=True):
+                operands[i] = self.put(operands[i], _partition(dims, site.sharding.split))
+        made = equation.primitive.bind(*map(_plain, operands), **equation.params)
+        found = list(made) if equation.primitive.multiple_results else [made]
+        if site is None:
+            return self._seen_through(equation, operands, found)
+        return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+
+    def _seen_through(self, equation: Any, operands: list[Any], made: list[Any]) -> list[Any]:
+        """A view lies as what it shows, so that a move happens where its reader is, as priced."""
+        rule = JAX_RULES.get(equation.primitive.name)
+        known = self.lies.get(id(operands[0])) if len(operands) == 1 else None
+        if rule is None or known is None:
+            return made
+        shapes = [x.shape for x in operands], [x.shape for x in made]
+        loops = rule(equation.params, *shapes, str(made[0].dtype))
+        split = {
+            axis: dim[0] for dim, axes in zip(loops.reads[0], known[1], strict=True) if dim for axis in axes
+        }
+        shown = _partition(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
+        kept = {axis for axes in shown for axis in axes} == set(split)
+        return [self.put(made[0], shown)] if loops.kind == "view" and kept else made
+
+    def _left(self, site: _Site) -> list[Partition]:
+        """How an equation's outputs are left: sums where the plan puts them."""
+        if len(site.operation.members) == 1 and len(site.writes) == len(site.sharding.writes):
+            return list(site.sharding.writes)
+        return [_partition(dims, site.sharding.split) for dims in site.writes]
+
+    def _scan(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        import jax
+
+        params = equation.params
+        consts, carried = params["num_consts"], params["num_carry"]
+        inner = params["jaxpr"]
+
+        def place(arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
+            return [self._at_boundary(x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
+
+        def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
+            state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
+            made = self.body(inner.jaxpr, inner.consts, [*operands[:consts], *state, *rows], f"{title}/")
+            made = [_plain(x) for x in made]
+            return place(made[:carried], "carry", "writes"), place(made[carried:], "stack", "reads")
+
+        start = place([_plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
+        scanned = place([_plain(x) for x in operands[consts + carried :]], "slice", "reads")
+        options = {k: params[k] for k in ("length", "reverse", "unroll")}
+        state, stacked = jax.lax.scan(step, start, scanned, **options)
+        return [*state, *place(stacked, "stack", "writes")]
+
+    def _at_boundary(self, array: Any, name: str, side: str) -> Any:
+        """What enters or leaves a scan, as the plan has it there."""
+        import jax
+
+        site = self.sites.get(name)
+        if site is None:
+            return array
+        with jax.named_scope(scope_of(name)):
+            return self.put(array, _partition(getattr(site, side)[0], site.sharding.split))
+
+
+def _partition(dims: Dims, split: Mapping[str, int]) -> Partition:
+    """How an array lies when loops are split so."""
+    return tuple(tuple(axis for axis, f in split.items() if dim and dim[0] == f) for dim in dims)

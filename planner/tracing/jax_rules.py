@@ -1,0 +1,203 @@
+"""Which family of operators each JAX primitive belongs to.
+
+A rule takes the equation's parameters and the shapes on both sides; it never touches an array.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from planner.tracing.factors import (
+    Rule,
+    Shape,
+    aligned,
+    broadcast,
+    created,
+    elementwise,
+    reduction,
+    reshaped,
+    stacked,
+    transposed,
+)
+from planner.tracing.indexing import Lookup, accumulation, lookup
+from planner.tracing.products import Convolution, convolution, product
+
+Params = Mapping[str, Any]
+JaxRule = Callable[[Params, Sequence[Shape], Sequence[Shape], str], Rule]
+"""(parameters, input shapes, output shapes, result's dtype) -> loops."""
+
+ELEMENTWISE = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
+    clamp clz complex conj copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
+    sin sinh sqrt square sub tan tanh threefry2x32 xor
+"""
+"""Each output element from the input elements at its place."""
+
+SAME = """
+    convert_element_type copy_p device_put name optimization_barrier pvary reduce_precision sharding_constraint
+    stop_gradient
+"""
+"""The same array, or the same numbers in another type."""
+
+REDUCTIONS = "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
+
+CREATED = "empty iota random_bits random_fold_in random_seed random_unwrap random_wrap"
+"""Made of a seed or of nothing."""
+
+ALONG = "cumlogsumexp cummax cummin cumprod cumsum"
+"""One element after another along an axis."""
+
+
+def _elementwise(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return elementwise(inputs, outputs)
+
+
+def _same(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    rule = elementwise(inputs, outputs)
+    return rule._replace(kind="view") if len(inputs) == 1 else rule
+
+
+def _reduction(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return reduction(inputs[0], params["axes"], dtype)
+
+
+def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    rule = created(outputs)
+    seeds = tuple(tuple(() for _ in shape) for shape in inputs)
+    return rule._replace(reads=seeds)
+
+
+def _dot(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    contracting, batch = params["dimension_numbers"]
+    return product(inputs[0], inputs[1], contracting, batch)
+
+
+def _convolution(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    numbers = params["dimension_numbers"]
+    how = Convolution(
+        numbers.lhs_spec,
+        numbers.rhs_spec,
+        numbers.out_spec,
+        params["window_strides"],
+        all(n == 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"])),
+        params["feature_group_count"],
+        params["batch_group_count"],
+    )
+    return convolution(inputs[0], inputs[1], outputs[0], how)
+
+
+def _gather(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    numbers = params["dimension_numbers"]
+    how = Lookup(
+        numbers.offset_dims,
+        numbers.collapsed_slice_dims,
+        numbers.operand_batching_dims,
+        numbers.start_indices_batching_dims,
+        numbers.start_index_map,
+    )
+    return lookup(inputs[0], inputs[1], outputs[0], params["slice_sizes"], how)
+
+
+def _scatter(adds: bool) -> JaxRule:
+    def rule(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+        numbers = params["dimension_numbers"]
+        how = Lookup(
+            numbers.update_window_dims,
+            numbers.inserted_window_dims,
+            numbers.operand_batching_dims,
+            numbers.scatter_indices_batching_dims,
+            numbers.scatter_dims_to_operand_dims,
+        )
+        return accumulation(inputs[0], inputs[1], inputs[2], how, adds)
+
+    return rule
+
+
+def _reshape(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return reshaped(inputs[0], outputs[0])
+
+
+def _transpose(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return transposed(inputs[0], params["permutation"])
+
+
+def _broadcast(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    if not inputs:
+        return created(outputs)
+    return broadcast(inputs[0], outputs[0], params["broadcast_dimensions"])
+
+
+def _aligned(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return aligned(inputs, outputs)
+
+
+def _along(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return aligned(inputs, outputs, (params["axis"],))
+
+
+def _concatenate(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return aligned(inputs, outputs, (params["dimension"],))
+
+
+def _stack(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return stacked(inputs, outputs[0], params["axis"])
+
+
+def _unstack(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    rule = stacked(outputs, inputs[0], params["axis"])
+    return rule._replace(reads=rule.writes, writes=rule.reads)
+
+
+def _reversed(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    return aligned(inputs, outputs, params["dimensions"])
+
+
+def _last(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    rank = len(inputs[0])
+    return aligned(inputs, outputs, (rank - 1,))
+
+
+def _windows(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    touched = [i for i, n in enumerate(params["window_dimensions"]) if n > 1]
+    return aligned(inputs, outputs, touched)
+
+
+JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
+    {
+        **dict.fromkeys(ELEMENTWISE.split(), _elementwise),
+        **dict.fromkeys(SAME.split(), _same),
+        **dict.fromkeys(REDUCTIONS.split(), _reduction),
+        **dict.fromkeys(CREATED.split(), _created),
+        **dict.fromkeys(ALONG.split(), _along),
+        "dot_general": _dot,
+        "conv_general_dilated": _convolution,
+        "gather": _gather,
+        "scatter": _scatter(adds=False),
+        "scatter-add": _scatter(adds=True),
+        "scatter_mul": _scatter(adds=False),
+        "reshape": _reshape,
+        "squeeze": _reshape,
+        "expand_dims": _reshape,
+        "transpose": _transpose,
+        "broadcast_in_dim": _broadcast,
+        "slice": _aligned,
+        "dynamic_slice": _aligned,
+        "dynamic_update_slice": _aligned,
+        "pad": _aligned,
+        "split": _aligned,
+        "concatenate": _concatenate,
+        "stack": _stack,
+        "unstack": _unstack,
+        "rev": _reversed,
+        "sort": _concatenate,
+        "top_k": _last,
+        "reduce_window": _windows,
+        "reduce_window_sum": _windows,
+        "reduce_window_max": _windows,
+        "select_and_scatter_add": _windows,
+        "select_and_gather_add": _windows,
+    }
+)
+"""Rule of every primitive that is known; calls and scans are followed instead (`from_jax`)."""

@@ -1,0 +1,49 @@
+"""How long the arrays of a program live, in positions of its operators.
+
+Inputs are held throughout. A value lives from the operator that makes it to the last that reads it; rows that a
+scan collects live from its first operator on. What one operator moves and reads once is not counted.
+"""
+
+from planner.tracing.nodes import Nodes
+from planner.tracing.program import Program
+
+Interval = tuple[int, int]
+"""First position, and the one after the last."""
+
+
+def value_intervals(program: Program) -> dict[str, Interval]:
+    """Per value that an operator makes."""
+    end = len(program.operations)
+    starts = _region_starts(program)
+    kept = {*program.outputs, *(t.source for t in program.ties)}
+    found = {}
+    for i, op in enumerate(program.operations):
+        begin = starts.get(op.region, i) if op.kind == "boundary" and op.region else i
+        for name in op.outputs:
+            last = max((i, *program.readers.get(name, ())))
+            found[name] = (begin, end if name in program.outputs else last + 1)
+            if name in kept and name not in program.outputs:
+                found[name] = (begin, max(found[name][1], _region_end(program, op.region, i)))
+    return found
+
+
+def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
+    """Per node, the intervals of what it makes, output by output."""
+    values = value_intervals(program)
+    found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
+    found += [[values[name] for name in op.outputs] for op in nodes.operations]
+    return found + [[(copy.first, copy.last + 1)] for copy in nodes.copies]
+
+
+def _region_starts(program: Program) -> dict[str, int]:
+    starts: dict[str, int] = {}
+    for i, op in enumerate(program.operations):
+        starts.setdefault(op.region, i)
+    return starts
+
+
+def _region_end(program: Program, region: str, position: int) -> int:
+    """After the last operator of a scan's body; the program's end outside."""
+    if not region:
+        return len(program.operations)
+    return 1 + max(i for i, op in enumerate(program.operations) if op.region == region)

@@ -1,0 +1,234 @@
+"""Seconds and bytes of one operator of a program under one option, and of one move between layouts.
+
+The physics is asked of ``cost_models``, as in `planner.sharding.pricing`; here loops are turned into the numbers
+that it takes. An operator computes its own part and exchanges its sums; nothing overlaps.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cost_models.collectives import COLLECTIVES, wire_bytes
+from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
+from planner.errors import Unsupported
+from planner.sharding.resharding import Move
+from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share
+from planner.tracing.options import Option, layout_of
+from planner.tracing.program import Dims, Operation, Program, Value, elements
+
+ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+        "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+        "float8_e4m3fn": 1, "float8_e5m2": 1,
+    }
+)  # fmt: skip
+"""Bytes of a stored element [B]; random keys (``key<...>``) are two words."""
+
+KEY_BYTES = 8.0
+
+RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "float32": ("tf32", "fp32", "bf16"),
+        "bfloat16": ("bf16",),
+        "float16": ("fp16", "bf16"),
+        "float8_e4m3fn": ("fp8", "bf16"),
+        "float8_e5m2": ("fp8", "bf16"),
+        "int8": ("int8", "bf16"),
+        "float64": ("fp64", "fp32", "bf16"),
+    }
+)
+"""Type of a product's operands -> rates at which it may run, the first that the device has."""
+
+
+class Exchange(NamedTuple):
+    """One priced collective."""
+
+    collective: str
+    axes: tuple[str, ...]
+    full_bytes: float
+    """As `planner.sharding.resharding.Move` [B]."""
+    sent_bytes: float
+    """By one device [B]."""
+    seconds: float
+    times: int
+    """How often per call of the program; the other fields are of one."""
+
+
+class Cost(NamedTuple):
+    """One operator, once per call for each of its ``times``."""
+
+    compute: float
+    """[s], over all times."""
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Everything, over all times [s]."""
+        return self.compute + sum(e.seconds * e.times for e in self.exchanges)
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of one element [B]; raises ``Unsupported`` for a type that is not known."""
+    if dtype.startswith("key<"):
+        return KEY_BYTES
+    if dtype not in ELEMENT_BYTES:
+        raise Unsupported(f"arrays of type {dtype} are not known; known: {', '.join(ELEMENT_BYTES)}")
+    return ELEMENT_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ProgramPricer:
+    """Prices the operators of ``program`` on ``mesh``."""
+
+    program: Program
+    mesh: NamedMesh
+    _moves: dict[tuple[object, ...], tuple[Exchange, ...]] = field(default_factory=dict, repr=False)
+
+    def full_bytes(self, name: str) -> float:
+        """Bytes of a whole array [B]."""
+        return array_bytes(self.program.value[name])
+
+    def operation(self, op: Operation, option: Option) -> Cost:
+        """One operator: its arithmetic or its traffic, its sums, its borders."""
+        exchanges = (*self._sums(op, option), *self._reductions(op, option), *self._halos(op, option))
+        return Cost(_PRICES[op.kind](self, op, option) * op.times, exchanges)
+
+    def arrival(self, name: str, layout: Layout) -> float:
+        """Data that is new in every call is written to memory once [s]; what stays there is free."""
+        value = self.program.value[name]
+        if value.role != "input" or name in self.program.kept:
+            return 0.0
+        return memory_seconds(self.full_bytes(name) * share(self.mesh, layout), self.mesh.cluster.device)
+
+    def move(self, name: str, source: Layout, target: Layout, times: int) -> tuple[Exchange, ...]:
+        """Bring a value from one layout to another."""
+        key = (self.full_bytes(name), source, target, times)
+        if key not in self._moves:
+            found = moves(self.mesh, self.full_bytes(name), source, target)
+            self._moves[key] = tuple(self._exchange(m, times) for m in found)
+        return self._moves[key]
+
+    def _exchange(self, move: Move, times: int) -> Exchange:
+        axes = tuple(int(a) for a in move.axes)
+        group = self.mesh.group(axes)
+        names = tuple(self.mesh.axes)
+        return Exchange(
+            move.collective,
+            tuple(names[a] for a in axes),
+            move.full_bytes,
+            wire_bytes(move.collective, move.full_bytes, group.size),
+            COLLECTIVES[move.collective](move.full_bytes, group).seconds,
+            times,
+        )
+
+    def _over(self, collective: str, axes: Sequence[int], full_bytes: float, times: int) -> Exchange:
+        return self._exchange(Move(collective, tuple(str(a) for a in axes), full_bytes), times)
+
+    def _sums(self, op: Operation, option: Option) -> Iterable[Exchange]:
+        """Partial sums of the first output: scattered where the option says so, else reduced to all.
+
+        Axes that split one factor and end in one place make one collective, as XLA's partitioner has it.
+        """
+        summed = option.summed(op, 0) if op.outputs else ()
+        local = (
+            self.full_bytes(op.outputs[0]) * share(self.mesh, layout_of(op.writes[0], option.split))
+            if summed
+            else 0.0
+        )
+        together: dict[tuple[int, int], list[int]] = {}
+        for axis in summed:
+            together.setdefault((option.writes[0][axis], option.split[axis]), []).append(axis)
+        for (dim, _), axes in sorted(together.items(), reverse=True):  # scattered ones first: they leave less
+            yield self._over("all_reduce" if dim == WHOLE else "reduce_scatter", axes, local, op.times)
+            local /= 1 if dim == WHOLE else self.mesh.degree(axes)
+
+    def _reductions(self, op: Operation, option: Option) -> Iterable[Exchange]:
+        for reduction in op.reductions:
+            if axes := [a for a, f in enumerate(option.split) if f in reduction.over]:
+                size = elements(self._local_size(op, option, f) for f in reduction.dims)
+                yield self._over("all_reduce", axes, size * element_bytes(reduction.dtype), op.times)
+
+    def _halos(self, op: Operation, option: Option) -> Iterable[Exchange]:
+        """Borders of a split image, to both neighbours together; corners are left out."""
+        for halo in op.halos:
+            if axes := [a for a, f in enumerate(option.split) if f == halo.factor]:
+                local = self.full_bytes(op.inputs[halo.operand]) * share(
+                    self.mesh, option.reads[halo.operand]
+                )
+                dim = next(i for i, d in enumerate(op.reads[halo.operand]) if halo.factor in d)
+                extent = self.program.value[op.inputs[halo.operand]].shape[dim] / self.mesh.degree(axes)
+                yield self._over("send", axes, local / extent * halo.elements, op.times)
+
+    def _local_size(self, op: Operation, option: Option, factor: int) -> int:
+        return op.sizes[factor] // self.mesh.degree([a for a, f in enumerate(option.split) if f == factor])
+
+    def _local_bytes(self, names: Sequence[str], dims: Sequence[Dims], option: Option) -> float:
+        layouts = (layout_of(d, option.split) for d in dims)
+        return sum(
+            self.full_bytes(n) * share(self.mesh, layout) for n, layout in zip(names, layouts, strict=True)
+        )
+
+    def _product(self, op: Operation, option: Option) -> float:
+        """Rows, columns, depth and batch are the loops that left, right and result have in common."""
+        left, right, result = (_indexed(d) for d in _operands(op))
+
+        def extent(factors: Iterable[int]) -> int:
+            return elements(self._local_size(op, option, f) for f in factors)
+
+        depth = extent((right if len(op.reads) > 1 else left) - result)
+        columns, batch = extent(result & right - left), extent(result & left & right)
+        rows = extent(result - right)
+        device = self.mesh.cluster.device
+        dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
+        rate = next((r for r in RATES.get(dtype, ("bf16",)) if r in device.peak_flops_per_second), "bf16")
+        return matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype)).seconds
+
+    def _traffic(self, op: Operation, option: Option) -> float:
+        """Every input read and every output written once."""
+        local = self._local_bytes(op.inputs, op.reads, option) + self._local_bytes(
+            op.outputs, op.writes, option
+        )
+        return stream_seconds(local, self.mesh.cluster.device).seconds
+
+    def _lookup(self, op: Operation, option: Option) -> float:
+        """Rows that are read and written, and the indices."""
+        read = self._local_bytes(op.inputs[1:], op.reads[1:], option)
+        written = self._local_bytes(op.outputs, op.writes, option)
+        return stream_seconds(read + 2 * written, self.mesh.cluster.device).seconds
+
+    def _accumulate(self, op: Operation, option: Option) -> float:
+        """Updates read, rows read and written; the result written once before."""
+        updates = self._local_bytes(op.inputs, op.reads, option)
+        written = self._local_bytes(op.outputs, op.writes, option)
+        return stream_seconds(3 * updates + written, self.mesh.cluster.device).seconds
+
+    def _nothing(self, op: Operation, option: Option) -> float:
+        return 0.0
+
+
+_PRICES = MappingProxyType(
+    {
+        "product": ProgramPricer._product,
+        "loop": ProgramPricer._traffic,
+        "view": ProgramPricer._traffic,
+        "lookup": ProgramPricer._lookup,
+        "accumulate": ProgramPricer._accumulate,
+        "boundary": ProgramPricer._nothing,
+    }
+)
+
+
+def array_bytes(value: Value) -> float:
+    """Bytes of a whole array [B]."""
+    return elements(value.shape) * element_bytes(value.dtype)
+
+
+def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:
+    right = op.reads[1] if len(op.reads) > 1 else ()
+    return op.reads[0] if op.reads else (), right, op.writes[0]
+
+
+def _indexed(dims: Dims) -> set[int]:
+    return {f for dim in dims for f in dim}

@@ -1,0 +1,82 @@
+"""Matrix products and convolutions as loops."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from planner.tracing.factors import Loops, Rule, Shape
+from planner.tracing.program import Dims, Halo
+
+
+def product(
+    left: Shape,
+    right: Shape,
+    contracting: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]],
+) -> Rule:
+    """A product over any dims: batch dims first in the result, then the free dims of the left and the right."""
+    loops = Loops()
+    first: list[tuple[int, ...]] = [() for _ in left]
+    second: list[tuple[int, ...]] = [() for _ in right]
+    for pairs in (batch, contracting):
+        for i, j in zip(*pairs, strict=True):
+            first[i] = second[j] = loops.new(left[i])
+    free_left = [i for i in range(len(left)) if i not in (*contracting[0], *batch[0])]
+    free_right = [j for j in range(len(right)) if j not in (*contracting[1], *batch[1])]
+    for i in free_left:
+        first[i] = loops.new(left[i])
+    for j in free_right:
+        second[j] = loops.new(right[j])
+    result = (*(first[i] for i in batch[0]), *(first[i] for i in free_left), *(second[j] for j in free_right))
+    return loops.rule("product", (tuple(first), tuple(second)), (result,))
+
+
+class Convolution(NamedTuple):
+    """Which dims are what, and how windows lie: as ``lax.conv_general_dilated`` names them."""
+
+    left: Sequence[int]
+    """Dims of the input: batch, channels, then the image."""
+    right: Sequence[int]
+    """Dims of the filter: output channels, input channels per group, then the window."""
+    result: Sequence[int]
+    """Dims of the output: batch, channels, then the image."""
+    strides: Sequence[int]
+    plain: bool = True
+    """Neither input nor filter is dilated."""
+    groups: int = 1
+    batch_groups: int = 1
+
+
+def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> Rule:
+    """Channels are contracted, groups are a batch, images are split with an exchange of their borders.
+
+    A gradient's window is as large as an image; it is not split.
+    """
+    loops = Loops()
+    reads_left: list[tuple[int, ...]] = [() for _ in left]
+    reads_right: list[tuple[int, ...]] = [() for _ in right]
+    writes: list[tuple[int, ...]] = [() for _ in result]
+    group, batch_group = loops.new(how.groups), loops.new(how.batch_groups)
+    batch = loops.new(left[how.left[0]] // how.batch_groups)
+    inner = loops.new(right[how.right[1]])
+    outer = loops.new(right[how.right[0]] // how.groups // how.batch_groups)
+    reads_left[how.left[0]] = (*batch_group, *batch)
+    reads_left[how.left[1]] = (*group, *inner)
+    reads_right[how.right[0]] = (*group, *batch_group, *outer)
+    reads_right[how.right[1]] = inner
+    writes[how.result[0]] = batch
+    writes[how.result[1]] = (*group, *batch_group, *outer)
+    halos = []
+    for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
+        reads_right[j] = loops.new(right[j], False)
+        if how.plain and result[k] > 1 and left[i] == result[k] * stride and right[j] <= result[k]:
+            reads_left[i] = writes[k] = loops.new(result[k])
+            if right[j] > 1:
+                halos.append(Halo(factor=writes[k][0], operand=0, elements=right[j] - 1))
+        else:
+            reads_left[i], writes[k] = loops.new(left[i], False), loops.new(result[k], False)
+    rule = loops.rule("product", (_dims(reads_left), _dims(reads_right)), (_dims(writes),))
+    return rule._replace(halos=tuple(halos))
+
+
+def _dims(dims: Sequence[tuple[int, ...]]) -> Dims:
+    return tuple(dims)

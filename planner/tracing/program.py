@@ -1,0 +1,188 @@
+"""A traced program as data: arrays with shapes, and operators that say how their loops index them.
+
+An operator iterates over *factors* (loop indices). Each dim of each array that it reads or writes is indexed by
+a list of factors, the major one first: a product of matrices is ``reads ((0), (2)), ((2), (1))  writes ((0),
+(1))``; a reshape of ``[heads x size]`` is a dim with two factors on one side and two dims on the other. How an
+operator may be split over a mesh follows from this alone, whatever framework it came from.
+
+Source: the notation is that of Shardy's op_sharding_rule (openxla/shardy, docs/sharding_representation.md) and
+of Einstein sums; a dim of size 1 has no factor.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cluster_specs.record import Record
+
+Dims = tuple[tuple[int, ...], ...]
+"""Per dim of an array, the factors that index it, major first."""
+
+Role = Literal["parameter", "input", "constant", "intermediate"]
+
+SCHEMA: Literal["meshwright/program/1"] = "meshwright/program/1"
+
+Kind = Literal["product", "loop", "lookup", "accumulate", "view", "boundary"]
+"""What an operator is priced as, and what its split factors leave.
+
+``product`` (matrix product, convolution), ``lookup`` (gather) and ``accumulate`` (scatter): a split factor that
+the output lacks leaves partial sums. ``loop``: element-wise work with reductions inside. ``view``: another
+shape of the same data. ``boundary``: where values enter or leave a scan, free of cost.
+"""
+
+
+class Value(Record):
+    """An array of the program."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As numpy names it: ``float32``, ``bfloat16``, ``int32``."""
+    role: Role = "intermediate"
+    path: str = ""
+    """Inputs: where it is in the arguments, as ``params.layers.0.kernel``."""
+
+
+class Reduction(Record):
+    """A sum or maximum inside an operator, needed whole before the operator goes on (softmax, norms)."""
+
+    dims: tuple[int, ...]
+    """Factors of the result."""
+    over: tuple[int, ...]
+    """Factors that it reduces."""
+    dtype: str
+
+
+class Halo(Record):
+    """Elements that neighbours exchange where a factor is split (windows of a convolution)."""
+
+    factor: int
+    operand: int
+    elements: int
+    """Along that dim, both sides together."""
+
+
+class Member(Record):
+    """An operator of the framework, in the factors of the operator that it became part of."""
+
+    name: str
+    reads: tuple[Dims, ...]
+    writes: tuple[Dims, ...]
+
+
+class Operation(Record):
+    """One operator, or several that run as one."""
+
+    name: str
+    kind: Kind
+    primitive: str
+    """The framework's name of it; joined by ``+`` where several were merged."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Of each factor."""
+    reads: tuple[Dims, ...]
+    """How each input is indexed."""
+    writes: tuple[Dims, ...]
+    """How each output is indexed."""
+    whole: tuple[int, ...] = ()
+    """Factors that cannot be split: sorted, scanned or sliced along."""
+    reductions: tuple[Reduction, ...] = ()
+    halos: tuple[Halo, ...] = ()
+    times: int = Field(default=1, ge=1)
+    """Runs per call of the program: the length of the scans around it."""
+    region: str = ""
+    """The scan whose body it is in; empty outside."""
+    key: str = ""
+    """Digest of the framework's parameters: with the inputs it says what is computed."""
+    members: tuple[Member, ...] = ()
+
+
+class Tie(Record):
+    """One value is to arrive as another lies: a new weight where the old one was, a carry where it came in."""
+
+    source: str
+    target: str
+    times: int = 1
+
+
+class Program(Record):
+    """Operators in an order in which they can run; bodies of scans stand in line, once."""
+
+    schema_version: Literal["meshwright/program/1"] = Field(default=SCHEMA, alias="schema")
+    name: str
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: tuple[str | None, ...] = ()
+    """Every array that the function returns, in order; None for a number that is written in it."""
+    ties: tuple[Tie, ...] = ()
+    applied: tuple[str, ...] = ()
+    """Clean-up passes, in order, with what each did."""
+    replicated: tuple[str, ...] = ()
+    """Operators without a rule, taken to be computed alike everywhere."""
+
+    def to_json(self) -> str:
+        """The program as a file has it."""
+        return self.model_dump_json(by_alias=True)
+
+    @cached_property
+    def value(self) -> Mapping[str, Value]:
+        """Values by name."""
+        return {v.name: v for v in self.values}
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Position of the operator that makes each value; inputs and constants have none."""
+        return {name: i for i, op in enumerate(self.operations) for name in op.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[int, ...]]:
+        """Positions of the operators that read each value, each once."""
+        found: dict[str, list[int]] = {}
+        for i, op in enumerate(self.operations):
+            for name in dict.fromkeys(op.inputs):
+                found.setdefault(name, []).append(i)
+        return {name: tuple(at) for name, at in found.items()}
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Inputs that a call hands on to the next one: weights and optimizer states."""
+        tied = {t.target for t in self.ties}
+        return frozenset(v.name for v in self.values if v.role in ("parameter", "constant") or v.name in tied)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Program":
+        have = {v.name for v in self.values if v.role != "intermediate"}
+        shapes = {v.name: v.shape for v in self.values}
+        for op in self.operations:
+            for name, dims in zip((*op.inputs, *op.outputs), (*op.reads, *op.writes), strict=True):
+                if name not in shapes:
+                    raise ValueError(f"operator {op.name}: no value named {name!r}")
+                _check_dims(op, name, shapes[name], dims)
+            missing = [name for name in op.inputs if name not in have]
+            if missing:
+                raise ValueError(f"operator {op.name}: {missing} used before it is made")
+            have |= set(op.outputs)
+        ends = (*self.inputs, *self.outputs, *(n for t in self.ties for n in (t.source, t.target)))
+        if lost := [name for name in ends if name not in have]:
+            raise ValueError(f"program {self.name}: {lost} are not made by any operator")
+        return self
+
+
+def _check_dims(op: Operation, name: str, shape: tuple[int, ...], dims: Dims) -> None:
+    if len(dims) != len(shape):
+        raise ValueError(f"operator {op.name}: {name} has {len(shape)} dims, {len(dims)} are indexed")
+    if bad := [f for factors in dims for f in factors if not 0 <= f < len(op.sizes)]:
+        raise ValueError(f"operator {op.name}: {name} is indexed by factors {bad} that have no size")
+
+
+def elements(sizes: Iterable[int]) -> int:
+    """Their product."""
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

@@ -1,0 +1,200 @@
+"""Layouts for a traced program: cleaned, tabulated, solved, and read back."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.cluster import ClusterSpec
+from planner.errors import InputError
+from planner.intra_op.anytime import solve_network
+from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
+from planner.tracing.evaluation import ProgramEstimate, evaluate_program
+from planner.tracing.layouts import Layout, NamedMesh
+from planner.tracing.nodes import NodeOption, Nodes, left_layout, node_options, nodes_of
+from planner.tracing.options import Option
+from planner.tracing.passes import clean
+from planner.tracing.pricing import ProgramPricer
+from planner.tracing.problem import LayoutProblem, chosen_options, layout_problem
+from planner.tracing.program import Program
+from planner.tracing.repeats import alike
+from planner.tracing.sharded import CollectiveUse, OperatorSharding, Partition, ShardedProgram
+
+FOLD_FROM = 400
+"""Nodes from which on repeated blocks share their choice unless asked otherwise."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is solved: a cleaned program on a mesh, its nodes, and the tables of their options."""
+
+    pricer: ProgramPricer
+    nodes: Nodes
+    problem: LayoutProblem
+    memory_limit: float
+    """[B]"""
+    optimizer_share: float
+
+    @property
+    def program(self) -> Program:
+        """The cleaned program."""
+        return self.pricer.program
+
+    @property
+    def mesh(self) -> NamedMesh:
+        """Where it is to run."""
+        return self.pricer.mesh
+
+    def estimate(self, chosen: Sequence[NodeOption]) -> ProgramEstimate:
+        """Time and memory of a choice."""
+        return evaluate_program(self.pricer, self.nodes, chosen, self.optimizer_share)
+
+
+def set_up(
+    program: Program,
+    cluster: ClusterSpec | str,
+    mesh: Mapping[str, int] | None = None,
+    *,
+    memory_limit: float | None = None,
+    optimizer_share: float = 0.0,
+    fold: bool | None = None,
+) -> Setting:
+    """Everything before the solver runs; arguments as in `shard`."""
+    where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
+    limit = where.device.memory if memory_limit is None else memory_limit
+    if limit <= 0 or optimizer_share < 0:
+        raise InputError(
+            f"memory_limit is {limit:g}, optimizer_share {optimizer_share:g}; they must be positive"
+        )
+    pricer = ProgramPricer(clean(program), NamedMesh(where, mesh or _axes_of(where)))
+    nodes = nodes_of(pricer.program)
+    options = node_options(pricer.program, nodes, pricer.mesh)
+    folded = len(options) >= FOLD_FROM if fold is None else fold
+    group = alike(pricer.program, nodes, options) if folded else list(range(len(options)))
+    problem = layout_problem(pricer, nodes, options, group, optimizer_share)
+    return Setting(pricer, nodes, problem, limit, optimizer_share)
+
+
+def shard(
+    program: Program,
+    cluster: ClusterSpec | str,
+    mesh: Mapping[str, int] | None = None,
+    *,
+    memory_limit: float | None = None,
+    optimizer_share: float = 0.0,
+    fold: bool | None = None,
+    seconds: float = 60.0,
+) -> ShardedProgram:
+    """The fastest layout of every array of ``program`` on ``mesh`` (axis -> devices) that fits in memory.
+
+    Without a mesh: one axis over the nodes, one over the devices of each. ``memory_limit`` [B] is for the arrays
+    on one device; the device's memory if left out. ``optimizer_share`` is what an optimizer keeps beside each
+    parameter that is not in the program, as a multiple of it (6 for Adam in fp32, with fp32 weights, beside
+    bf16). ``fold`` makes repeated blocks share their choice; left out, large programs do. Stops after about
+    ``seconds`` with the best found and a bound.
+
+    Raises `Infeasible` where nothing fits, ``InputError`` for the mesh or the cluster.
+    """
+    deadline = time.monotonic() + seconds
+    setting = set_up(
+        program, cluster, mesh, memory_limit=memory_limit, optimizer_share=optimizer_share, fold=fold
+    )
+    problem = setting.problem
+    answer = solve_network(problem.network(math.inf), time.monotonic() + seconds / 2)
+    chosen = chosen_options(problem, answer.choice)
+    estimate = setting.estimate(chosen)
+    if estimate.memory_bytes > setting.memory_limit:
+        answer = solve_network(problem.network(setting.memory_limit), deadline)
+        chosen = chosen_options(problem, answer.choice)
+        estimate = setting.estimate(chosen)
+    rounded = (len(problem.seconds) + len(problem.links)) / 2
+    bound = min(max(0.0, answer.lower_bound - rounded) * problem.tick, estimate.seconds)
+    return _result(setting, chosen, estimate).model_copy(
+        update={"lower_bound_seconds": bound, "proven": answer.lower_bound > answer.cost - 1}
+    )
+
+
+def price_layouts(setting: Setting, rules: Rules) -> ProgramEstimate:
+    """What a plan written by hand takes in the same space: layouts of inputs by path, everything else follows."""
+    layout = by_rules(rules, tuple(setting.mesh.axes))
+    fixed = fixed_inputs(setting.problem, setting.nodes, setting.program, setting.mesh, layout)
+    return _followed(setting, fixed)
+
+
+def baseline_estimates(setting: Setting) -> dict[str, ProgramEstimate]:
+    """The plans that everybody knows."""
+    return {
+        name: _followed(
+            setting, fixed_inputs(setting.problem, setting.nodes, setting.program, setting.mesh, layout)
+        )
+        for name, layout in BASELINES.items()
+    }
+
+
+def _followed(setting: Setting, fixed: Mapping[int, int]) -> ProgramEstimate:
+    choice = follow(setting.problem, setting.nodes, fixed)
+    return setting.estimate([o[c] for o, c in zip(setting.problem.options, choice, strict=True)])
+
+
+def _axes_of(cluster: ClusterSpec) -> dict[str, int]:
+    sizes = {"node": cluster.nodes, "device": cluster.num_devices // cluster.nodes}
+    return {name: n for name, n in sizes.items() if n > 1} or {"device": 1}
+
+
+def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEstimate) -> ShardedProgram:
+    program, nodes, axes = setting.program, setting.nodes, tuple(setting.mesh.axes)
+    made = {
+        name: left_layout(chosen[node], k)
+        for node, names in enumerate(
+            [*((n,) for n in nodes.inputs), *(op.outputs for op in nodes.operations)]
+        )
+        for k, name in enumerate(names)
+    }
+
+    def partition(name: str, layout: Layout) -> Partition:
+        rank = len(program.value[name].shape)
+        return tuple(tuple(axes[a] for a, d in enumerate(layout) if d == i) for i in range(rank))
+
+    compared = {
+        n: e.seconds for n, e in baseline_estimates(setting).items() if e.memory_bytes <= setting.memory_limit
+    }
+    return ShardedProgram(
+        program=program,
+        cluster=setting.mesh.cluster.name,
+        mesh=dict(setting.mesh.axes),
+        inputs={program.value[n].path or n: partition(n, made[n]) for n in nodes.inputs},
+        outputs={n: partition(n, made[n]) for n in program.outputs},
+        operators=tuple(_operators(setting, chosen, partition)),
+        collectives=tuple(
+            CollectiveUse(
+                operator=p.operator, collective=p.exchange.collective, axes=p.exchange.axes,
+                full_bytes=p.exchange.full_bytes, seconds=p.exchange.seconds, times=p.exchange.times,
+            )
+            for p in estimate.exchanges
+        ),
+        seconds=estimate.seconds,
+        compute_seconds=estimate.compute,
+        communication_seconds=estimate.communication,
+        memory_bytes=estimate.memory_bytes,
+        memory_limit_bytes=setting.memory_limit,
+        lower_bound_seconds=0.0,
+        proven=False,
+        folded=len(set(setting.problem.group)) < len(setting.problem.group),
+        baselines=compared,
+    )  # fmt: skip
+
+
+def _operators(
+    setting: Setting, chosen: Sequence[NodeOption], partition: Callable[[str, Layout], Partition]
+) -> Iterator[OperatorSharding]:
+    axes = tuple(setting.mesh.axes)
+    for op, option in zip(setting.nodes.operations, chosen[len(setting.nodes.inputs) :], strict=False):
+        assert isinstance(option, Option)
+        yield OperatorSharding(
+            name=op.name,
+            members=tuple(m.name for m in op.members),
+            split={axes[a]: f for a, f in enumerate(option.split) if f >= 0},
+            reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
+            writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
+        )

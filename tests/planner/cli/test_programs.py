@@ -1,0 +1,55 @@
+"""``shard``: layouts of a traced program from the shell."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Cli = Callable[..., Result]
+
+PROGRAM = str(Path(__file__).parents[2] / "data" / "program_mlp.json")
+ON_TWO_NODES = (PROGRAM, "dgx-h100:2", "--mesh", "data=4,model=4")
+
+
+def test_people_see_time_proof_and_layouts(cli: Cli) -> None:
+    result = cli("shard", *ON_TWO_NODES)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "mlp on dgx-h100:2, mesh data 4, model 4" in result.stdout
+    assert "proven best" in result.stdout
+    assert "params.layers.0.up    -, data+model" in result.stdout
+
+
+def test_the_file_holds_what_json_prints(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "sharded.json"
+    answer = json.loads(cli("shard", *ON_TWO_NODES, "--json", "-o", str(out)).stdout)
+    assert answer == json.loads(out.read_text())
+    assert answer["schema"] == "meshwright/sharding/1"
+    assert answer["seconds"] == pytest.approx(answer["compute_seconds"] + answer["communication_seconds"])
+    assert answer["baselines"].keys() == {"data parallel", "ZeRO-3"}
+    assert min(answer["baselines"].values()) >= answer["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((PROGRAM, "dgx-h100:2", "--mesh", "data4"), 2, "'data4' is no axis"),
+        ((PROGRAM, "dgx-h100:1", "--mesh", "data=64"), 2, "needs 64 devices"),
+        ((PROGRAM, "dgx-h100:2", "--memory-limit", "1 MiB"), 3, "do not fit in memory"),
+        ((PROGRAM, "dgx-h100:2", "--memory-limit", "3"), 2, "has no unit"),
+        (("missing.json", "dgx-h100:2"), 2, "no such file"),
+        ((*ON_TWO_NODES, "--fail-if", "seconds > 0"), 4, "seconds"),
+    ],
+)
+def test_how_it_ends(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = cli("shard", *arguments)
+    assert (result.exit_code, message in result.stderr) == (code, True)
+
+
+def test_a_program_that_is_none_is_refused(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "program.json"
+    file.write_text('{"name": "x", "values": [], "operations": [], "inputs": ["lost"], "outputs": []}')
+    result = cli("shard", str(file), "dgx-h100:1")
+    assert result.exit_code == 2
+    assert "['lost'] are not made by any operator" in result.stderr

@@ -1,0 +1,96 @@
+"""Programs traced from JAX: what they hold, and that nothing is allocated."""
+
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from jax_layers import SMALL  # noqa: E402
+from jax_models import MODELS, gpt  # noqa: E402
+
+from planner.errors import InputError, Unsupported  # noqa: E402
+from planner.tracing.from_jax import from_jax  # noqa: E402
+from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.program import Program, elements  # noqa: E402
+
+pytestmark = pytest.mark.jax
+X = jax.ShapeDtypeStruct((8, 4), "float32")
+W = jax.ShapeDtypeStruct((4, 4), "float32")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_programs_load_as_they_were_saved(name: str) -> None:
+    case = MODELS[name]()
+    program = clean(from_jax(case.step, *case.arguments))
+    assert Program.model_validate_json(program.to_json()) == program
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_lie_as_their_parameters(name: str) -> None:
+    case = MODELS[name]()
+    program = from_jax(case.step, *case.arguments)
+    parameters = [v for v in program.values if v.role == "parameter"]
+    assert len(parameters) == len(jax.tree.leaves(case.parameters))
+    assert {t.target for t in program.ties if t.target in program.inputs} == {v.name for v in parameters}
+    assert all(program.value[t.source].shape == program.value[t.target].shape for t in program.ties)
+
+
+def test_a_model_far_larger_than_memory_is_only_looked_at() -> None:
+    huge = jax.ShapeDtypeStruct((1 << 20, 1 << 20), "bfloat16")
+    (op,) = from_jax(lambda w, x: x @ w, huge, jax.ShapeDtypeStruct((8, 1 << 20), "bfloat16")).operations
+    assert elements(op.sizes) == 8 << 40
+
+
+def test_a_scan_stands_in_line_once() -> None:
+    deep, flat = (gpt(SMALL._replace(layers=layers)) for layers in (80, 2))
+    deep, flat = from_jax(deep.loss, *deep.arguments), from_jax(flat.loss, *flat.arguments)
+    assert len(deep.operations) == len(flat.operations)
+    assert {op.times for op in deep.operations} == {1, 80}
+
+
+def test_calls_are_followed() -> None:
+    @jax.custom_jvp
+    def twice(x):
+        return 2 * x
+
+    twice.defjvp(lambda primals, tangents: (twice(primals[0]), 2 * tangents[0]))
+    program = from_jax(jax.jit(lambda x: jax.checkpoint(twice)(x) + 1), X)
+    assert [op.primitive for op in program.operations] == ["mul", "add"]
+
+
+def test_a_training_step_hands_on_weights_and_states() -> None:
+    def step(weights, state, x):
+        gradient = jax.grad(lambda w: ((x @ w["a"]) ** 2).mean())(weights)
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, gradient)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, weights, state), state
+
+    program = from_jax(step, {"a": W}, {"a": W}, X)
+    assert [t.target for t in program.ties] == ["weights.a", "weights.a"]
+    assert {v.name for v in program.values if v.role == "parameter"} == {"weights.a"}
+
+
+def test_paths_are_those_of_the_arguments() -> None:
+    program = from_jax(lambda params, x: x @ params["layers"][0]["kernel"], {"layers": [{"kernel": W}]}, X)
+    assert program.inputs == ("params.layers.0.kernel", "x")
+
+
+def test_an_unknown_operator_is_named() -> None:
+    def spectrum(x):
+        return jnp.fft.fft(x).real
+
+    with pytest.raises(Unsupported, match=r"fft.* has no rule .* replicate_unknown=True"):
+        from_jax(spectrum, X)
+    program = from_jax(spectrum, X, replicate_unknown=True)
+    (name,) = program.replicated
+    (op,) = (o for o in program.operations if o.name == name)
+    assert set(op.whole) == set(range(len(op.sizes)))
+
+
+def test_parameters_must_be_arguments() -> None:
+    with pytest.raises(InputError, match="parameters=2: the function gets 1 arguments"):
+        from_jax(lambda x: x, X, parameters=2)
+
+
+def test_the_same_function_gives_the_same_program() -> None:
+    case = gpt()
+    first, second = (from_jax(case.step, *case.arguments).to_json() for _ in range(2))
+    assert first == second

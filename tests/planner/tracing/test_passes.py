@@ -1,0 +1,119 @@
+"""Clean-up passes: what each removes, and what it must leave."""
+
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+from planner.tracing.cleaning import drop_dead, fold_constants, merge_equal  # noqa: E402
+from planner.tracing.from_jax import from_jax  # noqa: E402
+from planner.tracing.fusion import fuse  # noqa: E402
+from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.program import Program  # noqa: E402
+from planner.tracing.views import absorb_views  # noqa: E402
+
+pytestmark = pytest.mark.jax
+X = jax.ShapeDtypeStruct((8, 4, 6), "float32")
+W = jax.ShapeDtypeStruct((6, 6), "float32")
+
+
+def traced(function: Any, *arguments: Any) -> Program:
+    return from_jax(function, *(arguments or (X,)), parameters=())
+
+
+def primitives(program: Program) -> list[str]:
+    return [op.primitive for op in program.operations]
+
+
+def test_what_nobody_reads_goes() -> None:
+    program = traced(lambda x: (x.sum(), x + 1)[1])
+    assert primitives(drop_dead(program)) == ["add"]
+
+
+def test_what_a_carry_needs_stays() -> None:
+    program = traced(lambda x: jax.lax.scan(lambda c, r: (c + jnp.sin(r), None), x[0], x)[0])
+    kept = primitives(drop_dead(program))
+    assert {"sin", "add"} <= set(kept)
+
+
+def test_the_same_expression_is_computed_once() -> None:
+    program = traced(lambda x: jnp.sin(x) + jnp.sin(x))
+    assert primitives(merge_equal(program)) == ["sin", "add"]
+
+
+def test_other_numbers_are_another_expression() -> None:
+    assert primitives(merge_equal(traced(lambda x: (x * 2) + (x * 3)))) == ["mul", "mul", "add"]
+
+
+def test_what_is_computed_again_stays_apart() -> None:
+    """Recomputation saves memory only if it is not merged with the first time."""
+
+    def loss(x: Any) -> Any:
+        return jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x).sum()
+
+    program = merge_equal(drop_dead(traced(jax.value_and_grad(loss))))
+    assert primitives(program).count("sin") == 3
+
+
+def test_constants_are_made_where_they_are_read() -> None:
+    program = fold_constants(traced(lambda x: jnp.where(jnp.tril(jnp.ones((6, 6), bool)), x[:, :1], 0.0)))
+    assert not {"iota", "ge"} & set(primitives(program))
+
+
+def test_views_are_read_through() -> None:
+    program = absorb_views(drop_dead(traced(lambda x, w: x @ w.T, X, W)))
+    (op,) = program.operations
+    assert (op.inputs, op.reads[1]) == (("x", "w"), ((3,), (0,)))
+
+
+def test_heads_are_read_off_the_columns() -> None:
+    def scores(x: Any, w: Any) -> Any:
+        q = (x @ w).reshape(8, 4, 2, 3)
+        return jnp.einsum("bqhd,bkhd->bhqk", q, q)
+
+    product = clean(traced(scores, X, W)).operations[-1]
+    heads = next(f for f, n in enumerate(product.sizes) if n == 2)
+    assert product.reads[0][2][0] == heads
+    assert len(product.reads[0]) == 3
+
+
+def test_a_view_that_is_returned_is_made() -> None:
+    assert primitives(absorb_views(traced(lambda w: w.T, W))) == ["transpose"]
+
+
+def test_softmax_is_one_kernel() -> None:
+    program = clean(traced(lambda x: jax.nn.softmax(x * 2) + 1))
+    (op,) = program.operations
+    assert len(op.reductions) == 2
+    assert op.inputs == ("x",)
+
+
+def test_products_stay_by_themselves() -> None:
+    program = clean(traced(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w), X, W))
+    assert primitives(program) == ["dot_general", "tanh", "dot_general", "tanh"]
+
+
+def test_a_kernel_does_not_wait_for_itself() -> None:
+    """tanh(x) and the sum cannot be one kernel: the product between them waits for the first."""
+    program = clean(traced(lambda x, w: (lambda y: y + y @ w)(jnp.tanh(x)), X, W))
+    assert primitives(program) == ["tanh", "dot_general", "add"]
+
+
+def test_kernels_do_not_leave_their_scan() -> None:
+    program = clean(traced(lambda x: jax.lax.scan(lambda c, r: (c + r, None), x[0] * 2, x)[0] + 1))
+    assert all(len({m.name.startswith("scan") for m in op.members}) == 1 for op in program.operations)
+
+
+def test_members_cover_every_operator_that_is_not_a_view_or_constant() -> None:
+    program = drop_dead(traced(lambda x: jax.nn.softmax(x * 2) + 1))
+    work = {op.name for op in program.operations if op.kind not in ("view",)}
+    assert work == {m.name for op in fuse(absorb_views(program)).operations for m in op.members}
+
+
+def test_the_program_says_what_was_done() -> None:
+    assert clean(traced(lambda x, w: jnp.tanh(x @ w.T) * 2, X, W)).applied == (
+        "1 views read through",
+        "1 fused into the loops that feed them",
+    )

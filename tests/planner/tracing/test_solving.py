@@ -1,0 +1,144 @@
+"""Layouts chosen: optimal by another solver, priced as evaluated, never worse than plans written by hand."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+from jax_layers import Sizes  # noqa: E402
+from jax_models import MODELS  # noqa: E402
+
+from planner.errors import Infeasible, InputError  # noqa: E402
+from planner.intra_op.ilp import solve  # noqa: E402
+from planner.intra_op.problem import StrategyProblem  # noqa: E402
+from planner.tracing.from_jax import from_jax  # noqa: E402
+from planner.tracing.sharded import ShardedProgram  # noqa: E402
+from planner.tracing.solving import Setting, baseline_estimates, price_layouts, set_up, shard  # noqa: E402
+
+pytestmark = pytest.mark.jax
+CLUSTER, MESH = "dgx-h100:2", {"data": 4, "model": 4}
+TRANSFORMER = Sizes(2, 4096, 32, 8, 16384, 32768, 16, 2048, "bfloat16")
+SIZES = {
+    "gpt": TRANSFORMER._replace(kv_heads=32),
+    "t5": TRANSFORMER._replace(kv_heads=32, layers=1),
+    "vit": TRANSFORMER._replace(kv_heads=32, length=1024),
+    "mixtral": TRANSFORMER._replace(width=2048, heads=16, length=512),
+    "resnet": Sizes(4, 256, batch=256, dtype="bfloat16"),
+    "unet": Sizes(2, 128, batch=64, dtype="bfloat16"),
+    "dlrm": Sizes(1, 128, ffn=1024, vocab=100_000, batch=64, length=512),
+}
+
+
+def program_of(name: str, sizes: Sizes | None = None):
+    case = MODELS[name](sizes or SIZES.get(name, TRANSFORMER))
+    return case, from_jax(case.step, *case.arguments)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_plan_written_by_hand_is_better(name: str) -> None:
+    case, program = program_of(name)
+    sharded = shard(program, CLUSTER, MESH)
+    setting = set_up(program, CLUSTER, MESH)
+    by_hand = {**baseline_estimates(setting), "by hand": price_layouts(setting, case.by_hand)}
+    assert sharded.proven
+    assert sharded.gap < 1e-3
+    assert {n: e.seconds >= sharded.seconds for n, e in by_hand.items()} == dict.fromkeys(by_hand, True)
+
+
+def as_strategy_problem(setting: Setting) -> StrategyProblem:
+    problem = setting.problem
+    return StrategyProblem(
+        nodes=tuple(str(i) for i in range(len(problem.options))),
+        seconds=problem.seconds,
+        bytes_=tuple(np.zeros(s.size) for s in problem.seconds),
+        edges=tuple((u, v) for u, v, _ in problem.links),
+        edge_seconds=tuple(t for _, _, t in problem.links),
+    )
+
+
+@pytest.mark.parametrize("name", ["mlp", "dlrm"])
+def test_another_solver_finds_the_same_optimum(name: str) -> None:
+    _, program = program_of(name)
+    setting = set_up(program, CLUSTER, MESH, fold=False, memory_limit=1e15)
+    other = solve(as_strategy_problem(setting))
+    assert other.status == "optimal"
+    sharded = shard(program, CLUSTER, MESH, fold=False, memory_limit=1e15)
+    assert sharded.seconds == pytest.approx(other.cost, rel=1e-5)
+
+
+def test_the_objective_is_what_the_evaluator_says() -> None:
+    _, program = program_of("gpt")
+    setting = set_up(program, CLUSTER, MESH, fold=False)
+    problem, rng = setting.problem, np.random.default_rng(0)
+    priced = 0
+    for _ in range(50):
+        choice = [int(rng.integers(len(o))) for o in problem.options]
+        tables = sum(float(t[choice[u], choice[v]]) for u, v, t in problem.links)
+        chosen = [o[c] for o, c in zip(problem.options, choice, strict=True)]
+        if np.isinf(tables):
+            with pytest.raises(ValueError, match="does not lie as"):
+                setting.estimate(chosen)
+            # take the copies as held: allowed wherever they lie
+            choice = [
+                len(o) - 1 if hasattr(o[0], "held") else c
+                for o, c in zip(problem.options, choice, strict=True)
+            ]
+            chosen = [o[c] for o, c in zip(problem.options, choice, strict=True)]
+            tables = sum(float(t[choice[u], choice[v]]) for u, v, t in problem.links)
+        nodes = sum(float(s[c]) for s, c in zip(problem.seconds, choice, strict=True))
+        assert nodes + tables == pytest.approx(setting.estimate(chosen).seconds, rel=1e-9)
+        priced += 1
+    assert priced == 50
+
+
+def test_memory_makes_weights_lie_in_shards() -> None:
+    _, program = program_of(
+        "mlp", Sizes(4, 4096, ffn=16384, vocab=1024, batch=16, length=1024, dtype="bfloat16")
+    )
+    roomy = shard(program, CLUSTER, MESH, optimizer_share=6)
+    tight = shard(program, CLUSTER, MESH, optimizer_share=6, memory_limit=0.6 * roomy.memory_bytes)
+    assert tight.memory_bytes <= 0.6 * roomy.memory_bytes
+    assert tight.seconds > roomy.seconds
+    with pytest.raises(Infeasible, match="do not fit in memory"):
+        shard(program, CLUSTER, MESH, memory_limit=1e6)
+
+
+def test_repeated_blocks_cost_little_and_lose_nothing() -> None:
+    _, program = program_of("mlp", TRANSFORMER._replace(layers=24))
+    folded, flat = (shard(program, CLUSTER, MESH, fold=fold) for fold in (True, False))
+    setting = set_up(program, CLUSTER, MESH, fold=True)
+    assert len(set(setting.problem.group)) < 0.6 * len(setting.problem.options)
+    assert folded.folded
+    assert not flat.folded
+    assert flat.seconds * (1 - 1e-6) <= folded.seconds < 1.02 * flat.seconds
+
+
+def test_the_answer_loads_as_it_was_saved() -> None:
+    _, program = program_of("mlp", Sizes())
+    sharded = shard(program, CLUSTER, MESH)
+    assert ShardedProgram.model_validate_json(sharded.to_json()) == sharded
+    assert sharded == shard(program, CLUSTER, MESH)
+
+
+def test_a_mesh_is_cut_from_the_cluster_if_none_is_given() -> None:
+    _, program = program_of("mlp", Sizes())
+    assert shard(program, CLUSTER).mesh == {"node": 2, "device": 8}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"a": 2, "b": 2, "c": 2, "d": 2}, "one to three axes"),
+        ({"a": 64}, "needs 64 devices"),
+        ({"a": 0}, "at least 1"),
+    ],
+)
+def test_bad_meshes_are_refused(mesh: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        shard(program_of("mlp", Sizes())[1], CLUSTER, mesh)
+
+
+def test_three_axes() -> None:
+    _, program = program_of("mlp")
+    three = shard(program, CLUSTER, {"node": 2, "outer": 2, "inner": 4})
+    assert three.proven
+    assert three.seconds <= shard(program, CLUSTER, {"node": 2, "inner": 8}).seconds * (1 + 1e-6)
