@@ -182,3 +182,12 @@ def browser_page(browser: str, profile: Path) -> Iterator[Page]:
         process.wait()
         os.close(we_write)
         page.messages.close()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A tab for all tests of a module; a conftest.py imports it."""
+    browser = find_browser()
+    assert browser
+    with browser_page(browser, tmp_path_factory.mktemp("profile")) as page:
+        yield page

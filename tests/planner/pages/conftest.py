@@ -1,22 +1,14 @@
-"""A browser for the tests of pages, shared by a module; they are skipped where none is installed."""
+"""Pages that are given as text, in a browser that the tests of a module share."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from browser import Page, Show, browser_page, find_browser
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    browser = find_browser()
-    assert browser
-    with browser_page(browser, tmp_path_factory.mktemp("profile")) as page:
-        yield page
+from browser import Page, Show
+from browser import tab as tab
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_a_screenshot_has_the_bars(show: Show, dark: bool) -> None:
     bars = (
         {"F": (0x5A, 0x9B, 0xF0), "W": (0xE0, 0xA8, 0x3E)}
         if dark
-        else {"F": (0x3B, 0x7D, 0xD8), "W": (0xC9, 0x8A, 0x1B)}
+        else {"F": (0x3F, 0x82, 0xDE), "W": (0xBF, 0x82, 0x18)}
     )
     work = step_of().timeline.makespan + 0.020
     lanes = 26 * page.evaluate("document.querySelector('#gantt rect.lane').width.baseVal.value")

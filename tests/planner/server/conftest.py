@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
 
-from browser import Page, browser_page, find_browser
+from browser import tab as tab
 
 
 @pytest.fixture
@@ -35,11 +35,3 @@ def address() -> Iterator[str]:
             told += server.stdout.readline()
         yield json.loads(told)["url"].rstrip("/")
         server.terminate()
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    browser = find_browser()
-    assert browser
-    with browser_page(browser, tmp_path_factory.mktemp("profile")) as page:
-        yield page
