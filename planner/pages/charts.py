@@ -47,6 +47,7 @@ CONFIG: Final[Spec] = {
     },
     "legend": {
         "labelColor": "var(--ink)", "titleColor": "var(--soft)", "labelFontSize": 12, "orient": "bottom", "title": None,
+        "symbolBaseFillColor": "var(--soft)", "symbolBaseStrokeColor": "var(--soft)",
     },
     "text": {"color": "var(--ink)", "fontSize": 12},
     "rule": {"color": "var(--soft)"},

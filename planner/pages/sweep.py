@@ -19,9 +19,18 @@ from planner.pages.page import (
     sentences,
     table,
 )
-from planner.pages.sweep_figures import asked, place, points_table, sweep_figures, sweep_rows, varied
+from planner.pages.sweep_figures import asked, place, points_table, said, sweep_figures, sweep_rows, varied
 from planner.report.sweeps import format_money
 from planner.sweep.records import Knee, Point, Sweep
+
+MOST_VALUES = 6
+"""Of a default that differs between points, so many are spelt out."""
+
+MOST_CARDS = 8
+"""Recommended points that are shown large."""
+
+MOST_LINES = 100
+"""Points that are listed without being asked for."""
 
 
 class Content(NamedTuple):
@@ -47,7 +56,7 @@ def sweep_page(content: Content) -> str:
         _filters(sweep, rows),
         figures(drawn),
         heading("Every point"),
-        table(points_table(sweep, rows)),
+        _points(sweep, rows),
         *_without(sweep.points),
         *_knees(sweep.knees),
         *_foundations(sweep),
@@ -76,14 +85,15 @@ def _recommended(sweep: Sweep) -> Iterator[str]:
     if not chosen:
         return
     yield heading("Recommended")
-    yield paragraph("The fastest of those near the least cost.", "note")
-    yield cards(_card(sweep, point) for point in chosen)
+    more = f" {len(chosen) - MOST_CARDS} more are in the table." if len(chosen) > MOST_CARDS else ""
+    yield paragraph(f"The fastest of those near the least cost.{more}", "note")
+    yield cards(_card(sweep, point) for point in chosen[:MOST_CARDS])
 
 
 def _card(sweep: Sweep, point: Point) -> tuple[str, str, str]:
     money = point.economics
     assert money is not None
-    inputs = [asked(point, name) for name in varied(sweep) if name not in ("cluster", "devices")]
+    inputs = [said(name, asked(point, name)) for name in varied(sweep) if name not in ("cluster", "devices")]
     where = ", ".join([place(point), *inputs])
     spent = f", {format_money(money.cost)} {money.currency}" if money.cost is not None else ""
     share = "" if point.memory_headroom is None else f"; {point.memory_headroom:.0%} of memory free"
@@ -108,6 +118,14 @@ def _choice(name: str, values: Sequence[str]) -> str:
         f'<label>{escape(name.replace("_", " "))}<select name="asked:{escape(name)}" autocomplete="off">'
         f'<option value="">all</option>{options}</select></label>'
     )
+
+
+def _points(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """The table of all points, folded where it is long."""
+    written = table(points_table(sweep, rows))
+    if len(rows) <= MOST_LINES:
+        return written
+    return f"<details><summary>All {len(rows):,} points</summary>{written}</details>"
 
 
 def _without(points: Sequence[Point]) -> Iterator[str]:
@@ -157,14 +175,6 @@ def _assumed(sweep: Sweep) -> Iterator[tuple[str, str]]:
         for name, text in point.economics.assumed.items() if point.economics else ():
             found.setdefault(name, {}).setdefault(text, place(point))
     for name, texts in found.items():
-        if len(texts) == 1:
-            yield name.replace("_", " "), next(iter(texts))
-        else:
-            yield (
-                name.replace("_", " "),
-                "; ".join(f"{text} [{where}]" for text, where in list(texts.items())[:MOST_VALUES]),
-            )
-
-
-MOST_VALUES = 6
-"""Of a default that differs between points, so many are spelt out."""
+        spelt = list(texts) if len(texts) == 1 else [f"{text} [{where}]" for text, where in texts.items()]
+        more = [f"and {len(spelt) - MOST_VALUES} more"] if len(spelt) > MOST_VALUES else []
+        yield name.replace("_", " "), "; ".join([*spelt[:MOST_VALUES], *more])

@@ -69,7 +69,7 @@ def sweep_rows(sweep: Sweep) -> list[Row]:
 def _row(sweep: Sweep, number: int, names: Sequence[str]) -> dict[str, object]:
     point = sweep.points[number]
     inputs = {name: asked(point, name) for name in names}
-    series = ", ".join(_said(name, value) for name, value in inputs.items() if name != "devices")
+    series = ", ".join(said(name, value) for name, value in inputs.items() if name != "devices")
     return {
         **{f"asked:{name}": value for name, value in inputs.items()},
         "label": f"{point.inputs.model} on {place(point)}" + (f" ({series})" if series else ""),
@@ -82,7 +82,7 @@ def _row(sweep: Sweep, number: int, names: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _said(name: str, value: str) -> str:
+def said(name: str, value: str) -> str:
     """A value that says what it is."""
     return value if name in ("model", "cluster", "precision") else f"{name.replace('_', ' ')} {value}"
 
@@ -155,6 +155,7 @@ def _front_figure(sweep: Sweep, rows: Sequence[Row]) -> Figure:
         "field": "verdict",
         "type": "nominal",
         "scale": {"domain": VERDICTS, "range": SHAPES[: len(VERDICTS)]},
+        "legend": {"orient": "top"},
     }
     faint = {"condition": {"test": "datum.verdict === 'beaten'", "value": 0.45}, "value": 1}
     encoding = {"x": x, "y": y, **_coloured(rows), "shape": shape, "opacity": faint, "tooltip": tips(FACTS)}
@@ -169,7 +170,7 @@ def _front_figure(sweep: Sweep, rows: Sequence[Row]) -> Figure:
 
 def _coloured(rows: Sequence[Row]) -> Spec:
     """Colours that stay when rows are filtered away."""
-    hues = list(dict.fromkeys(str(row["hue"]) for row in rows))
+    hues = list(dict.fromkeys(str(row["hue"]) for row in rows if row["days"] is not None))
     return {"color": {"field": "hue", "type": "nominal", "scale": {"domain": hues, "range": COLOURS}}}
 
 

@@ -83,6 +83,17 @@ def test_a_sweep_without_any_plan_has_a_page_too() -> None:
     assert "No plan" in page
 
 
+def test_a_long_sweep_folds_its_table_and_counts_what_it_leaves_out(content: Content) -> None:
+    sweep = content.sweep
+    long = sweep.model_copy(
+        update={"points": sweep.points * 20, "recommended": tuple(n for n in range(160) if n % 8 == 0)}
+    )
+    page = sweep_page(sweep_content(long))
+    assert "<summary>All 160 points</summary>" in page
+    assert "12 more are in the table" in page
+    assert page.count("<summary>All") == 1
+
+
 # In a browser ----------------------------------------------------------------------------------------------
 
 FIGURES = ("front", "throughput", "efficiency", "headroom")
@@ -125,3 +136,13 @@ def test_filters_keep_charts_and_tables_together(show: Show, page: str) -> None:
     opened.wait_for("document.querySelectorAll('#headroom .mark-symbol.role-mark path').length === 6")
     assert opened.count(shown) == every
     assert opened.complaints() == []
+
+
+@needs_browser
+def test_symbols_of_legends_can_be_seen_in_the_dark(show: Show, page: str) -> None:
+    opened = show(page, dark=True)
+    fills = opened.evaluate(
+        "[...document.querySelectorAll('#front .role-legend-symbol path')].map(p => getComputedStyle(p).fill)"
+    )
+    assert len(fills) == 3 + 3  # verdicts, and series that have a plan
+    assert "rgb(0, 0, 0)" not in fills
