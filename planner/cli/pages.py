@@ -83,6 +83,9 @@ def serve(
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 8642,
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep plans in this folder, so that they are there after a restart.")
+    ] = None,
 ) -> None:
     """Plan in the browser: a form, and the page of its answer, until interrupted.
 
@@ -105,4 +108,4 @@ def serve(
         else:
             typer.echo(f"serving {url} until interrupted")
         sys.stdout.flush()
-        listen(listener, host)
+        listen(listener, host, cache)

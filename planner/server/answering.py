@@ -9,11 +9,12 @@ from typing import NamedTuple
 from cluster_specs.units import format_bytes, format_seconds
 from planner import search
 from planner.analysis.naming import short_name
-from planner.analysis.questions import Question, known, priced
+from planner.analysis.questions import Progress, Question, known, priced
 from planner.analysis.scaling import replicated
 from planner.pages.plan import plan_body, plan_content, plan_data, title
 from planner.plans import Objective, Plan
 from planner.server.asking import Asked, Nearby
+from planner.server.keeping import Shelf
 from planner.sweep.answers import key_of
 
 REMEMBERED = 128
@@ -49,8 +50,11 @@ class TooLong(Exception):
 class Desk:
     """Takes questions, one search at a time, and remembers the answers; for several threads."""
 
-    def __init__(self, patience: float = PATIENCE, clock: Clock = time.monotonic) -> None:
-        self._patience, self._clock = patience, clock
+    def __init__(
+        self, shelf: Shelf | None = None, patience: float = PATIENCE, clock: Clock = time.monotonic
+    ) -> None:
+        """``shelf`` keeps plans for the next desk."""
+        self._shelf, self._patience, self._clock = shelf, patience, clock
         self._searching = threading.Lock()
         self._noting = threading.Lock()
         self._replies: OrderedDict[Key, Reply] = OrderedDict()
@@ -70,7 +74,7 @@ class Desk:
         with self._searching:
             found = self._remembered(key)  # it may have been asked twice at once
             if found is None:
-                found = self._search(question, asked.objective, tab, turn)
+                found = _reply(self._plan(key[0], question, asked.objective, self._watch(tab, turn)))
                 self._remember(key, found)
         return found
 
@@ -86,19 +90,27 @@ class Desk:
         choice = replicated(before.plan.plan, question.job.global_batch, factor)
         return None if choice is None else _carried_over(priced(question, choice))
 
-    def _search(self, question: Question, objective: Objective, tab: str, turn: int) -> Reply:
+    def _plan(self, key: str, question: Question, objective: Objective, watch: Progress) -> Plan:
+        kept = self._shelf.get(key, question) if self._shelf else None
+        if kept is not None:
+            return kept
+        watch(0, 0)  # it may have waited for another search
+        plan = search.plan(*question, objective=objective, progress=watch)
+        if self._shelf:
+            self._shelf.put(key, plan)
+        return plan
+
+    def _watch(self, tab: str, turn: int) -> Progress:
+        """Ends a search that nobody waits for any more, or that takes too long."""
         start = self._clock()
 
-        def check(looked: int, total: int) -> None:
+        def watch(looked: int, total: int) -> None:
             if self._turns.get(tab, turn) > turn:
                 raise Overtaken
             if self._clock() - start > self._patience:
                 raise TooLong
 
-        check(0, 0)  # it may have waited for another search
-        plan = search.plan(*question, objective=objective, progress=check)
-        content = plan_content(plan)
-        return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]))
+        return watch
 
     def _note(self, tab: str, turn: int) -> None:
         with self._noting:
@@ -117,6 +129,11 @@ class Desk:
             self._replies[key] = reply
             while len(self._replies) > REMEMBERED:
                 self._replies.popitem(last=False)
+
+
+def _reply(plan: Plan) -> Reply:
+    content = plan_content(plan)
+    return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]))
 
 
 def _carried_over(plan: Plan) -> str:

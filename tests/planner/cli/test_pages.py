@@ -85,10 +85,21 @@ def test_who_listens_beyond_this_machine_is_warned(cli: Cli, monkeypatch: pytest
     from planner.server import listening
 
     served: list[str] = []
-    monkeypatch.setattr(listening, "listen", lambda listener, host: served.append(host))
+    monkeypatch.setattr(listening, "listen", lambda listener, host, cache: served.append(host))
     quiet = cli("serve", "--port", "0", "--json")
     assert (quiet.exit_code, quiet.stderr) == (0, "")
     assert json.loads(quiet.stdout)["url"].startswith("http://127.0.0.1:")
     open_to_all = cli("serve", "--port", "0", "--host", "0.0.0.0")
     assert "without a password" in open_to_all.stderr
     assert served == ["127.0.0.1", "0.0.0.0"]
+
+
+def test_without_the_server_one_sentence_says_what_to_install(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = cli("serve", "--port", "0")
+    assert result.exit_code == 2
+    assert "pip install 'meshwright[serve]'" in result.stderr

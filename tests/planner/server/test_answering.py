@@ -1,6 +1,7 @@
 """Answers: the search's own, remembered, and given up when nobody waits for them."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from planner.errors import Infeasible
 from planner.server import answering
 from planner.server.answering import Desk, Overtaken, TooLong
 from planner.server.asking import Asked, Nearby
+from planner.server.keeping import Shelf
 
 
 def asked(question: dict[str, Any], **changes: Any) -> Asked:
@@ -63,6 +65,18 @@ def test_the_oldest_answers_are_forgotten(question: dict[str, Any], monkeypatch:
     for batch in (8, 16):
         desk.answer(asked(question, job={"global_batch": batch, "seq_len": 128}))
     assert desk.answer(asked(question)) is not first
+
+
+def test_plans_outlive_the_desk(question: dict[str, Any], searches: list[Any], tmp_path: Path) -> None:
+    first = Desk(Shelf(tmp_path / "cache")).answer(asked(question))
+    again = Desk(Shelf(tmp_path / "cache")).answer(asked(question))
+    assert len(searches) == 1
+    assert again.html == first.html
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert api.read_plan(kept).plan.plan == first.plan.plan
+    kept.write_text("{")
+    assert Desk(Shelf(tmp_path / "cache")).answer(asked(question)).html == first.html
+    assert len(searches) == 2
 
 
 def test_one_search_at_a_time_and_once(question: dict[str, Any], searches: list[Any]) -> None:
