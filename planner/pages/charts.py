@@ -28,6 +28,12 @@ SHAPES: Final = ("diamond", "circle", "square", "triangle-up", "cross", "triangl
 BAR: Final = 24
 """Height of a bar and the gap below it, in pixels."""
 
+MANY: Final = 16
+"""More bars than this are ``THIN``."""
+
+THIN: Final = 14
+"""As `BAR`, with just enough room for a name."""
+
 NUDGE: Final = 1.01
 """Factor that makes an axis of a single value as long as it has to be."""
 
@@ -104,7 +110,7 @@ def chart(height: int, *layers: Spec, data: Sequence[Row] | None = None, valid: 
 
 def bars_height(count: int) -> int:
     """Height of ``count`` horizontal bars."""
-    return BAR * max(1, count)
+    return (BAR if count <= MANY else THIN) * max(1, count)
 
 
 def quantity(field: str, title: str | None, **more: Any) -> Spec:

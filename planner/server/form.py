@@ -10,13 +10,13 @@ from cluster_specs.catalog import list_clusters
 from cluster_specs.sizing import default_sizes
 from planner.models.catalog import list_models
 from planner.pages.page import template
-from planner.server.asking import MOST_DEVICES, MOST_SEQUENCES, MOST_TOKENS
+from planner.server.asking import MOST_SEQUENCES, MOST_TOKENS
 
 MODEL, CLUSTER, DEVICES, BATCH, LENGTH = "llama-3.1-8b", "dgx-h100", 8, 256, 8192
 """What the page asks first."""
 
 MOST_OFFERED = 4096
-"""Devices at the end of the slider; more can be typed."""
+"""Devices at the end of the slider."""
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -93,7 +93,7 @@ def _fields() -> Iterator[str]:
         '<label>devices <span class="value" id="devices-text"></span>'
         f'<input id="sizes" type="range" min="0" step="1" value="0" data-sizes="{escape(json.dumps(sizes))}"></label>'
     )
-    yield f'<input type="hidden" name="devices" value="{DEVICES}" data-most="{MOST_DEVICES}">'
+    yield f'<input type="hidden" name="devices" value="{DEVICES}">'
     yield _number("job.global_batch", "sequences a step", BATCH, MOST_SEQUENCES)
     yield _number("job.seq_len", "tokens a sequence", LENGTH, MOST_TOKENS)
     for name, (label, values) in CHOICES.items():
