@@ -132,7 +132,11 @@ def logarithmic(field: str, title: str, rows: Sequence[Row]) -> Spec:
     return quantity(field, title, scale=scale, axis=axis)
 
 
-STEPS: Final = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+STEPS: Final = (
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
+    tuple(1 + tenth / 10 for tenth in range(90)),
+)
 """Ticks in a decade: a few, or more where the axis is shorter than that."""
 
 

@@ -9,9 +9,11 @@ from planner.pages.charts import (
     SHAPES,
     Row,
     Spec,
+    bars_height,
     chart,
     device_counts,
     logarithmic,
+    name,
     quantity,
     tips,
 )
@@ -21,6 +23,9 @@ from planner.sweep.records import Point, Sweep
 
 DAY = 86400.0
 """[s]"""
+
+MOST_EXPLAINED = 4
+"""Recommended points whose sensitivity is drawn."""
 
 VERDICTS = ("recommended", "on the front", "beaten")
 
@@ -115,7 +120,13 @@ def sweep_figures(sweep: Sweep, rows: Sequence[Row]) -> list[Figure]:
     found = [_front_figure(sweep, rows)]
     if len({row["devices"] for row in planned}) > 1:
         found += [_throughput_figure(rows), _efficiency_figure(rows)]
-    return [*found, _memory_figure(rows)]
+    found.append(_memory_figure(rows))
+    explained = [number for number in sweep.recommended if sweep.points[number].sensitivity]
+    if explained:
+        found.append(
+            _sensitivity_figure(sweep, [(rows[number], sweep.points[number]) for number in explained])
+        )
+    return found
 
 
 def points_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
@@ -202,7 +213,7 @@ def _efficiency_figure(rows: Sequence[Row]) -> Figure:
     return Figure(
         "efficiency",
         "Scaling efficiency",
-        "Tokens/s per device over those of the smallest cluster of the same series.",
+        "Tokens/s per device over the best of this and the smaller sizes of the same series.",
         _over_devices(rows, y, "efficiency"),
         _table(rows, {"point": "label", "efficiency": "share"}),
     )
@@ -220,6 +231,44 @@ def _memory_figure(rows: Sequence[Row]) -> Figure:
         "At its peak; the dashed line is all that a device has.",
         _over_devices(rows, y, "used", full),
         _table(rows, {"point": "label", "memory": "memory"}),
+    )
+
+
+def _sensitivity_figure(sweep: Sweep, explained: Sequence[tuple[Row, Point]]) -> Figure:
+    """Of recommended points; not filtered, as it has rows of its own."""
+    bars: list[Row] = [
+        {
+            "point": str(row["label"]),
+            "number": each.number.replace("-", " "),
+            "what": each.what,
+            "saved": each.time_saved_fraction,
+            "text": f"{each.time_saved_fraction:.1%}",
+        }
+        for row, point in explained[:MOST_EXPLAINED]
+        for each in point.sensitivity
+    ]
+    points = list(dict.fromkeys(str(bar["point"]) for bar in bars))
+    encoding: Spec = {
+        "y": name("number", axis={"title": None, "domain": False, "ticks": False}),
+        "yOffset": {"field": "point", "sort": None},
+        "x": quantity("saved", "share of the step saved", axis={"format": ".1~%"}),
+        "color": {
+            "field": "point",
+            "type": "nominal",
+            "scale": {"domain": points, "range": COLOURS},
+            "legend": {"columns": 1, "labelLimit": 400},
+        },
+        "tooltip": tips({"": "point", "number": "what", "saved": "text"}),
+    }
+    return Figure(
+        "sensitivity",
+        "What better hardware would save",
+        "Share of the step of recommended points saved if one number were a tenth better, with the plan unchanged.",
+        chart(bars_height(len(bars)), {"mark": "bar", "encoding": encoding}, data=bars),
+        Table(
+            ("point", "number", "saved"),
+            tuple((str(b["point"]), str(b["what"]), str(b["text"])) for b in bars),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from planner.analysis.questions import Question
 from planner.models.catalog import list_models, load_model
 from planner.models.model import Model
 from planner.plans import Job, Objective, Pins
+from planner.sweep.grid import USUAL
 
 MOST_DEVICES = 16_384
 MOST_SEQUENCES = 1_000_000
@@ -45,7 +46,15 @@ class Asked(Record):
 
     def question(self) -> Question:
         """What the search is asked; ``InputError`` for an unknown name or a size that does not exist."""
-        return Question(self._model(), self._cluster(), _within_limits(self.job), self.pins)
+        model, cluster = self._model(), self._cluster()
+        return Question(model, cluster, _within_limits(self._job(cluster.device.kind)), self.pins)
+
+    def _job(self, kind: str) -> Job:
+        """With what is usual on a kind of device where the browser leaves it open."""
+        usual = USUAL.get(kind, {})
+        return self.job.model_copy(
+            update={name: value for name, value in usual.items() if name not in self.job.model_fields_set}
+        )
 
     def _model(self) -> Model:
         if self.model not in list_models():

@@ -51,7 +51,7 @@ def test_a_sweep_has_a_page(cli: Cli, tmp_path: Path) -> None:
     asked = ("--devices", "8,16", "--seq-len", "1024", "--batch", "64")
     assert cli("what-if", "llama-3.2-1b", "dgx-h100", *asked, "-o", str(sweep)).exit_code == 0
     answer = json.loads(cli("report", str(sweep), "-o", str(path), "--json").stdout)
-    assert answer["figures"] == ["front", "throughput", "efficiency", "headroom"]
+    assert answer["figures"] == ["front", "throughput", "efficiency", "headroom", "sensitivity"]
     assert "What if: llama-3.2-1b on dgx-h100" in path.read_text()
     assert cli("report", "-", "-o", str(path), stdin=sweep.read_text()).exit_code == 0
     broken = json.loads(sweep.read_text()) | {"points": [{}]}

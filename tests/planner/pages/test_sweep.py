@@ -96,6 +96,16 @@ def test_a_long_sweep_folds_its_table_and_counts_what_it_leaves_out(content: Con
 
 # In a browser ----------------------------------------------------------------------------------------------
 
+
+def test_recommended_points_say_what_their_time_hangs_on(content: Content) -> None:
+    figure = next(figure for figure in content.figures if figure.key == "sensitivity")
+    bars = figure.chart["data"]["values"]
+    for number in content.sweep.recommended:
+        point = content.sweep.points[number]
+        saved = {bar["what"]: bar["saved"] for bar in bars if bar["point"] == content.rows[number]["label"]}
+        assert saved == {each.what: each.time_saved_fraction for each in point.sensitivity}
+
+
 FIGURES = ("front", "throughput", "efficiency", "headroom")
 
 

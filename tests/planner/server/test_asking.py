@@ -41,6 +41,13 @@ def test_factors_turn_the_hardware(question: dict[str, Any]) -> None:
     assert turned.device.memory_bandwidth == 3 * plain.device.memory_bandwidth
 
 
+def test_tpus_have_their_usual_stack(question: dict[str, Any]) -> None:
+    assert asked(question, cluster="tpu-v5p").question().job.stack == "jax-xla"
+    own = {**question["job"], "stack": "torch-fsdp2"}
+    assert asked(question, cluster="tpu-v5p", job=own).question().job.stack == "torch-fsdp2"
+    assert asked(question).question().job.stack == "torch-fsdp2"
+
+
 @pytest.mark.parametrize("field", ["model", "cluster"])
 @pytest.mark.parametrize(
     "name",
