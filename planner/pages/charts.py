@@ -75,8 +75,7 @@ def chart_library() -> str:
         raise InputError(
             "charts need the package vl-convert-python: pip install 'meshwright[report]'"
         ) from None
-    # The stub forgets that the snippet has a default.
-    return NOTICE + str(vl_convert.javascript_bundle(vl_version=VEGA_LITE))  # type: ignore[call-arg]
+    return NOTICE + str(vl_convert.javascript_bundle(vl_version=VEGA_LITE))
 
 
 def chart_data(figures: Iterable[Figure], rows: Sequence[Row] = ()) -> str:
