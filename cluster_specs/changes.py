@@ -1,7 +1,7 @@
 """What-ifs: validated copies of a cluster with fields changed by dotted path."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster_specs.cluster import ClusterSpec
@@ -87,8 +87,10 @@ def knob_paths(cluster: ClusterSpec, knob: str) -> tuple[str, ...]:
     if knob not in KNOBS:
         raise UnknownName("hardware number", knob, KNOBS)
     links, torus = cluster.links, cluster.torus
+    between = getattr(cluster, "between", None)
     inner = ("torus.bandwidth",) if torus else tuple(f"links.{link.name}.bandwidth" for link in links[:1])
     outer = tuple(f"links.{link.name}.bandwidth" for link in links[-1:])
+    outer = outer if between is None else ("between.bandwidth",)
     return {
         "compute": tuple(f"device.peak_flops_per_second.{d}" for d in cluster.device.peak_flops_per_second),
         "memory": ("device.memory",),
@@ -96,7 +98,8 @@ def knob_paths(cluster: ClusterSpec, knob: str) -> tuple[str, ...]:
         "scale-up": inner,
         "network": outer if outer != inner else (),
         "latency": tuple(f"links.{link.name}.latency" for link in links)
-        + (("torus.latency",) if torus else ()),
+        + (("torus.latency",) if torus else ())
+        + (("between.latency",) if between is not None else ()),
     }[knob]
 
 
@@ -113,7 +116,21 @@ def changed(cluster: ClusterSpec, changes: Mapping[str, str | float]) -> Cluster
         factor = _factor(value)
         for path in paths:
             written[path] = value if factor is None else factor * _number_at(cluster, path)
-    return what_if(cluster, written)
+    whole = what_if(cluster, written)
+    others = getattr(cluster, "others", ())
+    return whole.model_copy(update={"others": _changed_pools(others, changes)}) if others else whole
+
+
+def _changed_pools(
+    pools: Sequence[ClusterSpec], changes: Mapping[str, str | float]
+) -> tuple[ClusterSpec, ...]:
+    """Further pools of a cluster with the same knobs turned; the slowest network is what joins the pools."""
+    return tuple(
+        changed(
+            pool, {n: v for n, v in changes.items() if n in KNOBS and n != "network" and knob_paths(pool, n)}
+        )
+        for pool in pools
+    )
 
 
 def _factor(value: str | float) -> float | None:

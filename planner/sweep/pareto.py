@@ -10,6 +10,10 @@ NEAR_LEAST_COST = 0.1
 """A recommended point costs at most this much more than the cheapest."""
 
 
+HEADROOM_STEP = 0.05
+"""Shares of memory that are closer than this are alike: nobody rents by them."""
+
+
 def group_of(point: Point) -> Hashable:
     """What may be weighed against each other: the same model, trained the same way, on the same hardware numbers."""
     i = point.inputs
@@ -18,14 +22,14 @@ def group_of(point: Point) -> Hashable:
 
 
 def losses(point: Point) -> tuple[float, float, float, float]:
-    """(time, cost, used share of memory, devices), each the less the better; an unknown cost is the worst."""
+    """(time, cost, headroom in steps and negative, devices), each the less the better; an unknown cost is the worst."""
     assert point.economics is not None
     assert point.memory_headroom is not None
     money = point.economics.cost
     return (
         point.economics.time_to_train_s,
         math.inf if money is None else money,
-        -point.memory_headroom,
+        -math.floor(point.memory_headroom / HEADROOM_STEP + 1e-9),
         float(point.economics.devices),
     )
 

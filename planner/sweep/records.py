@@ -59,7 +59,7 @@ class Point(Record):
     """No other point is at least as good in time, cost, memory headroom and devices, and better in one.
 
     Only points that train the same model in the same way on the same hardware numbers are weighed against each
-    other; pins, kinds of clusters and counts may differ."""
+    other; pins, kinds of clusters and counts may differ. Headroom counts in steps of a twentieth."""
     sensitivity: tuple[Sensitivity, ...] = ()
     """Of recommended points: what a tenth better hardware would save, the plan unchanged, operators in their usual
     layout."""

@@ -81,6 +81,8 @@ def answer_all(
         kept = stack.enter_context(Journal(journal)) if journal else None
         answers = {key: kept.answers[key] for key in questions if key in kept.answers} if kept else {}
         left = {key: question for key, question in questions.items() if key not in answers}
+        if progress is not None:
+            progress(len(answers), len(questions))
         if not left:
             return answers
         finished = stack.enter_context(closing(ENGINES[engine](left, objective, jobs)))

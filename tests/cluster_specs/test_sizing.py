@@ -4,6 +4,7 @@ import pytest
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.changes import KNOBS, changed, knob_paths
+from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.sizing import default_sizes, sized
 
@@ -97,3 +98,16 @@ def test_one_node_has_no_network() -> None:
         changed(single, {"network": "2x"})
     with pytest.raises(UnknownName):
         knob_paths(single, "speed")
+
+
+@pytest.mark.skipif("others" not in ClusterSpec.model_fields, reason="clusters have one kind of nodes")
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_knob_turns_the_numbers_of_every_pool(knob: str) -> None:
+    cluster = load_cluster("dgx-h100:1+dgx-a100-80g:2")
+    twice = changed(cluster, {knob: "2x"})
+    if knob == "network":
+        assert twice.between.bandwidth == 2 * cluster.between.bandwidth  # type: ignore[attr-defined]
+        return
+    for before, after in zip(cluster.pools, twice.pools, strict=True):  # type: ignore[attr-defined]
+        apart = changed(before, {knob: "2x"})
+        assert (after.device, after.links) == (apart.device, apart.links)

@@ -40,6 +40,13 @@ def test_every_group_has_a_recommendation_near_the_least_cost(points: list[Point
         assert losses(p)[1] <= min(cost for _, cost, _, _ in group) * 1.1
 
 
+def test_a_little_more_memory_is_no_reason() -> None:
+    better, worse = point(time=1, cost=1, headroom=0.201), point(time=2, cost=2, headroom=0.204)
+    assert front([better, worse]) == {0}
+    roomy = point(time=2, cost=2, headroom=0.26)
+    assert front([better, roomy]) == {0, 1}
+
+
 def test_fastest_near_the_least_cost() -> None:
     points = [point(time=9, cost=100), point(time=5, cost=109), point(time=2, cost=130)]
     assert recommended(points) == (1,)
