@@ -29,6 +29,11 @@ GENERATIONS: Mapping[str, str] = MappingProxyType(
 CHIP_CONFIGS: Mapping[str, str] = MappingProxyType({"tpu-v4": "megacore"})
 """TPUs whose chips libtpu shows as two devices unless it is told to join them."""
 
+NO_TPU: Mapping[str, str] = MappingProxyType(
+    {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+)
+"""Environment of a compiler that looks for no TPU and shares the machine with others of its kind."""
+
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -44,10 +49,7 @@ def verify_with_xla(plan: Plan, python: str | None = None) -> Verification:
     task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
     task["attention"] = plan.job.attention
     task["chip_config"] = CHIP_CONFIGS.get(plan.cluster.device.name, "")
-    needs = ("jax", "libtpu")
-    found = run_program(
-        "jax_compile", to_jax(plan), task, needs, python, environment={"JAX_PLATFORMS": "cpu"}
-    )
+    found = run_program("jax_compile", to_jax(plan), task, ("jax", "libtpu"), python, environment=NO_TPU)
     estimate = plan.estimate or evaluate(plan)
     versions = tuple(f"{name} {version}" for name, version in found["versions"].items())
     slices = f"{plan.cluster.nodes} slices of " if plan.cluster.nodes > 1 else ""

@@ -7,7 +7,6 @@ Prints, as JSON, the compiler's memory for one device and its collectives, or wh
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 def main(path: str) -> None:
     """Run the task in ``path``."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     task = json.loads(Path(path).read_text())
     try:
         found = compile_step(task)
