@@ -1,6 +1,7 @@
 """XLA compiles the exported plan at full size for the real TPU slice, ahead of time; its numbers beside ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from planner.errors import InputError, Unsupported
@@ -12,8 +13,26 @@ from planner.verification.arrays import task_of
 from planner.verification.process import run_program
 from planner.verification.record import Check, Comparison, Verification
 
-PREFIX = "tpu-"
-"""Of our names of TPUs; libtpu knows them by the rest (v5e)."""
+GENERATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "tpu-v2": "v2",
+        "tpu-v3": "v3",
+        "tpu-v4": "v4",
+        "tpu-v5e": "v5e",
+        "tpu-v5p": "v5p",
+        "tpu-v6e": "v6e",
+        "tpu-v7x": "tpu7x",
+    }
+)
+"""Our name of a TPU -> libtpu's."""
+
+CHIP_CONFIGS: Mapping[str, str] = MappingProxyType({"tpu-v4": "megacore"})
+"""TPUs whose chips libtpu shows as two devices unless it is told to join them."""
+
+NO_TPU: Mapping[str, str] = MappingProxyType(
+    {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+)
+"""Environment of a compiler that looks for no TPU and shares the machine with others of its kind."""
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -29,10 +48,8 @@ def verify_with_xla(plan: Plan, python: str | None = None) -> Verification:
     task = task_of(layout_of(plan, "jax"), plan)
     task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
     task["attention"] = plan.job.attention
-    needs = ("jax", "libtpu")
-    found = run_program(
-        "jax_compile", to_jax(plan), task, needs, python, environment={"JAX_PLATFORMS": "cpu"}
-    )
+    task["chip_config"] = CHIP_CONFIGS.get(plan.cluster.device.name, "")
+    found = run_program("jax_compile", to_jax(plan), task, ("jax", "libtpu"), python, environment=NO_TPU)
     estimate = plan.estimate or evaluate(plan)
     versions = tuple(f"{name} {version}" for name, version in found["versions"].items())
     slices = f"{plan.cluster.nodes} slices of " if plan.cluster.nodes > 1 else ""
@@ -49,10 +66,10 @@ def verify_with_xla(plan: Plan, python: str | None = None) -> Verification:
 def _topology(plan: Plan) -> str:
     """Name of the slice as libtpu knows it."""
     cluster = plan.cluster
-    if cluster.torus is None or not cluster.device.name.startswith(PREFIX):
+    if cluster.torus is None or cluster.device.name not in GENERATIONS:
         raise InputError(f"--with xla-tpu compiles for TPU slices; {cluster.name} has {cluster.device.name}")
     shape = "x".join(map(str, cluster.torus.shape))
-    return f"{cluster.device.name.removeprefix(PREFIX)}:{shape}"
+    return f"{GENERATIONS[cluster.device.name]}:{shape}"
 
 
 def _check(plan: Plan) -> None:

@@ -7,7 +7,6 @@ Prints, as JSON, the compiler's memory for one device and its collectives, or wh
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 def main(path: str) -> None:
     """Run the task in ``path``."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     task = json.loads(Path(path).read_text())
     try:
         found = compile_step(task)
@@ -45,9 +43,7 @@ def main(path: str) -> None:
 def compile_step(task: Task) -> dict[str, Any]:
     """Memory and collectives of the compiled step."""
     exported = load(task["exported"])
-    options = {"num_slices": task["slices"]} if task["slices"] > 1 else {}
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=task["topology"], **options).devices
-    mesh = exported.make_mesh(devices)
+    mesh = exported.make_mesh(_devices(task))
     attention = plain_attention if task["attention"] == "plain" else fused_attention(exported, mesh)
     step, shardings = sharded_step(task, exported, mesh, attention)
     arguments = _arguments(task, exported)
@@ -69,6 +65,14 @@ def compile_step(task: Task) -> dict[str, Any]:
         "peak_bytes": live + stats.temp_size_in_bytes,
         "collectives": {kind: total._asdict() for kind, total in totals.items()},
     }
+
+
+def _devices(task: Task) -> Any:
+    """Of slices that need not be there."""
+    options: dict[str, Any] = {"num_slices": task["slices"]} if task["slices"] > 1 else {}
+    if task["chip_config"]:
+        options["chip_config_name"] = task["chip_config"]
+    return topologies.get_topology_desc(platform="tpu", topology_name=task["topology"], **options).devices
 
 
 def _arguments(task: Task, exported: Any) -> Any:
