@@ -1,0 +1,278 @@
+"""A PyTorch module as a `Program`, by ``torch.export`` on tensors without storage."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from planner.errors import InputError, Unsupported
+from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction
+from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.torch_rules import TORCH_RULES, Call, Operand, convolved
+
+
+def from_torch(
+    module: Any,
+    *example_inputs: Any,
+    gradient: bool = False,
+    name: str | None = None,
+    replicate_unknown: bool = False,
+) -> Program:
+    """``module`` on ``example_inputs`` as a `Program`; build both under ``torch.device("meta")`` to allocate nothing.
+
+    With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
+    and of the number; they are to lie as the parameters do.
+
+    Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed alike
+    everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate.
+    """
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):  # attention by its products, which have rules
+        exported = torch.export.export(module, tuple(example_inputs)).run_decompositions()
+        lifted = _Lifted(exported)
+        leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
+        function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
+        table = _core(torch) if gradient else None
+        traced = make_fx(function, decomposition_table=table)(lifted.parameters, lifted.states, *leaves)
+    parameters, buffers = lifted.parameters, lifted.states
+    roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
+    roles += [(n, "constant") for n in buffers]
+    count = sum(1 for node in traced.graph.nodes if node.op == "placeholder") - len(roles)
+    roles += [(n, "input") for n in _input_names(module, count)]
+    title = name or type(module).__name__
+    return _Importer(title, replicate_unknown).run(traced.graph, roles, len(parameters) if gradient else 0)
+
+
+class _Lifted:
+    """An exported module as a function of its parameters, its other tensors, and its inputs; nothing in place."""
+
+    def __init__(self, exported: Any) -> None:
+        self.module = exported.graph_module
+        self.specs = [(s.kind.name, s.target) for s in exported.graph_signature.input_specs]
+        known = {**exported.constants, **exported.state_dict}
+        self.parameters = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
+        self.states = {t: known[t] for kind, t in self.specs if t is not None and t not in self.parameters}
+        self.written = sum(s.kind.name != "USER_OUTPUT" for s in exported.graph_signature.output_specs)
+
+    def outputs(self, weights: Any, states: Any, *inputs: Any) -> list[Any]:
+        """What the module returns; new values of its buffers, which come first, are left out."""
+        given = iter(inputs)
+        arguments = [
+            weights[t] if kind == "PARAMETER" else next(given) if t is None else states[t]
+            for kind, t in self.specs
+        ]
+        return list(self.module(*arguments)[self.written :])
+
+    def loss(self, weights: Any, states: Any, *inputs: Any) -> Any:
+        """The one number that the module returns; raises ``InputError`` where it returns something else."""
+        made = self.outputs(weights, states, *inputs)
+        if len(made) != 1 or tuple(made[0].shape) != ():
+            shapes = ", ".join(str(tuple(x.shape)) for x in made)
+            raise InputError(
+                f"gradient=True needs a module that returns one number, this one returns {shapes}"
+            )
+        return made[0]
+
+
+def _input_names(module: Any, count: int) -> list[str]:
+    """As the module calls them, if there is one for each tensor."""
+    names = [n for n in inspect.signature(module.forward).parameters if n != "self"][:count]
+    return names if len(names) == count else [f"input.{i}" for i in range(count)]
+
+
+def _core(torch: Any) -> Any:
+    from torch._decomp import core_aten_decompositions
+
+    return core_aten_decompositions()
+
+
+def _differentiated(torch: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(weights: Any, states: Any, *inputs: Any) -> Any:
+        if not weights:
+            raise InputError("gradient=True needs a module with parameters")
+        return torch.func.grad_and_value(call)(weights, states, *inputs)
+
+    return run
+
+
+class _Importer:
+    """Values and operators as they are met."""
+
+    def __init__(self, name: str, replicate_unknown: bool) -> None:
+        self.name, self.replicate_unknown = name, replicate_unknown
+        self.values: dict[str, Value] = {}
+        self.operations: list[Operation] = []
+        self.replicated: list[str] = []
+        self.names: dict[Any, Any] = {}
+        """Node of the traced graph -> value, or values where it makes several."""
+
+    def run(self, graph: Any, roles: Sequence[tuple[str, Role]], gradients: int) -> Program:
+        given = iter(roles)
+        outputs: list[str | None] = []
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                path, role = next(given)
+                self.names[node] = self._value(path, node.meta["val"], role, path)
+            elif node.op == "get_attr":
+                self.names[node] = None
+            elif node.op == "output":
+                outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
+            elif "getitem" in str(node.target):
+                self.names[node] = self.names[node.args[0]][node.args[1]]
+            else:
+                self._call(node)
+        paths = [path for path, _ in roles]
+        ties = [
+            Tie(source=o, target=p) for o, p in zip(outputs[:gradients], paths, strict=False) if o is not None
+        ]
+        return Program(
+            name=self.name,
+            values=tuple(self.values.values()),
+            operations=tuple(self.operations),
+            inputs=tuple(paths),
+            outputs=tuple(dict.fromkeys(n for n in outputs if n is not None)),
+            results=tuple(outputs),
+            ties=tuple(ties),
+            replicated=tuple(self.replicated),
+        )
+
+    def _value(self, name: str, tensor: Any, role: Role = "intermediate", path: str = "") -> str:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.values[name] = Value(name=name, shape=_shape(tensor), dtype=dtype, role=role, path=path)
+        return name
+
+    def _call(self, node: Any) -> None:
+        kind = str(node.target).removeprefix("aten.").partition(".")[0]
+        tensors = [
+            n for n in _leaves((node.args, node.kwargs)) if hasattr(n, "op") and self.names[n] is not None
+        ]
+        inputs = [self.names[n] for n in tensors]
+        made = node.meta["val"]
+        results = list(made) if isinstance(made, tuple | list) else [made]
+        outputs = [
+            self._value(node.name if len(results) == 1 else f"{node.name}:{k}", tensor)
+            if hasattr(tensor, "dtype")
+            else None
+            for k, tensor in enumerate(results)
+        ]
+        self.names[node] = outputs if isinstance(made, tuple | list) else outputs[0]
+        call = Call(
+            _described(node.args),
+            [self.values[n].shape for n in inputs],
+            [self.values[n].shape for n in outputs if n is not None],
+            self.values[next(n for n in outputs if n is not None)].dtype,
+        )
+        written = [n for n in outputs if n is not None]
+        if kind in _SPLIT:
+            _SPLIT[kind](self, node, call, inputs, written)
+        else:
+            self._add(node.name, kind, inputs, written, self._rule(node.name, kind, call), _digest(node))
+
+    def _rule(self, title: str, kind: str, call: Call) -> Rule:
+        rule = TORCH_RULES.get(kind)
+        if rule is not None:
+            return rule(call)
+        if not self.replicate_unknown:
+            raise Unsupported(
+                f"operator {title} (aten.{kind}) has no rule for how it can be split; "
+                "pass replicate_unknown=True to compute it alike on every device"
+            )
+        self.replicated.append(title)
+        return opaque(call.inputs, call.outputs)
+
+    def _add(
+        self, title: str, kind: str, inputs: Sequence[str], outputs: Sequence[str], rule: Rule, key: str
+    ) -> None:
+        """Record one operator; tensors that its rule does not read (sizes to copy) are left out."""
+        reads = rule.reads[: len(inputs)]
+        fields = {**rule._asdict(), "reads": reads, "writes": rule.writes[: len(outputs)]}
+        self.operations.append(
+            Operation(
+                name=title,
+                primitive=kind,
+                inputs=tuple(inputs[: len(reads)]),
+                outputs=tuple(outputs),
+                key=key,
+                **fields,
+            )
+        )
+
+    def _affine(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
+        """``bias + a b`` as a product and a sum."""
+        bias, left, right = inputs
+        kind = "mm" if len(self.values[left].shape) == 2 else "bmm"
+        mid = f"{node.name}.product"
+        self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
+        pair = call._replace(inputs=[self.values[left].shape, self.values[right].shape])
+        self._add(mid, kind, [left, right], [mid], TORCH_RULES[kind](pair), "")
+        shapes = [self.values[mid].shape, self.values[bias].shape]
+        self._add(node.name, "add", [mid, bias], outputs, elementwise(shapes, call.outputs), "")
+
+    def _convolution(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
+        """A convolution, and the sum with its bias."""
+        rule = TORCH_RULES["convolution"](call)
+        if len(inputs) < 3:
+            return self._add(node.name, "convolution", inputs, outputs, rule, _digest(node))
+        mid = f"{node.name}.product"
+        self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
+        self._add(mid, "convolution", inputs[:2], [mid], rule, "")
+        whole = elementwise([call.outputs[0]], call.outputs)
+        channel = (whole.writes[0][1],)
+        return self._add(
+            node.name, "add", [mid, inputs[2]], outputs, whole._replace(reads=(*whole.reads, channel)), ""
+        )
+
+    def _convolution_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
+        """Gradients of the input, the filter and the bias: the same loops, read and written otherwise."""
+        gradient, image, window = call.inputs[:3]
+        forward = convolved(image, window, gradient, call, 4)
+        (left, right), (result,) = forward.reads, forward.writes
+        parts = {
+            0: (forward._replace(reads=(result, right), writes=(left,), halos=()), [inputs[0], inputs[2]]),
+            1: (forward._replace(reads=(result, left), writes=(right,), halos=()), inputs[:2]),
+            2: (reduction(gradient, [a for a in range(len(gradient)) if a != 1], call.dtype), inputs[:1]),
+        }
+        wanted = [k for k, needed in enumerate(call.arguments[10]) if needed]
+        for k, name in zip(wanted, outputs, strict=True):
+            self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], "")
+
+
+_SPLIT: Mapping[str, Callable[[_Importer, Any, Call, list[str], list[str]], None]] = {
+    "addmm": _Importer._affine,
+    "baddbmm": _Importer._affine,
+    "convolution": _Importer._convolution,
+    "convolution_backward": _Importer._convolution_backward,
+}
+"""Operators that become several."""
+
+
+def _shape(tensor: Any) -> Shape:
+    return tuple(int(n) for n in tensor.shape)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in _leaves(part)]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [tree]
+
+
+def _described(arguments: Any) -> Any:
+    """Arguments with tensors as their shapes."""
+    if isinstance(arguments, tuple | list):
+        return [_described(a) for a in arguments]
+    if hasattr(arguments, "op"):
+        value = arguments.meta.get("val")
+        return Operand(_shape(value)) if hasattr(value, "shape") else None
+    return arguments
+
+
+def _digest(node: Any) -> str:
+    """What is computed, but for the inputs."""
+    plain = [_described(node.args), sorted((k, str(_described(v))) for k, v in node.kwargs.items())]
+    text = repr((str(node.target), plain, str(node.meta["val"])))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,172 @@
+"""Programs exported from PyTorch: operators split as PyTorch computes, and the same answers as from JAX."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
+
+from planner.errors import InputError, Unsupported  # noqa: E402
+from planner.tracing.from_torch import from_torch  # noqa: E402
+from planner.tracing.options import SUMMING, splittable  # noqa: E402
+from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.program import Program, elements  # noqa: E402
+from planner.tracing.solving import shard  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore"),
+]  # torch.export warns of its own insides
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "product": (torch.matmul, ((4, 6), (6, 8))),
+    "batched product": (torch.bmm, ((2, 4, 6), (2, 6, 8))),
+    "linear": (lambda x, w: F.linear(x, w), ((4, 6), (8, 6))),
+    "convolution": (lambda x, w: F.conv2d(x, w, padding=1), ((2, 4, 8, 8), (6, 4, 3, 3))),
+    "softmax": (lambda x: F.softmax(x, -1), ((4, 6),)),
+    "norm": (lambda x: F.layer_norm(x, (6,)), ((4, 2, 6),)),
+    "sum": (lambda x: x.sum(1, keepdim=True), ((4, 6, 2),)),
+    "concatenated": (lambda x, y: torch.cat([x, y], 1), ((4, 6), (4, 2))),
+    "pooled": (lambda x: F.max_pool2d(x, 2), ((2, 4, 8, 8),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_make_up_the_whole(name: str) -> None:
+    function, shapes = CASES[name]
+    rng = np.random.default_rng(0)
+    given = [torch.tensor(rng.normal(size=s), dtype=torch.float32) for s in shapes]
+    program = clean(from_torch(Calls(function), *(x.to("meta") for x in given)))
+    (op,) = program.operations
+    reads = [op.reads[op.inputs.index(n)] for n in program.inputs]
+    fixed = {h.factor for h in op.halos} | {f for r in op.reductions for f in r.over}
+    for factor in set(splittable(op)) - fixed:
+        if op.sizes[factor] % 2:
+            continue
+        at = [
+            next((i for i, d in enumerate(dims) if d and d[0] == factor), None)
+            for dims in (*reads, op.writes[0])
+        ]
+        halves = [
+            function(*(x if i is None else x.chunk(2, i)[half] for x, i in zip(given, at, strict=False)))
+            for half in (0, 1)
+        ]
+        assert at[-1] is not None or op.kind in SUMMING
+        combined = halves[0] + halves[1] if at[-1] is None else torch.cat(halves, at[-1])
+        torch.testing.assert_close(combined, function(*given), rtol=1e-4, atol=1e-5)
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(1024, 4096, bias=False)
+        self.down = torch.nn.Linear(4096, 1024, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return (self.down(torch.tanh(self.up(x))) ** 2).mean()
+
+
+def on_meta(build: Callable[[], Any]) -> Any:
+    with torch.device("meta"):
+        return build()
+
+
+def test_a_module_costs_what_the_same_function_does_in_jax() -> None:
+    jax = pytest.importorskip("jax")
+    from planner.tracing.from_jax import from_jax
+
+    def loss(p: Any, x: Any) -> Any:
+        return ((jax.numpy.tanh(x @ p["up"].T) @ p["down"].T) ** 2).mean()
+
+    shaped = {
+        "up": jax.ShapeDtypeStruct((4096, 1024), "float32"),
+        "down": jax.ShapeDtypeStruct((1024, 4096), "float32"),
+    }
+    theirs = from_jax(jax.value_and_grad(loss), shaped, jax.ShapeDtypeStruct((512, 1024), "float32"))
+    ours = from_torch(on_meta(Mlp), torch.empty(512, 1024, device="meta"), gradient=True)
+    first, second = (shard(p, "dgx-h100:1", {"data": 2, "model": 4}) for p in (ours, theirs))
+    assert first.seconds == pytest.approx(second.seconds, rel=0.1)  # one kernel more or less
+    assert first.inputs["up.weight"] == second.inputs["p.up"]
+
+
+def test_gradients_lie_as_their_parameters() -> None:
+    program = from_torch(on_meta(Mlp), torch.empty(512, 1024, device="meta"), gradient=True)
+    assert [t.target for t in program.ties] == ["up.weight", "down.weight"]
+    assert program.inputs == ("up.weight", "down.weight", "x")
+    assert Program.model_validate_json(program.to_json()) == program
+
+
+class Images(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.BatchNorm2d(32)
+        self.head = torch.nn.Linear(32, 8)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
+        return F.cross_entropy(self.head(x.mean((2, 3))), y)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(512, 64)
+        self.layer = torch.nn.TransformerEncoderLayer(
+            64, 4, 256, dropout=0.0, batch_first=True, norm_first=True
+        )
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return F.cross_entropy((self.layer(self.embed(x)) @ self.embed.weight.T).flatten(0, 1), y.flatten())
+
+
+DATA = {
+    Images: lambda: (torch.empty(16, 16, 8, 8), torch.empty(16, dtype=torch.long)),
+    Tokens: lambda: (torch.empty(8, 32, dtype=torch.long), torch.empty(8, 32, dtype=torch.long)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_gradients_of_whole_models_are_planned(kind: type) -> None:
+    module = on_meta(kind)
+    program = from_torch(module, *on_meta(DATA[kind]), gradient=True)
+    assert len(program.ties) == len(list(module.parameters()))
+    sharded = shard(program, "dgx-h100:1", {"data": 2, "model": 4})
+    assert sharded.proven
+    assert all(seconds >= sharded.seconds for seconds in sharded.baselines.values())
+
+
+def test_a_convolution_and_its_gradients_are_the_same_loops() -> None:
+    program = from_torch(on_meta(Images), *on_meta(DATA[Images]), gradient=True)
+    work = {
+        op.primitive: elements(op.sizes)
+        for op in program.operations
+        if op.primitive.startswith("convolution")
+    }
+    assert work["convolution"] == work["convolution_backward_1"]
+
+
+def test_an_unknown_operator_is_named() -> None:
+    x = torch.empty(4, 4, device="meta")
+    with pytest.raises(Unsupported, match=r"linalg_qr\) has no rule"):
+        from_torch(Calls(lambda x: torch.linalg.qr(x)[0]), x)
+    assert from_torch(Calls(lambda x: torch.linalg.qr(x)[0]), x, replicate_unknown=True).replicated
+
+
+def test_there_must_be_something_to_differentiate() -> None:
+    with pytest.raises(InputError, match="needs a module with parameters"):
+        from_torch(Calls(lambda x: x.sum()), torch.empty(4, device="meta"), gradient=True)
+    with pytest.raises(InputError, match=r"returns one number, this one returns \(4, 8\)"):
+        from_torch(on_meta(lambda: torch.nn.Linear(8, 8)), torch.empty(4, 8, device="meta"), gradient=True)
