@@ -1,11 +1,11 @@
-"""Bytes on one device: model states, gathered copies, loss, buffers, and what the driver adds.
+"""Bytes on one device: model states, gathered copies, loss.
 
 Activations of real models come from their graph; the published formula of a GPT layer is kept here as an
 independent witness.
 """
 
 from collections.abc import Mapping
-from math import ceil, prod
+from math import ceil
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -91,15 +91,6 @@ def state_bytes(
     )
 
 
-def padded_shard(shape: tuple[int, ...], shard_degree: int) -> int:
-    """Elements of one rank's shard of a parameter split along dim 0, padded to the shard degree.
-
-    Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, chunks ``ceil(d0 / n)``.
-    """
-    rows, *rest = shape or (1,)
-    return ceil(rows / shard_degree) * prod(rest)
-
-
 def gathered_bytes(
     unit_parameters: float, root_parameters: float, element: float, prefetched: int = 1
 ) -> float:
@@ -108,16 +99,6 @@ def gathered_bytes(
     ``(root + (1 + prefetched) unit) element``; the root unit (embedding, head, last norm) stays gathered.
     """
     return (root_parameters + (1 + prefetched) * unit_parameters) * element
-
-
-def reduce_buffer_bytes(unit_parameters: float, grad_dtype: str) -> float:
-    """Flat buffer in which one sharded block's gradients are reduce-scattered [bytes]."""
-    return unit_parameters * gradient_bytes(grad_dtype)
-
-
-def bucket_bytes(parameters: float, grad_dtype: str, bucket: float, in_flight: int = 1) -> float:
-    """Flat buffers of a bucketed gradient reduction: ``in_flight`` buckets, at most all gradients [bytes]."""
-    return min(in_flight * bucket, parameters * gradient_bytes(grad_dtype))
 
 
 def loss_bytes(tokens: float, vocabulary: float, chunks: int = 1) -> float:
@@ -134,16 +115,6 @@ def loss_chunks(vocabulary: float, hidden: float) -> int:
     Source: linkedin/Liger-Kernel, ``ops/fused_linear_cross_entropy.py`` (``ceil(V / H)``).
     """
     return max(1, ceil(vocabulary / hidden))
-
-
-def reserved_bytes(live: float, fragmentation: float) -> float:
-    """What the caching allocator holds for ``live`` tensors: ``live (1 + fragmentation)`` [bytes]."""
-    return live * (1 + fragmentation)
-
-
-def device_bytes(reserved: float, context: float, communicators: int, communicator: float) -> float:
-    """What the driver reports: the allocator's, the context's and the communicators' buffers [bytes]."""
-    return reserved + context + communicators * communicator
 
 
 def transformer_layer_activation_bytes(

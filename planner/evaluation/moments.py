@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.memory import gathered_bytes
 from planner.evaluation.stages import StageCost, gathers_weights
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
@@ -117,9 +118,8 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     """
     software, plan = rank.software, rank.plan
     layer, saved = rank.largest * rank.weight, rank.layer_activations
-    ends = 0.0 if software.wraps_ends else rank.ends * rank.weight
-    gathered = ends + (1 + software.prefetch_units) * layer
-    following = gathered
+    root = 0.0 if software.wraps_ends else rank.ends
+    gathered = following = gathered_bytes(rank.largest, root, rank.weight, software.prefetch_units)
     if plan.zero_stage == 2:
         gathered, following = rank.whole, rank.whole - layer
     elif not rank.shards_weights:
@@ -144,7 +144,8 @@ def _at_head(rank: Rank) -> dict[str, float]:
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
-    layer = (1 + rank.software.prefetch_units) * rank.largest * rank.weight if rank.shards_weights else 0.0
+    ahead = rank.software.prefetch_units
+    layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
     reduced = rank.largest * rank.reduced if rank.plan.shard_degree > 1 else 0.0
     yield _passing(rank.activations, layer, reduced, rank.workspace)
 
@@ -156,7 +157,7 @@ def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
     if plan.zero_stage == 2:
         gathered = rank.whole
     elif rank.shards_weights:
-        gathered = (rank.ends + (1 + software.prefetch_units) * rank.largest) * rank.weight
+        gathered = gathered_bytes(rank.largest, rank.ends, rank.weight, software.prefetch_units)
     buffers = 0.0
     if plan.zero_stage >= 2 and plan.shard_degree > 1:
         buffers = (rank.largest + rank.ends) * rank.weight + rank.largest * rank.reduced

@@ -126,6 +126,11 @@ def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage >= 2 and not software.accumulates_whole
 
 
+def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether sums over replicas of a shard follow every reduce-scatter (FSDP), rather than the last."""
+    return software.gradient_life == "late" and reduces_every_microbatch(plan, software)
+
+
 class _UnitTime(NamedTuple):
     """One block for one micro-batch [s]."""
 
@@ -144,9 +149,9 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
     moved = _offload_seconds(unit, plan, host.bandwidth)
     beside_forward = sync.gather * gather_forward + moved
-    beside_backward = (
-        sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software) + moved
-    )
+    beside_backward = sync.gather * gather_backward + moved
+    beside_backward += sync.reduce * reduces_every_microbatch(plan, software)
+    beside_backward += sync.replicate * sums_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     front = _overlapped(block.forward, sum(block.comm_forward.values()), beside_forward, software)
     back = _overlapped(

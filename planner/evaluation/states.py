@@ -60,10 +60,13 @@ class Sync(NamedTuple):
     reduce: float = 0.0
     """Reduce-scatter of gradients over the shard group, or all-reduce where states are whole."""
     replicate: float = 0.0
-    """All-reduce over the replicas of a shard, and over tensor ranks that hold a copy."""
+    """All-reduce over the replicas of a shard."""
+    copy: float = 0.0
+    """All-reduce over tensor ranks that hold a copy, and a part of its gradient."""
     gather_bytes: float = 0.0
     reduce_bytes: float = 0.0
     replicate_bytes: float = 0.0
+    copy_bytes: float = 0.0
 
     def plus(self, other: "Sync") -> "Sync":
         """Both, one after the other."""
@@ -124,7 +127,7 @@ def sync_of(
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         else:
             phases.append(("all_reduce", gradients, shards.outer, "reduce"))
-        phases.append(("all_reduce", group.elements * copied_bytes, shards.copies, "replicate"))
+        phases.append(("all_reduce", group.elements * copied_bytes, shards.copies, "copy"))
         for phase in phases:
             if phase[2].size > 1:
                 total = total.plus(_collective(*phase))

@@ -8,15 +8,10 @@ from hypothesis import strategies as st
 
 from cluster_specs.errors import InputError, UnknownName
 from cost_models.memory import (
-    bucket_bytes,
-    device_bytes,
     gathered_bytes,
     gradient_bytes,
     loss_bytes,
     loss_chunks,
-    padded_shard,
-    reduce_buffer_bytes,
-    reserved_bytes,
     state_bytes,
     transformer_layer_activation_bytes,
     weight_bytes,
@@ -132,31 +127,12 @@ def test_bytes_per_parameter(options: dict[str, Any], parts: tuple[float, ...]) 
     assert tuple(state_bytes(1.0, **options)) == parts
 
 
-def test_a_shard_is_padded_along_dim_0() -> None:
-    assert padded_shard((1024, 256), 8) == 128 * 256
-    assert padded_shard((1000, 3), 64) == 16 * 3
-    assert padded_shard((7,), 8) == 1
-    assert padded_shard((), 8) == 1
-
-
 def test_gathered_copies_of_the_tracker() -> None:
     """A tiny model of two layers: root 524,544 and layer 692,736 parameters, bf16, one layer prefetched."""
     layer, root = 692_736, 524_544
-    unsharded, all_gather, reduce_scatter = 2_434_560, 1_385_472, 2_770_944
+    unsharded, all_gather = 2_434_560, 1_385_472
     assert gathered_bytes(layer, root, 2) == unsharded + all_gather
     assert gathered_bytes(layer, root, 2, prefetched=0) == unsharded
-    assert reduce_buffer_bytes(layer, "fp32") == reduce_scatter
-
-
-def test_buckets_never_exceed_the_gradients() -> None:
-    assert bucket_bytes(1e9, "fp32", 25 * 2**20) == 25 * 2**20
-    assert bucket_bytes(1e9, "fp32", 25 * 2**20, in_flight=2) == 50 * 2**20
-    assert bucket_bytes(1000, "bf16", 25 * 2**20) == 2000
-
-
-def test_what_the_driver_reports() -> None:
-    assert reserved_bytes(10e9, 0.1) == pytest.approx(11e9)
-    assert device_bytes(11e9, 5e8, 4, 1e8) == pytest.approx(11.9e9)
 
 
 def test_published_activation_shares(rows: Any) -> None:

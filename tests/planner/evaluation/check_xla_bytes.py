@@ -1,9 +1,10 @@
-"""Collectives of a compiled training step of the tiny Llama on eight CPU devices.
+"""Collectives of compiled training steps of the tiny Llama on eight CPU devices.
 
-    python check_xla_bytes.py '{"data": 2, "tensor": 4, "shard": false}'
+    python check_xla_bytes.py '[[2, 4, false], ...]'
 
-Prints, as JSON, the bytes that one device sends by kind, as XLA compiled them. Products that read the same input are
-one, as in the planner's graph: on CPU XLA would sum the parts of the input's gradient one by one.
+Each case is (data, tensor, whether weights are sharded). Prints, as JSON, the bytes that one device sends by kind, as
+XLA compiled them. Products that read the same input are one, as in the planner's graph: on CPU XLA would sum the parts
+of the input's gradient one by one.
 """
 
 import json
@@ -118,5 +119,4 @@ def sent_by_kind(text):
 
 
 if __name__ == "__main__":
-    text = compiled(**json.loads(sys.argv[1]))
-    print(json.dumps(sent_by_kind(text)))
+    print(json.dumps([sent_by_kind(compiled(*case)) for case in json.loads(sys.argv[1])]))
