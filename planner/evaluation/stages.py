@@ -81,11 +81,15 @@ class _Pass(NamedTuple):
     slowdown: float
 
 
-def _overlapped(compute: float, other: float, hidden: float, software: SoftwareSpec) -> _Pass:
-    """``hidden`` communication runs beside ``compute`` as far as it can and slows it; the rest is exposed."""
-    beside = min(hidden, software.overlap_data * compute)
-    slowdown = software.overlap_slowdown * beside
-    return _Pass(compute + other + slowdown + hidden - beside, hidden - beside, slowdown)
+def _overlapped(compute: float, other: float, hidden: float, copied: float, software: SoftwareSpec) -> _Pass:
+    """``hidden`` collectives and ``copied`` offload run beside ``compute`` as far as they can; the rest is exposed.
+
+    Collectives slow what runs beside them, as they use its units; copies have engines of their own.
+    """
+    moved = hidden + copied
+    beside = min(moved, software.overlap_data * compute)
+    slowdown = software.overlap_slowdown * beside * hidden / moved if moved else 0.0
+    return _Pass(compute + other + slowdown + moved - beside, moved - beside, slowdown)
 
 
 def _offload_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None) -> float:
@@ -147,16 +151,14 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     """
     block, sync, place = unit
     gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
-    moved = _offload_seconds(unit, plan, host.bandwidth)
-    beside_forward = sync.gather * gather_forward + moved
-    beside_backward = sync.gather * gather_backward + moved
-    beside_backward += sync.reduce * reduces_every_microbatch(plan, software)
-    beside_backward += sync.replicate * sums_every_microbatch(plan, software)
+    copied = _offload_seconds(unit, plan, host.bandwidth)
+    gathered = sync.gather * gather_forward
+    reduced = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software)
+    reduced += sync.replicate * sums_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
-    front = _overlapped(block.forward, sum(block.comm_forward.values()), beside_forward, software)
-    back = _overlapped(
-        gradients + block.recompute, sum(block.comm_backward.values()), beside_backward, software
-    )
+    comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
+    front = _overlapped(block.forward, comm_forward, gathered, copied, software)
+    back = _overlapped(gradients + block.recompute, comm_backward, reduced, copied, software)
     issue_forward = block.host_forward + host.peer * block.peers_forward
     issue_backward = block.host_backward + host.peer * block.peers_backward
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)

@@ -118,13 +118,16 @@ class Pricer:
         """Bytes of ``tensor`` on one device."""
         return self.sizes.elements(tensor, spec) * self.element_bytes(tensor)
 
-    def matmul_dtype(self, left: Tensor, right: Tensor) -> str:
+    def matmul_dtype(self, block: Block, left: Tensor, right: Tensor) -> str:
         """Rate at which a product of these tensors runs.
 
-        fp32 tensors use tf32 where the device has it, and bf16 passes on a TPU (XLA's default precision).
+        fp32 tensors use tf32 where the device has it, and bf16 passes on a TPU (XLA's default precision). The head
+        stays in bf16 in fp8 jobs, as in Megatron Core (``output_layer`` is none of Transformer Engine's) and torchtitan
+        (``filter_fqns`` leaves out ``output``).
         """
         if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
-            return self.job.precision
+            head = block.name == self.graph.last
+            return "bf16" if head and self.job.precision == "fp8" else self.job.precision
         rates = self.mesh.cluster.device.peak_flops_per_second
         return next((dtype for dtype in ("tf32", "fp32") if dtype in rates), "bf16")
 
@@ -256,7 +259,7 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
     rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
     grouped = math.prod(sizes.local(d, strategy) for d in batches)
-    dtype = pricer.matmul_dtype(left, right)
+    dtype = pricer.matmul_dtype(block, left, right)
     device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
     forward = dgrad = wgrad = 0.0
     for inner, columns in products.items():
