@@ -28,7 +28,7 @@ def test_a_killed_worker_is_replaced() -> None:
     )
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]  # Ray itself may tell of the lost worker before it
-    assert re.fullmatch(r"ok: 8 questions, (9|1\d) attempts", last)
+    assert re.fullmatch(r"ok: 8 questions, 9 attempts", last)
 
 
 def environment() -> dict[str, str]:
