@@ -24,10 +24,11 @@ def test_a_killed_worker_is_replaced() -> None:
         text=True,
         cwd=HERE.parents[2],
         env=environment(),
-        timeout=120,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
-    assert re.fullmatch(r"ok: 8 questions, (9|1\d) attempts\n", result.stdout)
+    last = result.stdout.splitlines()[-1]  # Ray itself may tell of the lost worker before it
+    assert re.fullmatch(r"ok: 8 questions, 9 attempts", last)
 
 
 def environment() -> dict[str, str]:
