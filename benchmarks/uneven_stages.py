@@ -12,21 +12,22 @@ import time
 from typing import NamedTuple
 
 from cluster_specs.catalog import load_cluster
+from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import even_cuts
 from planner.models.catalog import load_model
 from planner.plans import Job, Pins
+from planner.search import plan
 from planner.search.best_first import Search, parallelism
 from planner.search.space import candidates
-from planner.search.unequal import UnequalSearch
 
 
 class Case(NamedTuple):
     """A model whose blocks are not alike, or devices that are not."""
 
     model: str
-    cluster: str
+    cluster: str | ClusterSpec
     global_batch: int
     seq_len: int
     pins: Pins
@@ -53,50 +54,39 @@ POOLS = {
 }
 
 
-def best_equal(case: Case) -> tuple[float, float]:
-    """Step times [s] of the best plan with even cuts, and with cuts by time."""
-    search = Search(
-        Evaluator(load_model(case.model), load_cluster(case.cluster), job(case)), case.pins, "time"
-    )
-    even = by_time = float("inf")
+def best_even(case: Case) -> float:
+    """Step time [s] of the best plan with as many layers on every stage."""
+    search = Search(Evaluator(load_model(case.model), cluster_of(case), job(case)), case.pins, "time")
+    steps = []
     for c in candidates(search.evaluator, case.pins, "time"):
-        found = search.price(c)
-        if found.estimate.memory_bytes <= search.limit:
-            by_time = min(by_time, found.estimate.step_time_s)
         cuts = even_cuts(search.evaluator.graph.num_layers, c.pipeline)
         estimate = search.evaluator.estimate(parallelism(c), search.sharding(c), cuts)
         if estimate.memory_bytes <= search.limit:
-            even = min(even, estimate.step_time_s)
-    return even, by_time
+            steps.append(estimate.step_time_s)
+    return min(steps, default=float("inf"))
+
+
+def recommended(case: Case, pins: Pins) -> float:
+    """What `plan` recommends [s]."""
+    try:
+        answer = plan(load_model(case.model), cluster_of(case), job(case), pins, top=1)
+    except Infeasible:
+        return float("inf")
+    return answer.estimate.step_time_s if answer.estimate is not None else float("inf")
+
+
+def cluster_of(case: Case) -> ClusterSpec:
+    return case.cluster if isinstance(case.cluster, ClusterSpec) else load_cluster(case.cluster)
 
 
 def job(case: Case) -> Job:
     return Job(global_batch=case.global_batch, seq_len=case.seq_len)
 
 
-def any_degrees(case: Case, pins: Pins) -> float:
-    """The best plan whose stages have one mesh [s]."""
-    search = Search(Evaluator(load_model(case.model), load_cluster(case.cluster), job(case)), pins, "time")
-    return search.run(1).found[0].estimate.step_time_s
-
-
-def own_meshes(case: Case, pins: Pins) -> float:
-    """The best plan whose stages may differ in everything [s]."""
-    evaluator = Evaluator(load_model(case.model), load_cluster(case.cluster), job(case))
-    found = UnequalSearch(evaluator, pins).run().found
-    return found[0].estimate.step_time_s if found else float("inf")
-
-
 def alone(case: Case) -> float:
     """The best plan on one of the pools [s]."""
-    steps = []
-    for pool in load_cluster(case.cluster).pools:
-        search = Search(Evaluator(load_model(case.model), pool, job(case)), case.pins, "time")
-        try:
-            steps.append(search.run(1).found[0].estimate.step_time_s)
-        except Infeasible:
-            continue
-    return min(steps, default=float("inf"))
+    pools = cluster_of(case).pools
+    return min(recommended(case._replace(cluster=pool), case.pins) for pool in pools)
 
 
 def main(names: list[str]) -> None:
@@ -107,9 +97,10 @@ def main(names: list[str]) -> None:
         if names and name.split()[0] not in names:
             continue
         started = time.process_time()
-        even, by_time = best_equal(case)
+        even, by_time = best_even(case), recommended(case, case.pins)
         pins = Pins(schedule="1f1b", context=1)
-        equal, own = any_degrees(case, pins), own_meshes(case, pins)
+        equal = recommended(case, pins)
+        own = recommended(case, pins.model_copy(update={"unequal_stages": True}))
         spent = time.process_time() - started
         print(
             f"{name:<38}{even:>7.3f} s{by_time:>7.3f} s{even / by_time - 1:>7.1%}{equal:>11.3f} s{own:>10.3f} s"
@@ -121,7 +112,7 @@ def main(names: list[str]) -> None:
         if names and name not in names:
             continue
         started = time.process_time()
-        one, both = alone(case), own_meshes(case, case.pins)
+        one, both = alone(case), recommended(case, case.pins)
         spent = time.process_time() - started
         print(f"{name:<38}{one:>7.3f} s{both:>8.3f} s{one / both - 1:>8.1%}{spent:>6.0f} s", flush=True)
 

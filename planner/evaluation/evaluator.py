@@ -105,6 +105,7 @@ class Evaluator:
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._held: dict[int, object] = {}
         self._written: dict[object, Shardings] = {}
+        self._read: dict[int, tuple[object, Shardings]] = {}
 
     # --- what a plan's degrees mean -------------------------------------------------------------------
 
@@ -271,12 +272,15 @@ class Evaluator:
 
     def given(self, plan: Parallelism, stage: int) -> Shardings:
         """Assignments written in the plan's stage; equal ones are one object."""
-        read = {
-            block: {op: tuple((a, split[a]) for a in AXES if split.get(a)) for op, split in ops.items()}
-            for block, ops in plan.stages[stage].sharding.items()
-        }
-        key = tuple((block, tuple(ops.items())) for block, ops in read.items())
-        return self._written.setdefault(key, read)
+        written = plan.stages[stage].sharding
+        if id(written) not in self._read:
+            read = {
+                block: {op: tuple((a, split[a]) for a in AXES if split.get(a)) for op, split in ops.items()}
+                for block, ops in written.items()
+            }
+            key = tuple((block, tuple(ops.items())) for block, ops in read.items())
+            self._read[id(written)] = written, self._written.setdefault(key, read)
+        return self._read[id(written)][1]
 
     # --- the answers ----------------------------------------------------------------------------------
 

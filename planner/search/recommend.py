@@ -9,11 +9,16 @@ from planner.pipeline.generators import schedule_label, stage_to_rank
 from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
+from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
 from planner.sharding.mesh import AXES
 
 MOST_SAVED = 2.0
 """Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
+
+
+MOST_MOVED = 0.02
+"""Share of a step that moving boundaries between stages may save: plans that are further behind are left alone."""
 
 
 def plan(
@@ -53,21 +58,32 @@ def plan(
 
 
 def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
-    """The best plan with its stages written out, once stages may recompute less than others where that is free."""
-    best, chosen = outcome.found[0], with_stages(search, outcome.found[0])
-    if search.pins.recompute is not None:
-        return best, chosen
-    least = best.estimate.step_time_s
+    """The best plan with its stages written out, once boundaries are moved and late stages recompute less.
+
+    Plans that are close come into it too, as they may gain more.
+    """
+    best, chosen, least = outcome.found[0], None, outcome.found[0].estimate.step_time_s
     for found in outcome.found if search.objective == "time" else outcome.found[:1]:
-        saved = MOST_SAVED * found.estimate.time.get("recompute", 0.0)
-        if found.estimate.step_time_s - saved > least:
+        saved = (
+            MOST_SAVED * found.estimate.time.get("recompute", 0.0) + MOST_MOVED * found.estimate.step_time_s
+        )
+        if chosen is not None and found.estimate.step_time_s - saved > least:
             continue
-        written = with_stages(search, found)
-        option = relaxed(search.evaluator, written, search.sharding(found.candidate), search.limit)
+        option = _finished(search, found)
         seconds = search.evaluator.estimate(option).step_time_s
-        if seconds < least:
+        if chosen is None or seconds < least:
             best, chosen, least = found, option, seconds
+    assert chosen is not None  # the first is always finished
     return best, chosen
+
+
+def _finished(search: Search, found: Found) -> Parallelism:
+    """The plan with its boundaries where the simulated step is shortest, and its own recomputation on each stage."""
+    evaluator, shardings = search.evaluator, search.sharding(found.candidate)
+    cuts, estimate = polished(evaluator, found.plan, shardings, found.cuts, search.limit)
+    written = with_stages(search, found._replace(cuts=cuts, estimate=estimate))
+    free = search.pins.recompute is None
+    return relaxed(evaluator, written, shardings, search.limit) if free else written
 
 
 def with_stages(search: Search, found: Found) -> Parallelism:

@@ -1,0 +1,59 @@
+"""Boundaries moved by the simulated step: never slower, never too large, and as good as every cut on small cases."""
+
+from itertools import combinations
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.evaluation.evaluator import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism, Pins
+from planner.search.best_first import Search
+from planner.search.polishing import polished
+from tests.planner.search.small_cases import cluster_with, small_llama
+
+
+@pytest.mark.parametrize("vocabulary", [128, 32_000, 256_000])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_as_good_as_every_cut(vocabulary: int, schedule: str) -> None:
+    model = small_llama(num_hidden_layers=9, vocab_size=vocabulary)
+    evaluator = Evaluator(model, cluster_with("a100-4x-50g:1"), Job(global_batch=8, seq_len=2048))
+    plan = Parallelism(pipeline=4, num_microbatches=8, schedule=schedule)
+    limit = evaluator.cluster.device.memory
+    every = [evaluator.estimate(plan, {}, (0, *ends, 9)).step_time_s for ends in combinations(range(1, 9), 3)]
+    cuts, estimate = polished(evaluator, plan, {}, (0, 2, 4, 6, 9), limit)
+    assert estimate.step_time_s == pytest.approx(min(every))
+    assert estimate == evaluator.estimate(plan, {}, cuts)
+
+
+def test_memory_is_kept_to() -> None:
+    evaluator = Evaluator(
+        small_llama(num_hidden_layers=9), cluster_with("a100-4x-50g:1"), Job(global_batch=8, seq_len=2048)
+    )
+    plan = Parallelism(pipeline=4, num_microbatches=8)
+    start = (0, 2, 4, 6, 9)
+    limit = evaluator.estimate(plan, {}, start).memory_bytes
+    _, estimate = polished(evaluator, plan, {}, start, limit)
+    assert estimate.memory_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "seq", "least"),
+    [
+        ("gemma-2-9b", "dgx-h100:2", 128, 4096, 0.05),
+        ("t5-11b", "dgx-a100-80g:2", 128, 512, 0.03),
+        ("qwen2.5-0.5b", "dgx-h100:1", 64, 4096, 0.20),
+    ],
+)
+def test_uneven_models_are_cut_unevenly(model: str, cluster: str, batch: int, seq: int, least: float) -> None:
+    """Wide vocabularies, and decoders dearer than encoders: at least so much faster than equal layer counts."""
+    evaluator = Evaluator(load_model(model), load_cluster(cluster), Job(global_batch=batch, seq_len=seq))
+    tensor = 1 if cluster.endswith("h100:1") else 2
+    pins = Pins(pipeline=4, tensor=tensor, context=1, schedule="1f1b", micro_batch=1, zero_stage=0)
+    search = Search(evaluator, pins, "time")
+    found = search.run(1).found[0]
+    sharding = search.sharding(found.candidate)
+    _, estimate = polished(evaluator, found.plan, sharding, found.cuts, search.limit)
+    layers = evaluator.graph.num_layers
+    even = evaluator.estimate(found.plan, sharding, tuple(round(s * layers / 4) for s in range(5)))
+    assert even.step_time_s / estimate.step_time_s - 1 > least
