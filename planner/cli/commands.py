@@ -146,10 +146,11 @@ def export(
 
     meshwright export plan.json --to jax -o out/
     """
+    from planner.api import judged
     from planner.exporters.registry import export as translate
     from planner.exporters.registry import nearest
 
-    described = read_plan(plan)[0]
+    described = judged(read_plan(plan)[0])  # so that the files say what is predicted, by this version
     expressible = described if exact else nearest(described, target)
     changes = expressible.warnings[len(described.warnings) :]
     files = {folder / name: text for name, text in translate(expressible, target).items()}

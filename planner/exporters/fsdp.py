@@ -95,7 +95,7 @@ def _model(layout: Layout) -> dict[str, str]:
         "mesh_shape": str(
             (layout.plan.plan.pipeline, layout.data.replicate, layout.data.shard, layout.axes["tensor"])
         ),
-        "layers": _render_layers(layout),
+        "layers": render_layers(layout),
         "tied": _render_pairs(_tied(layout)) if split and graph.tied else "()",
         "loss_parallel": str(loss),
         "split_sequence": str(sequence),
@@ -178,7 +178,8 @@ def _tied(layout: Layout) -> list[tuple[str, str]]:
     return [(path(first), path(second)) for first, second in layout.graph.tied]
 
 
-def _render_layers(layout: Layout) -> str:
+def render_layers(layout: Layout) -> str:
+    """``LAYERS`` of a script: path, numbers and kind of the layers of each block."""
     rows = []
     for name, numbers in layout.layers.items():
         path = layer_prefix(layout.graph.block[name])

@@ -11,6 +11,7 @@ from planner.exporters import (
     axolotl,
     deepspeed,
     fsdp,
+    fsdp1,
     hf_trainer,
     jax,
     levanter,
@@ -73,6 +74,13 @@ _TARGETS = (
         ),
         ("context parallelism", "expert parallelism", "zero-bubble schedules", "ZeRO 1", "fp8"),
         fsdp.to_fsdp2,
+    ),
+    _target(
+        fsdp1.TARGET,
+        "PyTorch: a script that wraps a module in the first FSDP, with its ShardingStrategy",
+        (fsdp1.FILE,),
+        fsdp1.to_fsdp1,
+        fsdp1.LIMITS,
     ),
     Target(
         "accelerate",
@@ -171,6 +179,7 @@ EXPORTERS: Mapping[str, Target] = MappingProxyType({target.name: target for targ
 
 LIMITS: Mapping[str, Limits] = MappingProxyType(
     {
+        fsdp1.TARGET: fsdp1.LIMITS,
         "accelerate": accelerate.LIMITS,
         accelerate_fsdp1.TARGET: accelerate_fsdp1.LIMITS,
         hf_trainer.TARGET: hf_trainer.LIMITS,

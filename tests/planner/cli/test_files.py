@@ -72,11 +72,11 @@ def test_a_full_stdout_is_one_sentence(run_file: str) -> None:
 
 
 def test_export_writes_the_files_of_the_target(
-    cli: Cli, tmp_path: Path, plan_file: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, run_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {"one.py": "1", "two.yaml": "2"}
     monkeypatch.setattr("planner.exporters.registry.export", lambda plan, target: texts)
-    result = cli("export", plan_file, "--to", "any", "-o", str(tmp_path / "out"), "--json")
-    assert result.exit_code == 0
+    result = cli("export", run_file, "--to", "any", "-o", str(tmp_path / "out"), "--json")
+    assert result.exit_code == 0, result.stderr
     written = json.loads(result.stdout)["files"]
     assert {Path(name).name: Path(name).read_text() for name in written} == texts

@@ -94,3 +94,8 @@ def test_export_comes_near_and_says_so_or_refuses(cli: Cli, run_file: str, tmp_p
     exact = cli("export", file, "--to", "hf-trainer", "-o", str(tmp_path), "--exact")
     assert exact.exit_code == 2
     assert "target hf-trainer cannot express recompute selective" in exact.stderr
+
+
+def test_files_of_a_run_say_what_is_predicted(cli: Cli, run_file: str, tmp_path: Path) -> None:
+    assert cli("export", run_file, "--to", "jax", "-o", str(tmp_path)).exit_code == 0
+    assert "predicted: " in (tmp_path / "jax_shardings.py").read_text()

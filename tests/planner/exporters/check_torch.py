@@ -161,6 +161,31 @@ def mean_over_data(exported, losses):
     return (column / dist.get_world_size()).tolist(), values[:, 1].tolist()
 
 
+def train_fsdp1(exported, model, tokens):
+    """Losses and norms of some steps under the first FSDP, and the whole parameters."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    sharded = exported.apply(model, device_type="cpu")
+    own = tokens.chunk(dist.get_world_size())[dist.get_rank()].split(exported.MICRO_BATCH)
+    optimizer = torch.optim.SGD(sharded.parameters(), LEARNING_RATE)
+    losses = []
+    for _ in range(STEPS):
+        total = 0.0
+        for micro in own:
+            loss = token_loss(sharded, micro) / len(own)
+            loss.backward()
+            total += float(loss.detach())
+        norm = sharded.clip_grad_norm_(1e6)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((total, float(norm)))
+    with FullyShardedDataParallel.summon_full_params(sharded, writeback=False):
+        names = {
+            n.replace("_fsdp_wrapped_module.", ""): p.detach().clone() for n, p in sharded.named_parameters()
+        }
+    return losses, {n.replace("_checkpoint_wrapped_module.", ""): p for n, p in names.items()}
+
+
 def worker(rank, path, settings, world, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -168,15 +193,20 @@ def worker(rank, path, settings, world, store):
     tokens = torch.randint(
         settings["vocab"], (exported.GLOBAL_BATCH, SEQ), generator=torch.Generator().manual_seed(1)
     )
-    reference = build(settings, exported.MODEL_DTYPE)
+    dtype = getattr(exported, "MODEL_DTYPE", torch.float32)
+    reference = build(settings, dtype)
     start = {name: p.detach().clone() for name, p in reference.named_parameters()}
     expected = train(reference, [tokens], torch.enable_grad)
-    model = build(settings, exported.MODEL_DTYPE)
-    mesh = exported.apply(model, device_type="cpu")
-    micro_batches = my_part(exported, mesh, tokens)
-    assert len(micro_batches) == exported.NUM_MICROBATCHES
-    losses, norms = mean_over_data(exported, train(model, micro_batches, exported.loss_context))
-    names = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
+    model = build(settings, dtype)
+    if hasattr(exported, "STRATEGY"):
+        trained, names = train_fsdp1(exported, model, tokens)
+        losses, norms = mean_over_data(exported, trained)
+    else:
+        mesh = exported.apply(model, device_type="cpu")
+        micro_batches = my_part(exported, mesh, tokens)
+        assert len(micro_batches) == exported.NUM_MICROBATCHES
+        losses, norms = mean_over_data(exported, train(model, micro_batches, exported.loss_context))
+        names = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
     target = dict(reference.named_parameters())
     assert names.keys() == target.keys()
     report = {

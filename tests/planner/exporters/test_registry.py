@@ -1,6 +1,7 @@
 """One door to all targets."""
 
 import ast
+import re
 import tomllib
 
 import pytest
@@ -54,7 +55,10 @@ def test_every_target_writes_the_files_it_promises(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_every_file_says_what_was_planned_and_predicted(name: str) -> None:
-    for text in (t for file, t in export(sharded_plan(name), name).items() if not file.endswith(".json")):
+    texts = [t for file, t in export(sharded_plan(name), name).items() if not file.endswith(".json")]
+    assert texts
+    for text in texts:
+        assert re.search(r"Written by meshwright \d+\.\d+\.\d+ from a plan of schema meshwright/plan/1", text)
         assert "model tiny, 4 devices of box" in text
         assert "predicted: 1.25 s a step (1 to 1.5), 205 tokens/s, MFU 41.2%" in text
         assert "3.0 of 4.0 GiB at its peak (backward)" in text
