@@ -26,9 +26,9 @@ Rules = Mapping[str, Sequence[str | None | tuple[str, ...]]]
 def follow(problem: LayoutProblem, nodes: Nodes, fixed: Mapping[int, int]) -> list[int]:
     """An option per node, by number, where the nodes in ``fixed`` keep theirs."""
     around: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.options]
-    for u, v, table in problem.links:
-        around[u].append((v, table))
-        around[v].append((u, table.T))
+    for u, v, moves in problem.links:
+        around[u].append((v, moves.full))
+        around[v].append((u, moves.full.T))
     chosen: dict[int, int] = dict(fixed)
 
     def best(node: int) -> int:

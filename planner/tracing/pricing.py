@@ -84,7 +84,9 @@ class ProgramPricer:
 
     program: Program
     mesh: NamedMesh
-    _moves: dict[tuple[object, ...], tuple[Exchange, ...]] = field(default_factory=dict, repr=False)
+    _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
+    """Of an array of one byte."""
+    _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
 
     def full_bytes(self, name: str) -> float:
         """Bytes of a whole array [B]."""
@@ -104,24 +106,28 @@ class ProgramPricer:
 
     def move(self, name: str, source: Layout, target: Layout, times: int) -> tuple[Exchange, ...]:
         """Bring a value from one layout to another."""
-        key = (self.full_bytes(name), source, target, times)
-        if key not in self._moves:
-            found = moves(self.mesh, self.full_bytes(name), source, target)
-            self._moves[key] = tuple(self._exchange(m, times) for m in found)
-        return self._moves[key]
+        if source == target:
+            return ()
+        found = self._moves.get((source, target))
+        if found is None:
+            found = self._moves[source, target] = moves(self.mesh, 1.0, source, target)
+        size = self.full_bytes(name)
+        return tuple(self._exchange(Move(m.collective, m.axes, m.full_bytes * size), times) for m in found)
 
     def _exchange(self, move: Move, times: int) -> Exchange:
-        axes = tuple(int(a) for a in move.axes)
-        group = self.mesh.group(axes)
-        names = tuple(self.mesh.axes)
-        return Exchange(
-            move.collective,
-            tuple(names[a] for a in axes),
-            move.full_bytes,
-            wire_bytes(move.collective, move.full_bytes, group.size),
-            COLLECTIVES[move.collective](move.full_bytes, group).seconds,
-            times,
-        )
+        key = (move, times)
+        if key not in self._exchanges:
+            axes = tuple(int(a) for a in move.axes)
+            group, names = self.mesh.group(axes), tuple(self.mesh.axes)
+            self._exchanges[key] = Exchange(
+                move.collective,
+                tuple(names[a] for a in axes),
+                move.full_bytes,
+                wire_bytes(move.collective, move.full_bytes, group.size),
+                COLLECTIVES[move.collective](move.full_bytes, group).seconds,
+                times,
+            )
+        return self._exchanges[key]
 
     def _over(self, collective: str, axes: Sequence[int], full_bytes: float, times: int) -> Exchange:
         return self._exchange(Move(collective, tuple(str(a) for a in axes), full_bytes), times)

@@ -51,7 +51,7 @@ def as_strategy_problem(setting: Setting) -> StrategyProblem:
         seconds=problem.seconds,
         bytes_=tuple(np.zeros(s.size) for s in problem.seconds),
         edges=tuple((u, v) for u, v, _ in problem.links),
-        edge_seconds=tuple(t for _, _, t in problem.links),
+        edge_seconds=tuple(t.full for _, _, t in problem.links),
     )
 
 
@@ -72,7 +72,7 @@ def test_the_objective_is_what_the_evaluator_says() -> None:
     priced = 0
     for _ in range(50):
         choice = [int(rng.integers(len(o))) for o in problem.options]
-        tables = sum(float(t[choice[u], choice[v]]) for u, v, t in problem.links)
+        tables = sum(float(t.full[choice[u], choice[v]]) for u, v, t in problem.links)
         chosen = [o[c] for o, c in zip(problem.options, choice, strict=True)]
         if np.isinf(tables):
             with pytest.raises(ValueError, match="does not lie as"):
@@ -83,7 +83,7 @@ def test_the_objective_is_what_the_evaluator_says() -> None:
                 for o, c in zip(problem.options, choice, strict=True)
             ]
             chosen = [o[c] for o, c in zip(problem.options, choice, strict=True)]
-            tables = sum(float(t[choice[u], choice[v]]) for u, v, t in problem.links)
+            tables = sum(float(t.full[choice[u], choice[v]]) for u, v, t in problem.links)
         nodes = sum(float(s[c]) for s, c in zip(problem.seconds, choice, strict=True))
         assert nodes + tables == pytest.approx(setting.estimate(chosen).seconds, rel=1e-9)
         priced += 1

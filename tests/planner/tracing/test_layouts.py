@@ -1,0 +1,102 @@
+"""Moves between layouts, on numpy arrays cut as a mesh cuts them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster_specs.catalog import load_cluster
+from planner.errors import InputError
+from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share, splits
+from planner.tracing.options import all_layouts
+from planner.tracing.tables import Moves
+
+MESH = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4})
+SHAPE = (8, 16)
+LAYOUTS = all_layouts(SHAPE, MESH.sizes)
+
+
+def blocks(layout: Layout) -> dict[tuple[int, ...], set[int]]:
+    """Per device, the elements that it holds."""
+    array = np.arange(math.prod(SHAPE)).reshape(SHAPE)
+    held = {}
+    for place in itertools.product(*map(range, MESH.sizes)):
+        part = array
+        for dim in range(len(SHAPE)):
+            axes = [a for a, d in enumerate(layout) if d == dim]
+            number = 0
+            for a in axes:
+                number = number * MESH.sizes[a] + place[a]
+            part = np.split(part, MESH.degree(axes), dim)[number]
+        held[place] = set(part.ravel().tolist())
+    return held
+
+
+def missing(source: Layout, target: Layout) -> int:
+    """Elements that the neediest device must receive."""
+    before, after = blocks(source), blocks(target)
+    return max(len(after[place] - before[place]) for place in before)
+
+
+@given(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS))
+def test_something_moves_exactly_where_devices_lack_elements(source: Layout, target: Layout) -> None:
+    assert bool(moves(MESH, 1.0, source, target)) == (missing(source, target) > 0)
+
+
+@given(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS))
+def test_no_move_delivers_less_than_is_missing(source: Layout, target: Layout) -> None:
+    full = float(math.prod(SHAPE))
+    received = 0.0
+    for move in moves(MESH, full, source, target):
+        degree = MESH.degree([int(a) for a in move.axes])
+        received += move.full_bytes * (1.0 if move.collective == "send" else 1 - 1 / degree)
+    assert received >= missing(source, target) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "collective", "axes", "bytes_"),
+    [
+        ((0, WHOLE), (WHOLE, WHOLE), "all_gather", ("0",), 128.0),
+        ((0, 0), (0, WHOLE), "all_gather", ("1",), 64.0),
+        ((0, 1), (1, 1), "send", ("0", "1"), 16.0),
+        ((0, WHOLE), (1, WHOLE), "all_to_all", ("0",), 64.0),
+        ((0, 0), (WHOLE, 0), "send", ("0", "1"), 16.0),
+    ],
+)
+def test_the_first_move_is(
+    source: Layout, target: Layout, collective: str, axes: tuple[str, ...], bytes_: float
+) -> None:
+    assert moves(MESH, 128.0, source, target)[0] == (collective, axes, bytes_)
+
+
+def test_a_slice_is_free() -> None:
+    assert moves(MESH, 128.0, (WHOLE, WHOLE), (0, 1)) == ()
+    assert share(MESH, (0, 1)) == 1 / 8
+
+
+def test_layouts_divide_evenly() -> None:
+    assert all(splits(MESH, (6, 16), layout) for layout in all_layouts((6, 16), MESH.sizes))
+    assert (1, 0) not in all_layouts((6, 16), MESH.sizes)
+    assert (0, 1) in all_layouts((6, 16), MESH.sizes)
+
+
+def test_inner_axes_use_the_faster_links() -> None:
+    mesh = NamedMesh(load_cluster("dgx-h100:2"), {"outer": 2, "inner": 8})
+    assert [level.kind for level in mesh.group([1]).levels] == ["nvlink"]
+    assert [level.kind for level in mesh.group([0]).levels] == ["infiniband"]
+
+
+def test_a_mesh_fits_its_cluster() -> None:
+    with pytest.raises(InputError, match="needs 32 devices, cluster dgx-h100:2 has 16"):
+        NamedMesh(load_cluster("dgx-h100:2"), {"a": 32})
+
+
+def test_losses_are_the_worst_over_what_is_allowed() -> None:
+    table = Moves(np.array([[0.0, 3.0], [1.0, np.inf]]), np.array([0, 1, 0]), np.array([0, 1]))
+    assert table.full.tolist() == [[0.0, 3.0], [1.0, np.inf], [0.0, 3.0]]
+    assert table.source_loss[:2, :2].tolist() == [[0.0, -1.0], [np.inf, 0.0]]
+    assert table.source_loss[2, 0] == 0
+    assert table.target_loss.tolist() == [[0.0, -3.0], [np.inf, 0.0]]
