@@ -102,11 +102,6 @@ def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage >= 2 and not software.accumulates_whole
 
 
-def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether sums over replicas of a shard follow every reduce-scatter (FSDP), rather than the last."""
-    return software.gradient_life == "late" and reduces_every_microbatch(plan, software)
-
-
 class _UnitTime(NamedTuple):
     """One block for one micro-batch [s]."""
 
@@ -129,7 +124,6 @@ def _unit_time(
     beside_forward = sync.gather * gather_forward + moved
     beside_backward = sync.gather * gather_backward + moved
     beside_backward += sync.reduce * reduces_every_microbatch(plan, software)
-    beside_backward += sync.replicate * sums_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     front = _overlapped(block.forward, sum(block.comm_forward.values()), beside_forward, software)
     back = _overlapped(

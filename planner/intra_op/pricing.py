@@ -136,7 +136,11 @@ class _Table:
         kernel = pricer.job.attention
         self.everything = situation.policy == "full"
         self.repeated = recomputed_shares(pricer.graph, block, situation.policy, kernel)
-        again = edges_moved_again(block, self.repeated, kernel) if self.everything else frozenset[Edge]()
+        again = (
+            edges_moved_again(block, self.repeated, kernel, pricer.software)
+            if self.everything
+            else frozenset[Edge]()
+        )
         self.moved_again = again
         self.kept = set(saved_tensors(block, situation.policy, kernel))
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
