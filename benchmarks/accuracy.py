@@ -294,6 +294,11 @@ Constants were fitted on these series, taken whole: {fit}. All others are the re
   0.78, with the passes of element-wise operators of its stacks).
 * Memory: `fragmentation` and `communicator` of megatron and nemo were set by hand with MLPerf Llama3.1-405B, a report
   series, in view. Whether its runs fit is therefore no test.
+* Live tensors: what is alive at which moment was worked out on the rows of both files, part by part, so that their
+  errors are those of a description, not of a prediction. The bytes of collectives (`tests/planner/evaluation`) are
+  held to PyTorch's and XLA's own counts without a constant.
+* Where a run that ran would not fit, fields that its source leaves open are chosen so that it does, and listed with the
+  row; whether such runs fit is no test either.
 * Constants said to be "set by hand" or "assumed" in their sources are just that, not the result of a fit.
 * The rows of the sweep say that sequence parallelism was off. They are evaluated with it on: nanotron's benchmark
   script sets `tp_mode` REDUCE_SCATTER (huggingface/nanotron@2411b02 scripts/scaling_benchmarks.py), and peak memory at
@@ -356,8 +361,10 @@ FAR_OFF = """\
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
 * torchtitan on eight B200 with a limit of 750 W: half of the gap was attention (FlashAttention-2 there), half is open.
 * Small models under JAX on GPUs (GPT3-126M): the launch of a program is not priced.
-* XLA without rematerialisation keeps intermediate results of element-wise chains that the graph does not have.
-* Selective checkpointing that keeps every second product counts as keeping all of them.
+* Padding of small parameters to the number of shards (a row of the tracker with 512 ranks and 256 rows).
+* Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
+  right for the runs published before.
+* Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
 """
 
 

@@ -78,6 +78,8 @@ class SoftwareSpec(Record):
     """Copies of its result that attention keeps for itself, in the layout of its kernel."""
     stores_listed: bool
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
+    stops_early: bool
+    """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: bool

@@ -103,8 +103,15 @@ def edges_of(block: Block) -> tuple[Edge, ...]:
     )
 
 
-def edges_moved_again(block: Block, repeated: Collection[str], kernel: AttentionKernel) -> frozenset[Edge]:
-    """Edges that full recomputation needs again: into operators that run again, or whose backward reads the tensor."""
+def edges_moved_again(
+    block: Block, repeated: Collection[str], kernel: AttentionKernel, software: SoftwareSpec
+) -> frozenset[Edge]:
+    """Edges that full recomputation needs again: into operators that run again, or whose backward reads the tensor.
+
+    All of the block's where the stack does not stop early.
+    """
+    if not software.stops_early:
+        return frozenset(edges_of(block))
     by_name = {op.name: op for op in block.ops}
     return frozenset(
         edge
@@ -344,9 +351,9 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
-    Full recomputation repeats the block's forward, communication included but for what follows the last product; a
-    partial policy repeats only its operators, whose inputs are kept. Operators that keep nothing for others are
-    never repeated.
+    Full recomputation repeats the block's forward, communication included; where a stack stops early, but for what
+    follows the last product. A partial policy repeats only its operators, whose inputs are kept. Operators that keep
+    nothing for others are never repeated.
     """
     kernel, software = pricer.job.attention, pricer.software
     repeated, kept, all_saved = _retained(pricer, block, policy)
@@ -357,7 +364,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
     if policy == "full":
         backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
-        again_moved = edges_moved_again(block, repeated, kernel)
+        again_moved = edges_moved_again(block, repeated, kernel, software)
         backward_comm += [
             c for edge, cost in terms.edges.items() if edge in again_moved for c in cost.forward
         ]

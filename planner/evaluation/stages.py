@@ -130,11 +130,6 @@ def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage >= 2 and not software.accumulates_whole
 
 
-def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether sums over replicas of a shard follow every reduce-scatter (FSDP), rather than the last."""
-    return software.gradient_life == "late" and reduces_every_microbatch(plan, software)
-
-
 class _UnitTime(NamedTuple):
     """One block for one micro-batch [s]."""
 
@@ -154,7 +149,6 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     copied = _offload_seconds(unit, plan, host.bandwidth)
     gathered = sync.gather * gather_forward
     reduced = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software)
-    reduced += sync.replicate * sums_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
     front = _overlapped(block.forward, comm_forward, gathered, copied, software)

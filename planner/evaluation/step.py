@@ -9,7 +9,7 @@ from cost_models.collectives import all_reduce, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.setting import Setting, copies_of, ranks_of
-from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch, sums_every_microbatch
+from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
 from planner.evaluation.states import Sync, gradient_bytes, reduced_bytes, sharded_elements, weight_bytes
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.simulator import StageTimes, makespan
@@ -182,8 +182,7 @@ def tail_of(
     """
     overlap = setting.software.overlap_data
     sync = _sync(stages)
-    last_reduce = shared + sync.copy
-    last_reduce += 0.0 if sums_every_microbatch(plan, setting.software) else sync.replicate
+    last_reduce = shared + sync.copy + sync.replicate
     last_reduce += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
     if gathers_once(plan):
@@ -272,7 +271,7 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
     software = setting.software
     times = m if reduces_every_microbatch(plan, software) else 1
     add("reduce_scatter" if plan.zero_stage else "all_reduce", times * sync.reduce_bytes)
-    add("all_reduce", sync.replicate_bytes * (m if sums_every_microbatch(plan, software) else 1))
+    add("all_reduce", sync.replicate_bytes)
     add("all_reduce", sync.copy_bytes * (m if software.gradient_life == "late" else 1))
     each = m * sum(stage.gathered_bytes for stage in stages)
     add("all_gather", sync.gather_bytes if gathers_once(plan) else each)

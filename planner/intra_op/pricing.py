@@ -160,7 +160,9 @@ class _Table:
             block, kernel = self.block, self.pricer.job.attention
             repeated = recomputed_shares(self.pricer.graph, block, policy, kernel)
             kept = frozenset(saved_tensors(block, policy, kernel))
-            again = edges_moved_again(block, repeated, kernel) if policy == "full" else frozenset[Edge]()
+            again = frozenset[Edge]()
+            if policy == "full":
+                again = edges_moved_again(block, repeated, kernel, self.pricer.software)
             found = self.pricer.tables[key] = _Retained(repeated, kept, again)
         return found
 

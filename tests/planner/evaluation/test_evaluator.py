@@ -173,11 +173,13 @@ def test_bytes_of_tensor_parallelism_without_sequences() -> None:
 
 
 def test_full_recomputation_repeats_the_forward_communication() -> None:
-    """But for the sum behind the last product, which does not run again (torch 2.13, collectives of its tracker)."""
-    sent = layer_bytes("llama-3.1-8b", Parallelism(tensor=8), "full")
-    assert sent == pytest.approx(
-        {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": 5 * RING * ACTIVATION}
-    )
+    """PyTorch stops before the sum behind the last product (collectives of its tracker); Megatron does not."""
+    for stack, scatters in (("torch-fsdp2", 5), ("megatron", 6)):
+        evaluator = evaluator_of("llama-3.1-8b", 64, stack=stack)
+        sent = evaluator.block(Parallelism(tensor=8), evaluator.main_layer, "full", {}).sent_bytes
+        assert sent == pytest.approx(
+            {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": scatters * RING * ACTIVATION}
+        )
 
 
 def test_bytes_of_context_parallelism() -> None:
