@@ -114,8 +114,7 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if run.parallel.wrap == "titan":
         return Origin("torch-fsdp2")
     if found is not None:
-        compiled = (run.parallel.model_extra or {}).get("compile")
-        return Origin("torch-eager") if compiled is False and found.stack == "torch-fsdp2" else found
+        return vocabulary.variant(found, run.parallel.model_extra or {})
     model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
     return Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
 
@@ -200,7 +199,7 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
     parallel = run.parallel
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
     batch = parallel.global_batch
-    local_batch = origin.stack == "torch-fsdp2" and degrees.pipeline > 1
+    local_batch = origin.stack in ("torch-fsdp2", "torch-async-tp") and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
         printed = parallel.num_microbatches or parallel.grad_accum

@@ -6,7 +6,7 @@ assumption; a word that has no meaning here is refused: a guess would be scored 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cluster_specs.errors import InputError
 from planner.pipeline import generators
@@ -153,6 +153,7 @@ class Habits(NamedTuple):
 
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
+    "torch-async-tp": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1, selective="attention"),
@@ -216,3 +217,18 @@ Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/M
 def find_origin(text: str) -> Origin | None:
     """The `Origin` of a run, by the words of its series, id and sharding; None if unknown."""
     return next((origin for pattern, origin in ORIGINS if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+VARIANTS: Mapping[tuple[str, str, bool], str] = {
+    ("torch-fsdp2", "compile", False): "torch-eager",
+    ("torch-fsdp2", "async_tp", True): "torch-async-tp",
+}
+"""(stack, flag of a run, its value) -> the stack that the run had."""
+
+
+def variant(origin: Origin, flags: Mapping[str, Any]) -> Origin:
+    """``origin`` with its stack as the run's own flags say; the first that applies."""
+    for (stack, flag, value), other in VARIANTS.items():
+        if origin.stack == stack and flags.get(flag) is value:
+            return origin._replace(stack=other)
+    return origin

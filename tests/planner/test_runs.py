@@ -93,6 +93,15 @@ def test_expert_ranks_include_tensor_ranks_where_experts_are_whole(
     assert (plan.plan.expert, plan.plan.experts_over_tensor) == (expert, whole)
 
 
+@pytest.mark.parametrize(
+    ("flags", "stack"),
+    [({}, "torch-fsdp2"), ({"compile": False}, "torch-eager"), ({"async_tp": True}, "torch-async-tp")],
+)
+def test_flags_of_a_torchtitan_run_choose_its_stack(flags: dict[str, bool], stack: str) -> None:
+    plan, _ = planned("tt/t1-8b-8gpu-bf16", **{"compile": True, "async_tp": False, **flags})
+    assert plan.job.stack == stack
+
+
 def test_the_dispatcher_decides_how_tokens_travel() -> None:
     plan, _ = planned("moezoo/qwen3-235b-h100-base")
     assert plan.job.token_exchange == "once_per_node"  # DeepEP, by the notes
