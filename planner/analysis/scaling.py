@@ -28,7 +28,7 @@ class Scaled(Record):
 
 
 def scaling(plan: Plan) -> tuple[Scaled, ...]:
-    """The plan on half, twice, ... as many nodes, the smallest first, where batch and degrees allow it.
+    """The plan on half, twice, ... as many nodes, the smallest first, where batch and degrees allow it; alike nodes only.
 
     Tensor, pipeline and context degrees, micro-batch and schedule stay; only replicas come and go, so a search
     at each size could do better.
@@ -55,6 +55,8 @@ def scaling(plan: Plan) -> tuple[Scaled, ...]:
 
 
 def _resized(plan: Plan) -> Iterator[Plan]:
+    if plan.cluster.num_devices != plan.cluster.nodes * plan.cluster.devices_per_node:
+        return  # of nodes that are not all alike, twice as many could be of any kind
     for factor in FACTORS:
         nodes, choice = plan.cluster.nodes * factor, replicated(plan.plan, plan.job.global_batch, factor)
         if nodes.is_integer() and choice is not None:

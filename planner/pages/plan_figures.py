@@ -231,7 +231,7 @@ def roofline_figure(operators: Sequence[OperatorCost], cluster: ClusterSpec, pre
     return Figure(
         "roofline",
         "Operators under the roof of the device",
-        f"Forward of one micro-batch on one device. The roof is {format_rate(rate)} in {precision} and "
+        f"Forward of one micro-batch on one {device.name}. The roof is {format_rate(rate)} in {precision} and "
         f"{format_bandwidth(device.memory_bandwidth)}, which meet at {ridge_point(device, precision):.0f} FLOP/byte. "
         "Operators without arithmetic are in the table only.",
         chart(PLOT, line, {"mark": "point", "encoding": encoding}, data=rows),

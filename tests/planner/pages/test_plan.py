@@ -36,7 +36,7 @@ def test_it_says_what_to_run_and_what_that_rests_on(page: str, content: Content)
     plan = content.plan
     assert plan.estimate is not None
     for fact in (
-        "llama-3.2-1b on 16 x h100-sxm-80g",
+        "llama-3.2-1b on dgx-h100:2 (16 devices)",
         "It fits",
         f"{plan.estimate.mfu:.1%}",
         "pipeline 4",

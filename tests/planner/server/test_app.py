@@ -51,7 +51,7 @@ def test_the_page_and_all_that_it_loads(address: str) -> None:
 def test_an_answer(address: str, question: dict[str, Any]) -> None:
     status, reply = post(address, "/answer", {"asked": question})
     assert status == 200
-    assert reply["title"].startswith("llama-3.2-1b on 8 x h100-sxm-80g")
+    assert reply["title"].startswith("llama-3.2-1b on dgx-h100:1 (8 devices)")
     assert "It fits" in reply["html"]
     status, reply = post(address, "/nearby", {"asked": question, "before": question})
     assert status == 200
