@@ -28,10 +28,10 @@ class Scaled(Record):
 
 
 def scaling(plan: Plan) -> tuple[Scaled, ...]:
-    """The plan on half, twice, ... as many nodes, the smallest first, where batch and degrees allow it; alike nodes only.
+    """The plan on half, twice, ... as many nodes, the smallest first, where batch and degrees allow it.
 
-    Tensor, pipeline and context degrees, micro-batch and schedule stay; only replicas come and go, so a search
-    at each size could do better.
+    Nothing where the nodes are not all alike. Tensor, pipeline and context degrees, micro-batch and schedule stay;
+    only replicas come and go, so a search at each size could do better.
     """
     found = []
     for larger in _resized(plan):

@@ -88,7 +88,8 @@ def plan_page(content: Content) -> str:
 def title(plan: Plan) -> str:
     """Model, cluster and job in a line."""
     job, cluster = plan.job, plan.cluster
-    return f"{plan.model.name} on {cluster.name} ({cluster.num_devices:,} devices), {job.global_batch:,} sequences of {job.seq_len:,} tokens, {job.precision}"
+    batch = f"{job.global_batch:,} sequences of {job.seq_len:,} tokens"
+    return f"{plan.model.name} on {cluster.name} ({cluster.num_devices:,} devices), {batch}, {job.precision}"
 
 
 def plan_data(content: Content) -> list[str]:
