@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from planner.pages.charts import Spec, chart, chart_data, chart_scripts, quantity, tips
+from planner.pages.charts import Spec, chart, chart_data, chart_scripts, logarithmic, tips
 from planner.pages.page import Figure, Table, document, figure, paragraph
 from planner.validation import Row, ValidationReport
 
@@ -57,9 +57,9 @@ def _point(row: Row) -> Point | None:
 def _chart(points: list[Point]) -> Spec:
     values = [value for point in points for value in point[1:]]
     ends = [min(values), max(values)]
-    log: Spec = {"type": "log", "nice": True}
     diagonal = [{"x": end, "y": end, "low": end / (1 + BAND), "high": end * (1 + BAND)} for end in ends]
-    x, y = quantity("x", "measured step time [s]", scale=log), quantity("y", "predicted [s]", scale=log)
+    reach = [{"x": row["x"], "y": row[side]} for row in diagonal for side in ("low", "high")]
+    x, y = logarithmic("x", "measured step time [s]", reach), logarithmic("y", "predicted [s]", reach)
     runs = [
         {
             "run": point.name,
@@ -71,7 +71,7 @@ def _chart(points: list[Point]) -> Spec:
         for point in points
     ]
     facts = tips({"": "run", "measured": "measured", "predicted": "predicted"})
-    band: Spec = {"x": x, "y": quantity("low", None), "y2": {"field": "high"}}
+    band: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     ideal, place = {"values": diagonal}, {"x": x, "y": y}
     return chart(
         SIZE,
