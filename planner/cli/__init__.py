@@ -11,11 +11,17 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process with one of the codes in `planner.cli.outcome`."""
-    from planner.cli.outcome import fail
+    from planner.cli.outcome import INTERRUPTED, Ended, fail
 
     try:
         from planner.cli.app import app  # here, so that an interrupt while it loads is no traceback either
 
         app(args=arguments, prog_name="meshwright")
+    except Ended:
+        raise
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # before the command began, which typer keeps silent about
+            fail(KeyboardInterrupt())
+        raise
     except (Exception, KeyboardInterrupt) as error:
         fail(error)

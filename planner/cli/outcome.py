@@ -69,6 +69,10 @@ def _describe_other(error: BaseException) -> tuple[int, str]:
     return FAILED, f"internal error, please report it: {type(error).__name__}: {reason}"
 
 
+class Ended(SystemExit):
+    """The end of the program, its sentence already said."""
+
+
 def fail(error: BaseException) -> NoReturn:
     """End the program with the code and the sentence of ``error``."""
     if os.environ.get(DEBUG):
@@ -76,7 +80,7 @@ def fail(error: BaseException) -> NoReturn:
     code, sentence = describe(error)
     if sentence:
         sys.stderr.write(f"error: {sentence}\n" if code not in (THRESHOLD, INTERRUPTED) else f"{sentence}\n")
-    raise SystemExit(code)
+    raise Ended(code)
 
 
 def guarded(command: F) -> F:
