@@ -85,6 +85,10 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     if isinstance(source, Path) or text.lower().endswith(SUFFIXES) or Path(text).is_file():
         return _from_file(Path(source), None)
     if "+" in text:
+        if not all(part.strip() for part in text.split("+")):
+            raise InputError(
+                f"{text!r}: a pool is missing beside +; write it as in dgx-a100-80g:2+dgx-h100:2"
+            )
         return join([_named(part.strip()) for part in text.split("+")], None, text.lower())
     return _named(text)
 

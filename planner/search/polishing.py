@@ -10,7 +10,7 @@ from itertools import pairwise
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Parallelism
 
-MOST_ACTIONS = 300_000
+MOST_ACTIONS = 200_000
 """Of pipelines that are simulated for it, altogether."""
 
 LESS = 1 - 1e-9
@@ -24,7 +24,7 @@ def polished(
 ) -> tuple[Cuts, Estimate]:
     """Cuts that are no slower than ``cuts`` within ``limit`` bytes on each device, and their estimate."""
     best, left = evaluator.estimate(plan, shardings, cuts), _simulations(plan)
-    improving = plan.pipeline > 1
+    improving = plan.pipeline > 1 and left >= 2 * len(cuts)
     while improving:
         improving = False
         for moved in _moved(cuts):

@@ -9,7 +9,7 @@ from planner.models.model import Model
 from planner.plans import Alternative, Estimate, Job, Objective, Optimality, Parallelism, Pins, Plan
 from planner.search.best_first import Progress, Search
 from planner.search.pins import check_choices
-from planner.search.recommend import differences, warnings_of, what_limits, why_memory, with_stages
+from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
 from planner.search.unequal import Answer, UnequalOutcome, UnequalSearch
 
 
@@ -76,7 +76,9 @@ def _alone(
             outcome = None
         if outcome is not None:
             proofs.append(outcome.optimality)
-            plans = (_shifted(with_stages(search, found), start) for found in outcome.found)
+            best, *others = outcome.found
+            written = [finished(search, best), *(with_stages(search, found) for found in others)]
+            plans = (_shifted(plan, start) for plan in written)
             answers += [Answer(plan, evaluator.estimate(plan)) for plan in plans]
         start += pool.num_devices
     return answers, proofs

@@ -69,7 +69,7 @@ def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelis
         )
         if chosen is not None and found.estimate.step_time_s - saved > least:
             continue
-        option = _finished(search, found)
+        option = finished(search, found)
         seconds = search.evaluator.estimate(option).step_time_s
         if chosen is None or seconds < least:
             best, chosen, least = found, option, seconds
@@ -77,7 +77,7 @@ def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelis
     return best, chosen
 
 
-def _finished(search: Search, found: Found) -> Parallelism:
+def finished(search: Search, found: Found) -> Parallelism:
     """The plan with its boundaries where the simulated step is shortest, and its own recomputation on each stage."""
     evaluator, shardings = search.evaluator, search.sharding(found.candidate)
     cuts, estimate = polished(evaluator, found.plan, shardings, found.cuts, search.limit)

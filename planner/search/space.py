@@ -6,6 +6,8 @@ parallelism over divisors of the experts; any pipeline that divides the devices,
 only for a model that is too large for one scale-up domain (`searches_pipelines`) or on request;
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory).
+Layers are cut by what the slowest stage takes. The best plans of this space are finished outside of it: boundaries are
+moved and recomputation relaxed stage by stage, where that makes them faster.
 """
 
 import math

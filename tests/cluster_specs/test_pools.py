@@ -79,3 +79,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         load_cluster(path)
+
+
+def test_a_plus_needs_pools_on_both_sides() -> None:
+    with pytest.raises(InputError, match="a pool is missing beside"):
+        load_cluster("dgx-h100:2+")
