@@ -87,7 +87,10 @@ class Verification(Record):
             "passed": self.passed,
             **self.model_dump(mode="json", exclude={"checks", "comparisons"}),
             "checks": [{**c.model_dump(mode="json"), "passed": c.passed} for c in self.checks],
-            "comparisons": [{**c.model_dump(mode="json"), "error": c.error} for c in self.comparisons],
+            "comparisons": {
+                c.name.replace(" ", "_"): {**c.model_dump(mode="json"), "error": c.error}
+                for c in self.comparisons
+            },
         }
 
     def failures(self) -> str:

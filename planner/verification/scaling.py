@@ -155,7 +155,9 @@ def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Par
             "shard_degree": shard if p.zero_stage else 1,
             "replicate_degree": data * degrees["context"] // shard,
             "micro_batch": min(p.micro_batch, 2),
-            "num_microbatches": min(p.num_microbatches, 2 * degrees["pipeline"]),
+            "num_microbatches": 2 * small
+            if (small := degrees["pipeline"]) > 1
+            else min(p.num_microbatches, 2),
             "stages": tuple(_stages(p, bare, mesh, layers)),
         }
     )

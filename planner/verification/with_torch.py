@@ -72,7 +72,7 @@ def _memory(plan: Plan, python: str | None) -> Iterator[Comparison]:
     yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=found["Total"])
     states = sum(estimate.memory.get(part, 0) for part in STATES)
     tracked = sum(found[part] for part in TRACKED_STATES)
-    yield Comparison(name="of it parameters, optimizer", unit="bytes", predicted=states, found=tracked)
+    yield Comparison(name="parameters and moments", unit="bytes", predicted=states, found=tracked)
 
 
 def _notes(plan: Plan) -> Iterator[str]:

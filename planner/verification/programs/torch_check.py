@@ -49,10 +49,10 @@ def _worker(rank: int, task: Task, world: int, store: str, result: str) -> None:
     shape = (exported.GLOBAL_BATCH, task["seq"])
     tokens = torch.randint(task["vocab"], shape, generator=torch.Generator().manual_seed(1))
     labels = tokens.roll(-1, 1)
-    reference = build(task, exported.MODEL_DTYPE)
+    reference = build(task, exported.MODEL_DTYPE).eval()  # without dropout, so that all draw the same
     start = {name: p.detach().clone() for name, p in reference.named_parameters()}
     expected = _train_alone(reference, tokens, labels)
-    model = build(task, exported.MODEL_DTYPE)
+    model = build(task, exported.MODEL_DTYPE).eval()
     losses, parameters = _train(exported, model, tokens, labels)
     target = dict(reference.named_parameters())
     found = {

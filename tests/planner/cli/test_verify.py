@@ -45,7 +45,7 @@ def test_a_verified_plan(plan_file: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert answer["schema"] == "meshwright/verification/1"
     assert answer["passed"] is answer["checks"][0]["passed"] is True
     assert answer["what"] == "gpt2 with here"
-    assert answer["comparisons"][0]["error"] == 0.5
+    assert answer["comparisons"]["live_memory"]["error"] == 0.5
     report = CliRunner().invoke(app, ["verify", plan_file, "--with", "jax"]).stdout
     assert report.startswith("Verified with jax 0.10")
     assert "+50.0%" in report
@@ -67,5 +67,9 @@ def test_bad_input_is_one_sentence(plan_file: str, monkeypatch: pytest.MonkeyPat
     assert done.exit_code == 2
     assert "compiles for TPU slices" in done.stderr
     answering(monkeypatch, 0.0)
-    done = CliRunner().invoke(app, ["verify", plan_file, "--with", "jax", "--fail-if", "passed == true"])
-    assert done.exit_code == 4
+    for condition, code in (
+        ("comparisons.live_memory.error > 0.4", 4),
+        ("comparisons.live_memory.error > 0.6", 0),
+    ):
+        done = CliRunner().invoke(app, ["verify", plan_file, "--with", "jax", "--fail-if", condition])
+        assert done.exit_code == code
