@@ -165,6 +165,8 @@ class _Importer:
         )
 
     def _value(self, name: str, aval: Any, role: Role = "intermediate", path: str = "") -> str:
+        if name in self.values:
+            raise InputError(f"two arrays are called {name!r}; give the argument or its key another name")
         shape = tuple(int(n) for n in getattr(aval, "shape", ()))
         self.values[name] = Value(name=name, shape=shape, dtype=str(aval.dtype), role=role, path=path)
         return name

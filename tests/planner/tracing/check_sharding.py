@@ -58,9 +58,7 @@ def main(name, room):
     if room < 1:
         limit = room * sharded.memory_bytes
         sharded = shard(program, slow_cluster(), AXES, seconds=20, memory_limit=limit)
-    mesh = jax.make_mesh(
-        tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Auto,) * len(AXES)
-    )
+    mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES))
     arrays = case.arrays()
     placed = jax.device_put(arrays, input_shardings(sharded, mesh, arrays))
     compiled = jax.jit(apply_shardings(case.step, sharded, mesh, case.arguments)).lower(*placed).compile()
