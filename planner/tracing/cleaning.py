@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from planner.tracing.draft import Draft, finished
 from planner.tracing.program import Operation, Program
 
-RANDOM = "random_"
+RANDOM = ("random_", "rng_")
 """Primitives that begin so are not constants, though they may read nothing but a seed."""
 
 

@@ -62,7 +62,8 @@ def _stretched(shape: Shape, full: Shape, dims: Dims) -> Dims:
 
 def created(outputs: Sequence[Shape]) -> Rule:
     """Made of nothing: constants, counters, random bits."""
-    return elementwise((), outputs)
+    loops = Loops()
+    return loops.rule("loop", (), [tuple(loops.new(n) for n in shape) for shape in outputs])
 
 
 def opaque(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Rule:

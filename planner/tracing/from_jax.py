@@ -91,15 +91,21 @@ def _leaves(
     """Path and role of every array among the arguments."""
     import jax
 
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        names = []
-    for i, argument in enumerate(arguments):
-        top = names[i] if i < len(names) and len(names) >= len(arguments) else f"arg{i}"
+    for i, (top, argument) in enumerate(zip(_names(function, len(arguments)), arguments, strict=True)):
         for path, _ in jax.tree_util.tree_leaves_with_path(argument):
             inner = jax.tree_util.keystr(path, simple=True, separator=".")
             yield _Leaf(f"{top}.{inner}" if inner else top, "parameter" if i in trained else "input")
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str]:
+    """As the function calls its positional arguments; numbered where it does not name them."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "arg")
+    return names + [f"{rest}{i}" for i in range(count - len(names))]
 
 
 def _ties(jax: Any, arguments: Sequence[Any], result: Any) -> Iterator[tuple[int, int]]:
@@ -159,6 +165,8 @@ class _Importer:
         )
 
     def _value(self, name: str, aval: Any, role: Role = "intermediate", path: str = "") -> str:
+        if name in self.values:
+            raise InputError(f"two arrays are called {name!r}; give the argument or its key another name")
         shape = tuple(int(n) for n in getattr(aval, "shape", ()))
         self.values[name] = Value(name=name, shape=shape, dtype=str(aval.dtype), role=role, path=path)
         return name

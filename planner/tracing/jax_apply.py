@@ -40,7 +40,7 @@ def apply_shardings(
         raise InputError(f"{len(closed.jaxpr.invars)} arrays are given, the program has {len(paths)} inputs")
 
     def run(*given: Any) -> Any:
-        runner = _Runner(sharded, mesh)
+        runner = _Runner(sharded, _auto(mesh))
         leaves = jax.tree_util.tree_leaves(given)
         placed = [runner.put(x, sharded.inputs[path]) for x, path in zip(leaves, paths, strict=True)]
         made = runner.finish(runner.body(closed.jaxpr, closed.consts, placed, ""))
@@ -53,10 +53,17 @@ def input_shardings(sharded: ShardedProgram, mesh: Any, arguments: Sequence[Any]
     """A ``NamedSharding`` for every array of ``arguments``, in their structure: for ``jax.device_put``."""
     import jax
 
-    structure = jax.tree_util.tree_structure(tuple(arguments))
+    structure, mesh = jax.tree_util.tree_structure(tuple(arguments)), _auto(mesh)
     names = (sharded.program.value[n].path for n in sharded.program.inputs)
     found = [_named(mesh, sharded.inputs[name]) for name in names]
     return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _auto(mesh: Any) -> Any:
+    """The mesh with axes that constraints decide on, not types (``AxisType.Auto``)."""
+    from jax.sharding import Mesh
+
+    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def _named(mesh: Any, partition: Partition) -> Any:

@@ -14,6 +14,7 @@ from planner.tracing.factors import (
     broadcast,
     created,
     elementwise,
+    opaque,
     reduction,
     reshaped,
     stacked,
@@ -43,7 +44,9 @@ SAME = """
 
 REDUCTIONS = "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
 
-CREATED = "empty iota random_bits random_fold_in random_seed random_unwrap random_wrap"
+CREATED = """
+    empty iota random_bits random_clone random_fold_in random_seed random_split random_unwrap random_wrap rng_uniform
+"""
 """Made of a seed or of nothing."""
 
 ALONG = "cumlogsumexp cummax cummin cumprod cumsum"
@@ -64,9 +67,11 @@ def _reduction(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape]
 
 
 def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
-    rule = created(outputs)
-    seeds = tuple(tuple(() for _ in shape) for shape in inputs)
-    return rule._replace(reads=seeds)
+    made, seeds = created(outputs), opaque(inputs, ())
+    shift = len(made.sizes)
+    reads = tuple(tuple(tuple(f + shift for f in dim) for dim in dims) for dims in seeds.reads)
+    whole = (*made.whole, *(f + shift for f in seeds.whole))
+    return made._replace(sizes=(*made.sizes, *seeds.sizes), reads=reads, whole=whole)
 
 
 def _dot(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
@@ -186,6 +191,7 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "dynamic_slice": _aligned,
         "dynamic_update_slice": _aligned,
         "pad": _aligned,
+        "tile": _aligned,
         "split": _aligned,
         "concatenate": _concatenate,
         "stack": _stack,

@@ -69,7 +69,8 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
         reads_right[j] = loops.new(right[j], False)
         if how.plain and result[k] > 1 and left[i] == result[k] * stride and right[j] <= result[k]:
-            reads_left[i] = writes[k] = loops.new(result[k])
+            writes[k] = loops.new(result[k])
+            reads_left[i] = (*writes[k], *loops.new(stride, False))
             if right[j] > 1:
                 halos.append(Halo(factor=writes[k][0], operand=0, elements=right[j] - 1))
         else:

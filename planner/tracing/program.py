@@ -178,6 +178,9 @@ def _check_dims(op: Operation, name: str, shape: tuple[int, ...], dims: Dims) ->
         raise ValueError(f"operator {op.name}: {name} has {len(shape)} dims, {len(dims)} are indexed")
     if bad := [f for factors in dims for f in factors if not 0 <= f < len(op.sizes)]:
         raise ValueError(f"operator {op.name}: {name} is indexed by factors {bad} that have no size")
+    found = tuple(elements(op.sizes[f] for f in factors) for factors in dims)
+    if found != shape:
+        raise ValueError(f"operator {op.name}: the loops over {name} make {found}, its shape is {shape}")
 
 
 def elements(sizes: Iterable[int]) -> int:

@@ -17,15 +17,28 @@ class Case(NamedTuple):
     parameters: Any
     data: tuple[Any, ...]
     by_hand: Mapping[str, tuple[Any, ...]]
+    trains: bool = False
+    """Whether a step updates the parameters, by Adam."""
 
     @property
     def step(self) -> Callable[..., Any]:
-        """Loss and gradients."""
-        return jax.value_and_grad(self.loss)
+        """Loss and gradients, or loss and what is new."""
+        return self.update if self.trains else jax.value_and_grad(self.loss)
+
+    def update(self, parameters: Any, moments: Any, *data: Any) -> Any:
+        """One step of Adam, without bias correction."""
+        loss, gradients = jax.value_and_grad(self.loss)(parameters, *data)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments["first"], gradients)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, moments["second"], gradients)
+        new = jax.tree.map(
+            lambda p, m, v: p - 0.01 * m / (jnp.sqrt(jnp.abs(v)) + 1e-3), parameters, first, second
+        )
+        return loss, new, {"first": first, "second": second}
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return (self.parameters, *self.data)
+        states = ({"first": self.parameters, "second": self.parameters},) if self.trains else ()
+        return (self.parameters, *states, *self.data)
 
     def arrays(self, seed: int = 0) -> tuple[Any, ...]:
         """Numbers for the arguments; every index is 0 or 1, which all tables have."""

@@ -90,6 +90,11 @@ def test_parameters_must_be_arguments() -> None:
         from_jax(lambda x: x, X, parameters=2)
 
 
+def test_names_must_differ() -> None:
+    with pytest.raises(InputError, match="two arrays are called 'params.a.b'"):
+        from_jax(lambda params: params["a.b"] + params["a"]["b"], {"a.b": X, "a": {"b": X}})
+
+
 def test_the_same_function_gives_the_same_program() -> None:
     case = gpt()
     first, second = (from_jax(case.step, *case.arguments).to_json() for _ in range(2))

@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).parent / "check_sharding.py"
 
 CASES = {
     "mlp": (1.0, 0),
+    "mlp with adam": (0.8, 0),
     "gpt": (1.0, 0),
     "llama": (1.0, 0),
     "mixtral": (1.0, 2),

@@ -1,7 +1,11 @@
 """Layouts chosen: optimal by another solver, priced as evaluated, never worse than plans written by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 jax = pytest.importorskip("jax")
 from jax_layers import Sizes  # noqa: E402
@@ -11,6 +15,7 @@ from planner.errors import Infeasible, InputError  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
 from planner.intra_op.problem import StrategyProblem  # noqa: E402
 from planner.tracing.from_jax import from_jax  # noqa: E402
+from planner.tracing.program import Operation, Program, Tie, Value  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 from planner.tracing.solving import Setting, baseline_estimates, price_layouts, set_up, shard  # noqa: E402
 
@@ -100,6 +105,74 @@ def test_memory_makes_weights_lie_in_shards() -> None:
     assert tight.seconds > roomy.seconds
     with pytest.raises(Infeasible, match="do not fit in memory"):
         shard(program, CLUSTER, MESH, memory_limit=1e6)
+
+
+def test_optimizer_states_may_lie_otherwise_than_weights() -> None:
+    """ZeRO-1 is a point of the space: with little memory, states go into shards before weights do."""
+    case, _ = program_of(
+        "mlp", Sizes(2, 4096, ffn=16384, vocab=1024, batch=64, length=1024, dtype="bfloat16")
+    )
+    case = case._replace(trains=True)
+    program = from_jax(case.step, *case.arguments)
+    roomy = shard(program, CLUSTER, MESH)
+    tight = shard(program, CLUSTER, MESH, memory_limit=0.6 * roomy.memory_bytes)
+
+    def shards(sharded: ShardedProgram, prefix: str) -> int:
+        return sum(any(axes for axes in p) for path, p in sharded.inputs.items() if path.startswith(prefix))
+
+    assert tight.memory_bytes <= 0.6 * roomy.memory_bytes
+    assert shards(tight, "moments") > shards(tight, "parameters")
+
+
+def product_op(name: str, left: str, right: str, *sizes: int) -> Operation:
+    dims = {"reads": (((0,), (1,)), ((1,), (2,))), "writes": (((0,), (2,)),)}
+    return Operation(
+        name=name, kind="product", primitive="dot", inputs=(left, right), outputs=(name,), sizes=sizes, **dims
+    )
+
+
+@settings(max_examples=10)
+@given(
+    st.sampled_from([64, 512, 4096]),
+    st.sampled_from([256, 4096, 16384]),
+    st.sampled_from([256, 4096]),
+    st.floats(0.2, 1.2),
+)
+def test_brute_force_finds_nothing_better(rows: int, wide: int, narrow: int, room: float) -> None:
+    """Two products on one axis: every choice that fits in memory, priced by the evaluator."""
+    shapes = {
+        "x": (rows, narrow),
+        "up": (narrow, wide),
+        "down": (wide, narrow),
+        "h": (rows, wide),
+        "y": (rows, narrow),
+    }
+    roles = {"x": "input", "up": "parameter", "down": "parameter"}
+    program = Program(
+        name="two",
+        values=tuple(
+            Value(name=n, shape=s, dtype="bfloat16", role=roles.get(n, "intermediate"), path=n)
+            for n, s in shapes.items()
+        ),
+        operations=(
+            product_op("h", "x", "up", rows, narrow, wide),
+            product_op("y", "h", "down", rows, wide, narrow),
+        ),
+        inputs=("x", "up", "down"),
+        outputs=("y",),
+        ties=(Tie(source="y", target="x"),),
+    )
+    setting = set_up(program, "dgx-h100:1", {"model": 8})
+    everything = [setting.estimate(choice) for choice in itertools.product(*setting.problem.options)]
+    limit = room * max(e.memory_bytes for e in everything)
+    fitting = [e.seconds for e in everything if e.memory_bytes <= limit]
+    if not fitting:
+        with pytest.raises(Infeasible):
+            shard(program, "dgx-h100:1", {"model": 8}, memory_limit=limit)
+        return
+    sharded = shard(program, "dgx-h100:1", {"model": 8}, memory_limit=limit)
+    assert sharded.seconds == pytest.approx(min(fitting), rel=1e-6)
+    assert sharded.memory_bytes <= limit
 
 
 def test_repeated_blocks_cost_little_and_lose_nothing() -> None:
