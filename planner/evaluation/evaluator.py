@@ -14,7 +14,15 @@ from cluster_specs.errors import InputError
 from cluster_specs.software import device_on, in_training, load_software, replayed
 from cost_models.compute import peak
 from planner.errors import Unsupported
-from planner.evaluation.blocks import Assignment, BlockCost, WeightGroup, block_cost, block_terms, exit_of
+from planner.evaluation.blocks import (
+    Assignment,
+    BlockCost,
+    WeightGroup,
+    block_cost,
+    block_terms,
+    exit_of,
+    padded_weights,
+)
 from planner.evaluation.memory import DeviceMemory, memory_by_rank
 from planner.evaluation.moments import Moment
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
@@ -141,9 +149,11 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
+        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree)
         if key not in self._units:
             place = self._place(name)
+            if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
+                cost = cost._replace(weights=padded_weights(cost, plan.shard_degree))
             self._units[key] = UnitCost(cost, self._sync(cost.weights, plan, place), place)
         return self._units[key]
 
