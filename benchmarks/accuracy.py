@@ -314,7 +314,6 @@ FAR_OFF = """\
   here (`routing_passes`, `host_routing`), though they depend on the dispatcher and on partly captured graphs.
 * torchtitan on B200: half as fast as the same model in Megatron Bridge; no term explains it.
 * Small models under JAX on GPUs (GPT3-126M): the launch of a program is not priced.
-* Padding of small parameters to the number of shards (a row of the tracker with 512 ranks and 256 rows).
 * Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
   right for the runs published before.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
