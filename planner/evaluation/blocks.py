@@ -33,15 +33,6 @@ class WeightGroup(NamedTuple):
     """On one device, before any ZeRO sharding."""
 
 
-class WeightRows(NamedTuple):
-    """Weights with so many rows on one device: what a stack that shards parameter by parameter pads."""
-
-    sync_axes: tuple[str, ...]
-    rows: float
-    """0: never padded."""
-    elements: float
-
-
 class Edge(NamedTuple):
     """A tensor on its way from ``producer`` (None: the block before) to ``consumer`` ("": the block after)."""
 
@@ -56,7 +47,6 @@ class BlockTerms(NamedTuple):
     ops: Mapping[str, OpCost]
     edges: Mapping[Edge, EdgeCost]
     weights: tuple[WeightGroup, ...]
-    rows: tuple[WeightRows, ...]
     tensor_bytes: Mapping[str, float]
     """Activations on one device, as they are kept."""
     residual_bytes: Mapping[str, float]
@@ -97,7 +87,6 @@ class BlockCost(NamedTuple):
     boundary_bytes: float
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
-    rows: tuple[WeightRows, ...]
     exit: ShardingSpec
 
 
@@ -155,7 +144,6 @@ def block_terms(
     specs = {name: carried(pricer.graph, block.tensor[name], entry) for name in block.inputs}
     ops: dict[str, OpCost] = {}
     weights: dict[tuple[str, ...], float] = {}
-    rows: dict[tuple[tuple[str, ...], float], float] = {}
     for op in block.ops:
         strategy = assignment[op.name]
         ops[op.name] = pricer.op(block, op, strategy)
@@ -167,8 +155,6 @@ def block_terms(
             axes = pricer.sync_axes(weight, strategy)
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             weights[axes] = weights.get(axes, 0.0) + local
-            key = (axes, _rows(pricer, weight, strategy))
-            rows[key] = rows.get(key, 0.0) + local
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
     sizes = _in_chunks(pricer, block, sizes)
@@ -183,26 +169,7 @@ def block_terms(
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
-    by_rows = tuple(WeightRows(*key, elements) for key, elements in rows.items())
-    return BlockTerms(ops, edges, groups, by_rows, sizes, _residuals(pricer, block, sizes), left)
-
-
-def _rows(pricer: Pricer, weight: Tensor, strategy: Strategy) -> float:
-    """Rows of a parameter on one device; 0 for stacked experts, which are sharded along another dim."""
-    first, *rest = weight.dims
-    if not pricer.software.pads_shards or first == "experts":
-        return 0.0
-    heads = pricer.sizes.full(rest[0]) if len(rest) > 1 and rest[0] in INNER_DIMS else 1
-    return pricer.sizes.local(first, input_spec(pricer.graph, weight, strategy).shards) * heads
-
-
-def padded_weights(block: BlockCost, shard_degree: int) -> tuple[WeightGroup, ...]:
-    """Weights of ``block`` as stored over ``shard_degree`` ranks: ``ceil(rows / ranks) ranks`` rows each."""
-    elements = dict.fromkeys((group.sync_axes for group in block.weights), 0.0)
-    for axes, rows, whole in block.rows:
-        padded = math.ceil(rows / shard_degree) * shard_degree / rows if rows else 1.0
-        elements[axes] += whole * padded
-    return tuple(WeightGroup(axes, size) for axes, size in elements.items())
+    return BlockTerms(ops, edges, groups, sizes, _residuals(pricer, block, sizes), left)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -388,6 +355,5 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,
-        rows=terms.rows,
         exit=terms.exit,
     )

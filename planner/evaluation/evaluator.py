@@ -21,10 +21,10 @@ from planner.evaluation.blocks import (
     block_cost,
     block_terms,
     exit_of,
-    padded_weights,
 )
 from planner.evaluation.memory import DeviceMemory, memory_by_rank
 from planner.evaluation.moments import Moment
+from planner.evaluation.padding import padded_weights
 from planner.evaluation.setting import Setting, even_cuts, orthogonalisation_flops
 from planner.evaluation.stages import Place, StageCost, UnitCost, stage_cost
 from planner.evaluation.states import (
@@ -153,7 +153,9 @@ class Evaluator:
         if key not in self._units:
             place = self._place(name)
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
-                cost = cost._replace(weights=padded_weights(cost, plan.shard_degree))
+                given = self.assignment(plan, name, shardings)
+                padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
+                cost = cost._replace(weights=padded)
             self._units[key] = UnitCost(cost, self._sync(cost.weights, plan, place), place)
         return self._units[key]
 
