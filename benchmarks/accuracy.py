@@ -361,7 +361,6 @@ FAR_OFF = """\
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
 * torchtitan on eight B200 with a limit of 750 W: half of the gap was attention (FlashAttention-2 there), half is open.
 * Small models under JAX on GPUs (GPT3-126M): the launch of a program is not priced.
-* Padding of small parameters to the number of shards (a row of the tracker with 512 ranks and 256 rows).
 * Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
   right for the runs published before.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.

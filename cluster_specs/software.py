@@ -62,6 +62,8 @@ class SoftwareSpec(Record):
     """Relative slow-down of compute while a collective runs beside it."""
     keeps_copy: bool
     """Weights in the training precision are kept beside their fp32 masters, rather than cast where they are used."""
+    pads_shards: bool
+    """Every sharded parameter is padded along its rows to a multiple of the ranks."""
     wraps_ends: bool
     """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
     regathers_ends: bool

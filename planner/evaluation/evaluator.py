@@ -24,6 +24,7 @@ from planner.evaluation.blocks import (
     exit_of,
 )
 from planner.evaluation.memory import DeviceMemory, memory_by_rank, over_step
+from planner.evaluation.padding import padded_weights
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
@@ -181,9 +182,13 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        key = (id(cost), id(self.mesh(plan)), plan.zero_stage > 0, plan.shard_degree)
+        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree)
         if key not in self._units:
             place = self._place(name)
+            if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
+                given = self.assignment(plan, name, shardings)
+                padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
+                cost = cost._replace(weights=padded)
             self._units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
         return self._units[key]
 

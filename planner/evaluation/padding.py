@@ -1,0 +1,36 @@
+"""Parameters that are sharded one by one: each is padded along its rows to a multiple of the ranks."""
+
+import math
+
+from planner.evaluation.blocks import Assignment, WeightGroup
+from planner.graph import Block, Tensor
+from planner.operators import INNER_DIMS
+from planner.sharding.pricing import Pricer
+from planner.sharding.spec import Strategy, input_spec
+
+
+def padded_weights(
+    pricer: Pricer, block: Block, assignment: Assignment, shard_degree: int
+) -> tuple[WeightGroup, ...]:
+    """Weights of ``block`` as stored over ``shard_degree`` ranks: ``ceil(rows / ranks) ranks`` rows each.
+
+    Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
+    """
+    elements: dict[tuple[str, ...], float] = {}
+    for op in block.ops:
+        strategy = assignment[op.name]
+        for weight in (block.tensor[name] for name in op.weights):
+            axes, rows = pricer.sync_axes(weight, strategy), _rows(pricer, weight, strategy)
+            whole = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
+            padded = math.ceil(rows / shard_degree) * shard_degree / rows if rows else 1.0
+            elements[axes] = elements.get(axes, 0.0) + whole * padded
+    return tuple(WeightGroup(axes, size) for axes, size in elements.items())
+
+
+def _rows(pricer: Pricer, weight: Tensor, strategy: Strategy) -> float:
+    """Rows of a parameter on one device; 0 for stacked experts, which are sharded along another dim."""
+    first, *rest = weight.dims
+    if first == "experts":
+        return 0.0
+    heads = pricer.sizes.full(rest[0]) if len(rest) > 1 and rest[0] in INNER_DIMS else 1
+    return pricer.sizes.local(first, input_spec(pricer.graph, weight, strategy).shards) * heads
