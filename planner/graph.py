@@ -167,6 +167,11 @@ class Graph(Record):
         return self
 
 
+def commonest_layer(graph: Graph) -> str:
+    """The commonest layer: between any two blocks the activations lie as it leaves them."""
+    return min(graph.sequence, key=lambda name: (-graph.sequence.count(name), name))
+
+
 def tied_share(graph: Graph, block: str) -> float:
     """Share of the weights of ``block`` that are tied to those of another."""
     weights = [t for t in graph.block[block].tensors if t.role == "weight"]

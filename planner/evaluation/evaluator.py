@@ -37,7 +37,7 @@ from planner.evaluation.states import (
     weight_bytes,
 )
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import BATCH, Graph, Run, count_parameters, tied_share
+from planner.graph import BATCH, Run, commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
@@ -92,7 +92,7 @@ class Evaluator:
         self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
-        self.main_layer = _main_layer(graph)
+        self.main_layer = commonest_layer(graph)
         self._counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
@@ -385,11 +385,6 @@ class Evaluator:
 
 
 _NOTHING_GIVEN: Shardings = {}
-
-
-def _main_layer(graph: Graph) -> str:
-    """The commonest layer: between any two blocks the activations lie as it leaves them."""
-    return min(graph.sequence, key=lambda name: (-graph.sequence.count(name), name))
 
 
 def _only_batch(assignment: Assignment) -> bool:
