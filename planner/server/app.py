@@ -1,7 +1,10 @@
 """The server: a page, its static files, and two questions; nothing that a client sends ever names a file."""
 
 import json
+from asyncio import wrap_future
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -109,7 +112,7 @@ def _posted(work: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Awa
     async def endpoint(request: Request) -> Response:
         data = await _body(request)
         try:
-            return JSONResponse(await run_in_threadpool(work, data))
+            return JSONResponse(await _beside(work, data))
         except ValidationError as error:
             raise HTTPException(400, first_problem(error)) from error
         except InputError as error:
@@ -124,6 +127,21 @@ def _posted(work: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Awa
             raise HTTPException(422, str(error)) from error
 
     return endpoint
+
+
+async def _beside(work: Callable[[Any], Mapping[str, Any]], data: Any) -> Mapping[str, Any]:
+    """``work`` on a thread of its own, which does not keep the process from ending."""
+    done: Future[Mapping[str, Any]] = Future()
+    done.set_running_or_notify_cancel()  # who no longer waits does not stop it
+
+    def run() -> None:
+        try:
+            done.set_result(work(data))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return await wrap_future(done)
 
 
 async def _body(request: Request) -> Any:
@@ -147,4 +165,5 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "internal error, please report it"}, 500)
+    reason = " ".join(str(error).split())
+    return JSONResponse({"error": f"internal error, please report it: {type(error).__name__}: {reason}"}, 500)

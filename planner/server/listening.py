@@ -5,6 +5,9 @@ from pathlib import Path
 
 from planner.errors import InputError
 
+MOST_CONNECTIONS = 64
+"""At a time; more are told to come back."""
+
 
 def listen(listener: socket.socket, host: str, cache: Path | None = None) -> None:
     """Answer requests on ``listener``, reached as ``host``; returns when the process is told to stop.
@@ -25,6 +28,10 @@ def listen(listener: socket.socket, host: str, cache: Path | None = None) -> Non
     hosts = ("*",) if host in ("0.0.0.0", "::") else names
     desk = Desk(None if cache is None else Shelf(cache))
     config = uvicorn.Config(
-        application(desk, hosts), log_level="warning", server_header=False, timeout_graceful_shutdown=1
+        application(desk, hosts),
+        log_level="critical",
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=1,
     )
     uvicorn.Server(config).run(sockets=[listener])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,27 @@ def question() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """``http://127.0.0.1:port`` of `meshwright serve`."""
+@contextmanager
+def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`meshwright serve`, and its ``http://127.0.0.1:port``."""
     command = [sys.executable, "-m", "planner.cli", "serve", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout
         told = ""
         while not told.endswith("}\n"):
             told += server.stdout.readline()
-        yield json.loads(told)["url"].rstrip("/")
+        yield server, json.loads(told)["url"].rstrip("/")
         server.terminate()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as (_, url):
+        yield url
+
+
+@pytest.fixture
+def own_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One that a test may stop."""
+    with serving() as started:
+        yield started

@@ -3,7 +3,10 @@
 import http.client
 import json
 import re
+import signal
 import socket
+import subprocess
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -155,3 +158,24 @@ def test_a_foreign_name_is_refused(address: str) -> None:
 )
 def test_other_methods(address: str, method: str, path: str) -> None:
     assert ask(address, method, path)[0] == 405
+
+
+def test_an_interrupt_ends_it_at_once_in_the_middle_of_a_search(
+    own_server: tuple[subprocess.Popen[str], str], question: dict[str, Any]
+) -> None:
+    server, address = own_server
+    assert post(address, "/nearby", {"asked": question, "before": question}) == (200, {"text": None})
+    large = {
+        **question,
+        "model": "deepseek-v3-671b",
+        "devices": 2048,
+        "job": {"global_batch": 4096, "seq_len": 4096},
+    }
+    connection = http.client.HTTPConnection(urlsplit(address).netloc)
+    connection.request("POST", "/answer", json.dumps({"asked": large}), JSON)
+    time.sleep(1)
+    server.send_signal(signal.SIGINT)
+    assert server.wait(10) == 130
+    assert server.stderr
+    assert server.stderr.read() == "interrupted\n"
+    connection.close()
