@@ -102,7 +102,7 @@ def application(
             Route("/nearby", _posted(nearby), methods=["POST"]),
         ],
         middleware=[Middleware(Guard), Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
-        exception_handlers={HTTPException: _refused, Exception: _broken},
+        exception_handlers={HTTPException: _refused},
     )
 
 
@@ -113,20 +113,34 @@ def _posted(work: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Awa
         data = await _body(request)
         try:
             return JSONResponse(await _beside(work, data))
-        except ValidationError as error:
-            raise HTTPException(400, first_problem(error)) from error
-        except InputError as error:
-            raise HTTPException(400, str(error)) from error
-        except Infeasible as error:
-            raise HTTPException(422, "; ".join(filter(None, (str(error), error.least_change)))) from error
-        except Overtaken as error:
-            raise HTTPException(409, "a newer question has overtaken this one") from error
-        except TooLong as error:
-            raise HTTPException(503, "the search takes too long for a page: fix parts of the plan") from error
-        except PlannerError as error:
-            raise HTTPException(422, str(error)) from error
+        except Exception as error:
+            raise _refusal(error) from error
 
     return endpoint
+
+
+def _refusal(error: Exception) -> HTTPException:
+    """What a browser is told of an error."""
+    for kind, (status, sentence) in REFUSALS.items():
+        if isinstance(error, kind):
+            return HTTPException(status, sentence(error))
+    reason = " ".join(str(error).split())
+    return HTTPException(500, f"internal error, please report it: {type(error).__name__}: {reason}")
+
+
+def _infeasible(error: Any) -> str:
+    return "; ".join(filter(None, (str(error), error.least_change)))
+
+
+REFUSALS: Mapping[type[Exception], tuple[int, Callable[[Any], str]]] = {
+    ValidationError: (400, first_problem),
+    InputError: (400, str),
+    Infeasible: (422, _infeasible),
+    PlannerError: (422, str),
+    Overtaken: (409, lambda error: "a newer question has overtaken this one"),
+    TooLong: (503, lambda error: "the search takes too long for a page: fix parts of the plan"),
+}
+"""Kind of error, the special before the general -> status and sentence."""
 
 
 async def _beside(work: Callable[[Any], Mapping[str, Any]], data: Any) -> Mapping[str, Any]:
@@ -162,8 +176,3 @@ async def _body(request: Request) -> Any:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    reason = " ".join(str(error).split())
-    return JSONResponse({"error": f"internal error, please report it: {type(error).__name__}: {reason}"}, 500)

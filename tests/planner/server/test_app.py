@@ -1,5 +1,6 @@
 """The server over plain HTTP, in a process of its own: what it answers, and what it refuses."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -122,6 +123,33 @@ def test_contradictions_and_what_does_not_fit(address: str, question: dict[str, 
     status, reply = post(address, "/answer", {"asked": large})
     assert status == 422
     assert reply["error"]
+
+
+def test_what_breaks_is_a_sentence_too(question: dict[str, Any]) -> None:
+    from planner.server.answering import Desk
+    from planner.server.app import application
+
+    class Broken(Desk):
+        def answer(self, *asked: Any) -> Any:
+            raise RuntimeError("two\nlines")
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/answer", "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"asked": question}).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(application(Broken())(scope, receive, send))
+    start, body = sent
+    assert start["status"] == 500
+    assert b"content-security-policy" in dict(start["headers"])
+    assert json.loads(body["body"]) == {"error": "internal error, please report it: RuntimeError: two lines"}
 
 
 def test_a_huge_body_is_refused(address: str) -> None:
