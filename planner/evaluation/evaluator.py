@@ -37,12 +37,12 @@ from planner.evaluation.states import (
     weight_bytes,
 )
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import BATCH, Run, commonest_layer, count_parameters, tied_share
+from planner.graph import Run, commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
-from planner.sharding.layouts import named_layout
+from planner.sharding.layouts import data_splits_only_batch, named_layout
 from planner.sharding.mesh import AXES, Mesh
 from planner.sharding.pricing import EdgeCost, OpCost, Pricer
 from planner.sharding.spec import ShardingSpec, Sizes
@@ -93,7 +93,7 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
-        self._counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
+        self.counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
@@ -105,6 +105,7 @@ class Evaluator:
         self._stages: dict[tuple[object, ...], dict[StageShape, StageCost]] = {}
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._held: dict[int, object] = {}
+        self._alike: dict[int, bool] = {}
         self._written: dict[object, Shardings] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
 
@@ -155,9 +156,8 @@ class Evaluator:
         """One block under a policy."""
         given, main = shardings.get(name), shardings.get(self.main_layer)
         data = self.mesh(plan).size("data")
-        if given is None or _only_batch(given):
+        if given is None or self._batch_only(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
-        self._held[id(given)] = given
         degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch)
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         self._held[id(main)] = main
@@ -169,6 +169,12 @@ class Evaluator:
             pricer, block = self.pricer(plan), self.graph.block[name]
             self._blocks[key] = block_cost(pricer, block, self._terms[priced], policy)
         return self._blocks[key]
+
+    def _batch_only(self, given: Assignment) -> bool:
+        self._held[id(given)] = given
+        if id(given) not in self._alike:
+            self._alike[id(given)] = data_splits_only_batch(given)
+        return self._alike[id(given)]
 
     def _block_terms(self, plan: Parallelism, name: str, shardings: Shardings) -> BlockTerms:
         common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
@@ -241,18 +247,11 @@ class Evaluator:
     ) -> dict[StageShape, StageCost]:
         """Stages priced so far for all that is not a stage's shape."""
         self._held[id(shardings)] = shardings
-        degrees = (
-            plan.tensor,
-            plan.context,
-            plan.expert,
-            plan.data,
-            plan.micro_batch,
-            plan.sequence_parallel,
-            plan.experts_over_tensor,
-        )
+        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch)
+        layout = (plan.sequence_parallel, plan.experts_over_tensor)
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
-        peer = host_of(self.setting, plan).peer if self._counts_peers else 0.0
-        return self._stages.setdefault((*degrees, *states, peer, policy, id(shardings)), {})
+        peer = host_of(self.setting, plan).peer if self.counts_peers else 0.0
+        return self._stages.setdefault((*degrees, *layout, *states, peer, policy, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
@@ -385,11 +384,6 @@ class Evaluator:
 
 
 _NOTHING_GIVEN: Shardings = {}
-
-
-def _only_batch(assignment: Assignment) -> bool:
-    """Whether the data axis splits nothing but the batch."""
-    return all(dim == BATCH for strategy in assignment.values() for axis, dim in strategy if axis == "data")
 
 
 def evaluate(plan: Plan) -> Estimate:

@@ -16,6 +16,19 @@ def padded_weights(
 
     Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
     """
+    sizes = pricer.mesh.sizes
+    degrees = tuple(sizes[axis] for axis in sizes if axis != "data")  # no weight is split over data ranks
+    strategies = tuple(assignment[op.name] for op in block.ops if op.weights)
+    key = ("padded", block.name, shard_degree, degrees, strategies)
+    found: tuple[WeightGroup, ...] | None = pricer.tables.get(key)
+    if found is None:
+        found = pricer.tables[key] = _padded(pricer, block, assignment, shard_degree)
+    return found
+
+
+def _padded(
+    pricer: Pricer, block: Block, assignment: Assignment, shard_degree: int
+) -> tuple[WeightGroup, ...]:
     elements: dict[tuple[str, ...], float] = {}
     for op in block.ops:
         strategy = assignment[op.name]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import resident_states
-from planner.evaluation.stages import StageCost, host_of
+from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import schedule_entry
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import Assignments, splits_sequence
@@ -172,11 +172,10 @@ class Search:
     def _floors(self, c: Candidate) -> Floors:
         """What all cuts of a candidate share: the model as one stage, under its ZeRO stage."""
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
-        plan = parallelism(c)
-        host = host_of(self.evaluator.setting, plan)
-        key = (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, host)
+        devices = c.num_devices if self.evaluator.counts_peers else 0
+        key = (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, devices)
         if key not in self._whole:
-            shardings = self.sharding(c)
+            plan, shardings = parallelism(c), self.sharding(c)
             evaluator, graph = self.evaluator, self.evaluator.graph
             layers = tuple(Counter(graph.sequence).items())
             whole = evaluator.stage(plan, StageShape(layers, True, True), c.recompute, shardings)

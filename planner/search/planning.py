@@ -7,6 +7,7 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Pins, Plan
 from planner.search import pooled, recommend
 from planner.search.best_first import Progress
+from planner.search.garbage import uncollected
 from planner.search.scheduling import with_schedule
 
 
@@ -30,8 +31,9 @@ def plan(
     if automatic:
         asked = asked.model_copy(update={"schedule": None})
     chosen = pooled.plan_pools if cluster.others or asked.unequal_stages else recommend.plan
-    answer = chosen(model, cluster, job, asked, objective, top, progress)
-    return rescheduled(answer) if automatic and answer.plan.pipeline > 1 else answer
+    with uncollected():
+        answer = chosen(model, cluster, job, asked, objective, top, progress)
+        return rescheduled(answer) if automatic and answer.plan.pipeline > 1 else answer
 
 
 def rescheduled(answer: Plan, schedule: str = AUTOMATIC) -> Plan:

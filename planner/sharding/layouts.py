@@ -67,6 +67,11 @@ def named_strategy(
     return tuple(chosen)
 
 
+def data_splits_only_batch(assignment: Mapping[str, Strategy]) -> bool:
+    """Whether the data axis splits nothing but the batch."""
+    return all(dim == BATCH for strategy in assignment.values() for axis, dim in strategy if axis == "data")
+
+
 def named_layout(
     block: Block, sizes: Sizes, sequence_parallel: bool = True, experts_over_tensor: bool = False
 ) -> dict[str, Strategy]:

@@ -1,10 +1,7 @@
 """One point of a sweep: a question to the search, its key, and its answer as data that can be kept."""
 
-import gc
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -36,8 +33,7 @@ class Answer(Record):
 def ask(question: Question, objective: Objective) -> Answer:
     """Plan one point; what nobody can plan is an answer too."""
     try:
-        with _uncollected():
-            found = search(*question, objective=objective, top=1)
+        found = search(*question, objective=objective, top=1)
     except Infeasible as error:
         return Answer(status="infeasible", reason="; ".join(filter(None, (str(error), error.least_change))))
     except InputError as error:
@@ -49,21 +45,6 @@ def ask(question: Question, objective: Objective) -> Answer:
         estimate=found.estimate,
         optimality=found.optimality,
     )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: a search keeps nearly all that it makes, and looking for the rest is a quarter of
-    its time.
-    """
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
-            gc.collect()
 
 
 def key_of(question: Question, objective: Objective) -> str:
