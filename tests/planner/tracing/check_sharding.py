@@ -14,6 +14,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 "
     "--xla_disable_hlo_passes=cpu-all-reduce-combiner,all-gather-combiner,reduce-scatter-combiner"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
 import jax  # noqa: E402
