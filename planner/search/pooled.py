@@ -32,9 +32,10 @@ def plan_pools(
         raise InputError(f"--objective {objective}: where stages differ, plans are searched for time only")
     evaluator = Evaluator(model, cluster, job)
     check_choices(evaluator, pins)
+    search = UnequalSearch(evaluator, pins)
     alone, proofs = _alone(evaluator, model, job, pins, top, progress)
     known = min((answer.estimate.step_time_s for answer in alone), default=float("inf"))
-    outcome = UnequalSearch(evaluator, pins).run(known, progress)
+    outcome = search.run(known, progress)
     found = sorted((*alone, *outcome.found), key=lambda answer: answer.estimate.step_time_s)[:top]
     if not found:
         raise Infeasible(

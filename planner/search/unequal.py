@@ -18,7 +18,7 @@ from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
-from planner.pipeline.generators import is_written_out, schedule_entry, splits_backward
+from planner.pipeline.generators import schedule_label
 from planner.plans import Estimate, Parallelism, Pins, Sharding, ZeroStage
 from planner.search.placing import placed
 from planner.search.space import divisors
@@ -32,6 +32,9 @@ MAX_SEQUENCES = 64
 
 SIMULATED = 4
 """Of the cuts that the dynamic program offers for a combination, so many are simulated and improved."""
+
+SCHEDULES = ("1f1b", "eager-1f1b", "gpipe")
+"""One stage to a rank, and what a stage holds depends only on those behind it, which the dynamic program knows."""
 
 LESS = 1 - 1e-9
 """What counts as faster."""
@@ -77,7 +80,7 @@ class UnequalSearch:
         self.evaluator, self.pins = evaluator, pins
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
-        held = batch if pins.schedule in ("gpipe", "terapipe") else min(batch, 2 * most)
+        held = batch if pins.schedule == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
         self.evaluated = 0
         self._shapes, self._shape_of = _all_shapes(evaluator)
@@ -129,13 +132,12 @@ class UnequalSearch:
         whole, m = rates.sum(axis=1), combination.share.num_microbatches
         if np.isinf(whole).any():
             return float("inf")
-        waits = 0.0 if splits_backward(combination.share.schedule) else 1.0
         weights = np.zeros(len(whole))
         for k in reversed(range(len(whole))):
-            weights[k] = max(0.0, (1 / whole[k] - waits * weights[k + 1 :].sum()) / m)
+            weights[k] = max(0.0, (1 / whole[k] - weights[k + 1 :].sum()) / m)
         weights /= weights.sum()
         behind = weights[::-1].cumsum()[::-1] - weights
-        least = float(((m * weights + waits * behind)[:, None] * rates).min(axis=0).sum())
+        least = float(((m * weights + behind)[:, None] * rates).min(axis=0).sum())
         setting = self.evaluator.setting
         devices = sum(self.prices[k].evaluator.cluster.num_devices for k in combination.order)
         used = Parallelism.model_construct(data=devices // 2, pipeline=2)
@@ -286,10 +288,8 @@ def _check(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError(f"--virtual-stages {pins.virtual_stages}: stages that differ are one to a device")
     if pins.sharding == "HYBRID_SHARD":
         raise InputError("--sharding HYBRID_SHARD: stages that differ shard over all their data ranks")
-    if pins.schedule is None:
-        return
-    entry = schedule_entry(pins.schedule)
-    if is_written_out(pins.schedule) or entry.stages_per_rank != (1, 1) or entry.copies > 1:
+    if pins.schedule not in (None, *SCHEDULES):
         raise InputError(
-            f"--schedule {pins.schedule}: stages that differ run one to a device, as in 1f1b or zb-h1"
+            f"--schedule {schedule_label(pins.schedule or '')}: where stages differ use {', '.join(SCHEDULES)}; "
+            f"another may be given to the plan that is found (meshwright evaluate PLAN --schedule)"
         )

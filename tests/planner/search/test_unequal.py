@@ -12,10 +12,11 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.timeline import step_timeline
 from planner.exporters.registry import export
 from planner.models.catalog import load_model
+from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Job, Parallelism, Pins, Plan, StagePlan
 from planner.search import plan
-from planner.search.submeshes import submesh_sizes
-from planner.search.unequal import Combination, Stage, UnequalSearch
+from planner.search.submeshes import in_flight, submesh_sizes
+from planner.search.unequal import SCHEDULES, Combination, Stage, UnequalSearch
 from tests.planner.search.small_cases import small_llama, small_mixture
 
 
@@ -206,7 +207,7 @@ def test_framework_files_are_refused_for_meshes_of_their_own() -> None:
     ("pins", "objective", "message"),
     [
         (Pins(virtual_stages=2), "time", "one to a device"),
-        (Pins(schedule="interleaved"), "time", "one to a device"),
+        (Pins(schedule="zb-h1"), "time", "where stages differ use 1f1b, eager-1f1b, gpipe"),
         (Pins(sharding="HYBRID_SHARD"), "time", "shard over all"),
         (Pins(recompute="some"), "time", "--recompute 'some'"),
         (Pins(), "cost", "searched for time only"),
@@ -221,3 +222,12 @@ def test_submeshes_nest() -> None:
     assert submesh_sizes(load_cluster("dgx-h100:2")) == (16, 8, 4, 2)
     assert submesh_sizes(load_cluster("dgx-h100:6")) == (48, 24, 8)
     assert submesh_sizes(load_cluster("tpu-v5e:4x4")) == (16, 8, 4, 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("num_microbatches", [1, 3, 8, 40])
+def test_a_stage_holds_what_the_first_of_the_rest_would(schedule: str, num_microbatches: int) -> None:
+    for ranks in (1, 2, 4, 7):
+        whole = peak_in_flight(arranged(schedule, ranks, 1, num_microbatches))
+        held = tuple(in_flight(schedule, ranks - 1 - rank, num_microbatches) for rank in range(ranks))
+        assert held == whole
