@@ -49,10 +49,10 @@ class Assignments:
     def least_seconds(self, plan: Parallelism) -> float:
         """A micro-batch's forward and backward through all main layers, however they are split [s].
 
-        Any policy of recomputation, any ZeRO stage and any other block only adds to it.
+        Any ZeRO stage and any other block only adds to it.
         """
         graph, main = self._evaluator.graph, self._evaluator.main_layer
-        solved = self._optimise(plan, graph.block[main], "none", Ends(), lean=False)
+        solved = self._optimise(plan, graph.block[main], plan.recompute, Ends(), lean=False)
         return graph.sequence.count(main) * solved.seconds
 
     def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:

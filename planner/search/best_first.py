@@ -158,8 +158,8 @@ class Search:
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
         self._unavoidable = unavoidable(evaluator.pricer(ALONE), policies(pins))
-        self._levels = (self.base_floor, self.floor, self.staged_time, self.staged_floor)
-        self._least: dict[tuple[int, ...], float] = {}
+        self._levels = (self.main_floor, self.policy_floor, self.floor, self.staged_time, self.staged_floor)
+        self._least: dict[tuple[int | str, ...], float] = {}
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
 
@@ -202,19 +202,27 @@ class Search:
     def _splits_backward(c: Candidate) -> bool:
         return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
 
-    def _first_floor(self, c: Candidate) -> float:
-        """Seconds of the main layers alone; all that has to be known of a mesh to place it in the queue."""
-        mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch)
-        if mesh not in self._least:
-            self._least[mesh] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
+    def _main_floor(self, c: Candidate) -> float:
+        """Seconds of the main layers alone under the candidate's policy."""
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
+        if key not in self._least:
+            self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
         one_by_one = c.virtual_stages == 1 and schedule_entry(c.schedule).copies == 1
         alternates = one_by_one and not self._splits_backward(c)
-        return self.evaluator.software.step_overhead + least_pipeline(self._least[mesh], c, alternates)
+        return self.evaluator.software.step_overhead + least_pipeline(self._least[key], c, alternates)
 
-    def base_floor(self, c: Candidate) -> Floor:
-        """Seconds without what ZeRO and recomputation add: one bound for many candidates."""
-        base = c._replace(recompute="none", zero_stage=0, sharding="NO_SHARD", shard_degree=1)
-        return Floor(self._pipeline_floor(c, self._floors(base)), 0.0)
+    def _first_floor(self, c: Candidate) -> float:
+        """The same under no policy, which is faster than any: all that has to be known of a mesh to queue it."""
+        return self._main_floor(c._replace(recompute="none"))
+
+    def main_floor(self, c: Candidate) -> Floor:
+        """Seconds without other blocks and without what ZeRO adds."""
+        return Floor(self._main_floor(c), 0.0)
+
+    def policy_floor(self, c: Candidate) -> Floor:
+        """Seconds without what ZeRO adds: one bound for many candidates."""
+        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1)
+        return Floor(self._pipeline_floor(c, self._floors(whole)), 0.0)
 
     def floor(self, c: Candidate) -> Floor:
         """What no plan of this candidate can be below."""

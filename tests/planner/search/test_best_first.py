@@ -46,7 +46,8 @@ def test_bounds_are_below_every_price(name: str) -> None:
         assert search._first_floor(fast) <= seconds
         assert search._early_floor(c) <= memory
         for floor in (search.floor(fast), search.staged_floor(fast), search.floor(c), search.staged_floor(c)):
-            assert search.base_floor(fast).seconds <= floor.seconds * (1 + 1e-12)
+            assert search.main_floor(fast).seconds <= search.policy_floor(fast).seconds * (1 + 1e-12)
+            assert search.policy_floor(fast).seconds <= floor.seconds * (1 + 1e-12)
             assert floor.seconds <= seconds
         for floor in (search.floor(c), search.staged_floor(c)):
             assert floor.memory_bytes <= memory
