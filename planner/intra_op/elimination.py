@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ Tables = dict[Scope, Array]
 
 MAX_ENTRIES = 2**21
 """Largest table that an elimination may build (16 MiB): four nodes of 38 strategies each."""
+
+
+REMEMBERED = 500
+"""Tables of a problem whose order of elimination is worth keeping: a block's, of which many are alike."""
 
 
 class TooWide(Exception):
@@ -73,9 +78,10 @@ def tables_of(problem: StrategyProblem, seconds_per_byte: float = 0.0) -> Tables
     """Seconds of ``problem`` as tables, parallel edges added up, bytes charged at a price [s/B]."""
     tables: Tables = {}
     for v, (seconds, bytes_) in enumerate(zip(problem.seconds, problem.bytes_, strict=True)):
-        tables[(v,)] = seconds + seconds_per_byte * bytes_
-    for (u, v), seconds, bytes_ in zip(problem.edges, problem.edge_seconds, problem.edge_bytes, strict=True):
-        _add(tables, *ascending((u, v), seconds + seconds_per_byte * bytes_))
+        tables[(v,)] = seconds + seconds_per_byte * bytes_ if seconds_per_byte else seconds
+    for edge, seconds, bytes_ in zip(problem.edges, problem.edge_seconds, problem.edge_bytes, strict=True):
+        priced = seconds + seconds_per_byte * bytes_ if seconds_per_byte else seconds
+        _add(tables, *ascending(edge, priced))
     return tables
 
 
@@ -95,12 +101,41 @@ def eliminate(
     max_entries: int | None = None,
 ) -> Elimination:
     """Eliminate ``nodes``, smallest table first, as long as their degree and their tables stay in bounds."""
-    remaining = _Remaining(sizes, tables)
+    bound = MAX_ENTRIES if max_entries is None else max_entries
+    remaining = {scope: np.asarray(table) for scope, table in tables.items()}
+    buckets = []
+    ordered = _steps if len(tables) <= REMEMBERED else _steps.__wrapped__
+    for node, scope, parts in ordered(tuple(sizes), frozenset(tables), frozenset(nodes), max_degree, bound):
+        joint = _join([(part, remaining.pop(part)) for part in parts], (node, *scope), sizes)
+        buckets.append(Bucket(node, scope, joint))
+        _add(remaining, scope, joint.min(axis=0))
+    return Elimination(tuple(buckets), remaining)
+
+
+class _Step(NamedTuple):
+    """One node to eliminate."""
+
+    node: int
+    scope: Scope
+    """Its neighbours then."""
+    parts: tuple[Scope, ...]
+    """Of the tables that mention it then."""
+
+
+@lru_cache(maxsize=256)
+def _steps(
+    sizes: tuple[int, ...],
+    scopes: frozenset[Scope],
+    nodes: frozenset[int],
+    max_degree: int | None,
+    max_entries: int,
+) -> tuple[_Step, ...]:
+    """The order of elimination, which depends on the shapes of the tables only; many problems share it."""
+    remaining = _Remaining(sizes, scopes)
     candidates = set(nodes)
-    max_entries = MAX_ENTRIES if max_entries is None else max_entries
     queue = [(remaining.entries(v), v) for v in candidates]
     heapq.heapify(queue)
-    buckets = []
+    steps = []
     while queue:
         entries, v = heapq.heappop(queue)
         scope = remaining.neighbours(v)
@@ -108,23 +143,21 @@ def eliminate(
         if stale or entries > max_entries or (max_degree is not None and len(scope) > max_degree):
             continue  # a change among its neighbours puts a node back into the queue
         candidates.discard(v)
-        joint = remaining.remove(v, scope)
-        buckets.append(Bucket(v, scope, joint))
-        remaining.add(scope, joint.min(axis=0))
+        steps.append(_Step(v, scope, remaining.remove(v)))
+        remaining.add(scope)
         for n in candidates.intersection(scope):
             heapq.heappush(queue, (remaining.entries(n), n))
-    return Elimination(tuple(buckets), remaining.tables)
+    return tuple(steps)
 
 
 class _Remaining:
-    """Tables of the nodes not yet eliminated, found by node."""
+    """Scopes of the tables of nodes not yet eliminated, found by node."""
 
-    def __init__(self, sizes: Sequence[int], tables: Tables) -> None:
+    def __init__(self, sizes: Sequence[int], scopes: Iterable[Scope]) -> None:
         self.sizes = sizes
-        self.tables: Tables = {}
         self.mentions: list[set[Scope]] = [set() for _ in sizes]
-        for scope, table in tables.items():
-            self.add(scope, table)
+        for scope in scopes:
+            self.add(scope)
 
     def neighbours(self, v: int) -> Scope:
         return tuple(sorted({n for scope in self.mentions[v] for n in scope} - {v}))
@@ -133,18 +166,17 @@ class _Remaining:
         """Size of the table that eliminating v builds."""
         return self.sizes[v] * math.prod(self.sizes[n] for n in self.neighbours(v))
 
-    def add(self, scope: Scope, table: Array) -> None:
-        _add(self.tables, scope, table)
+    def add(self, scope: Scope) -> None:
         for n in scope:
             self.mentions[n].add(scope)
 
-    def remove(self, v: int, neighbours: Scope) -> Array:
-        """Take out the tables that mention v, as their sum over v and its neighbours."""
-        parts = [(scope, self.tables.pop(scope)) for scope in sorted(self.mentions[v])]
-        for scope, _ in parts:
+    def remove(self, v: int) -> tuple[Scope, ...]:
+        """Take out the tables that mention v."""
+        parts = tuple(sorted(self.mentions[v]))
+        for scope in parts:
             for n in scope:
                 self.mentions[n].discard(scope)
-        return _join(parts, (v, *neighbours), self.sizes)
+        return parts
 
 
 def minimise(problem: StrategyProblem, seconds_per_byte: float = 0.0) -> Elimination:

@@ -100,7 +100,7 @@ def price_block(
     What the policy repeats in the backward is counted twice; full recomputation repeats communication too.
     """
     table = _Table(pricer, block, situation or Situation())
-    options = tuple(table.options(op, space) for op in block.ops)
+    options, labels = table.options(space)
     seconds, held = map(
         list, zip(*(table.row(op, o) for op, o in zip(block.ops, options, strict=True)), strict=True)
     )
@@ -122,9 +122,7 @@ def price_block(
         edges=tuple(edges),
         edge_seconds=tuple(tables),
         memory_limit=memory_limit,
-        labels=tuple(
-            table.labels(op, space, choices) for op, choices in zip(block.ops, options, strict=True)
-        ),
+        labels=labels,
     )
     return PricedBlock(problem, options)
 
@@ -139,6 +137,13 @@ class _Retained(NamedTuple):
     """Reshardings that full recomputation repeats."""
 
 
+class _Options(NamedTuple):
+    """Per operator, in the block's order."""
+
+    options: tuple[tuple[Option, ...], ...]
+    labels: tuple[tuple[str, ...], ...]
+
+
 class _Table:
     """Rows of the problem for one block."""
 
@@ -149,9 +154,16 @@ class _Table:
         self.repeated, self.kept, self.moved_again = self._retained(situation.policy)
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
+        self._places: dict[str, int] = {}
         # A reduction of gradients depends on how many ranks split the batch; nothing else does.
-        self._places: dict[str, tuple[object, ...]] = {}
-        self._what = (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
+        self._what = self._number(
+            "what", (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
+        )
+
+    def _number(self, kind: str, value: tuple[object, ...]) -> int:
+        """A number for a value that is part of many keys, so that it is hashed once."""
+        found: int = self.pricer.tables.setdefault((kind, value), len(self.pricer.tables))
+        return found
 
     def _retained(self, policy: str) -> _Retained:
         key = ("priced", self.block.name, policy)
@@ -166,28 +178,22 @@ class _Table:
             found = self.pricer.tables[key] = _Retained(repeated, kept, again)
         return found
 
-    def _legal(self, op: Op, space: Space) -> tuple[object, ...]:
-        """What an operator's options depend on."""
-        return self.block.name, op.name, space, self.states is None, *legality(self.pricer.sizes, space)
+    def options(self, space: Space) -> _Options:
+        """Of every operator, and their names."""
+        key = ("options", self.block.name, self.states is None, space, *legality(self.pricer.sizes, space))
+        found: _Options | None = self.pricer.tables.get(key)
+        if found is None:
+            options = tuple(self._options(op, space) for op in self.block.ops)
+            labels = tuple(tuple(str(o) for o in choices) for choices in options)
+            found = self.pricer.tables[key] = _Options(options, labels)
+        return found
 
-    def options(self, op: Op, space: Space) -> tuple[Option, ...]:
+    def _options(self, op: Op, space: Space) -> tuple[Option, ...]:
         """Strategies, with and without sharded weights where they are priced."""
-        key = ("options", *self._legal(op, space))
-        found: tuple[Option, ...] | None = self.pricer.tables.get(key)
-        if found is None:
-            options = [Option(s) for s in strategies(op, self.block, self.pricer.sizes, space)]
-            if self.states is not None:
-                options += [Option(o.strategy, True) for o in options if self._weights(op, o.strategy)]
-            found = self.pricer.tables[key] = tuple(options)
-        return found
-
-    def labels(self, op: Op, space: Space, choices: Sequence[Option]) -> tuple[str, ...]:
-        """Names of the options."""
-        key = ("labels", *self._legal(op, space))
-        found: tuple[str, ...] | None = self.pricer.tables.get(key)
-        if found is None:
-            found = self.pricer.tables[key] = tuple(str(o) for o in choices)
-        return found
+        options = [Option(s) for s in strategies(op, self.block, self.pricer.sizes, space)]
+        if self.states is not None:
+            options += [Option(o.strategy, True) for o in options if self._weights(op, o.strategy)]
+        return tuple(options)
 
     def maker(self, edge: Edge) -> Op | None:
         """Operator that makes the edge's tensor; the block's own last one for a block that follows itself."""
@@ -204,9 +210,10 @@ class _Table:
             found = self.pricer.tables[key] = (np.array(seconds), np.array(held))
         return found[0], found[1]
 
-    def _where(self, op: Op, choices: Sequence[Option]) -> tuple[object, ...]:
+    def _where(self, op: Op, choices: Sequence[Option]) -> int:
         if op.name not in self._places:
-            self._places[op.name] = tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
+            places = tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
+            self._places[op.name] = self._number("where", places)
         return self._places[op.name]
 
     def _op_seconds(self, op: Op, option: Option) -> float:
