@@ -220,8 +220,12 @@ class Search:
         return Floor(self._main_floor(c), 0.0)
 
     def policy_floor(self, c: Candidate) -> Floor:
-        """Seconds without what ZeRO adds: one bound for many candidates."""
-        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1)
+        """Seconds without what ZeRO adds: one bound for many candidates.
+
+        What a device does for a micro-batch does not depend on how many split the batch, only on whether any do.
+        """
+        few = c.expert * min(2, c.data // c.expert)
+        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few)
         return Floor(self._pipeline_floor(c, self._floors(whole)), 0.0)
 
     def floor(self, c: Candidate) -> Floor:
