@@ -226,4 +226,4 @@ def test_all_reduce_over_many_nodes_is_within_twice_the_measured(nodes: int, bus
     # 256 MB over H100 nodes with EFA: vinjn/nanotron-ultrascale-playbook@924e4d0 pp_comm_bandwidth.html.
     group = comm_group(load_cluster(f"p5.48xlarge:{nodes}"), ((8 * nodes, 1),))
     time = all_reduce(2.0**28, group).seconds
-    assert 0.9 < wire_bytes("all_reduce", 2.0**28, group.size) / time / (busbw * 1e9) < 2
+    assert 0.85 < wire_bytes("all_reduce", 2.0**28, group.size) / time / (busbw * 1e9) < 2

@@ -104,8 +104,9 @@ def compare_methods(
     for name in methods:
         if progress is not None:
             progress(f"method {name}")
-        search = Search(Evaluator(model, cluster, job), pins or Pins(), "time")
-        check_pins(search.evaluator, search.pins)
+        evaluator, asked = Evaluator(model, cluster, job), pins or Pins()
+        check_pins(evaluator, asked)
+        search = Search(evaluator, asked, "time")
         results.append(_run_exact(search) if name == EXACT else _run(name, search, budget, seed))
     best = min((r.estimate.step_time_s for r in results if r.estimate is not None), default=None)
     return MethodComparison(budget=budget, seed=seed, results=tuple(_judged(r, best) for r in results))

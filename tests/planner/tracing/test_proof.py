@@ -19,7 +19,7 @@ CASES = {
     "mlp with adam": (0.8, 0),
     "gpt": (1.0, 0),
     "llama": (1.0, 0),
-    "mixtral": (1.0, 2),
+    "mixtral": (1.0, 4),
     "t5": (1.0, 2),
     "vit": (1.0, 1),
     "resnet": (1.0, 2),
