@@ -87,7 +87,7 @@ def knob_paths(cluster: ClusterSpec, knob: str) -> tuple[str, ...]:
     if knob not in KNOBS:
         raise UnknownName("hardware number", knob, KNOBS)
     links, torus = cluster.links, cluster.torus
-    between = getattr(cluster, "between", None)
+    between = cluster.between
     inner = ("torus.bandwidth",) if torus else tuple(f"links.{link.name}.bandwidth" for link in links[:1])
     outer = tuple(f"links.{link.name}.bandwidth" for link in links[-1:])
     outer = outer if between is None else ("between.bandwidth",)
@@ -117,8 +117,11 @@ def changed(cluster: ClusterSpec, changes: Mapping[str, str | float]) -> Cluster
         for path in paths:
             written[path] = value if factor is None else factor * _number_at(cluster, path)
     whole = what_if(cluster, written)
-    others = getattr(cluster, "others", ())
-    return whole.model_copy(update={"others": _changed_pools(others, changes)}) if others else whole
+    return (
+        whole.model_copy(update={"others": _changed_pools(cluster.others, changes)})
+        if cluster.others
+        else whole
+    )
 
 
 def _changed_pools(

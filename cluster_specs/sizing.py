@@ -85,7 +85,7 @@ def _shape_of(name: str, usual: tuple[str, ...], devices: int) -> str:
 
 def _of_nodes(cluster: ClusterSpec, name: str, devices: int) -> ClusterSpec:
     """Whole nodes, or an even part of one; of clusters of equal nodes only."""
-    if getattr(cluster, "others", ()):
+    if cluster.others:
         raise InputError(f"{cluster.name} has several kinds of nodes: it cannot be resized as a whole")
     per_node = cluster.devices_per_node
     if devices < 1 or (devices > per_node and devices % per_node):

@@ -149,7 +149,7 @@ def price_of(cluster: ClusterSpec, terms: Terms) -> float | None:
 def _rented(cluster: ClusterSpec, choice: Parallelism) -> Parts:
     """The part of the cluster that the plan uses, since nobody pays for the rest, by kind of node."""
     if choice.num_devices == cluster.num_devices or cluster.torus is not None:
-        return tuple(getattr(cluster, "pools", (cluster,)))
+        return cluster.pools
     per_node = min(cluster.devices_per_node, choice.num_devices)
     part = what_if(cluster, {"nodes": math.ceil(choice.num_devices / per_node), "devices_per_node": per_node})
     return (part.model_copy(update={"sources": cluster.sources}),)
