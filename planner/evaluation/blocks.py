@@ -1,18 +1,19 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import loss_chunks
+from planner.evaluation.edges import Edge, edges_of
+from planner.evaluation.rematerialisation import rematerialised
 from planner.graph import Block, Op, Tensor
 from planner.operators import (
     INNER_DIMS,
     ROUTING_KINDS,
     AttentionKernel,
     operator_rule,
-    recomputed_shares,
     saved_tensors,
 )
 from planner.sharding.pricing import Comm, EdgeCost, OpCost, Pricer
@@ -31,14 +32,6 @@ class WeightGroup(NamedTuple):
     sync_axes: tuple[str, ...]
     elements: float
     """On one device, before any ZeRO sharding."""
-
-
-class Edge(NamedTuple):
-    """A tensor on its way from ``producer`` (None: the block before) to ``consumer`` ("": the block after)."""
-
-    producer: str | None
-    tensor: str
-    consumer: str
 
 
 class BlockTerms(NamedTuple):
@@ -91,34 +84,6 @@ class BlockCost(NamedTuple):
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
     exit: ShardingSpec
-
-
-def edges_of(block: Block) -> tuple[Edge, ...]:
-    """Every use of an activation; a block input comes from the block before (producer None)."""
-    return tuple(
-        Edge(block.producer.get(name), name, op.name)
-        for op in block.ops
-        for name in op.inputs
-        if block.tensor[name].role == "activation"
-    )
-
-
-def edges_moved_again(
-    block: Block, repeated: Collection[str], kernel: AttentionKernel, software: SoftwareSpec
-) -> frozenset[Edge]:
-    """Edges that full recomputation needs again: into operators that run again, or whose backward reads the tensor.
-
-    All of the block's where the stack does not stop early.
-    """
-    if not software.stops_early:
-        return frozenset(edges_of(block))
-    by_name = {op.name: op for op in block.ops}
-    return frozenset(
-        edge
-        for edge in edges_of(block)
-        if edge.consumer in repeated
-        or edge.tensor in operator_rule(by_name[edge.consumer]).saved(by_name[edge.consumer], block, kernel)
-    )
 
 
 def exit_of(pricer: Pricer, block: Block, assignment: Assignment) -> ShardingSpec:
@@ -310,30 +275,6 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
     return sum(issue) + software.host_collective * len(comms)
 
 
-class _Retained(NamedTuple):
-    """What a policy does to a block, whatever its strategies."""
-
-    repeated: Mapping[str, float]
-    """Operator -> share of it that runs again."""
-    kept: tuple[str, ...]
-    all_saved: tuple[str, ...]
-    """What would be kept if nothing were repeated."""
-
-
-def _retained(pricer: Pricer, block: Block, policy: str) -> _Retained:
-    key = ("retained", block.name, policy)
-    found: _Retained | None = pricer.tables.get(key)
-    if found is None:
-        kernel, software = pricer.job.attention, pricer.software
-        fused, listed = software.activation_residuals == 0, software.stores_listed
-        found = pricer.tables[key] = _Retained(
-            recomputed_shares(pricer.graph, block, policy, kernel),
-            saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed),
-            saved_tensors(block, "none", kernel, fused_activation=fused),
-        )
-    return found
-
-
 def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
     """What `block_cost` says is kept, were every kept tensor spread evenly: a bound for any assignment [bytes].
 
@@ -344,7 +285,7 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
         pricer.graph.elements(block.tensor[name])
         * pricer.element_bytes(block.tensor[name])
         * (0.5 if name in only_multiplied else 1)
-        for name in _retained(pricer, block, policy).kept
+        for name in rematerialised(pricer, block, policy).kept
     )
 
 
@@ -356,7 +297,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     nothing for others are never repeated.
     """
     kernel, software = pricer.job.attention, pricer.software
-    repeated, kept, all_saved = _retained(pricer, block, policy)
+    repeated, kept, moved_again = rematerialised(pricer, block, policy)
     only_multiplied = _only_multiplied(block, kernel) if _keeps_fp8(pricer) else frozenset()
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
@@ -364,10 +305,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
     if policy == "full":
         backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
-        again_moved = edges_moved_again(block, repeated, kernel, software)
-        backward_comm += [
-            c for edge, cost in terms.edges.items() if edge in again_moved for c in cost.forward
-        ]
+    backward_comm += [c for edge, cost in terms.edges.items() if edge in moved_again for c in cost.forward]
     again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evaluation.blocks import Edge, edges_moved_again, edges_of
+from planner.evaluation.edges import Edge, edges_of
+from planner.evaluation.rematerialisation import rematerialised
 from planner.graph import Block, Op
 from planner.intra_op.problem import Array, StrategyProblem
-from planner.operators import recomputed_shares, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 from planner.sharding.strategies import Space, legality, strategies
@@ -127,16 +127,6 @@ def price_block(
     return PricedBlock(problem, options)
 
 
-class _Retained(NamedTuple):
-    """What a policy does to a block, whatever its strategies."""
-
-    repeated: Mapping[str, float]
-    """Operators that run again, and how much of each."""
-    kept: frozenset[str]
-    moved_again: frozenset[Edge]
-    """Reshardings that full recomputation repeats."""
-
-
 class _Options(NamedTuple):
     """Per operator, in the block's order."""
 
@@ -151,7 +141,7 @@ class _Table:
         self.pricer, self.block = pricer, block
         self.ends, self.states = situation.ends, situation.states
         self.everything = situation.policy == "full"
-        self.repeated, self.kept, self.moved_again = self._retained(situation.policy)
+        self.repeated, self.kept, self.moved_again = rematerialised(pricer, block, situation.policy)
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
         self._places: dict[str, int] = {}
@@ -163,19 +153,6 @@ class _Table:
     def _number(self, kind: str, value: tuple[object, ...]) -> int:
         """A number for a value that is part of many keys, so that it is hashed once."""
         found: int = self.pricer.tables.setdefault((kind, value), len(self.pricer.tables))
-        return found
-
-    def _retained(self, policy: str) -> _Retained:
-        key = ("priced", self.block.name, policy)
-        found: _Retained | None = self.pricer.tables.get(key)
-        if found is None:
-            block, kernel = self.block, self.pricer.job.attention
-            repeated = recomputed_shares(self.pricer.graph, block, policy, kernel)
-            kept = frozenset(saved_tensors(block, policy, kernel))
-            again = frozenset[Edge]()
-            if policy == "full":
-                again = edges_moved_again(block, repeated, kernel, self.pricer.software)
-            found = self.pricer.tables[key] = _Retained(repeated, kept, again)
         return found
 
     def options(self, space: Space) -> _Options:
