@@ -274,6 +274,7 @@ def _load(costs: Array, rows: _Rows) -> Any:
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_, model.a_matrix_.index_ = rows.starts, rows.columns
     model.a_matrix_.value_ = rows.values
+    highspy.Highs.resetGlobalScheduler(True)  # as in `ilp`: another's solve fixes the threads of the process
     solver = highspy.Highs()
     solver.silent()
     options: dict[str, Any] = {"threads": 1, "random_seed": 0, "solver": "simplex", "mip_rel_gap": 0.0}

@@ -2,6 +2,7 @@ import math
 import shutil
 from dataclasses import replace
 
+import highspy
 import numpy as np
 import pulp
 import pytest
@@ -143,6 +144,15 @@ def test_methods_agree_on_a_grid_with_a_binding_limit(monkeypatch):
     by_program = solve(limited)
     assert (by_parts.method, by_program.method) == ("branching", "highs")
     assert by_parts.cost == pytest.approx(by_program.cost)
+
+
+def test_a_caller_that_solves_on_more_threads_is_no_hindrance():
+    problem = random_problem(GRID, 3, seed=7)
+    highspy.Highs.resetGlobalScheduler(True)
+    theirs = formulate(problem)
+    theirs.solve(pulp.HiGHS(msg=False, threads=2))
+    assert pulp.LpStatus[theirs.status] == "Optimal"
+    assert problem.cost(solve_program(problem).choice) == pytest.approx(least_cost(problem))
 
 
 def test_seconds_of_any_size_are_told_apart():
