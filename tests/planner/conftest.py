@@ -92,3 +92,24 @@ def plan(cluster: ClusterSpec, estimate: Estimate) -> Plan:
         explanation="Two stages keep the gathered weights small enough for two sequences per micro-batch.",
         warnings=("only 25 % of the memory is free",),
     )
+
+
+@pytest.fixture
+def megatron() -> dict[str, str]:
+    """Operators of a layer by the dimension split over "tensor": columns, then rows, sequences in between.
+
+    Korthikanti et al., arXiv:2205.05198, figure 5.
+    """
+    return {
+        "attn_norm": "seq",
+        "qkv": "heads",
+        "rotary": "heads",
+        "attention": "heads",
+        "attn_out": "heads",
+        "attn_residual": "seq",
+        "mlp_norm": "seq",
+        "gate_up": "ffn",
+        "activation": "ffn",
+        "down": "ffn",
+        "mlp_residual": "seq",
+    }

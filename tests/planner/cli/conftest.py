@@ -18,6 +18,16 @@ micro_batch = 2
 global_batch = 64
 """
 
+PIPED = """
+model = {name = "llama-3.2-1b", seq = 2048}
+hardware = "dgx-h100:1"
+[parallel]
+dp = 2
+pp = 4
+micro_batch = 1
+global_batch = 16
+"""
+
 Cli = Callable[..., Result]
 
 
@@ -35,6 +45,14 @@ def cli() -> Cli:
 def run_file(tmp_path: Path) -> str:
     path = tmp_path / "run.toml"
     path.write_text(RUN)
+    return str(path)
+
+
+@pytest.fixture
+def piped(tmp_path: Path) -> str:
+    """A run with a pipeline."""
+    path = tmp_path / "piped.toml"
+    path.write_text(PIPED)
     return str(path)
 
 

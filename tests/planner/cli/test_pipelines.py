@@ -11,23 +11,6 @@ from planner.pipeline.generators import generate
 
 Cli = Callable[..., Result]
 
-RUN = """
-model = {name = "llama-3.2-1b", seq = 2048}
-hardware = "dgx-h100:1"
-[parallel]
-dp = 2
-pp = 4
-micro_batch = 1
-global_batch = 16
-"""
-
-
-@pytest.fixture
-def piped(tmp_path: Path) -> str:
-    path = tmp_path / "piped.toml"
-    path.write_text(RUN)
-    return str(path)
-
 
 def answer(result: Result) -> dict:
     assert result.exit_code == 0, result.stderr
@@ -180,7 +163,7 @@ def test_a_schedule_of_the_users_own(cli: Cli, piped: str, tmp_path: Path) -> No
     drawn = cli("timeline", piped, "--schedule", str(path))
     assert set("".join(line.split("|")[1] for line in drawn.stdout.splitlines())) == set("FIW.")
     in_run = tmp_path / "mine.toml"
-    in_run.write_text(RUN + 'schedule = "mine.csv"\n')
+    in_run.write_text(Path(piped).read_text() + 'schedule = "mine.csv"\n')
     assert answer(cli("evaluate", str(in_run), "--json"))["estimate"] == named["estimate"]
 
 

@@ -9,23 +9,6 @@ from typer.testing import Result
 
 Cli = Callable[..., Result]
 
-RUN = """
-model = {name = "llama-3.2-1b", seq = 2048}
-hardware = "dgx-h100:1"
-[parallel]
-dp = 2
-pp = 4
-micro_batch = 1
-global_batch = 16
-"""
-
-
-@pytest.fixture
-def piped(tmp_path: Path) -> str:
-    path = tmp_path / "piped.toml"
-    path.write_text(RUN)
-    return str(path)
-
 
 def test_a_chart_is_the_answer_where_no_file_is_wanted(cli: Cli, piped: str) -> None:
     result = cli("timeline", piped)

@@ -27,21 +27,6 @@ ADAMW = StateCost(
 )
 """bf16 weights and fp32 gradients, master weights and two moments; 64 micro-batches to a step."""
 
-MEGATRON = {
-    "attn_norm": "seq",
-    "qkv": "heads",
-    "rotary": "heads",
-    "attention": "heads",
-    "attn_out": "heads",
-    "attn_residual": "seq",
-    "mlp_norm": "seq",
-    "gate_up": "ffn",
-    "activation": "ffn",
-    "down": "ffn",
-    "mlp_residual": "seq",
-}
-"""Columns, then rows, sequences in between: Korthikanti et al., arXiv:2205.05198, figure 5."""
-
 
 def evaluator_of(name: str, cluster: str = "dgx-h100:1", seq_len: int = 4096) -> Evaluator:
     model = load_model(name)
@@ -84,12 +69,14 @@ def best(layer: Layer, space: Space, memory_limit: float) -> tuple[PricedBlock, 
     ],
 )
 @pytest.mark.parametrize("space", ["free", "roles"])
-def test_megatron_is_found_on_one_nvlink_node(model: str, cluster: str, seq_len: int, space: Space) -> None:
+def test_megatron_is_found_on_one_nvlink_node(
+    model: str, cluster: str, seq_len: int, space: Space, megatron: dict[str, str]
+) -> None:
     """One sequence cannot be split by batch; a node with a fifth more memory than one copy holds no second one."""
     layer = layer_of(evaluator_of(model, cluster, seq_len), Parallelism(tensor=8))
     priced, choice = best(layer, space, memory_limit=1.2 * layer.state_bytes / 8)
     found = {op: dict(strategy) for op, strategy in priced.assignment(layer.block, choice).items()}
-    assert found == {op.name: {"tensor": MEGATRON[op.name]} for op in layer.block.ops}
+    assert found == {op.name: {"tensor": megatron[op.name]} for op in layer.block.ops}
     assert not priced.sharded(layer.block, choice)
 
 

@@ -51,33 +51,19 @@ def test_strategies_are_legal_and_include_the_named_layout(
                     assert sizes.legal(op, strategy)
 
 
-MEGATRON = {
-    "attn_norm": "seq",
-    "qkv": "heads",
-    "rotary": "heads",
-    "attention": "heads",
-    "attn_out": "heads",
-    "attn_residual": "seq",
-    "mlp_norm": "seq",
-    "gate_up": "ffn",
-    "activation": "ffn",
-    "down": "ffn",
-    "mlp_residual": "seq",
-}
-"""Korthikanti et al., arXiv:2205.05198, figure 5: columns, then rows, sequences in between."""
-
-
-def test_named_layout_is_megatrons(two_nodes: ClusterSpec) -> None:
+def test_named_layout_is_megatrons(two_nodes: ClusterSpec, megatron: dict[str, str]) -> None:
     sizes = sizes_of("llama-3.1-70b", two_nodes, {"tensor": 8})
     layout = named_layout(sizes.graph.block["layer"], sizes)
-    assert {op: dict(strategy)["tensor"] for op, strategy in layout.items()} == MEGATRON
+    assert {op: dict(strategy)["tensor"] for op, strategy in layout.items()} == megatron
 
 
-def test_without_sequence_parallelism_norms_and_residuals_are_replicated(two_nodes: ClusterSpec) -> None:
+def test_without_sequence_parallelism_norms_and_residuals_are_replicated(
+    two_nodes: ClusterSpec, megatron: dict[str, str]
+) -> None:
     sizes = sizes_of("llama-3.1-70b", two_nodes, {"tensor": 8})
     layout = named_layout(sizes.graph.block["layer"], sizes, sequence_parallel=False)
     assert {op: dict(s).get("tensor") for op, s in layout.items()} == {
-        op: None if dim == "seq" else dim for op, dim in MEGATRON.items()
+        op: None if dim == "seq" else dim for op, dim in megatron.items()
     }
 
 
