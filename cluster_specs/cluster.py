@@ -110,6 +110,8 @@ class HostSpec(Record):
 
     memory: Bytes | None = None
     """Host memory of one node [bytes]."""
+    memory_bandwidth: BytesPerSecond | None = None
+    """Peak of all its memory channels, of one node [bytes/s]; None if unknown."""
 
 
 PriceKind = Literal["on-demand", "reserved", "spot"]

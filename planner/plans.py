@@ -185,6 +185,10 @@ class Estimate(Record):
     tensor_bytes: float
     """Live tensors at the peak."""
     memory_limit_bytes: float
+    host_bytes: float = 0.0
+    """What one node's devices keep on their host: what is offloaded."""
+    host_limit_bytes: float | None = None
+    """Memory of that host; None where it is not known."""
     fullest_stage: int
     peak_phase: str
     """When the peak is: loss, head, backward or optimizer."""

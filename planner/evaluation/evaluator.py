@@ -23,19 +23,13 @@ from planner.evaluation.blocks import (
     block_terms,
     exit_of,
 )
-from planner.evaluation.memory import DeviceMemory, memory_by_rank, over_step
+from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
+from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
-from planner.evaluation.states import (
-    Sync,
-    copied_bytes,
-    reduced_bytes,
-    reduced_embedding_bytes,
-    sync_of,
-    weight_bytes,
-)
+from planner.evaluation.states import Sync, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import Run, commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
@@ -68,6 +62,7 @@ class Judgement(NamedTuple):
     """The one that is nearest to its limit."""
     memory: DeviceMemory
     memory_limit: float
+    host: HostMemory
     peak: float
     """FLOP/s of all devices that the plan uses."""
 
@@ -188,7 +183,7 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree)
+        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree, "weights" in plan.offload)
         if key not in self._units:
             place = self._place(name)
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
@@ -200,13 +195,12 @@ class Evaluator:
 
     def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
         mesh = self.mesh(plan)
-        key = (weights, id(mesh), plan.zero_stage > 0, plan.shard_degree, place == "first")
+        layout = plan.zero_stage > 0, plan.shard_degree, "weights" in plan.offload
+        key = (weights, id(mesh), *layout, place == "first")
         if key not in self._syncs:
-            reduced = (reduced_embedding_bytes if place == "first" else reduced_bytes)(
-                self.job, self.software
-            )
-            wire = weight_bytes(self.job), reduced, copied_bytes(self.job, self.software)
-            self._syncs[key] = sync_of(weights, mesh, plan, *wire)
+            wire = wire_widths(self.job, self.software, place == "first")
+            sync = sync_of(weights, mesh, plan, wire)
+            self._syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self._syncs[key]
 
     def _place(self, name: str) -> Place:
@@ -302,6 +296,7 @@ class Evaluator:
     ) -> Estimate:
         """Price a plan. Raises ``InputError`` where its degrees contradict model, cluster or job."""
         check_degrees(self.whole, self.setting, plan)
+        check_offload(self.setting, plan)
         judged = self._judge_sites(plan) if self.differs(plan) else self._judge(plan, shardings, cuts)
         step, memory = judged.step, judged.memory
         batch = self.job.global_batch
@@ -317,11 +312,13 @@ class Evaluator:
             model_flops_per_s_per_device=useful * rate,
             mfu=useful / (step.total * judged.peak),
             hfu=(useful + repeated) / (step.total * judged.peak),
-            fits=memory.total <= judged.memory_limit,
+            fits=memory.total <= judged.memory_limit and judged.host.fits,
             memory_bytes=memory.total,
             reserved_bytes=memory.reserved,
             tensor_bytes=memory.tensors,
             memory_limit_bytes=judged.memory_limit,
+            host_bytes=judged.host.used,
+            host_limit_bytes=judged.host.limit,
             fullest_stage=judged.rank,
             peak_phase=memory.phase,
             memory=memory.components,
@@ -338,7 +335,9 @@ class Evaluator:
         step = step_time(self.setting, plan, mesh, stages)
         by_rank = memory_by_rank(self.setting, plan, mesh, stages)
         fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
-        return Judgement(step, fullest, memory, self.cluster.device.memory, self.peak * plan.num_devices)
+        host = host_memory(self.setting, plan, mesh, in_flight(plan, stages))
+        flops = self.peak * plan.num_devices
+        return Judgement(step, fullest, memory, self.cluster.device.memory, host, flops)
 
     # --- stages that differ ---------------------------------------------------------------------------
 
@@ -368,7 +367,8 @@ class Evaluator:
             * (place.devices[1] - place.devices[0])
             for place in places
         }
-        return Judgement(step, fullest, memory[fullest], limits[fullest], sum(ranks.values()))
+        host = sites.host_memory(plan, places)
+        return Judgement(step, fullest, memory[fullest], limits[fullest], host, sum(ranks.values()))
 
     def _repeated_flops(self, plan: Parallelism) -> float:
         """What recomputation adds in a step, by the policy of each stage."""

@@ -7,7 +7,7 @@ framework, the communicators and the allocator's fragmentation add comes on top.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -15,7 +15,7 @@ from cost_models.memory import state_bytes
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, reduces_every_microbatch
 from planner.evaluation.states import sharded_elements
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
@@ -72,9 +72,9 @@ def model_states(
         "gradients": states.gradients,
         "optimizer": states.optimizer,
     }
-    if "optimizer" in plan.offload:
-        held["optimizer"] = held["master_weights"] = 0.0
-    return held
+    away = [("optimizer", "master_weights")] if "optimizer" in plan.offload else []
+    away += [("weights", "gradients")] if "weights" in plan.offload else []
+    return held | dict.fromkeys((name for names in away for name in names), 0.0)
 
 
 def resident_states(
@@ -104,14 +104,15 @@ def passing_gradients(rank: Rank, phase: str, sharded: float) -> dict[str, float
         return {"gradients": sharded}
     if plan.num_microbatches == 1:
         return {}
-    whole = rank.software.accumulates_whole and plan.zero_stage >= 2
+    whole = plan.zero_stage >= 2 and not reduces_every_microbatch(plan, rank.software)
     return {"gradients": rank.whole / rank.weight * rank.reduced if whole else sharded}
 
 
 def cast_weights(rank: Rank, shard: float) -> float:
     """Copies in the training type of the layers' share of ``shard`` elements of fp32 weights [bytes]."""
     whole = rank.whole / rank.weight
-    if not (rank.software.casts_ahead and rank.job.master_weights and whole):
+    ahead = rank.software.casts_ahead and "weights" not in rank.plan.offload
+    if not (ahead and rank.job.master_weights and whole):
         return 0.0
     return shard * (1 - rank.ends / whole) * (rank.weight if rank.weight < DTYPE_BYTES["fp32"] else 0.0)
 
@@ -160,8 +161,9 @@ def passing_moments(rank: Rank, gradients: float, mesh: Mesh) -> tuple[Moment, .
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
-    temporaries = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
-    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
+    temporaries = shard * software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    here = "optimizer" not in plan.offload
+    during.append(Moment("optimizer", {"optimizer_temporaries": temporaries if here else 0.0}))
     return tuple(Moment(phase, passing_gradients(rank, phase, gradients) | at) for phase, at in during)
 
 
@@ -188,6 +190,13 @@ def activation_peaks(plan: Parallelism, stages: Sequence[StageCost]) -> Sequence
     return peak_bytes(
         arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan)), *kept
     )
+
+
+def in_flight(plan: Parallelism, stages: Sequence[StageCost]) -> Iterator[tuple[Sequence[StageCost], float]]:
+    """The stages of each rank, with the most that is in flight there, on the device or on its host [bytes]."""
+    peaks = activation_peaks(plan.model_copy(update={"offload": ()}), stages)
+    for ss, peak in zip(ranks_of(plan), peaks, strict=True):
+        yield [stages[s] for s in ss], peak
 
 
 def memory_by_rank(

@@ -83,6 +83,12 @@ class Rank(NamedTuple):
         return any(gathers_weights(self.plan))
 
     @property
+    def frees_gradients(self) -> bool:
+        """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
+        sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
+        return sharded or "weights" in self.plan.offload
+
+    @property
     def whole(self) -> float:
         """Bytes of all weights of the rank, gathered."""
         return sum(g.elements for stage in self.stages for g in stage.weights) * self.weight
@@ -124,7 +130,7 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         gathered, following = rank.whole, rank.whole - layer
     elif not rank.shards_weights:
         gathered = following = 0.0
-    if plan.zero_stage < 2 or plan.shard_degree == 1:
+    if not rank.frees_gradients:
         bucket = min(software.gradient_bucket, rank.largest * rank.reduced) if _reduces(plan) else 0.0
         yield _passing(rank.activations, gathered, bucket, rank.workspace)
         return
@@ -146,7 +152,8 @@ def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
     ahead = rank.software.prefetch_units
     layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
-    reduced = rank.largest * rank.reduced if rank.plan.shard_degree > 1 else 0.0
+    leaves = rank.plan.shard_degree > 1 or rank.frees_gradients
+    reduced = rank.largest * rank.reduced if leaves else 0.0
     yield _passing(rank.activations, layer, reduced, rank.workspace)
 
 
@@ -159,7 +166,7 @@ def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
     elif rank.shards_weights:
         gathered = gathered_bytes(rank.largest, rank.ends, rank.weight, software.prefetch_units)
     buffers = 0.0
-    if plan.zero_stage >= 2 and plan.shard_degree > 1:
+    if rank.frees_gradients:
         buffers = (rank.largest + rank.ends) * rank.weight + rank.largest * rank.reduced
     elif _reduces(plan):
         buffers = min(software.gradient_bucket, rank.largest * rank.reduced)

@@ -8,7 +8,6 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import newton_schulz_flops
-from planner.errors import Unsupported
 from planner.flops import matmul_dims
 from planner.graph import Graph
 from planner.operators import operator_rule
@@ -89,10 +88,6 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
         raise InputError(
             f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
             f"= {covered} sequences, but global_batch is {job.global_batch}"
-        )
-    if "weights" in plan.offload:
-        raise Unsupported(
-            "offload of weights is not priced: what a step on the host costs is not known; leave it out"
         )
     if plan.pipeline * plan.virtual_stages > graph.num_layers:
         raise InputError(

@@ -14,7 +14,9 @@ from cluster_specs.errors import InputError
 from cluster_specs.topology import route
 from cost_models.collectives import all_reduce, send
 from planner.errors import Unsupported
-from planner.evaluation.memory import DeviceMemory, activation_peaks, device_memory
+from planner.evaluation import host
+from planner.evaluation.host import HostMemory
+from planner.evaluation.memory import DeviceMemory, activation_peaks, device_memory, in_flight
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes
@@ -140,3 +142,12 @@ def memory_by_rank(plan: Parallelism, sites: Sequence[Site]) -> tuple[DeviceMemo
         limit = setting.cluster.device.memory
         found.append(device_memory(costs, peaks[rank], setting.job, local, mesh, setting.software, limit))
     return tuple(found)
+
+
+def host_memory(plan: Parallelism, sites: Sequence[Site]) -> HostMemory:
+    """Of the node that is nearest to its limit, or holds most where no limit is known."""
+    found = []
+    for stages, held in zip(ranks_of(plan), in_flight(plan, [site.cost for site in sites]), strict=True):
+        setting, local, mesh = sites[stages[0]][:3]
+        found.append(host.host_memory(setting, local, mesh, [held]))
+    return max(found, key=lambda node: (node.used / node.limit if node.limit else 0.0, node.used))

@@ -92,7 +92,7 @@ def _overlapped(compute: float, other: float, hidden: float, copied: float, soft
     return _Pass(compute + other + slowdown + moved - beside, moved - beside, slowdown)
 
 
-def _offload_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None) -> float:
+def _activation_copy_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None) -> float:
     """Time to move a layer's kept activations to the host, or back; beside compute like a gather.
 
     Logits stay: the backward begins with them.
@@ -114,9 +114,11 @@ def host_of(setting: Setting, plan: Parallelism) -> Host:
 def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
     """Whether each micro-batch gathers weights (before forward, again before backward).
 
-    ZeRO-3 frees them after each pass. ZeRO-2 as FSDP's SHARD_GRAD_OP keeps them from forward to backward;
-    in a pipeline they stay for the whole step.
+    ZeRO-3 frees them after each pass, as does offload. ZeRO-2 as FSDP's SHARD_GRAD_OP keeps them from forward to
+    backward; in a pipeline they stay for the whole step.
     """
+    if "weights" in plan.offload:
+        return True, True
     return plan.zero_stage == 3 or (plan.zero_stage == 2 and plan.pipeline == 1), plan.zero_stage == 3
 
 
@@ -126,8 +128,8 @@ def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bo
 
 
 def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded."""
-    return plan.zero_stage >= 2 and not software.accumulates_whole
+    """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded, or on the host."""
+    return "weights" in plan.offload or (plan.zero_stage >= 2 and not software.accumulates_whole)
 
 
 class _UnitTime(NamedTuple):
@@ -146,13 +148,16 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     """
     block, sync, place = unit
     gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
-    copied = _offload_seconds(unit, plan, host.bandwidth)
+    activations = _activation_copy_seconds(unit, plan, host.bandwidth)
+    # The link works in both directions at once: weights come while activations leave, gradients leave while both come.
+    copied_forward = max(activations, sync.fetch * gather_forward)
+    copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
     gathered = sync.gather * gather_forward
     reduced = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
-    front = _overlapped(block.forward, comm_forward, gathered, copied, software)
-    back = _overlapped(gradients + block.recompute, comm_backward, reduced, copied, software)
+    front = _overlapped(block.forward, comm_forward, gathered, copied_forward, software)
+    back = _overlapped(gradients + block.recompute, comm_backward, reduced, copied_backward, software)
     issue_forward = block.host_forward + host.peer * block.peers_forward
     issue_backward = block.host_backward + host.peer * block.peers_backward
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
@@ -187,7 +192,8 @@ def stage_cost(
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
-    first_gather = units[0][0].sync.gather if units and gathers_weights(plan)[0] else 0.0
+    waited = units[0][0].sync if units and gathers_weights(plan)[0] else Sync()
+    first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     copies = software.split_loss_copies if plan.tensor > 1 else software.loss_copies
     sent: dict[str, float] = {}

@@ -48,6 +48,21 @@ def copied_bytes(job: Job, software: SoftwareSpec) -> float:
     return weight_bytes(job) if software.gradient_life == "late" else reduced_bytes(job, software)
 
 
+class WireWidths(NamedTuple):
+    """Bytes per element on the wire."""
+
+    weights: float
+    gradients: float
+    copied: float
+    """Of gradients that tensor ranks hold a part each of."""
+
+
+def wire_widths(job: Job, software: SoftwareSpec, first: bool) -> WireWidths:
+    """What the communication of a block's weights is in; of the ``first`` block, gradients can have their own type."""
+    reduced = reduced_embedding_bytes if first else reduced_bytes
+    return WireWidths(weight_bytes(job), reduced(job, software), copied_bytes(job, software))
+
+
 STATE_AXES = ("context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""
 
@@ -63,6 +78,10 @@ class Sync(NamedTuple):
     """All-reduce over the replicas of a shard."""
     copy: float = 0.0
     """All-reduce over tensor ranks that hold a copy, and a part of its gradient."""
+    fetch: float = 0.0
+    """Bringing this rank's shard of weights from the host, where they are offloaded."""
+    store: float = 0.0
+    """Taking its shard of gradients there."""
     gather_bytes: float = 0.0
     reduce_bytes: float = 0.0
     replicate_bytes: float = 0.0
@@ -105,29 +124,19 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
     return Shards(inner, outer, mesh.group(a for a in sync_axes if a not in STATE_AXES))
 
 
-def sync_of(
-    groups: Iterable[WeightGroup],
-    mesh: Mesh,
-    plan: Parallelism,
-    weight_bytes: float,
-    grad_bytes: float,
-    copied_bytes: float,
-) -> Sync:
-    """Communication that keeps ``groups`` in step once; ``*_bytes`` are per element on the wire.
-
-    ``copied_bytes`` are those of gradients that tensor ranks hold a part each of.
-    """
+def sync_of(groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, wire: WireWidths) -> Sync:
+    """Communication that keeps ``groups`` in step once."""
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
-        weights, gradients = group.elements * weight_bytes, group.elements * grad_bytes
+        weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if plan.zero_stage:
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         else:
             phases.append(("all_reduce", gradients, shards.outer, "reduce"))
-        phases.append(("all_reduce", group.elements * copied_bytes, shards.copies, "copy"))
+        phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
         for phase in phases:
             if phase[2].size > 1:
                 total = total.plus(_collective(*phase))

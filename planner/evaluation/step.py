@@ -8,6 +8,7 @@ from cluster_specs.topology import comm_group
 from cost_models.collectives import all_reduce, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.host import host_step_seconds
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
 from planner.evaluation.states import Sync, gradient_bytes, reduced_bytes, sharded_elements, weight_bytes
@@ -236,11 +237,13 @@ def _sync(stages: Sequence[StageCost]) -> Sync:
 
 
 def _optimizer_seconds(setting: Setting, plan: Parallelism, elements: float) -> float:
-    """Gradient norm and clip (one read, one read and write), and the update; over the host link if offloaded."""
+    """Gradient norm and clip (one read, one read and write), and the update; by the host what is offloaded."""
     device, job = setting.cluster.device, setting.job
+    if "weights" in plan.offload:
+        return host_step_seconds(setting, plan, elements)
     clip = stream_seconds(3 * elements * gradient_bytes(job), device).seconds
-    if "optimizer" in plan.offload and device.host_bandwidth:
-        return clip + elements * (gradient_bytes(job) + weight_bytes(job)) / device.host_bandwidth
+    if "optimizer" in plan.offload:
+        return clip + host_step_seconds(setting, plan, elements)
     share = elements / setting.parameters
     update = optimizer_seconds(
         elements,

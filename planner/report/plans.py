@@ -159,6 +159,9 @@ def _estimate(estimate: Estimate) -> list[RenderableType]:
         Bar(used / limit if limit else 1.0, frame=True, style="green" if estimate.fits else "red"),
         f"{format_bytes(used)} of {format_bytes(limit)}: {verdict}",
     )
+    if estimate.host_bytes:
+        known = "" if estimate.host_limit_bytes is None else f" of {format_bytes(estimate.host_limit_bytes)}"
+        memory.add_row("", f"offloaded: {format_bytes(estimate.host_bytes)}{known} on the host of a node")
     return [
         heading("Estimate"),
         _headline(estimate),

@@ -6,6 +6,7 @@ a bound above the best price, which is the proof.
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from planner.search.assignments import Assignments, splits_sequence
 from planner.search.bounds import (
     early_floor,
     fullest_rank,
+    least_on_host,
     least_pipeline,
     memory_floor,
     overhead,
@@ -154,6 +156,7 @@ class Search:
         """Nothing is priced yet."""
         self.evaluator, self.pins, self.objective = evaluator, pins, objective
         self.limit = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
+        self.host_limit = evaluator.cluster.host.memory or math.inf
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = {}
@@ -191,6 +194,9 @@ class Search:
         software = self.evaluator.software
         return early_floor(c, self._unavoidable, self.evaluator.job, software)
 
+    def _least_on_host(self, c: Candidate) -> float:
+        return least_on_host(c, self._unavoidable, self.evaluator) if c.offload else 0.0
+
     def _pipeline_floor(self, c: Candidate, floors: Floors) -> float:
         split, copies = self._splits_backward(c), schedule_entry(c.schedule).copies
         # With two copies of every stage, some ranks start at once: nothing but their work is certain.
@@ -220,12 +226,12 @@ class Search:
         return Floor(self._main_floor(c), 0.0)
 
     def policy_floor(self, c: Candidate) -> Floor:
-        """Seconds without what ZeRO adds: one bound for many candidates.
+        """Seconds without what ZeRO and offload add: one bound for many candidates.
 
         What a device does for a micro-batch does not depend on how many split the batch, only on whether any do.
         """
         few = c.expert * min(2, c.data // c.expert)
-        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few)
+        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
         return Floor(self._pipeline_floor(c, self._floors(whole)), 0.0)
 
     def floor(self, c: Candidate) -> Floor:
@@ -335,7 +341,7 @@ class Search:
         """Candidates as a heap by their cheapest bounds, and those that cannot fit however they are split."""
         heap, tight = [], []
         for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective, pipelines)):
-            if self._early_floor(c) > self.limit:
+            if self._early_floor(c) > self.limit or self._least_on_host(c) > self.host_limit:
                 tight.append(c)
             else:
                 heap.append(Entry(self._bound(self._first_floor(c), c), order, 0, c))
@@ -355,6 +361,12 @@ class Search:
         self.nearest = least = min((self.price(c) for c in likely), key=lambda f: f.estimate.memory_bytes)
         need, c = least.estimate.memory_bytes, least.candidate
         limit = self.limit
+        if need <= limit:
+            return Infeasible(
+                f"what is offloaded does not fit on the hosts: {least.estimate.host_bytes / 2**30:.0f} GiB for a node "
+                f"of {cluster.name}, which has {self.host_limit / 2**30:.0f} GiB",
+                "more nodes, or less to offload (--offload none)",
+            )
         short = need / limit
         return Infeasible(
             f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from planner.evaluation.blocks import least_saved_bytes
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.host import states_on_host
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import weight_bytes
 from planner.graph import Block, count_parameters
@@ -119,12 +121,21 @@ def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSp
         c.shard_degree,
         keeps_copy=False,
     )
-    held = states.weights + (states.gradients if software.gradient_life == "step" else 0.0)
+    gradients = states.gradients if software.gradient_life == "step" else 0.0
+    held = 0.0 if "weights" in c.offload else states.weights + gradients
     held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
     share = c.micro_batch / (c.tensor * c.context)
     saved = 0.0 if "activations" in c.offload else share * least.saved[c.recompute]
     tensors = max(fullest_rank(held, saved, c), fullest_rank(0.0, saved, c) + share * least.largest)
     return tensors + overhead(c, software)
+
+
+def least_on_host(c: Candidate, least: Unavoidable, evaluator: Evaluator) -> float:
+    """Least that one node's devices keep on their host [bytes]: offloaded states, spread evenly."""
+    local = (least.others + least.experts / c.expert) / (c.tensor * c.pipeline)
+    elements = local / (c.shard_degree if c.zero_stage else 1)
+    devices = min(evaluator.cluster.devices_per_node, c.data * c.tensor * c.pipeline * c.context)
+    return devices * states_on_host(elements, evaluator.job, evaluator.software, c.offload)
 
 
 def overhead(c: Candidate, software: SoftwareSpec) -> float:

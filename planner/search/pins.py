@@ -18,7 +18,7 @@ ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
 }
 """ZeRO stages that PyTorch's names for sharding stand for; stage 1 has none of its own."""
 
-OFFLOADED = ("optimizer", "activations")
+OFFLOADED = ("optimizer", "weights", "activations")
 """What the evaluator can keep on the host."""
 
 
@@ -68,6 +68,8 @@ def _check_offload(evaluator: Evaluator, pins: Pins) -> None:
     device = evaluator.cluster.device
     if pins.offload and device.host_bandwidth is None:
         raise InputError(f"--offload: the bandwidth between {device.name} and its host is not known")
+    if "weights" in (pins.offload or ()) and "optimizer" not in (pins.offload or ()):
+        raise InputError("--offload weights: the host steps them, so add --offload optimizer")
 
 
 def _check_pipeline(pins: Pins) -> None:

@@ -173,6 +173,8 @@ def _zero_choices(
             continue
         if pins.zero_stage not in (None, zero) or pins.sharding not in (None, sharding):
             continue
+        if "weights" in (pins.offload or ()) and zero != 3 and not (zero == 0 and ranks == 1):
+            continue  # nothing else brings a layer's weights when it runs
         yield zero, sharding, degree
 
 

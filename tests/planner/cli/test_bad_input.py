@@ -125,7 +125,7 @@ def test_garbage_is_no_plan(cli: Cli, tmp_path: Path, command: str) -> None:
         ("--schedule 1f2b", "use one of gpipe, 1f1b"),
         ("--recompute some", "use one of none"),
         ("--offload disk", "'disk'"),
-        ("--offload weights", "'weights': use optimizer, activations or none"),
+        ("--offload weights", "add --offload optimizer"),
         ("--headroom 2", "memory_headroom"),
     ],
 )

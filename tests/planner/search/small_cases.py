@@ -77,6 +77,12 @@ CASES = {
     "pipeline": Case(
         small_llama(), cluster_with(TWO_NODES, 8), Job(global_batch=8, seq_len=1024), Pins(pipeline=2)
     ),
+    "states on the host": Case(
+        small_llama(),
+        cluster_with(TWO_NODES, 3),
+        Job(global_batch=8, seq_len=1024),
+        Pins(offload=("optimizer", "weights")),
+    ),
 }
 
 
