@@ -30,7 +30,7 @@ LIMITS = Limits(
     optimizers=SCRIPTS_OWN,
     axes=("tensor",),
     sequence_parallel=False,
-    offload=("optimizer", "activations"),
+    offload=("optimizer", "weights", "activations"),
     fused_loss=True,
 )
 
@@ -53,6 +53,8 @@ def _check(plan: Plan) -> None:
         )
     if "activations" in p.offload and policy_of(p) != "full":
         raise Unsupported(f"target {TARGET} offloads activations only with --recompute full")
+    if "weights" in p.offload and p.zero_stage != 3:
+        raise Unsupported(f"target {TARGET} offloads weights only with ZeRO 3; plan with --zero 3")
     if "optimizer" in p.offload and p.zero_stage == 0:
         raise Unsupported(
             f"target {TARGET} offloads the optimizer only with ZeRO; plan with --zero 1 or more"
@@ -99,6 +101,8 @@ def _zero(plan: Plan) -> dict[str, Any]:
         section["reduce_bucket_size"] = round(software.gradient_bucket / DTYPE_BYTES[wire])
     if "optimizer" in p.offload:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if "weights" in p.offload:
+        section["offload_param"] = {"device": "cpu", "pin_memory": True}
     if p.zero_stage == 3:
         section["stage3_prefetch_bucket_size"] = software.prefetch_units * _largest_layer(plan)
         section["stage3_gather_16bit_weights_on_model_save"] = True

@@ -8,7 +8,7 @@ from dataclasses import replace
 from planner.errors import InputError
 from planner.importers.deepspeed import OFFLOADED
 from planner.importers.keys import Keys
-from planner.importers.settings import Settings, Surroundings
+from planner.importers.settings import Settings, Surroundings, states_on_host
 from planner.importers.torch_fsdp import STACK, read_fsdp
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
@@ -78,14 +78,14 @@ def _deepspeed(keys: Keys, around: Surroundings) -> Settings:
     section = "deepspeed_config"
     if (other := keys.get(f"{section}.deepspeed_config_file")) is not None:
         raise InputError(f"{keys.source} leaves everything to {other}: import that file instead")
-    assumed = []
-    if keys.word(f"{section}.offload_param_device", OFFLOADED, False):
-        assumed.append("weights stay on the device (offload of parameters is not modelled)")
     optimizer = keys.word(f"{section}.offload_optimizer_device", OFFLOADED, False)
+    weights = keys.word(f"{section}.offload_param_device", OFFLOADED, False)
+    stage = keys.integer(f"{section}.zero_stage", least=0) or 0
+    offload, assumed = states_on_host(optimizer, weights, stage)
     return Settings(
         "deepspeed",
-        zero_stage=keys.integer(f"{section}.zero_stage", least=0) or 0,
+        zero_stage=stage,
         num_microbatches=keys.integer(f"{section}.gradient_accumulation_steps"),
-        offload=("optimizer",) if optimizer else (),
-        assumed=tuple(assumed),
+        offload=offload,
+        assumed=assumed,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.importers.keys import Keys
-from planner.importers.settings import Settings, Surroundings
+from planner.importers.settings import Settings, Surroundings, states_on_host
 
 STACK = "deepspeed"
 
@@ -39,7 +39,8 @@ def read_deepspeed(keys: Keys, around: Surroundings) -> Settings:
     if batch is not None and micro is not None and count is None:
         count = 1 if batch == micro else None
     data = batch // (micro * count) if batch and micro and count else None
-    offload, assumed = _offload(keys)
+    stage = keys.integer("zero_optimization.stage", least=0) or 0
+    offload, assumed = _offload(keys, stage)
     recomputes = keys.has("activation_checkpointing")
     if recomputes:
         assumed.append("recompute=full (the file has activation_checkpointing; the model's code decides)")
@@ -50,7 +51,7 @@ def read_deepspeed(keys: Keys, around: Surroundings) -> Settings:
         micro_batch=micro,
         num_microbatches=count,
         global_batch=batch,
-        zero_stage=keys.integer("zero_optimization.stage", least=0) or 0,
+        zero_stage=stage,
         sequence_parallel=False,
         recompute="full" if recomputes else "none",
         offload=offload,
@@ -61,18 +62,15 @@ def read_deepspeed(keys: Keys, around: Surroundings) -> Settings:
     return replace(settings, unknown=keys.unknown())
 
 
-def _offload(keys: Keys) -> tuple[tuple[str, ...], list[str]]:
-    assumed = []
-    found = []
+def _offload(keys: Keys, stage: int) -> tuple[tuple[str, ...], list[str]]:
     section = "zero_optimization"
     old = keys.flag(f"{section}.cpu_offload")
-    if keys.word(f"{section}.offload_optimizer.device", OFFLOADED, old):
-        found.append("optimizer")
-    if keys.word(f"{section}.offload_param.device", OFFLOADED, False):
-        assumed.append("weights stay on the device (offload of parameters is not modelled)")
+    optimizer = keys.word(f"{section}.offload_optimizer.device", OFFLOADED, old)
+    weights = keys.word(f"{section}.offload_param.device", OFFLOADED, False)
+    found, assumed = states_on_host(optimizer, weights, stage)
     if keys.flag("activation_checkpointing.cpu_checkpointing"):
-        found.append("activations")
-    return tuple(found), assumed
+        found = (*found, "activations")
+    return found, list(assumed)
 
 
 def _job(keys: Keys) -> dict[str, Any]:

@@ -62,3 +62,15 @@ class Settings:
     """Where its meaning is not exactly ours, as ``field=value (why)``."""
     unknown: tuple[str, ...] = ()
     """Keys that are not understood."""
+
+
+def states_on_host(
+    optimizer: bool, weights: bool, zero_stage: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is offloaded as a plan says it, and what has to be assumed instead."""
+    kept = ("optimizer",) if optimizer else ()
+    if not weights:
+        return kept, ()
+    if optimizer and zero_stage == 3:
+        return (*kept, "weights"), ()
+    return kept, ("weights stay on the device (offload is priced with ZeRO 3, and with the optimizer's)",)

@@ -7,6 +7,7 @@ training_args.py.
 from typing import NamedTuple
 
 from planner.importers.keys import Keys
+from planner.importers.settings import states_on_host
 
 STACK = "hf-fsdp"
 
@@ -57,14 +58,13 @@ def read_fsdp(keys: Keys, prefix: str, version: int) -> Fsdp:
     assumed: list[str] = []
     strategy = _strategy(keys, prefix, version, assumed)
     full = keys.flag(f"{prefix}activation_checkpointing")
-    offload = []
-    if any(keys.flag(f"{prefix}{name}") for name in ("offload_params", "cpu_offload")):
-        offload.append("optimizer")
-        assumed.append("offload=optimizer (parameters are offloaded too, which is not modelled)")
+    away = any(keys.flag(f"{prefix}{name}") for name in ("offload_params", "cpu_offload"))
+    offload, left = states_on_host(away, away, strategy.zero_stage)
+    assumed.extend(left)
     if keys.flag(f"{prefix}activation_checkpointing_offload"):
-        offload.append("activations")
+        offload = (*offload, "activations")
     keys.ignore(*(f"{prefix}{name}".replace(".", r"\.") for name in IGNORED))
-    return Fsdp(strategy, "full" if full else "none", tuple(offload), tuple(assumed))
+    return Fsdp(strategy, "full" if full else "none", offload, tuple(assumed))
 
 
 def _strategy(keys: Keys, prefix: str, version: int, assumed: list[str]) -> Strategy:

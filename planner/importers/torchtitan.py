@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.importers.keys import Keys
-from planner.importers.settings import Settings, Surroundings
+from planner.importers.settings import Settings, Surroundings, states_on_host
 from planner.pipeline.generators import SCHEDULES
 
 STACK = "torch-fsdp2"
@@ -53,12 +53,11 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
         seq_len=keys.integer("training.seq_len"),
         global_batch=_positive(keys.integer("training.global_batch_size", least=-1)),
         recompute=_recompute(keys),
-        offload=("optimizer",) if keys.flag("training.enable_cpu_offload") else (),
         job=_job(keys),
         assumed=tuple(_inexact(keys, tensor, expert)),
     )
     settings = _batches(_pipeline(settings, keys, around, pipeline), keys, around)
-    settings = _states(settings, keys)
+    settings = _offload(_states(settings, keys), keys)
     keys.ignore(*IGNORED)
     return replace(settings, unknown=keys.unknown())
 
@@ -83,8 +82,6 @@ def _inexact(keys: Keys, tensor: int, expert: int) -> list[str]:
     if expert > 1 and tensor > 1 and keys.degree("parallelism.expert_tensor_parallel_degree") != tensor:
         found.append("experts split over tensor ranks (expert_tensor_parallel_degree says otherwise)")
     keys.get("parallelism.expert_tensor_parallel_degree")
-    if keys.flag("training.enable_cpu_offload"):
-        found.append("offload=optimizer (parameters are offloaded too, which is not modelled)")
     return found
 
 
@@ -167,3 +164,9 @@ def _states(settings: Settings, keys: Keys) -> Settings:
     if shard == 1 and settings.context == 1:
         return replace(settings, zero_stage=0, data=replicate)
     return replace(settings, zero_stage=stage, shard=shard, replicate=replicate)
+
+
+def _offload(settings: Settings, keys: Keys) -> Settings:
+    away = keys.flag("training.enable_cpu_offload")
+    offload, assumed = states_on_host(away, away, settings.zero_stage or 0)
+    return replace(settings, offload=offload, assumed=settings.assumed + assumed)

@@ -173,6 +173,12 @@ STATES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu}",
         {"zero_stage": 2, "offload": ("optimizer",)},
     ),
+    "accelerate's DeepSpeed, weights too": (
+        "a.yaml",
+        "distributed_type: DEEPSPEED\n"
+        "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: cpu}",
+        {"zero_stage": 3, "offload": ("optimizer", "weights")},
+    ),
     "the Trainer's old words": (
         "a.json",
         '{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "fsdp": "shard_grad_op auto_wrap"}',

@@ -37,7 +37,14 @@ PIPELINES: list[dict[str, Any]] = [
     {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2},
 ]
 
-MEMORY = [("none", ()), ("selective", ()), ("attention", ()), ("full", ()), ("full", ("optimizer",))]
+MEMORY = [
+    ("none", ()),
+    ("selective", ()),
+    ("attention", ()),
+    ("full", ()),
+    ("full", ("optimizer",)),
+    ("full", ("optimizer", "weights")),
+]
 """Recomputation and offload."""
 
 CUTS = {2: (0, 3, 8), 4: (0, 1, 4, 6, 8)}
@@ -66,6 +73,8 @@ def plans() -> Iterator[Plan]:
         (1, 4, 8), (1, 2), (1, 2), PIPELINES, range(4), MEMORY
     ):
         if zero and data * context == 1:
+            continue
+        if "weights" in offload and zero != 3:
             continue
         for choice in states(zero, data * context):
             micro = 2 if pipeline["pipeline"] == 2 else 1
