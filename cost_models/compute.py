@@ -4,7 +4,7 @@ from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import InputError
 from cost_models.attention import AttentionShape, attended_pairs, attention_flops, attention_seconds
 from cost_models.costs import ComputeTime, kernel_time
-from cost_models.matmul import cast_seconds, matmul_seconds
+from cost_models.matmul import aligned_rows, cast_seconds, matmul_seconds
 from cost_models.optimizers import OPTIMIZERS, newton_schulz_flops, optimizer_rule, update_bytes
 from cost_models.roofline import (
     ELEMENT_BYTES,
@@ -22,6 +22,7 @@ __all__ = [
     "OPTIMIZERS",
     "AttentionShape",
     "ComputeTime",
+    "aligned_rows",
     "arithmetic_intensity",
     "attended_pairs",
     "attention_flops",

@@ -72,6 +72,15 @@ def tiled_seconds(m: float, n: float, k: float, batch: float, device: DeviceSpec
     return best
 
 
+def aligned_rows(rows: float, bytes_per_element: float) -> float:
+    """``rows`` with what pads them to whole accesses: grouped products pad each expert's tokens.
+
+    Source: pytorch/torchtitan ``torchtitan/models/moe/utils.py`` (``TOKEN_GROUP_ALIGN_SIZE_M``: 8 in bf16, 16 in fp8).
+    """
+    access = constants("kernels")["matmul"]["vector_bytes"] / bytes_per_element
+    return float(ceil(rows / access) * access)
+
+
 @cache
 def tile_shapes(tile: tuple[int, int]) -> tuple[tuple[int, int, float], ...]:
     """Tiles that a library chooses among, each with its share of the full tile's rate.

@@ -49,6 +49,11 @@ class Job(Record):
     """How tokens reach their experts: a copy per expert, or one per node as DeepEP and HybridEP send."""
     overlap_experts: bool = False
     """Tokens travel to experts and back beside the computation of another micro-batch."""
+    expert_imbalance: float = Field(default=1, ge=1)
+    """Tokens of the fullest rank of an expert-parallel group over their mean: MaxVio of its loads, plus one.
+
+    Which experts share a rank decides it, so it is measured, not derived (Wang et al., arXiv:2408.15664, section 2).
+    """
     stack: str = "torch-fsdp2"
     """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)

@@ -51,6 +51,9 @@ class JobOptions:
     grad_dtype: Annotated[str, _job("--grad-dtype", help="Type of gradient sums: fp32 or bf16.")] = "fp32"
     attention: Annotated[str, _job("--attention", help="flash or plain.")] = "flash"
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
+    expert_imbalance: Annotated[
+        float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
+    ] = 1.0
     stack: Annotated[
         str, _job("--stack", help="Software stack whose habits the memory and overlap follow.")
     ] = "torch-fsdp2"
@@ -70,6 +73,7 @@ class JobOptions:
                 "grad_dtype": self.grad_dtype,
                 "attention": self.attention,
                 "fused_loss": self.fused_loss,
+                "expert_imbalance": self.expert_imbalance,
                 "stack": self.stack,
                 "memory_headroom": self.headroom,
             }

@@ -118,7 +118,7 @@ class Evaluator:
         mesh = self.mesh(plan)
         key = (*mesh.sizes.values(), plan.micro_batch)
         if key not in self._pricers:
-            sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data)
+            sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data, self.job.expert_imbalance)
             self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software, self._known, self._tables)
         return self._pricers[key]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import cast_seconds, matmul_seconds, stream_seconds
+from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, stream_seconds
 from cost_models.routing import once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
@@ -258,6 +258,8 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     points = right if op.kind == "conv" else left
     weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
     rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
+    if "experts" in points.dims:
+        rows = aligned_rows(rows * sizes.load(points, strategy), pricer.element_bytes(left))
     grouped = math.prod(sizes.local(d, strategy) for d in batches)
     dtype = pricer.matmul_dtype(block, left, right)
     device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)

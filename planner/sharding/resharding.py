@@ -54,7 +54,9 @@ def moves(
             kinds.setdefault(kind, []).append(axis)
     if not kinds:
         return ()
-    local = sizes.elements(tensor, source) * element_bytes
+    # Ranks that hand tokens to experts are as even as the batch; the fullest rank waits for more than it sent.
+    received = max(1.0, sizes.load(tensor, target.shards) / sizes.load(tensor, source.shards))
+    local = received * sizes.elements(tensor, source) * element_bytes
     done: list[Move] = []
     for axis in kinds.pop("slice", []):
         local /= sizes.mesh.size(axis)

@@ -86,9 +86,9 @@ def carried(graph: Graph, tensor: Tensor, spec: ShardingSpec) -> ShardingSpec:
 class Sizes:
     """Local sizes on one mesh for one batch, memoised: the arithmetic that everything else leans on."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, batch: int) -> None:
-        """``batch`` is the sequences of one micro-batch over the whole mesh."""
-        self.graph, self.mesh, self.batch = graph, mesh, batch
+    def __init__(self, graph: Graph, mesh: Mesh, batch: int, expert_imbalance: float = 1.0) -> None:
+        """``batch`` is the sequences of one micro-batch over the whole mesh; ``expert_imbalance`` as in `Job`."""
+        self.graph, self.mesh, self.batch, self.expert_imbalance = graph, mesh, batch, expert_imbalance
         self._dims: Mapping[str, int] = {**graph.dims, BATCH: batch}
         self._shares: dict[tuple[str, Strategy], float] = {}
         self._products: dict[tuple[tuple[str, ...], Strategy], float] = {}
@@ -107,11 +107,17 @@ class Sizes:
         return self._shares[key]
 
     def elements(self, tensor: Tensor, spec: ShardingSpec) -> float:
-        """Elements of ``tensor`` on one device."""
+        """Elements of ``tensor`` on one device: on the fullest one, where ranks have tokens of different experts."""
         key = (tensor.dims, spec.shards)
         if key not in self._products:
             self._products[key] = math.prod(self.local(d, spec.shards) for d in tensor.dims)
-        return tensor.scale * self._products[key]
+        return tensor.scale * self.load(tensor, spec.shards) * self._products[key]
+
+    def load(self, tensor: Tensor, strategy: Strategy) -> float:
+        """Tokens of ``tensor`` on the fullest rank over the mean: only ranks with experts of their own differ."""
+        if self.expert_imbalance == 1 or tensor.role == "weight" or "experts" not in tensor.dims:
+            return 1.0
+        return self.expert_imbalance if self.local("experts", strategy) < self.full("experts") else 1.0
 
     def divides(self, dim: str, degree: int) -> bool:
         """Whether ``dim`` can be split ``degree`` ways; a vocabulary is padded, a follower may be replicated."""
