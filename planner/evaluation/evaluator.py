@@ -93,7 +93,7 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
-        self.counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
+        self.counts_peers = software.host_peer_pipeline > 0
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
@@ -135,7 +135,10 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            self._cut_shapes[cuts] = tuple(self.shape(a, b) for a, b in itertools.pairwise(cuts))
+            shapes = [self.shape(a, b) for a, b in itertools.pairwise(cuts)]
+            # Where the last stage has no layers, the one before ends with the last layer too.
+            before = (shape._replace(last=False) for shape in shapes[:-1])
+            self._cut_shapes[cuts] = (*before, shapes[-1])
         return self._cut_shapes[cuts]
 
     def shape(self, start: int, end: int) -> StageShape:
