@@ -33,6 +33,7 @@ class Fabric(Record):
     latency: Seconds = Field(ge=0)
     efficiency: float = Field(gt=0, le=1)
     contention: float = Field(default=0, ge=0, le=1)
+    ring_step: Seconds = Field(default=0, ge=0)
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     full_mesh: bool = False
