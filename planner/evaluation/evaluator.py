@@ -135,10 +135,12 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            shapes = [self.shape(a, b) for a, b in itertools.pairwise(cuts)]
-            # Where the last stage has no layers, the one before ends with the last layer too.
-            before = (shape._replace(last=False) for shape in shapes[:-1])
-            self._cut_shapes[cuts] = (*before, shapes[-1])
+            # Where an end has no layers, the stage beside it has the first or last layer too.
+            last = len(cuts) - 2
+            self._cut_shapes[cuts] = tuple(
+                self.shape(a, b)._replace(first=s == 0, last=s == last)
+                for s, (a, b) in enumerate(itertools.pairwise(cuts))
+            )
         return self._cut_shapes[cuts]
 
     def shape(self, start: int, end: int) -> StageShape:
