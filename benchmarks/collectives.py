@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
-from cluster_specs.topology import comm_group
+from cluster_specs.topology import CommGroup, comm_group
 from cost_models.collectives import COLLECTIVES
 
 TABLES = Path(__file__).resolve().parent.parent / "tests" / "data" / "collectives.jsonl"
+OVER_NODES = TABLES.with_name("collectives_over_nodes.jsonl")
+"""Bus bandwidths of 256 MiB over 2 to 64 nodes of 8 H100 with EFA, on which that network was fitted."""
 MIDDLE = (4 << 20, 128 << 20)
 """Sizes in between latency and bandwidth, where buckets and layers lie [bytes], both included."""
 
@@ -68,13 +70,35 @@ def judge() -> list[Judged]:
 def _errors(row: Mapping[str, Any], setting: Setting) -> list[tuple[int, float]]:
     group = comm_group(load_cluster(setting.cluster), ((row["nranks"], 1),))
     issue = load_software(setting.issued_by).host_collective if setting.issued_by else 0.0
-    return [
-        (
-            point["bytes"],
-            (COLLECTIVES[row["op"]](point["bytes"], group).seconds + issue) / (point["time_us"] * 1e-6) - 1,
+    return [(point["bytes"], _error(row["op"], point, group, issue)) for point in row["data"]]
+
+
+def _error(op: str, point: Mapping[str, Any], group: CommGroup, issue: float = 0.0) -> float:
+    return (COLLECTIVES[op](point["bytes"], group).seconds + issue) / (point["time_us"] * 1e-6) - 1
+
+
+def over_nodes() -> dict[str, dict[int, float]]:
+    """Of one size over more and more nodes: collective -> nodes -> predicted / measured - 1."""
+    found = {}
+    for row in map(json.loads, OVER_NODES.read_text().splitlines()):
+        groups = (
+            comm_group(load_cluster(f"p5.48xlarge:{point['nodes']}"), ((point["nranks"], 1),))
+            for point in row["data"]
         )
-        for point in row["data"]
-    ]
+        errors = (_error(row["op"], *pair) for pair in zip(row["data"], groups, strict=True))
+        found[row["op"]] = dict(zip((point["nodes"] for point in row["data"]), errors, strict=True))
+    return found
+
+
+def section_over_nodes() -> str:
+    """The same in Markdown."""
+    errors = over_nodes()
+    nodes = sorted(next(iter(errors.values())))
+    lines = ["| nodes | " + " | ".join(map(str, nodes)) + " |", "| --- |" + " ---: |" * len(nodes)]
+    for op, found in errors.items():
+        cells = (f"{100 * found[count]:+.0f} %" for count in nodes)
+        lines.append(f"| {op.replace('_', '-')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def errors_of(tables: Iterable[Judged], least: float = 0, most: float = float("inf")) -> list[float]:
@@ -118,4 +142,4 @@ def _line(name: str, group: Sequence[Judged]) -> str:
 
 
 if __name__ == "__main__":
-    print(section(judge()))
+    print(section(judge()) + "\n" + section_over_nodes())

@@ -74,6 +74,8 @@ class LinkSpec(Record):
     """Fraction of the bandwidth that large collectives reach."""
     contention: float = Field(default=0, ge=0, le=1)
     """Exponent ``c`` of routes that collide: ``n`` nodes keep ``(n / 2)^-c`` of the bandwidth."""
+    ring_step: Seconds = Field(default=0, ge=0)
+    """Time that each step of a ring takes more where the ring crosses this network, whatever its size [s]."""
     in_switch_reduction: bool = False
     """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)

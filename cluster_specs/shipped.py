@@ -1,5 +1,6 @@
 """The shipped data files: devices, fabrics and clusters, read once and kept."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -33,6 +34,7 @@ class Fabric(Record):
     latency: Seconds = Field(ge=0)
     efficiency: float = Field(gt=0, le=1)
     contention: float = Field(default=0, ge=0, le=1)
+    ring_step: Seconds = Field(default=0, ge=0)
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     full_mesh: bool = False
@@ -158,9 +160,14 @@ def _device_names() -> Mapping[str, str]:
     return names
 
 
+_VENDOR = re.compile(r"^(nvidia|amd|instinct|tesla|google|aws|[\s-])+", re.IGNORECASE)
+"""What drivers print before a device's name: ``NVIDIA H100 80GB HBM3``."""
+
+
 def find_device(name: str) -> DeviceFile:
     """Shipped device of this name or alias, whatever its case and punctuation; raises ``UnknownName``."""
-    known = _device_names().get(_reduced(name))
+    names = _device_names()
+    known = names.get(_reduced(name)) or names.get(_reduced(_VENDOR.sub("", name)))
     if known is None:
         raise UnknownName("device", name, device_files())
     return device_files()[known]

@@ -98,6 +98,8 @@ class SoftwareSpec(Record):
     """Gradients gathered into one buffer before they are reduced [bytes]."""
     buckets_all: bool
     """Where weights are not sharded, buckets for all gradients have memory throughout the step (DDP's reducer)."""
+    accumulated_bytes: float = Field(ge=0)
+    """Memory traffic of adding one gradient to those of micro-batches before, where no product does it [bytes]."""
     reduce_dtype: Literal["fp32", "bf16"]
     """Type in which gradients travel unless the job says otherwise."""
     embedding_reduce_dtype: Literal["fp32", "bf16"]
@@ -120,10 +122,8 @@ class SoftwareSpec(Record):
     """Host time to issue one collective [s]."""
     host_routing: Seconds = Field(ge=0)
     """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
-    host_peer: Seconds = Field(ge=0)
-    """Host time for each further rank of a collective over a tensor axis that crosses nodes [s]."""
     host_peer_pipeline: Seconds = Field(ge=0)
-    """As ``host_peer``, where a pipeline crosses nodes, whatever the tensor axis does [s]."""
+    """Host time for each further rank of a tensor-parallel collective, where a pipeline crosses nodes [s]."""
     handover_wait: Seconds = Field(ge=0)
     """Time that a stage spends polling for each tensor that it hands on or receives [s]."""
     straggler: float = Field(ge=0)
@@ -185,7 +185,7 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
     """The stack with steps replayed from captured graphs: the host issues nothing."""
-    issued = ("host_operator", "host_collective", "host_routing", "host_peer", "host_peer_pipeline")
+    issued = ("host_operator", "host_collective", "host_routing", "host_peer_pipeline")
     return software.model_copy(update=dict.fromkeys(issued, 0.0))
 
 

@@ -34,6 +34,8 @@ class Level:
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = None
     """Share of ``bandwidth`` that such sums reach; None: the usual one."""
+    ring_step: float = 0.0
+    """Time that each step of a ring that crosses this level takes more [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         kind=link.kind,
         in_switch_reduction=link.in_switch_reduction,
         in_switch_efficiency=link.in_switch_efficiency,
+        ring_step=link.ring_step,
     )
 
 

@@ -26,10 +26,12 @@ class Steps(NamedTuple):
     """One after the other, at each of the group's `active_levels`."""
     transfer: float
     """Seconds of the bytes at full bandwidth."""
+    lockstep: float = 0.0
+    """What the steps of a ring take beside their hops, at the slowest network that it crosses [s]."""
 
     def times(self, count: int) -> "Steps":
         """The same, ``count`` times over."""
-        return Steps(tuple(count * hops for hops in self.hops), count * self.transfer)
+        return Steps(tuple(count * hops for hops in self.hops), count * self.transfer, count * self.lockstep)
 
 
 def active_levels(group: CommGroup) -> tuple[Level, ...]:
@@ -46,7 +48,8 @@ def ring(full_bytes: float, group: CommGroup) -> Steps:
         (level.size - 1) * (group.size / (inside * level.size)) / level.ring_directions
         for inside, level in _inside(group)
     )
-    return Steps(hops, (group.size - 1) / group.size * full_bytes / _ring_bandwidth(group))
+    transfer = (group.size - 1) / group.size * full_bytes / _ring_bandwidth(group)
+    return Steps(hops, transfer, (group.size - 1) * max(level.ring_step for level in active_levels(group)))
 
 
 def chain(full_bytes: float, group: CommGroup) -> Steps:

@@ -251,7 +251,7 @@ def _over(protocol: Protocol, algorithm: str, steps: Steps, full_bytes: float, g
     transfer = steps.transfer / bandwidth
     if algorithm in _PIPELINED:
         transfer *= _network_fill(full_bytes, group)
-    return CommTime(launch_latency() + protocol.kernel_latency + hops, transfer)
+    return CommTime(launch_latency() + protocol.kernel_latency + hops + steps.lockstep, transfer)
 
 
 def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:

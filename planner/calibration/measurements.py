@@ -1,14 +1,13 @@
 """Measurements of single kernels and collectives, as records and as JSON lines."""
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cluster_specs.record import Record, first_problem
 from planner.errors import InputError
+from planner.runs.files import json_lines
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
@@ -77,14 +76,7 @@ _ANY: TypeAdapter[Measurement] = TypeAdapter(Annotated[Measurement, Field(discri
 def parse_measurements(text: str, name: str) -> tuple[Measurement, ...]:
     """Measurements of JSON lines; raises ``InputError`` that names the line."""
     found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{where}: not valid JSON: {error}") from error
+    for where, row in json_lines(text, name):
         try:
             found.append(_ANY.validate_python(row))
         except ValidationError as error:
@@ -97,15 +89,3 @@ def parse_measurements(text: str, name: str) -> tuple[Measurement, ...]:
 def to_json_lines(measurements: Iterable[Measurement]) -> str:
     """The same as text, one object per line."""
     return "".join(f"{one.model_dump_json()}\n" for one in measurements)
-
-
-def read_text(path: Path) -> str:
-    """Text of a log; ``InputError`` where it does not exist or is not text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{path} is a folder, a file is needed") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text (byte {error.start} is not UTF-8)") from error

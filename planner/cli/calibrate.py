@@ -75,8 +75,9 @@ def calibrate(
 
 
 def _logged(logs: list[Path], collective: str | None, files: list[Path]) -> "tuple[Measurement, ...]":
-    from planner.calibration.measurements import parse_measurements, read_text
+    from planner.calibration.measurements import parse_measurements
     from planner.calibration.nccl_log import parse_nccl_log
+    from planner.runs.files import read_text
 
     found: tuple[Measurement, ...] = ()
     for path in logs:

@@ -88,7 +88,7 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
-        self.counts_peers = software.host_peer_pipeline > 0 or software.host_peer > 0
+        self.counts_peers = software.host_peer_pipeline > 0
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._pricers: dict[tuple[int, ...], Pricer] = {}
         self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
@@ -130,7 +130,12 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            self._cut_shapes[cuts] = tuple(self.shape(a, b) for a, b in itertools.pairwise(cuts))
+            # Where an end has no layers, the stage beside it has the first or last layer too.
+            last = len(cuts) - 2
+            self._cut_shapes[cuts] = tuple(
+                self.shape(a, b)._replace(first=s == 0, last=s == last)
+                for s, (a, b) in enumerate(itertools.pairwise(cuts))
+            )
         return self._cut_shapes[cuts]
 
     def shape(self, start: int, end: int) -> StageShape:

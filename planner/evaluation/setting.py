@@ -65,6 +65,13 @@ def copies_of(plan: Parallelism) -> int:
     return schedule_entry(plan.schedule).copies if plan.pipeline > 1 else 1
 
 
+ENDS = 2
+"""Embedding and head, which may have a stage each to themselves, as if they were layers.
+
+Source: NVIDIA/Megatron-LM ``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``.
+"""
+
+
 def even_cuts(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Boundaries of an even split; what is left over goes to the middle stages, away from embedding and head."""
     base, extra = divmod(num_layers, num_stages)
@@ -89,7 +96,7 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
             f"= {covered} sequences, but global_batch is {job.global_batch}"
         )
-    if plan.pipeline * plan.virtual_stages > graph.num_layers:
+    if plan.pipeline * plan.virtual_stages > graph.num_layers + ENDS:
         raise InputError(
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
             f"model {graph.name} has {graph.num_layers}"

@@ -103,11 +103,10 @@ def _activation_copy_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float
 
 
 def host_of(setting: Setting, plan: Parallelism) -> Host:
-    """The host's part in the plan: what each rank of a collective costs it depends on what crosses nodes."""
+    """The host's part in the plan: ranks of a collective cost it where the pipeline crosses nodes."""
     software, node = setting.software, setting.cluster.devices_per_node
-    peer = software.host_peer if plan.tensor > node else 0.0
-    if plan.pipeline > 1 and plan.num_devices > node:
-        peer = software.host_peer_pipeline
+    crosses = plan.pipeline > 1 and plan.num_devices > node
+    peer = software.host_peer_pipeline if crosses else 0.0
     return Host(setting.cluster.device.host_bandwidth, peer)
 
 

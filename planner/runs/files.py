@@ -108,16 +108,19 @@ def read_schedule(path: Path) -> str:
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSON-lines file of measured runs; ``InputError`` names the line that is broken."""
-    path = Path(path)
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for where, row in json_lines(read_text(Path(path)), str(path)):
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: one object per line is needed, found {type(row).__name__}")
+        yield row
+
+
+def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
+    """(where it is, value) of every line that is not blank; ``InputError`` names the line that is broken."""
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
+        where = f"{name}, line {number}"
         try:
-            row = json.loads(line)
+            yield where, json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: not valid JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise InputError(
-                f"{path}, line {number}: one object per line is needed, found {type(row).__name__}"
-            )
-        yield row
+            raise InputError(f"{where}: not valid JSON: {error}") from error

@@ -21,6 +21,9 @@ from planner.runs.vocabulary import Habits, Origin, Table
 
 T = TypeVar("T")
 
+USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
+"""What is trained in where no source says so: the first that the device has a rate for."""
+
 MICROBATCHES_PER_STAGE = 4
 """Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
 
@@ -85,7 +88,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     cluster = _cluster(run, assume)
     degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
-    job = _job(run, origin, micro_batch * num_microbatches * degrees.data, assume)
+    job = _job(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
     shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),
@@ -106,8 +109,10 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
 
 
 def _origin(run: RunFile, assume: Assumptions) -> Origin:
-    if run.parallel.stack is not None:
-        return Origin(run.parallel.stack)
+    stack = run.parallel.stack
+    if stack is not None:
+        known = Origin(stack) if stack in vocabulary.STACK_HABITS else vocabulary.find_origin(stack)
+        return known or Origin(stack)
     size = f"{run.hardware.n_gpus} devices"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
@@ -160,8 +165,9 @@ def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:
 
 def _degrees(run: RunFile, num_devices: int, origin: Origin, assume: Assumptions) -> Degrees:
     parallel = run.parallel
-    tensor = assume.default("tp", parallel.tp, 1)
     pipeline, context, expert = parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
+    rest, uneven = divmod(num_devices, (parallel.dp or num_devices) * pipeline * context)
+    tensor = assume.default("tp", parallel.tp, rest if rest and not uneven else 1)
     model_parallel = tensor * pipeline * context
     data = assume.default("dp", parallel.dp, max(1, num_devices // model_parallel))
     if data * model_parallel != num_devices == data * expert * model_parallel:
@@ -215,7 +221,7 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
     return micro_batch, batch // (degrees.data * micro_batch)
 
 
-def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -> Job:
+def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, assume: Assumptions) -> Job:
     parallel = run.parallel
     if run.model.seq is None:
         raise InputError("model.seq is missing: tokens per sequence")
@@ -226,13 +232,17 @@ def _job(run: RunFile, origin: Origin, global_batch: int, assume: Assumptions) -
     gradient = (
         parallel.grad_dtype or parallel.reduce_dtype or ("bf16" if parallel.mp_mode == "PURE" else None)
     )
+    rates = cluster.device.peak_flops_per_second
+    usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
     usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
     master = parallel.master_dtype
     return Job.model_validate(
         {
             "global_batch": global_batch,
             "seq_len": run.model.seq,
-            "precision": assume.understand("precision", parallel.precision, vocabulary.PRECISIONS, "bf16"),
+            "precision": assume.understand(
+                "precision", parallel.precision, vocabulary.PRECISIONS, usual_precision
+            ),
             "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
@@ -276,7 +286,8 @@ def _shards(
     stage, hybrid = parallel.zero_stage, parallel.dp_replicate is not None and parallel.dp_replicate > 1
     if parallel.sharding is not None:
         meaning = vocabulary.mean_sharding(parallel.sharding)
-        stage = meaning.zero_stage if meaning.zero_stage is not None else stage
+        if stage is None or meaning.exact:
+            stage = meaning.zero_stage if meaning.zero_stage is not None else stage
         hybrid = hybrid or meaning.hybrid
         if not meaning.exact:
             assume.made.append(f"sharding by zero_stage ({parallel.sharding})")

@@ -5,10 +5,11 @@ Every section knows the fields that Meshwright reads; those that only inform a r
 silence), reported as ignored in a row of published measurements.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cluster_specs.errors import InputError
 from cluster_specs.record import first_problem
@@ -46,6 +47,32 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
     "measured": frozenset({"hfu", "derived", "memory_model_gib"}),
 }
 """Fields that describe a published run to its reader and change nothing in the plan."""
+
+
+def _none_of_zero(value: Any) -> Any:
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+def _none_of_nothing(value: Any) -> Any:
+    """A zero or NaN in place of a measurement says that there is none."""
+    return None if isinstance(value, float | int) and (value == 0 or math.isnan(value)) else value
+
+
+def _text(value: Any) -> Any:
+    return "; ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _recompute_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "full" if value else "none"
+    return f"selective:{'+'.join(map(str, value))}" if isinstance(value, list) and value else value
+
+
+Degree = Annotated[int | None, Field(gt=0), BeforeValidator(_none_of_zero)]
+"""A degree that configurations switch off with 0."""
+
+Figure = Annotated[float | None, Field(gt=0), BeforeValidator(_none_of_nothing)]
+"""A measurement, where there is one."""
 
 
 class Section(BaseModel):
@@ -91,15 +118,15 @@ class ParallelSection(Section):
     """All data-parallel ranks."""
     tp: int | None = Field(default=None, gt=0)
     pp: int | None = Field(default=None, gt=0)
-    cp: int | None = Field(default=None, gt=0)
-    ep: int | None = Field(default=None, gt=0)
+    cp: Degree = None
+    ep: Degree = None
     etp: int | None = Field(default=None, gt=0)
     """Tensor degree inside an expert: 1 where the expert ranks include the tensor ranks."""
     moe_dispatcher: str | None = None
     """How tokens reach experts: ``alltoall``, ``deepep``, ``hybridep``."""
     moe_a2a_overlap: bool | None = None
     """The exchange runs beside the computation of another micro-batch."""
-    vp: int | str | None = None
+    vp: Annotated[int | str | None, BeforeValidator(_none_of_zero)] = None
     dp_shard: int | None = Field(default=None, gt=0)
     dp_replicate: int | None = Field(default=None, gt=0)
     fsdp_degree: int | None = Field(default=None, gt=0)
@@ -111,7 +138,8 @@ class ParallelSection(Section):
     """Sequences per optimizer step."""
     grad_accum: int | None = Field(default=None, gt=0)
     num_microbatches: int | None = Field(default=None, gt=0)
-    recompute: str | None = None
+    recompute: Annotated[str | None, BeforeValidator(_recompute_text)] = None
+    """A policy in words; true is ``full``, false ``none``, a list what ``selective`` recomputes."""
     schedule: str | None = None
     precision: str | None = None
     grad_dtype: str | None = None
@@ -135,13 +163,13 @@ class ParallelSection(Section):
 class MeasuredSection(Section):
     """What was printed about the run."""
 
-    step_time_s: float | None = Field(default=None, gt=0)
-    tokens_per_s: float | None = Field(default=None, gt=0)
-    tokens_per_s_per_gpu: float | None = Field(default=None, gt=0)
-    tflops_per_gpu: float | None = None
-    mfu: float | None = None
-    memory_gib_per_gpu: float | None = Field(default=None, gt=0)
-    tensor_gib_per_gpu: float | None = Field(default=None, gt=0)
+    step_time_s: Figure = None
+    tokens_per_s: Figure = None
+    tokens_per_s_per_gpu: Figure = None
+    tflops_per_gpu: Any = None
+    mfu: Any = None
+    memory_gib_per_gpu: Figure = None
+    tensor_gib_per_gpu: Figure = None
     ok: bool | None = None
     """False: crashed, usually out of memory."""
 
@@ -150,20 +178,24 @@ class RunFile(BaseModel):
     """One run: model, hardware, parallelism and, where it was measured, the result."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+        frozen=True,
+        extra="allow",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
     )
 
     id: str | None = None
-    source: str | None = None
-    quality: str | None = None
-    task: str | None = None
+    source: Any = None
+    quality: Any = None
+    task: Any = None
     series: str | None = None
     """The table or tool that the run comes from; decides the software stack where none is given."""
-    nodes: int | None = None
-    notes: str | None = None
-    flops_convention: str | None = None
-    flags: tuple[str, ...] = ()
-    check: Mapping[str, Any] = {}
+    nodes: Any = None
+    notes: Annotated[str | None, BeforeValidator(_text)] = None
+    flops_convention: Any = None
+    flags: Any = None
+    check: Any = None
     model: ModelSection
     hardware: HardwareSection
     parallel: ParallelSection = ParallelSection()
@@ -171,7 +203,7 @@ class RunFile(BaseModel):
 
     def unknown_fields(self) -> tuple[str, ...]:
         """Dotted names of fields that are neither read nor known to be informative."""
-        found = []
+        found = list(self.model_extra or {})
         for name in ("hardware", "parallel"):
             extra = getattr(self, name).model_extra or {}
             found += [f"{name}.{key}" for key in extra if key not in INFORMATIVE[name]]
@@ -184,9 +216,6 @@ def parse_run(row: Mapping[str, Any]) -> RunFile:
         row = {**row, "model": {"name": row["model"]}}
     if isinstance(row.get("hardware"), str):
         row = {**row, "hardware": {"cluster": row["hardware"]}}
-    for key in row:
-        if key not in RunFile.model_fields:
-            raise UnknownName("field", key, RunFile.model_fields)
     try:
         return RunFile.model_validate(row)
     except ValidationError as error:
@@ -197,6 +226,7 @@ def parse_run(row: Mapping[str, Any]) -> RunFile:
 def refuse_unknown_fields(run: RunFile) -> None:
     """``InputError`` for the first field that a hand-written run has and nobody reads."""
     for dotted in run.unknown_fields():
-        section, key = dotted.split(".")
-        known = type(getattr(run, section)).model_fields
-        raise UnknownName(f"field of {section}", key, known)
+        section, _, key = dotted.rpartition(".")
+        if not section:
+            raise UnknownName("field", key, RunFile.model_fields)
+        raise UnknownName(f"field of {section}", key, type(getattr(run, section)).model_fields)

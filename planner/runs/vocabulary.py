@@ -37,19 +37,29 @@ PRECISIONS: Table = (
     (r"bf16 \(assumed\)|fp16/bf16", Meaning("bf16", exact=False)),
     (r"fp8-(cs|mx|ds|tensorwise|rowwise)|mxfp8", Meaning("fp8", exact=False)),
     (r"tf32", Meaning("fp32", exact=False)),
-    (r".*(nvfp4|mxfp4|int8).*", None),
+    (r".*(fp4|int8|int4).*", None),
+    (r".*fp8.*", Meaning("fp8", exact=False)),
+    (r".*(bf16|bfloat16).*", Meaning("bf16", exact=False)),
+    (r".*(fp16|float16).*", Meaning("fp16", exact=False)),
+    (r"float32", Meaning("fp32")),
 )
 """``precision``; an empty value stands for the text itself, None for what has no equivalent."""
 
 RECOMPUTES: Table = (
     (r"none|full|attention", Meaning("")),
-    (r"none \(.*\)|unspecified", Meaning("none", exact=False)),
+    (r"none \(.*\)|unspecified|off|no", Meaning("none", exact=False)),
+    (
+        r"full (ac|remat|activation checkpointing)|full \(uniform.*\)|uniform|yes|on",
+        Meaning("full", exact=False),
+    ),
     (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("products")),
     (r"selective[-_]op", Meaning("alternate")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),
     (r"selective:(mlp|layernorm\+moe|moe)", Meaning("full", exact=False)),
     (r"selective:core_attn", Meaning("attention")),
+    (r"selective:[\w+-]*(mlp|moe)(?!_act|-act)[\w+-]*", Meaning("full", exact=False)),
+    (r"selective:[\w+-]*core_attn[\w+-]*", Meaning("attention", exact=False)),
     (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
     (r"save_dot_with_context_except_mlp", Meaning("mlp")),
     (r"minimal.*|save_dot.*|save_qkv.*|save_out.*", Meaning("selective", exact=False)),
@@ -59,7 +69,7 @@ RECOMPUTES: Table = (
 
 SCHEDULES: Table = (
     (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
-    (r"gpipe", Meaning("gpipe")),
+    (r"gpipe|afab|all[ -]forward[ -]all[ -]backward", Meaning("gpipe")),
     (r"1f1b/interleaved.*", Meaning("interleaved", exact=False)),
     (r"interleaved[ -]?1f1b|1f1b-i(nterleaved)?(-vpp\d+)?|interleaved", Meaning("interleaved")),
     (r"1f1b vocab-method=(baseline|redis)", Meaning("1f1b", exact=False)),
@@ -83,6 +93,7 @@ OPTIMIZERS: Table = (
     (r"adamw?(_?(foreach|fused))?", Meaning("adamw")),
     (r"sgd|adafactor|muon|adamw8bit", Meaning("")),
     (r"(adamw?_?8bit|8-?bit[-_ ]adamw?)", Meaning("adamw8bit")),
+    (r"(?!.*8-?bit).*adamw?\b.*", Meaning("adamw", exact=False)),
 )
 """``optim``."""
 
@@ -96,19 +107,21 @@ DTYPES: Table = (
 ATTENTIONS: Table = (
     (r"flash.*|splash|fused|sdpa|cudnn.*", Meaning("flash")),
     (r"dot(_product)?|plain|eager|unfused", Meaning("plain")),
+    (r"(?!.*(no |not |non-|without |un)).*(flash|fused|cudnn).*", Meaning("flash", exact=False)),
 )
 """``attention`` or ``attn``."""
 
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
+    (r"(torch )?FSDP[12]?", ShardingMeaning(3, exact=False)),
     (r"FSDP2? \(no reshard.*\)|SHARD_GRAD_OP", ShardingMeaning(2)),
     (r"HYBRID_SHARD", ShardingMeaning(3, hybrid=True)),
-    (r"NO_SHARD|DDP", ShardingMeaning(0)),
+    (r"NO_SHARD|DDP|none|ZeRO-?0", ShardingMeaning(0)),
     (r"(MaxText )?FSDP=\d+ x DP=\d+|FSDP across .*", ShardingMeaning(3, hybrid=True)),
     (r"ZeRO-1 within groups of \d+.*", ShardingMeaning(1, hybrid=True)),
-    (r"distributed optimizer.*|ZeRO-1.*", ShardingMeaning(1)),
-    (r"ZeRO-2.*", ShardingMeaning(2)),
-    (r"ZeRO-3.*", ShardingMeaning(3)),
+    (r"distributed optimizer.*|ZeRO-?1.*", ShardingMeaning(1)),
+    (r"ZeRO-?2.*", ShardingMeaning(2)),
+    (r"ZeRO-?3.*", ShardingMeaning(3)),
     (r"Alpa .*|heuristic .*", ShardingMeaning(None, exact=False)),
 )
 """``sharding``: PyTorch's names and what else sources print."""

@@ -162,9 +162,20 @@ class Pricer:
         key = (block.name, op.name, *self.situation(strategy))
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+            priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+            added = priced.backward_weight + self._accumulation(block, op, strategy)
+            found = self.known[key] = priced._replace(backward_weight=added)
         assert isinstance(found, OpCost)
         return found
+
+    def _accumulation(self, block: Block, op: Op, strategy: Strategy) -> float:
+        """Adding the gradients of the operator's weights to those of earlier micro-batches [s]."""
+        each = self.software.accumulated_bytes
+        if not each or not op.weights:
+            return 0.0
+        weights = (block.tensor[name] for name in op.weights)
+        elements = sum(self.sizes.elements(w, input_spec(self.graph, w, strategy)) for w in weights)
+        return stream_seconds(each * elements, self.mesh.cluster.device).seconds
 
     def edge(self, block: Block, name: str, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         """Price what lies between a producer's output ``source`` and a consumer's strategy."""

@@ -229,4 +229,6 @@ def test_colliding_routes_leave_each_node_less_from_the_third_on() -> None:
         level = comm_group(load_cluster(f"p5.48xlarge:{nodes}"), ((8 * nodes, 1),)).levels[-1]
         return level.bandwidth / (50e9 * 0.91)
 
-    assert [kept(nodes) for nodes in (2, 8, 32)] == pytest.approx([1, 4**-0.6, 16**-0.6])
+    exponent = load_cluster("p5.48xlarge:2").links[-1].contention
+    assert exponent > 0
+    assert [kept(nodes) for nodes in (2, 8, 32)] == pytest.approx([1, 4**-exponent, 16**-exponent])

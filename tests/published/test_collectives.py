@@ -33,6 +33,14 @@ def test_tables_that_nothing_was_fitted_on_are_within_15_percent_in_the_median(
     assert collectives.median_abs(errors) < 0.15
 
 
+def test_rings_over_nodes_follow_the_published_bandwidths() -> None:
+    """A fit of two constants to 18 figures, within which bus bandwidth falls by a factor of 16."""
+    errors = [error for by_nodes in collectives.over_nodes().values() for error in by_nodes.values()]
+    assert len(errors) == 18
+    assert collectives.median_abs(errors) < 0.25
+    assert max(map(abs, errors)) < 0.8
+
+
 @pytest.mark.parametrize("table", collectives.SETTINGS)
 def test_large_messages_match_measured_tables(tables: list[Any], table: str) -> None:
     found = [t for t in tables if t.row["id"] == table]

