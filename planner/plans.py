@@ -45,6 +45,9 @@ class Job(Record):
     """The loss is computed in chunks, so that full logits never exist."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
+    context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None
+    """How ranks that split the sequence get each other's keys and values (`planner.sharding.context`); None is the
+    software stack's habit."""
     token_exchange: Literal["all_to_all", "once_per_node"] = "all_to_all"
     """How tokens reach their experts: a copy per expert, or one per node as DeepEP and HybridEP send."""
     overlap_experts: bool = False

@@ -51,6 +51,10 @@ class JobOptions:
     grad_dtype: Annotated[str, _job("--grad-dtype", help="Type of gradient sums: fp32 or bf16.")] = "fp32"
     attention: Annotated[str, _job("--attention", help="flash or plain.")] = "flash"
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
+    context_exchange: Annotated[
+        str | None,
+        _job("--context-exchange", help="Keys and values: all_gather, ring, gathered_ring or all_to_all."),
+    ] = None
     expert_imbalance: Annotated[
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
     ] = 1.0
@@ -73,6 +77,7 @@ class JobOptions:
                 "grad_dtype": self.grad_dtype,
                 "attention": self.attention,
                 "fused_loss": self.fused_loss,
+                "context_exchange": self.context_exchange,
                 "expert_imbalance": self.expert_imbalance,
                 "stack": self.stack,
                 "memory_headroom": self.headroom,

@@ -16,7 +16,8 @@ from planner.operators import (
     operator_rule,
     saved_tensors,
 )
-from planner.sharding.pricing import Comm, EdgeCost, OpCost, Pricer
+from planner.sharding.costs import Comm, EdgeCost, OpCost
+from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp")

@@ -36,9 +36,10 @@ from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops, recompute_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
+from planner.sharding.costs import EdgeCost, OpCost
 from planner.sharding.layouts import data_splits_only_batch, named_layout
 from planner.sharding.mesh import AXES, Mesh
-from planner.sharding.pricing import EdgeCost, OpCost, Pricer
+from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Sizes
 
 Shardings = Mapping[str, Assignment]

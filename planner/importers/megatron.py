@@ -22,6 +22,9 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 
 BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
+EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
+"""``--cp-comm-type``; rings of all-to-alls are not among what is priced."""
+
 GRANULARITIES = {"full": "full", "selective": "attention"}
 
 MODULES: Mapping[frozenset[str], tuple[str, bool]] = {
@@ -56,7 +59,7 @@ IGNORED = (
     "eval-.*", "save.*", "load", "ckpt-.*", "no-(load|save)-.*", "use-dist-ckpt", "dist-ckpt-.*", "async-save",
     "exit-.*", "override-opt.*", "use-checkpoint.*", "finetune", "log-.*", "tensorboard-.*", "wandb-.*",
     "timing-.*", "profile.*", "distributed-(backend|timeout.*)", "manual-gc.*",
-    "overlap-(grad-reduce|param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*", "cp-comm-type",
+    "overlap-(grad-reduce|param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*",
     "use-precision-aware-optimizer", "optimizer-offload.*", "cross-entropy-.*",
     "accumulate-allreduce-grads-in-fp32", "fp8-(margin|interval|amax.*|recipe)", "no-check-for-nan.*",
     "align-.*", "expert-tensor-parallel-size",
@@ -99,6 +102,7 @@ def _job(keys: Keys) -> dict[str, Any]:
         "optimizer": keys.word("optimizer", OPTIMIZERS, "adamw"),
         "grad_dtype": "bf16" if keys.flag("grad-reduce-in-bf16") else "fp32",
         "attention": keys.word("attention-backend", BACKENDS, "flash"),
+        "context_exchange": keys.word("cp-comm-type", EXCHANGES, None),
     }
     keys.flag("use-flash-attn")
     return job

@@ -8,19 +8,21 @@ named dims into the numbers that it takes.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster_specs.software import SoftwareSpec
-from cost_models.attention import AttentionShape, attention_seconds
+from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, stream_seconds
 from cost_models.routing import once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import Job
+from planner.sharding.context import EXCHANGES, Split
+from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.mesh import Mesh
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
@@ -48,46 +50,6 @@ def stored_bytes(tensor: Tensor, precision: str) -> float:
 
 BATCH_AXES = ("expert", "data")
 """Axes that split nothing but the batch, except where operators have experts."""
-
-
-class Comm(NamedTuple):
-    """One priced collective."""
-
-    collective: str
-    axes: tuple[str, ...]
-    seconds: float
-    sent_bytes: float
-    """Bytes that one device sends."""
-    peers: int = 0
-    """Other ranks of a collective over the tensor axis."""
-
-
-class OpCost(NamedTuple):
-    """One operator on one device for one micro-batch [s]; communication inside the operator apart."""
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    comm_forward: tuple[Comm, ...] = ()
-    comm_backward: tuple[Comm, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward, communication included."""
-        comm = sum(c.seconds for c in (*self.comm_forward, *self.comm_backward))
-        return self.forward + self.backward_input + self.backward_weight + comm
-
-
-class EdgeCost(NamedTuple):
-    """Resharding of one tensor between producer and consumer, and of its gradient on the way back."""
-
-    forward: tuple[Comm, ...] = ()
-    backward: tuple[Comm, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward."""
-        return sum(c.seconds for c in (*self.forward, *self.backward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +249,15 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
 
 
 def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
-    """Attention as one operator; a split sequence gathers keys and values over its axes.
+    """Attention as one operator; a split sequence exchanges keys and values over its axes.
 
     The masked triangle is dealt out evenly over the split (each rank holds an early and a late chunk), so a
     rank's work is the whole call's divided by the degree.
-    Source: Llama 3, arXiv:2407.21783, section 3.3.2 (all-gather context parallelism).
     """
     sizes, graph = pricer.sizes, pricer.graph
     query, key, value = (block.tensor[t] for t in op.inputs[:3])
-    split = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
-    degree = math.prod(pricer.mesh.size(a) for a in split)
+    axes = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
+    degree = math.prod(pricer.mesh.size(a) for a in axes)
     queries = math.prod(graph.dims[d] for d in query.dims if d in TOKEN_DIMS)
     kv_heads = next((d for d in key.dims if d == "kv_heads"), "heads")
     shape = AttentionShape(
@@ -310,17 +271,16 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         causal=bool(op.attributes.get("causal", False)),
         window=_reach(op),
     )
-    device, dtype, kernel = pricer.mesh.cluster.device, pricer.job.attention_dtype, str(pricer.job.attention)
+    kernel = str(pricer.job.attention)
     if kernel == "plain" and pricer.software.fused_softmax:
         kernel = "fused_softmax"
-    forward = attention_seconds(shape, device, dtype, kernel).seconds
-    backward = attention_seconds(shape, device, dtype, kernel, backward=True).seconds
-    if not split:
-        return OpCost(forward, backward, 0.0)
-    full = degree * sum(pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (key, value))
-    gather = pricer.comm("all_gather", split, full)
-    scatter = pricer.comm("reduce_scatter", split, full)
-    return OpCost(forward, backward, 0.0, (gather,), (gather, scatter))
+    query_bytes, *kv_bytes = (
+        pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (query, key, value)
+    )
+    split = Split(pricer, shape, kernel, axes, degree, query_bytes, sum(kv_bytes))
+    if degree == 1:
+        return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
+    return EXCHANGES[pricer.job.context_exchange or pricer.software.context_exchange](split)
 
 
 def _reach(op: Op) -> float | None:

@@ -164,9 +164,9 @@ def test_bytes_of_states(zero_stage: int, sharding: str, per_parameter: Mapping[
         assert memory[component] == pytest.approx(num_bytes * LLAMA_8B, rel=1e-3)
 
 
-def layer_bytes(model: str, plan: Parallelism, policy: str = "none") -> Mapping[str, float]:
+def layer_bytes(model: str, plan: Parallelism, policy: str = "none", **job: object) -> Mapping[str, float]:
     """Sent by one device for one micro-batch through one layer."""
-    evaluator = evaluator_of(model, 64)
+    evaluator = evaluator_of(model, 64, **job)
     return evaluator.block(plan, evaluator.main_layer, policy, {}).sent_bytes
 
 
@@ -199,7 +199,7 @@ def test_full_recomputation_repeats_the_forward_communication() -> None:
 
 def test_bytes_of_context_parallelism() -> None:
     """Keys and values (8 of 32 heads) are gathered in both passes, their gradients scattered in one."""
-    sent = layer_bytes("llama-3.1-8b", Parallelism(context=8))
+    sent = layer_bytes("llama-3.1-8b", Parallelism(context=8), context_exchange="all_gather")
     keys_and_values = 2 * ACTIVATION * 8 / 32
     assert sent == pytest.approx(
         {"all_gather": 2 * RING * keys_and_values, "reduce_scatter": RING * keys_and_values}

@@ -92,6 +92,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "megatron fp8": ("a.sh", "--bf16 --fp8-format hybrid", {"precision": "fp8"}),
     "megatron fp32": ("a.sh", "--tensor-model-parallel-size 1", {"precision": "fp32"}),
     "megatron gradients": ("a.sh", "--bf16 --grad-reduce-in-bf16", {"grad_dtype": "bf16"}),
+    "megatron context": ("a.sh", "--cp-comm-type a2a", {"context_exchange": "all_to_all"}),
     "megatron attention": ("a.sh", "--attention-backend unfused", {"attention": "plain"}),
     "accelerate": (
         "a.yaml",

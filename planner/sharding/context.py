@@ -1,0 +1,130 @@
+"""Attention over a sequence that is split: how ranks get at each other's keys and values.
+
+``all_gather`` brings all keys and values, then runs one kernel. ``ring`` passes them on, rank by rank, beside a kernel
+for each part, and merges the partial results; ``gathered_ring`` computes in the same steps once everything is there.
+``all_to_all`` deals out heads instead, so that each rank has whole sequences of some. Causal work is dealt out evenly:
+each rank holds an early and a late chunk of the sequence.
+
+Source: Llama 3, arXiv:2407.21783, section 3.3.2 (all-gather); Liu et al., Ring Attention, arXiv:2310.01889;
+pytorch/pytorch ``torch/distributed/tensor/experimental/_context_parallel/_attention.py`` (steps, merges, gradients
+passed on in fp32); Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509, section 3 (all-to-all).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from cost_models.attention import AttentionShape
+from cost_models.compute import attention_seconds, stream_seconds
+from cost_models.constants import constants
+from planner.sharding.costs import Comm, OpCost
+
+if TYPE_CHECKING:
+    from planner.sharding.pricing import Pricer
+
+
+class Split(NamedTuple):
+    """One attention operator on one device, its queries and keys split along the sequence."""
+
+    pricer: "Pricer"
+    shape: AttentionShape
+    """Whole sequences, of an equal share of the batch: a rank's even part of the work."""
+    kernel: str
+    axes: tuple[str, ...]
+    """That split the sequence."""
+    degree: int
+    query_bytes: float
+    """On this device; as much as the result."""
+    kv_bytes: float
+    """Keys and values on this device."""
+
+    def seconds(self, shape: AttentionShape, backward: bool = False) -> float:
+        """One kernel."""
+        pricer = self.pricer
+        device, dtype = pricer.mesh.cluster.device, pricer.job.attention_dtype
+        return attention_seconds(shape, device, dtype, self.kernel, backward=backward).seconds
+
+    def comm(self, collective: str, full_bytes: float) -> Comm:
+        """A collective over the ranks of the sequence."""
+        return self.pricer.comm(collective, self.axes, full_bytes)
+
+
+def _gathered(split: Split) -> OpCost:
+    full = split.degree * split.kv_bytes
+    gather, scatter = split.comm("all_gather", full), split.comm("reduce_scatter", full)
+    forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
+    return OpCost(forward, backward, 0.0, (gather,), (gather, scatter))
+
+
+def _dealt_by_heads(split: Split) -> OpCost:
+    """Queries, keys, values and results change places, each way; heads that do not divide leave ranks idle."""
+    n, shape = split.degree, split.shape
+    heads = math.ceil(shape.heads / n)
+    kv_heads = max(1, math.ceil(shape.kv_heads / n))
+    copied = kv_heads * n / shape.kv_heads  # groups of fewer heads than ranks are sent to several
+    whole = replace(shape, batch=shape.batch * n, heads=heads, kv_heads=kv_heads)
+    there = split.comm("all_to_all", split.query_bytes + copied * split.kv_bytes)
+    back = split.comm("all_to_all", split.query_bytes)
+    comm = (there, back)
+    return OpCost(split.seconds(whole), split.seconds(whole, backward=True), 0.0, comm, comm)
+
+
+class _Steps(NamedTuple):
+    """Kernels of one direction [s]: on the rank's own keys, and on those of each other rank, merged."""
+
+    own: float
+    other: float
+
+
+def _steps(split: Split, backward: bool, merge_bytes: float) -> _Steps:
+    n, shape = split.degree, split.shape
+    if shape.window is not None:
+        # Parts out of reach are left out: the work of the whole call, in equal steps.
+        each = split.seconds(shape, backward) / n
+        own, other = each, each
+    else:
+        part = replace(shape, batch=shape.batch * n, q_len=shape.q_len / n, kv_len=shape.kv_len / n)
+        half = replace(part, kv_len=part.kv_len / 2, causal=False) if shape.causal else part
+        own, other = split.seconds(part, backward), split.seconds(half, backward)
+    results = shape.batch * shape.heads * shape.q_len * shape.v_dim
+    merge = stream_seconds(results * merge_bytes, split.pricer.mesh.cluster.device).seconds
+    return _Steps(own, other + merge)
+
+
+def _in_steps(split: Split, exchange: str) -> OpCost:
+    """Copies for the next step hide behind the kernel of this one; the last gradients have nothing to hide behind."""
+    n, facts = split.degree, constants("kernels")[exchange]
+    forward = _steps(split, False, facts["forward_merge_bytes"])
+    backward = _steps(split, True, facts["backward_merge_bytes"])
+    gather = split.comm("all_gather", n * split.kv_bytes)
+    hop = gather.seconds / (n - 1)
+    passed = facts["gradient_width"] * hop
+    gradients_sent = n * facts["gradient_width"] * split.kv_bytes
+    if exchange == "ring":
+        name = "send"
+        exposed = max(0.0, hop - forward.own) + (n - 2) * max(0.0, hop - forward.other)
+        again = max(0.0, hop - backward.own) + (n - 2) * max(0.0, hop + passed - backward.other)
+        again += max(0.0, passed - backward.other) + passed
+    else:
+        name = "all_gather"
+        exposed = max(0.0, gather.seconds - forward.own)
+        again = max(0.0, gather.seconds - backward.own)
+        again += (n - 1) * max(0.0, passed - backward.other) + passed
+    there = gather._replace(collective=name, seconds=exposed)
+    keys = gather._replace(collective=name, seconds=again)
+    gradients = gather._replace(collective="send", seconds=0.0, sent_bytes=gradients_sent)
+    computed, back = (steps.own + (n - 1) * steps.other for steps in (forward, backward))
+    return OpCost(computed, back, 0.0, (there,), (keys, gradients))
+
+
+EXCHANGES: Mapping[str, Callable[[Split], OpCost]] = MappingProxyType(
+    {
+        "all_gather": _gathered,
+        "ring": lambda split: _in_steps(split, "ring"),
+        "gathered_ring": lambda split: _in_steps(split, "gathered_ring"),
+        "all_to_all": _dealt_by_heads,
+    }
+)
+"""How keys and values are exchanged -> what the operator costs."""
