@@ -67,6 +67,12 @@ ARGUMENTS = MappingProxyType({"virtual_pipeline_model_parallel_size": "num_virtu
 """Fields whose argument has another name."""
 
 
+EXCHANGES = MappingProxyType(
+    {"ring": "p2p", "gathered_ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+)
+"""How keys and values are exchanged -> ``cp_comm_type``; the steps of a gathered ring are those of a ring."""
+
+
 def to_megatron_lm(plan: Plan) -> dict[str, str]:
     """``megatron_args.sh`` for ``plan``; raises ``Unsupported`` beyond `LIMITS` and Megatron's own rules."""
     check_limits(plan, TARGET, LIMITS)
@@ -108,6 +114,8 @@ def settings(plan: Plan) -> dict[str, Settings]:
         **_pipeline(plan),
         **RECOMPUTE[policy_of(p)],
     }
+    if p.context > 1 and job.context_exchange is not None:
+        model["cp_comm_type"] = EXCHANGES[job.context_exchange]
     if p.experts_over_tensor:
         model["expert_tensor_parallel_size"] = 1
     if job.attention == "plain":

@@ -82,6 +82,12 @@ def test_arguments_and_overrides_say_the_same() -> None:
                 assert words[words.index(flag) + 1] == str(value)
 
 
+def test_the_exchange_of_keys_and_values_is_said_where_the_job_chooses_one() -> None:
+    chosen = export(tiny_plan(data=2, context=2, job={"context_exchange": "all_to_all"}), "megatron-lm")
+    assert "--cp-comm-type a2a" in chosen["megatron_args.sh"]
+    assert "--cp-comm-type" not in export(tiny_plan(data=2, context=2), "megatron-lm")["megatron_args.sh"]
+
+
 def test_a_model_is_described_where_megatron_has_all_of_it() -> None:
     plan = tiny_plan(load_model("llama-3.1-8b"), {"seq_len": 4096})
     text = export(plan, "megatron-lm")["megatron_args.sh"]
