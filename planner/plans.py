@@ -135,6 +135,8 @@ class Parallelism(Record):
     """Whole experts are spread over the tensor ranks as well (Megatron's expert tensor degree of 1): Megatron's
     expert degree is then ``tensor`` times ``expert``."""
     recompute: str = "none"
+    recompute_every: Degree = 1
+    """The policy holds for the first of every so many layers of a stage; the others keep everything."""
     schedule: str = "1f1b"
     stages: tuple[StagePlan, ...] = ()
     offload: tuple[Offload, ...] = ()

@@ -26,15 +26,16 @@ from planner.evaluation.blocks import (
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
+from planner.evaluation.rematerialisation import repeated_flops, under_policy
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
 from planner.evaluation.states import Sync, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import Run, commonest_layer, count_parameters, tied_share
+from planner.graph import commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
 from planner.models.model import Model
-from planner.operators import model_flops, recompute_flops
+from planner.operators import model_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
 from planner.sharding.costs import EdgeCost, OpCost
 from planner.sharding.layouts import data_splits_only_batch, named_layout
@@ -224,7 +225,8 @@ class Evaluator:
         """One stage of the plan."""
         known = self._known_stages(plan, policy, shardings)
         if shape not in known:
-            units = [(self._unit(plan, name, policy, shardings), count) for name, count in shape.layers]
+            runs = under_policy(shape.layers, policy, plan.recompute_every)
+            units = [(self._unit(plan, name, own, shardings), count) for name, own, count in runs]
             if shape.first and self.graph.first:
                 units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
             if shape.last and self.graph.last:
@@ -251,7 +253,8 @@ class Evaluator:
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
         peer = host_of(self.setting, plan).peer if self.counts_peers else 0.0
-        return self._stages.setdefault((*degrees, *layout, *states, peer, policy, id(shardings)), {})
+        again = policy, plan.recompute_every
+        return self._stages.setdefault((*degrees, *layout, *states, peer, *again, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
@@ -378,15 +381,10 @@ class Evaluator:
 
     def _repeated_flops(self, plan: Parallelism) -> float:
         """What recomputation adds in a step, by the policy of each stage."""
-        batch, graph = self.job.global_batch, self.graph
-        if all(stage.recompute in (None, plan.recompute) for stage in plan.stages):
-            return recompute_flops(graph, batch, plan.recompute)
-        total = 0.0
-        for stage, shape in zip(plan.stages, self._shapes(self.cuts(plan)), strict=True):
-            runs = tuple(Run(block=name, count=count) for name, count in shape.layers)
-            part = graph.model_copy(update={"layers": runs})
-            total += recompute_flops(part, batch, stage.recompute or plan.recompute)
-        return total
+        shapes = self._shapes(self.cuts(plan))
+        own = [stage.recompute or plan.recompute for stage in plan.stages] or [plan.recompute] * len(shapes)
+        stages = Counter(zip((shape.layers for shape in shapes), own, strict=True))
+        return repeated_flops(self.graph, self.job.global_batch, stages, plan.recompute_every)
 
 
 _NOTHING_GIVEN: Shardings = {}

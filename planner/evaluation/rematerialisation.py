@@ -5,9 +5,18 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.edges import Edge, edges_of
-from planner.graph import Block
-from planner.operators import AttentionKernel, operator_rule, recomputed_shares, saved_tensors
+from planner.graph import Block, Graph, Run
+from planner.operators import (
+    AttentionKernel,
+    operator_rule,
+    recompute_flops,
+    recomputed_shares,
+    saved_tensors,
+)
 from planner.sharding.pricing import Pricer
+
+Layers = tuple[tuple[str, int], ...]
+"""Block name and how many of it, in the order of a stage."""
 
 
 class Rematerialised(NamedTuple):
@@ -19,6 +28,25 @@ class Rematerialised(NamedTuple):
     """Tensors kept from forward to backward, in the block's order: sums over them are the same on any machine."""
     moved_again: frozenset[Edge]
     """Reshardings that the backward repeats."""
+
+
+def under_policy(layers: Layers, policy: str, every: int) -> tuple[tuple[str, str, int], ...]:
+    """Layers by (block, policy, count), where only the first of ``every`` so many of a block is under ``policy``."""
+    runs = []
+    for name, count in layers:
+        own = -(-count // every)
+        runs += [(name, policy, own), (name, "none", count - own)]
+    return tuple(run for run in runs if run[2])
+
+
+def repeated_flops(graph: Graph, batch: int, stages: Mapping[tuple[Layers, str], int], every: int) -> float:
+    """What recomputation adds for ``batch`` sequences; ``stages`` counts those of equal layers and policy."""
+    total = 0.0
+    for (layers, policy), count in stages.items():
+        runs = under_policy(layers, policy, every)
+        again = tuple(Run(block=name, count=n) for name, own, n in runs if own == policy)
+        total += count * recompute_flops(graph.model_copy(update={"layers": again}), batch, policy)
+    return total
 
 
 def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:

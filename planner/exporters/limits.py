@@ -41,6 +41,8 @@ class Limits(NamedTuple):
     offload: tuple[str, ...] = ()
     fused_loss: bool = False
     """A loss in chunks can be asked for, or is the training script's own affair."""
+    every: bool = False
+    """Full recomputation can be asked for in every so many layers only."""
     half_weights: bool = False
     """Training without fp32 copies of the weights can be asked for."""
 
@@ -93,6 +95,9 @@ def _recompute(plan: Plan, limits: Limits) -> Iterator[str]:
     policies = policies_of(plan.plan)
     if len(policies) > 1:
         yield f"recomputation by stage ({', '.join(sorted(policies))})"
+    every = plan.plan.recompute_every
+    if every > 1 and not (limits.every and policies == {"full"}):
+        yield f"recomputation in one of {every} layers only"
     for policy in sorted(policies - set(limits.recompute)):
         yield f"recompute {policy} (it has {', '.join(limits.recompute)})"
 

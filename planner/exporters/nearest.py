@@ -44,7 +44,7 @@ def _stages(plan: Plan, limits: Limits) -> Iterator[Mend]:
 
 def _recompute(plan: Plan, limits: Limits) -> Iterator[Mend]:
     for policy in limits.recompute:
-        yield Mend(f"recompute {policy}", {"recompute": policy})
+        yield Mend(f"recompute {policy}", {"recompute": policy, "recompute_every": 1})
 
 
 def _sequence(plan: Plan, limits: Limits) -> Iterator[Mend]:

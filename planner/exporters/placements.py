@@ -221,14 +221,16 @@ def axis_sizes(plan: Parallelism) -> dict[str, int]:
 def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
     """Everything that an exporter needs to know of the parameters.
 
-    Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, and for one whose stages
-    split the same block in different ways; ``InputError`` for a plan that contradicts itself.
+    Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, for one whose stages
+    split the same block in different ways, and for recomputation in some layers only; ``InputError`` for a plan that contradicts itself.
     """
     p = plan.plan
     if p.pipeline > 1 and not pipelines:
         raise Unsupported(
             f"target {target} has no pipeline, the plan has {p.pipeline} stages; plan again with --pipeline 1"
         )
+    if p.recompute_every > 1:
+        raise Unsupported(f"target {target} has no recomputation in one of {p.recompute_every} layers only")
     graph = build_graph(plan.model, plan.job.seq_len)
     stage = _only_stage(p, target)
     axes = axis_sizes(p) | (dict(stage.mesh) if stage else {})

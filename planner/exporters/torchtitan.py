@@ -44,8 +44,8 @@ LIMITS = Limits(
     half_weights=True,
 )
 
-OLD_LIMITS = LIMITS._replace(sequence_parallel=True)
-"""0.2.2 has no switch for sequence parallelism."""
+OLD_LIMITS = LIMITS._replace(sequence_parallel=True, every=True)
+"""0.2.2 has no switch for sequence parallelism, and checkpoints layers by number."""
 
 
 class Base(NamedTuple):
@@ -88,7 +88,7 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
     sections: dict[str, Mapping[str, Any]] = {
         "training": _training(plan),
         "parallelism": parallelism,
-        "activation_checkpoint": _checkpointing(policy_of(p)),
+        "activation_checkpoint": _checkpointing(policy_of(p), p.recompute_every),
         "compile": {"enable": True, "components": ["model", "loss"]},
     }
     if base is not None:
@@ -174,7 +174,9 @@ def modules_by_stage(cuts: tuple[int, ...], head: str) -> list[list[str]]:
     return stages
 
 
-def _checkpointing(policy: str) -> dict[str, str]:
+def _checkpointing(policy: str, every: int) -> dict[str, str]:
+    if every > 1:
+        return {"mode": "selective", "selective_ac_option": str(every)}
     mode = {"mode": RECOMPUTE[policy]}
     return mode | {"selective_ac_option": "op"} if policy == "selective" else mode
 

@@ -48,6 +48,7 @@ def complete(
         **_states(settings, data, source),
         "sequence_parallel": settings.sequence_parallel or settings.tensor == 1,
         "recompute": settings.recompute,
+        "recompute_every": settings.recompute_every,
         "schedule": settings.schedule,
         "offload": settings.offload,
     }

@@ -50,6 +50,7 @@ class Settings:
     """Copies of the states."""
     sequence_parallel: bool = True
     recompute: str = "none"
+    recompute_every: int = 1
     schedule: str = "1f1b"
     offload: tuple[str, ...] = ()
     defaults: Mapping[str, int] = field(default_factory=dict)

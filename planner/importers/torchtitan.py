@@ -52,7 +52,7 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
         expert=expert,
         seq_len=keys.integer("training.seq_len"),
         global_batch=_positive(keys.integer("training.global_batch_size", least=-1)),
-        recompute=_recompute(keys),
+        **_recompute(keys),
         job=_job(keys),
         assumed=tuple(_inexact(keys, tensor, expert)),
     )
@@ -66,18 +66,19 @@ def _positive(value: int | None) -> int | None:
     return value if value is not None and value > 0 else None
 
 
-def _recompute(keys: Keys) -> str:
-    keys.get("activation_checkpoint.selective_ac_option")
-    return keys.word("activation_checkpoint.mode", MODES, "selective")
+def _recompute(keys: Keys) -> dict[str, Any]:
+    """A number as ``selective_ac_option`` is that of layers, of which the first is recomputed whole."""
+    policy = keys.word("activation_checkpoint.mode", MODES, "selective")
+    option = "activation_checkpoint.selective_ac_option"
+    if policy != "selective" or keys.get(option) == "op":
+        return {"recompute": policy}
+    return {"recompute": "full", "recompute_every": keys.integer(option) or 2}
 
 
 def _inexact(keys: Keys, tensor: int, expert: int) -> list[str]:
     """What torchtitan does that the plan only comes near to."""
     found = []
-    option = keys.get("activation_checkpoint.selective_ac_option") or "2"
-    if _recompute(keys) == "selective" and str(option) != "op":
-        found.append(f"recompute=selective (every {option}th layer is recomputed whole)")
-    elif _recompute(keys) == "selective":
+    if _recompute(keys)["recompute"] == "selective":
         found.append("recompute=selective (every second matrix product is computed again too)")
     if expert > 1 and tensor > 1 and keys.degree("parallelism.expert_tensor_parallel_degree") != tensor:
         found.append("experts split over tensor ranks (expert_tensor_parallel_degree says otherwise)")

@@ -134,7 +134,8 @@ def describe_recompute(choice: Parallelism) -> str:
         for policy, first, last in groups
         if policy != choice.recompute
     ]
-    return ", ".join([choice.recompute, *own])
+    every = f" in every {choice.recompute_every} layers' first" if choice.recompute_every > 1 else ""
+    return ", ".join([choice.recompute + every, *own])
 
 
 def _runs(values: Sequence[int]) -> str:

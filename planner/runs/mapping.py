@@ -98,6 +98,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         virtual_stages=_virtual_stages(run, degrees, assume),
         sequence_parallel=_sequence_parallel(run, degrees, job, assume),
         recompute=_recompute(run, job.stack, assume),
+        recompute_every=_recompute_every(run.parallel.recompute or ""),
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run),
         offload_share=_offload_share(run),
@@ -341,6 +342,11 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
         return assume.default("sequence_parallel", None, True)
     usual = habits.sequence_parallel and job.attention == "flash"
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
+
+
+def _recompute_every(text: str) -> int:
+    numbered = re.search(r"every (\d+)(?:st|nd|rd|th)", text)
+    return int(numbered[1]) if numbered else 1
 
 
 def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:

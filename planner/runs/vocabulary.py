@@ -53,6 +53,7 @@ RECOMPUTES: Table = (
         Meaning("full", exact=False),
     ),
     (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("products")),
+    (r"selective[- ]layer ?\(every \d+(st|nd|rd|th)\)", Meaning("full")),
     (r"selective[-_]op", Meaning("alternate")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),

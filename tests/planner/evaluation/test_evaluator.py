@@ -210,3 +210,18 @@ def test_bytes_of_expert_parallelism() -> None:
     """Dispatch and combine, each way, of every token's two copies."""
     sent = layer_bytes("mixtral-8x7b", Parallelism(data=8, expert=8))
     assert sent["all_to_all"] == pytest.approx(4 * RING * 2 * ACTIVATION)
+
+
+def test_every_second_layer_recomputes_half_and_keeps_half() -> None:
+    evaluator = evaluator_of("llama-3.1-8b", 64)
+    base = Parallelism(data=8, num_microbatches=8, zero_stage=3, sharding="FULL_SHARD", shard_degree=8)
+    none, full, half = (
+        evaluator.estimate(base.model_copy(update=changes))
+        for changes in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_every": 2})
+    )
+    assert half.time["recompute"] == pytest.approx(full.time["recompute"] / 2)
+    assert half.hfu * half.step_time_s == pytest.approx(
+        (full.hfu * full.step_time_s + none.hfu * none.step_time_s) / 2
+    )
+    kept = [found.memory["activations"] for found in (full, half, none)]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=0.05)

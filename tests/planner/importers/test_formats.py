@@ -193,7 +193,7 @@ STATES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torchtitan default in a pipeline": (
         "a.toml",
         "[training]\nlocal_batch_size = 32\nseq_len = 4096\n[parallelism]\npipeline_parallel_degree = 2\n",
-        {"zero_stage": 2, "num_microbatches": 32, "recompute": "selective"},
+        {"zero_stage": 2, "num_microbatches": 32, "recompute": "full", "recompute_every": 2},
     ),
     "torchtitan replicas": (
         "a.toml",

@@ -134,3 +134,18 @@ def test_every_format_is_read_back_from_its_target() -> None:
         "hf-fsdp-config"
     }  # holds no batch: tested by itself
     assert {f.target for f in FORMATS.values()} <= set(EXPORTERS)
+
+
+@pytest.mark.parametrize(("policy", "every"), [("full", 1), ("full", 3), ("selective", 1)])
+def test_torchtitan_recomputes_layers_by_number(policy: str, every: int) -> None:
+    plan = plan_of(Parallelism(data=8, num_microbatches=2, recompute=policy, recompute_every=every))
+    found = read_back(plan, "torchtitan-0.2").plan.plan
+    assert (found.recompute, found.recompute_every) == (policy, every)
+
+
+@pytest.mark.parametrize(("target", "zero"), [("megatron-lm", 0), ("deepspeed", 3), ("accelerate", 3)])
+def test_others_do_not_recompute_layers_by_number(target: str, zero: int) -> None:
+    sharded = {"zero_stage": zero, "sharding": "FULL_SHARD", "shard_degree": 8} if zero else {}
+    choice = Parallelism(data=8, num_microbatches=2, recompute="full", recompute_every=3, **sharded)
+    with pytest.raises(Unsupported, match="in one of 3 layers only"):
+        export(plan_of(choice), target)
