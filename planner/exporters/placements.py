@@ -221,8 +221,9 @@ def axis_sizes(plan: Parallelism) -> dict[str, int]:
 def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
     """Everything that an exporter needs to know of the parameters.
 
-    Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, for one whose stages
-    split the same block in different ways, and for recomputation in some layers only; ``InputError`` for a plan that contradicts itself.
+    Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, for one whose stages split
+    the same block in different ways, and for recomputation in some layers only; ``InputError`` for a plan that
+    contradicts itself.
     """
     p = plan.plan
     if p.pipeline > 1 and not pipelines:
