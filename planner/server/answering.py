@@ -10,7 +10,7 @@ from cluster_specs.units import format_bytes, format_seconds
 from planner import search
 from planner.analysis.naming import short_name
 from planner.analysis.questions import Progress, Question, known, priced
-from planner.analysis.scaling import replicated
+from planner.analysis.replicas import replicated
 from planner.pages.plan import plan_body, plan_content, plan_data, title
 from planner.plans import Objective, Plan
 from planner.server.asking import Asked, Nearby

@@ -18,6 +18,7 @@ from cluster_specs.units import format_duration
 from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.sweep.answers import key_of
+from planner.sweep.efficiency import efficiencies
 from planner.sweep.grid import Axes, Cell, cells
 from planner.sweep.ladders import (
     MOST_DEVICES,
@@ -36,7 +37,6 @@ from planner.sweep.ladders import (
 )
 from planner.sweep.records import Point
 from planner.sweep.running import answer_all, as_point
-from planner.sweep.scaling import efficiencies
 
 SCHEMA: Final = "meshwright/size/1"
 
