@@ -62,9 +62,11 @@ def between(points: Sequence[Point], goal: Goal, least: float, node: int) -> tup
 
 
 def _spread(first: int, last: int) -> range:
-    """At most `MOST_BETWEEN` numbers strictly between, evenly spread."""
-    step = max(1, math.ceil((last - first) / (MOST_BETWEEN + 1)))
-    return range(first + step, last, step)
+    """Numbers strictly between, at most `MOST_BETWEEN`: the multiples of a power of two, as they divide best."""
+    step = 1
+    while (last - 1) // step - first // step > MOST_BETWEEN:
+        step *= 2
+    return range((first // step + 1) * step, last, step)
 
 
 def refined(tried: Sequence[Point], counts: Sequence[int], node: int) -> Refined:
