@@ -93,11 +93,19 @@ def application(
         kind, text = files[request.path_params["name"]]
         return Response(text, media_type=kind)
 
+    def look_ahead(asked: Asked) -> None:
+        if ahead is not None:
+            ahead.put(neighbours(asked))
+
     def answer(data: Any) -> Mapping[str, Any]:
         posted = Posted.model_validate(data)
-        found = at_desk.answer(posted.asked, posted.tab, posted.turn, posted.first)
-        if ahead is not None and found.complete:
-            ahead.put(neighbours(posted.asked))
+        try:
+            found = at_desk.answer(posted.asked, posted.tab, posted.turn, posted.first)
+        except Infeasible:
+            look_ahead(posted.asked)
+            raise
+        if found.complete:
+            look_ahead(posted.asked)
         return {"title": found.title, "html": found.html, "complete": found.complete}
 
     def nearby(data: Any) -> Mapping[str, Any]:
