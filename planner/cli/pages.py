@@ -84,8 +84,13 @@ def serve(
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 8642,
     cache: Annotated[
-        Path | None, typer.Option(help="Keep plans in this folder, so that they are there after a restart.")
+        Path | None,
+        typer.Option(help="Keep plans in this folder instead of the usual one for caches of this user."),
     ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no plans between runs.")] = False,
+    ahead: Annotated[
+        bool, typer.Option(help="Plan what is likely to be asked next while nobody waits.")
+    ] = True,
 ) -> None:
     """Plan in the browser: a form, and the page of its answer, until interrupted.
 
@@ -93,8 +98,11 @@ def serve(
     """
     import socket
 
+    from planner.server.keeping import usual_folder
     from planner.server.listening import listen
 
+    if no_cache and cache is not None:
+        raise InputError("--cache and --no-cache contradict each other: give one")
     if host not in LOOPBACK and not output.quiet:
         sys.stderr.write(f"warning: whoever reaches {host} can ask this server, without a password\n")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -108,4 +116,4 @@ def serve(
         else:
             typer.echo(f"serving {url} until interrupted")
         sys.stdout.flush()
-        listen(listener, host, cache)
+        listen(listener, host, None if no_cache else cache or usual_folder(), ahead)

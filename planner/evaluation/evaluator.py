@@ -7,7 +7,7 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import device_on, in_training, load_software, replayed
@@ -28,6 +28,7 @@ from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, o
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
+from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
 from planner.evaluation.states import Sync, sync_of, wire_widths
@@ -37,7 +38,6 @@ from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
-from planner.sharding.costs import EdgeCost, OpCost
 from planner.sharding.layouts import data_splits_only_batch, named_layout
 from planner.sharding.mesh import AXES, Mesh
 from planner.sharding.pricing import Pricer
@@ -91,19 +91,8 @@ class Evaluator:
         self.peak = peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
         self.counts_peers = software.host_peer_pipeline > 0
-        self._meshes: dict[tuple[int, ...], Mesh] = {}
-        self._pricers: dict[tuple[int, ...], Pricer] = {}
-        self._known: dict[tuple[object, ...], OpCost | EdgeCost] = {}
-        self._tables: dict[tuple[object, ...], Any] = {}
-        self._terms: dict[tuple[object, ...], BlockTerms] = {}
-        self._blocks: dict[tuple[object, ...], BlockCost] = {}
-        self._syncs: dict[tuple[object, ...], Sync] = {}
-        self._units: dict[tuple[object, ...], UnitCost] = {}
-        self._stages: dict[tuple[object, ...], dict[StageShape, StageCost]] = {}
+        self.kept = kept_for(model, runs_on, job, software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
-        self._held: dict[int, object] = {}
-        self._alike: dict[int, bool] = {}
-        self._written: dict[object, Shardings] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
 
     # --- what a plan's degrees mean -------------------------------------------------------------------
@@ -111,18 +100,20 @@ class Evaluator:
     def mesh(self, plan: Parallelism) -> Mesh:
         """The mesh of one stage."""
         sizes = (plan.tensor, plan.context, plan.expert, plan.data // plan.expert)
-        if sizes not in self._meshes:
-            self._meshes[sizes] = Mesh(self.cluster, dict(zip(AXES, sizes, strict=True)))
-        return self._meshes[sizes]
+        if sizes not in self.kept.meshes:
+            self.kept.meshes[sizes] = Mesh(self.cluster, dict(zip(AXES, sizes, strict=True)))
+        return self.kept.meshes[sizes]
 
     def pricer(self, plan: Parallelism) -> Pricer:
         """Prices operators for the plan's micro-batch over all data ranks."""
         mesh = self.mesh(plan)
         key = (*mesh.sizes.values(), plan.micro_batch)
-        if key not in self._pricers:
+        if key not in self.kept.pricers:
             sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data, self.job.expert_imbalance)
-            self._pricers[key] = Pricer(self.graph, sizes, self.job, self.software, self._known, self._tables)
-        return self._pricers[key]
+            self.kept.pricers[key] = Pricer(
+                self.graph, sizes, self.job, self.software, self.kept.prices, self.kept.derived
+            )
+        return self.kept.pricers[key]
 
     def cuts(self, plan: Parallelism) -> tuple[int, ...]:
         """Boundaries of the stages in layers: those of the plan, or an even split."""
@@ -162,21 +153,21 @@ class Evaluator:
             data = min(data, 2)  # one device's share does not depend on how many others there are
         degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch)
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
-        self._held[id(main)] = main
+        self.kept.held[id(main)] = main
         priced = (*degrees, *layout, name, id(given), id(main))
         key = (priced, policy)
-        if key not in self._blocks:
-            if priced not in self._terms:
-                self._terms[priced] = self._block_terms(plan, name, shardings)
+        if key not in self.kept.blocks:
+            if priced not in self.kept.terms:
+                self.kept.terms[priced] = self._block_terms(plan, name, shardings)
             pricer, block = self.pricer(plan), self.graph.block[name]
-            self._blocks[key] = block_cost(pricer, block, self._terms[priced], policy)
-        return self._blocks[key]
+            self.kept.blocks[key] = block_cost(pricer, block, self.kept.terms[priced], policy)
+        return self.kept.blocks[key]
 
     def _batch_only(self, given: Assignment) -> bool:
-        self._held[id(given)] = given
-        if id(given) not in self._alike:
-            self._alike[id(given)] = data_splits_only_batch(given)
-        return self._alike[id(given)]
+        self.kept.held[id(given)] = given
+        if id(given) not in self.kept.batch_only:
+            self.kept.batch_only[id(given)] = data_splits_only_batch(given)
+        return self.kept.batch_only[id(given)]
 
     def _block_terms(self, plan: Parallelism, name: str, shardings: Shardings) -> BlockTerms:
         common = None if name == self.main_layer else self._exit(plan, self.main_layer, shardings)
@@ -191,24 +182,24 @@ class Evaluator:
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
         key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree, "weights" in plan.offload)
-        if key not in self._units:
+        if key not in self.kept.units:
             place = self._place(name)
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded)
-            self._units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
-        return self._units[key]
+            self.kept.units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
+        return self.kept.units[key]
 
     def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
         mesh = self.mesh(plan)
         layout = plan.zero_stage > 0, plan.shard_degree, "weights" in plan.offload
         key = (weights, id(mesh), *layout, place == "first")
-        if key not in self._syncs:
+        if key not in self.kept.syncs:
             wire = wire_widths(self.job, self.software, place == "first")
             sync = sync_of(weights, mesh, plan, wire)
-            self._syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
-        return self._syncs[key]
+            self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
+        return self.kept.syncs[key]
 
     def _place(self, name: str) -> Place:
         return "first" if name == self.graph.first else "last" if name == self.graph.last else "layer"
@@ -244,17 +235,15 @@ class Evaluator:
         local = sum(group.elements for group in self.block(plan, self.graph.last, "none", shardings).weights)
         return local * tied_share(self.graph, self.graph.last)
 
-    def _known_stages(
-        self, plan: Parallelism, policy: str, shardings: Shardings
-    ) -> dict[StageShape, StageCost]:
+    def _known_stages(self, plan: Parallelism, policy: str, shardings: Shardings) -> dict[object, StageCost]:
         """Stages priced so far for all that is not a stage's shape."""
-        self._held[id(shardings)] = shardings
+        self.kept.held[id(shardings)] = shardings
         degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch)
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
         peer = host_of(self.setting, plan).peer if self.counts_peers else 0.0
         again = policy, plan.recompute_every
-        return self._stages.setdefault((*degrees, *layout, *states, peer, *again, id(shardings)), {})
+        return self.kept.stages.setdefault((*degrees, *layout, *states, peer, *again, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
@@ -286,7 +275,7 @@ class Evaluator:
                 for block, ops in written.items()
             }
             key = tuple((block, tuple(ops.items())) for block, ops in read.items())
-            self._read[id(written)] = written, self._written.setdefault(key, read)
+            self._read[id(written)] = written, self.kept.written.setdefault(key, read)
         return self._read[id(written)][1]
 
     # --- the answers ----------------------------------------------------------------------------------

@@ -144,16 +144,15 @@ class _Table:
         self.repeated, self.kept, self.moved_again = rematerialised(pricer, block, situation.policy)
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
-        self._places: dict[str, int] = {}
+        self._places: dict[str, object] = {}
         # A reduction of gradients depends on how many ranks split the batch; nothing else does.
-        self._what = self._number(
+        self._what = self._token(
             "what", (situation, *(pricer.mesh.sizes.values() if situation.states else ()))
         )
 
-    def _number(self, kind: str, value: tuple[object, ...]) -> int:
-        """A number for a value that is part of many keys, so that it is hashed once."""
-        found: int = self.pricer.tables.setdefault((kind, value), len(self.pricer.tables))
-        return found
+    def _token(self, kind: str, value: tuple[object, ...]) -> object:
+        """What stands for a value that is part of many keys, so that it is hashed once."""
+        return self.pricer.tables.setdefault((kind, value), object())
 
     def options(self, space: Space) -> _Options:
         """Of every operator, and their names."""
@@ -187,10 +186,10 @@ class _Table:
             found = self.pricer.tables[key] = (np.array(seconds), np.array(held))
         return found[0], found[1]
 
-    def _where(self, op: Op, choices: Sequence[Option]) -> int:
+    def _where(self, op: Op, choices: Sequence[Option]) -> object:
         if op.name not in self._places:
             places = tuple((self.pricer.situation(o.strategy), o.sharded) for o in choices)
-            self._places[op.name] = self._number("where", places)
+            self._places[op.name] = self._token("where", places)
         return self._places[op.name]
 
     def _op_seconds(self, op: Op, option: Option) -> float:

@@ -8,25 +8,13 @@ from cluster_specs.units import format_bytes, format_duration, format_rate, form
 from planner.analysis.economics import Economics, Terms, economics
 from planner.analysis.guide import assumptions
 from planner.analysis.questions import known
-from planner.analysis.scaling import scaling
+from planner.analysis.replicas import scaling
 from planner.analysis.sensitivity import sensitivity
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.operators import operator_costs
 from planner.evaluation.timeline import StepTimeline, step_timeline
+from planner.pages import page
 from planner.pages.charts import chart_data, chart_scripts
-from planner.pages.page import (
-    Figure,
-    Table,
-    cards,
-    count,
-    document,
-    facts,
-    figures,
-    heading,
-    paragraph,
-    sentences,
-    table,
-)
 from planner.pages.plan_figures import (
     contenders_figure,
     memory_figure,
@@ -51,7 +39,7 @@ class Content(NamedTuple):
     """With its estimate."""
     assumed: tuple[str, ...]
     step: StepTimeline
-    figures: tuple[Figure, ...]
+    figures: tuple[page.Figure, ...]
     economics: Economics
 
 
@@ -82,7 +70,7 @@ def plan_page(content: Content) -> str:
     """The page, self-contained."""
     pipeline = [drawing_script()] if content.plan.plan.pipeline > 1 else []
     scripts = [*plan_data(content), *chart_scripts(), *pipeline]
-    return document(title(content.plan), plan_body(content), scripts)
+    return page.document(title(content.plan), plan_body(content), scripts)
 
 
 def title(plan: Plan) -> str:
@@ -102,10 +90,10 @@ def plan_body(content: Content) -> Iterator[str]:
     """The page below its title, part by part."""
     plan, estimate = content.plan, known(content.plan)
     yield _verdict(estimate)
-    yield cards([*_headlines(estimate), _run(content.economics)])
-    yield heading("What to run")
-    yield facts(describe_choices(plan))
-    yield figures(content.figures)
+    yield page.cards([*_headlines(estimate), _run(content.economics)])
+    yield page.heading("What to run")
+    yield page.facts(describe_choices(plan))
+    yield page.figures(content.figures)
     if plan.plan.pipeline > 1:
         yield drawing(content.step, MOST_ACTIONS)
     yield from _reasons(plan)
@@ -115,8 +103,8 @@ def plan_body(content: Content) -> Iterator[str]:
 def _verdict(estimate: Estimate) -> str:
     used, limit = format_bytes(estimate.memory_bytes), format_bytes(estimate.memory_limit_bytes)
     if estimate.fits:
-        return paragraph(f"It fits: the fullest device needs {used} of {limit}.", "good")
-    return paragraph(f"It does not fit: the fullest device needs {used} and has {limit}.", "bad")
+        return page.paragraph(f"It fits: the fullest device needs {used} of {limit}.", "good")
+    return page.paragraph(f"It does not fit: the fullest device needs {used} and has {limit}.", "bad")
 
 
 def _headlines(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
@@ -135,7 +123,7 @@ def _run(spent: Economics) -> tuple[str, str, str]:
     money = f", {format_money(spent.cost)} {spent.currency}" if spent.cost is not None else ""
     train = format_duration(spent.time_to_train_s)
     return (
-        f"{count(spent.tokens)} tokens",
+        f"{page.count(spent.tokens)} tokens",
         f"{train}{money}",
         f"failures included; goodput {spent.goodput:.1%}",
     )
@@ -146,21 +134,21 @@ def _reasons(plan: Plan) -> Iterator[str]:
     if plan.optimality is not None:
         reasons.append(optimality_statement(plan.optimality))
     if reasons:
-        yield heading("Why this plan")
-        yield from map(paragraph, reasons)
+        yield page.heading("Why this plan")
+        yield from map(page.paragraph, reasons)
     if plan.warnings:
-        yield heading("Warnings")
-        yield from sentences(plan.warnings)
+        yield page.heading("Warnings")
+        yield from page.sentences(plan.warnings)
 
 
 def _foundations(plan: Plan, assumed: Sequence[str], spent: Economics) -> Iterator[str]:
     """What the numbers rest on: assumptions, then every source."""
-    yield heading("Assumptions")
-    yield from map(paragraph, assumptions(plan))
+    yield page.heading("Assumptions")
+    yield from map(page.paragraph, assumptions(plan))
     if assumed:
-        yield paragraph(f"Not said in the run, so assumed: {', '.join(assumed)}.")
-    yield from sentences(spent.unknown)
-    yield heading("Sources")
+        yield page.paragraph(f"Not said in the run, so assumed: {', '.join(assumed)}.")
+    yield from page.sentences(spent.unknown)
+    yield page.heading("Sources")
     software = load_software(plan.job.stack)
     origins: Mapping[str, Mapping[str, str]] = {
         "model": {plan.model.name: plan.model.source or "given by the user"},
@@ -171,5 +159,5 @@ def _foundations(plan: Plan, assumed: Sequence[str], spent: Economics) -> Iterat
     rows = [(group, what, origin) for group, named in origins.items() for what, origin in named.items()]
     yield (
         f"<details><summary>Where {len(rows)} facts come from</summary>"
-        f"{table(Table(('of', 'fact', 'source'), tuple(rows), prose=True))}</details>"
+        f"{page.table(page.Table(('of', 'fact', 'source'), tuple(rows), prose=True))}</details>"
     )

@@ -6,7 +6,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth, format_bytes, format_rate, format_seconds
 from cost_models.roofline import peak, ridge_point
 from planner.analysis.naming import short_name
-from planner.analysis.scaling import Scaled
+from planner.analysis.replicas import Scaled
 from planner.analysis.sensitivity import Sensitivity
 from planner.evaluation.operators import OperatorCost
 from planner.evaluation.timeline import StepTimeline

@@ -5,20 +5,8 @@ from html import escape
 from typing import NamedTuple
 
 from cluster_specs.units import format_duration
+from planner.pages import page
 from planner.pages.charts import Row, chart_data, chart_scripts
-from planner.pages.page import (
-    Figure,
-    Table,
-    cards,
-    count,
-    document,
-    facts,
-    figures,
-    heading,
-    paragraph,
-    sentences,
-    table,
-)
 from planner.pages.sweep_figures import asked, place, points_table, said, sweep_figures, sweep_rows, varied
 from planner.report.sweeps import format_money
 from planner.sweep.records import Knee, Point, Sweep
@@ -38,7 +26,7 @@ class Content(NamedTuple):
 
     sweep: Sweep
     rows: tuple[Row, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[page.Figure, ...]
 
 
 def sweep_content(sweep: Sweep) -> Content:
@@ -51,18 +39,18 @@ def sweep_page(content: Content) -> str:
     """The page, self-contained."""
     sweep, rows, drawn = content
     body = [
-        paragraph(_counts(sweep)),
+        page.paragraph(_counts(sweep)),
         *_recommended(sweep),
         _filters(sweep, rows),
-        figures(drawn),
-        heading("Every point"),
+        page.figures(drawn),
+        page.heading("Every point"),
         _points(sweep, rows),
         *_without(sweep.points),
         *_knees(sweep.knees),
         *_foundations(sweep),
     ]
     scripts = [chart_data(drawn, rows), *chart_scripts()]
-    return document(_title(sweep), body, scripts)
+    return page.document(_title(sweep), body, scripts)
 
 
 def _title(sweep: Sweep) -> str:
@@ -76,7 +64,7 @@ def _counts(sweep: Sweep) -> str:
     inputs = ", ".join(name.replace("_", " ") for name in varied(sweep)) or "nothing"
     return (
         f"{len(sweep.points)} points, {planned} with a plan; varied: {inputs}. Every point is the plan that a full "
-        f"search found best in {sweep.objective}. Times and costs are for {count(sweep.terms.tokens)} tokens."
+        f"search found best in {sweep.objective}. Times and costs are for {page.count(sweep.terms.tokens)} tokens."
     )
 
 
@@ -84,10 +72,10 @@ def _recommended(sweep: Sweep) -> Iterator[str]:
     chosen = [sweep.points[number] for number in sweep.recommended]
     if not chosen:
         return
-    yield heading("Recommended")
+    yield page.heading("Recommended")
     more = f" {len(chosen) - MOST_CARDS} more are in the table." if len(chosen) > MOST_CARDS else ""
-    yield paragraph(f"The fastest of those near the least cost.{more}", "note")
-    yield cards(_card(sweep, point) for point in chosen[:MOST_CARDS])
+    yield page.paragraph(f"The fastest of those near the least cost.{more}", "note")
+    yield page.cards(_card(sweep, point) for point in chosen[:MOST_CARDS])
 
 
 def _card(sweep: Sweep, point: Point) -> tuple[str, str, str]:
@@ -122,7 +110,7 @@ def _choice(name: str, values: Sequence[str]) -> str:
 
 def _points(sweep: Sweep, rows: Sequence[Row]) -> str:
     """The table of all points, folded where it is long."""
-    written = table(points_table(sweep, rows))
+    written = page.table(points_table(sweep, rows))
     if len(rows) <= MOST_LINES:
         return written
     return f"<details><summary>All {len(rows):,} points</summary>{written}</details>"
@@ -132,14 +120,14 @@ def _without(points: Sequence[Point]) -> Iterator[str]:
     """Points that have no plan, and why."""
     reasons = [(place(p), p.reason or "") for p in points if p.status != "planned"]
     if reasons:
-        yield heading("No plan")
-        yield table(Table(("point", "why"), tuple(dict.fromkeys(reasons)), prose=True))
+        yield page.heading("No plan")
+        yield page.table(page.Table(("point", "why"), tuple(dict.fromkeys(reasons)), prose=True))
 
 
 def _knees(knees: Sequence[Knee]) -> Iterator[str]:
     if not knees:
         return
-    yield heading("Where more devices stop paying")
+    yield page.heading("Where more devices stop paying")
     rows = tuple(
         (
             _series(knee.series),
@@ -149,7 +137,7 @@ def _knees(knees: Sequence[Knee]) -> Iterator[str]:
         )
         for knee in knees
     )
-    yield table(Table(("series", "efficiency", "up to devices", "below from devices"), rows))
+    yield page.table(page.Table(("series", "efficiency", "up to devices", "below from devices"), rows))
 
 
 def _series(inputs: Mapping[str, object]) -> str:
@@ -162,10 +150,10 @@ def _series(inputs: Mapping[str, object]) -> str:
 
 def _foundations(sweep: Sweep) -> Iterator[str]:
     """What all points take for granted, with its source, and what is not known."""
-    yield heading("Assumptions and sources")
-    yield paragraph(f"Prices are {sweep.terms.price_kind}.")
-    yield facts(_assumed(sweep))
-    yield from sentences(sweep.warnings)
+    yield page.heading("Assumptions and sources")
+    yield page.paragraph(f"Prices are {sweep.terms.price_kind}.")
+    yield page.facts(_assumed(sweep))
+    yield from page.sentences(sweep.warnings)
 
 
 def _assumed(sweep: Sweep) -> Iterator[tuple[str, str]]:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from planner.evaluation.blocks import Assignment, exit_of
 from planner.evaluation.evaluator import Evaluator, Shardings
-from planner.graph import TOKEN_DIMS, Block
+from planner.graph import BATCH, TOKEN_DIMS, Block, Graph
 from planner.intra_op.ilp import solve
 from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block
+from planner.operators import operator_rule
 from planner.plans import Parallelism
 
 Key = tuple[object, ...]
@@ -30,18 +31,19 @@ LEAN_FACTOR = 10.0 / 2**20
 
 
 class Assignments:
-    """Solves each distinct block problem once."""
+    """Solves each distinct block problem once, for all searches whose evaluators price alike."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        """Nothing is solved yet."""
+        """Knows what earlier searches have solved."""
         self._evaluator = evaluator
-        self._shardings: dict[Key, Shardings] = {}
-        self._solved: dict[Key, Solved] = {}
-        self._distinct: dict[Key, Assignment] = {}
+        self._shardings: dict[Key, Shardings] = evaluator.kept.searched_as("shardings")
+        self._solved: dict[Key, Solved] = evaluator.kept.searched_as("solved")
+        self._distinct: dict[Key, Assignment] = evaluator.kept.searched_as("distinct")
+        self._counts_replicas = not all_have_batch(evaluator.graph)
 
     def sharding(self, plan: Parallelism, lean: bool) -> Shardings:
         """Strategies for every block on the plan's mesh."""
-        key = (*_degrees(plan), plan.expert, plan.recompute, lean)
+        key = (*self._degrees(plan), plan.expert, plan.recompute, lean)
         if key not in self._shardings:
             self._shardings[key] = self._solve_blocks(plan, lean)
         return self._shardings[key]
@@ -74,10 +76,9 @@ class Assignments:
 
     def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Solved:
         has_experts = any("experts" in tensor.dims for tensor in block.tensors)
-        experts = (
-            plan.expert if has_experts else min(plan.expert, 2)
-        )  # without experts the axis is just batch
-        key = (*_degrees(plan), experts, block.name, policy, ends, lean)
+        counts = has_experts or self._counts_replicas
+        experts = plan.expert if counts else min(plan.expert, 2)  # without experts the axis is just batch
+        key = (*self._degrees(plan), experts, block.name, policy, ends, lean)
         if key not in self._solved:
             priced = price_block(self._evaluator.pricer(plan), block, Situation(policy, ends))
             choice = _choose(priced, lean)
@@ -87,10 +88,25 @@ class Assignments:
             self._solved[key] = Solved(found, priced.problem.cost(choice))
         return self._solved[key]
 
+    def _degrees(self, plan: Parallelism) -> Key:
+        """What the choice depends on: how many ranks split the batch does not matter, only whether any do.
 
-def _degrees(plan: Parallelism) -> Key:
-    """What the choice depends on: how many ranks split the batch does not matter, only whether any do."""
-    return plan.tensor, plan.context, plan.data // plan.expert > 1, plan.micro_batch
+        Beside operators without a batch it does matter: what they leave whole is cut, or gathered.
+        """
+        replicas = plan.data // plan.expert
+        return (
+            plan.tensor,
+            plan.context,
+            replicas if self._counts_replicas else replicas > 1,
+            plan.micro_batch,
+        )
+
+
+def all_have_batch(graph: Graph) -> bool:
+    """Whether every operator is split by batch where there are data ranks."""
+    return all(
+        BATCH in operator_rule(op).splittable(op, block, graph) for block in graph.blocks for op in block.ops
+    )
 
 
 def _choose(priced: PricedBlock, lean: bool) -> tuple[int, ...]:

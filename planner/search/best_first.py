@@ -159,10 +159,10 @@ class Search:
         self.host_limit = evaluator.cluster.host.memory or math.inf
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
-        self._whole: dict[tuple[object, ...], Floors] = {}
+        self._whole: dict[tuple[object, ...], Floors] = evaluator.kept.searched_as("floors")
         self._unavoidable = unavoidable(evaluator.pricer(ALONE), policies(pins))
         self._levels = (self.main_floor, self.policy_floor, self.floor, self.staged_time, self.staged_floor)
-        self._least: dict[tuple[int | str, ...], float] = {}
+        self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self.nearest: Found | None = None
         """After a search in which nothing fitted: what needs the least memory."""
 

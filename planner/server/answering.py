@@ -10,7 +10,7 @@ from cluster_specs.units import format_bytes, format_seconds
 from planner import search
 from planner.analysis.naming import short_name
 from planner.analysis.questions import Progress, Question, known, priced
-from planner.analysis.scaling import replicated
+from planner.analysis.replicas import replicated
 from planner.pages.plan import plan_body, plan_content, plan_data, title
 from planner.plans import Objective, Plan
 from planner.server.asking import Asked, Nearby
@@ -22,6 +22,12 @@ REMEMBERED = 128
 
 TABS = 64
 """Browser tabs whose latest question is known."""
+
+ALTERNATIVES = 5
+"""Plans that a whole answer has."""
+
+FIRST = "first"
+"""Sets keys of first answers apart."""
 
 PATIENCE = 120.0
 """A search that takes longer is given up [s]."""
@@ -37,10 +43,12 @@ class Reply(NamedTuple):
     title: str
     html: str
     """What is below the title, with the data of its charts."""
+    complete: bool = True
+    """What came close was looked at too; a first answer has the best plan alone."""
 
 
 class Overtaken(Exception):
-    """The same tab has asked something newer."""
+    """The same tab has asked something newer, or somebody waits while nobody asked for this."""
 
 
 class TooLong(Exception):
@@ -59,24 +67,57 @@ class Desk:
         self._noting = threading.Lock()
         self._replies: OrderedDict[Key, Reply] = OrderedDict()
         self._turns: OrderedDict[str, int] = OrderedDict()
+        self._waiting = 0
+        self.idle = threading.Event()
+        """Set while nobody waits for an answer."""
+        self.idle.set()
 
-    def answer(self, asked: Asked, tab: str = "", turn: int = 0) -> Reply:
+    def answer(self, asked: Asked, tab: str = "", turn: int = 0, first: bool = False) -> Reply:
         """The best plan for a question; ``tab`` asks its questions with growing ``turn``.
 
+        ``first``: without what came close, where that would have to be searched for.
         Raises ``InputError`` and ``Infeasible`` as the search does, `Overtaken`, `TooLong`.
         """
         question = asked.question()
-        key = _key(question, asked)
         self._note(tab, turn)
-        found = self._remembered(key)
+        self._count_waiting(1)
+        try:
+            return self._found(question, asked, self._watch(tab, turn), first)
+        finally:
+            self._count_waiting(-1)
+
+    def prepare(self, asked: Asked) -> None:
+        """Have the first answer to a question at hand before it is asked.
+
+        Raises `Overtaken` as soon as somebody waits for another, and what `answer` raises.
+        """
+
+        def watch(looked: int, total: int) -> None:
+            if not self.idle.is_set():
+                raise Overtaken
+
+        self._found(asked.question(), asked, watch, first=True)
+
+    def _found(self, question: Question, asked: Asked, watch: Progress, first: bool) -> Reply:
+        """The answer that is remembered, or else is searched for: the first one only where the whole is not known."""
+        key = _key(question, asked)
+        found = self._known(key, first)
         if found is not None:
             return found
         with self._searching:
-            found = self._remembered(key)  # it may have been asked twice at once
+            found = self._known(key, first)  # it may have been asked twice at once
             if found is None:
-                found = _reply(self._plan(key[0], question, asked.objective, self._watch(tab, turn)))
-                self._remember(key, found)
+                found = self._reply(key[0], question, asked.objective, watch, first)
+                self._remember(key if found.complete else (*key, FIRST), found)
         return found
+
+    def _known(self, key: Key, first: bool) -> Reply | None:
+        return self._remembered(key) or (self._remembered((*key, FIRST)) if first else None)
+
+    def _count_waiting(self, more: int) -> None:
+        with self._noting:
+            self._waiting += more
+            (self.idle.clear if self._waiting else self.idle.set)()
 
     def nearby(self, near: Nearby) -> str | None:
         """What the plan that answered ``before`` does under the new question, with more or fewer replicas of it.
@@ -90,15 +131,17 @@ class Desk:
         choice = replicated(before.plan.plan, question.job.global_batch, factor)
         return None if choice is None else _carried_over(priced(question, choice))
 
-    def _plan(self, key: str, question: Question, objective: Objective, watch: Progress) -> Plan:
+    def _reply(
+        self, key: str, question: Question, objective: Objective, watch: Progress, first: bool
+    ) -> Reply:
         kept = self._shelf.get(key, question) if self._shelf else None
         if kept is not None:
-            return kept
+            return _shown(kept)
         watch(0, 0)  # it may have waited for another search
-        plan = search.plan(*question, objective=objective, progress=watch)
-        if self._shelf:
+        plan = search.plan(*question, objective=objective, top=1 if first else ALTERNATIVES, progress=watch)
+        if self._shelf and not first:
             self._shelf.put(key, plan)
-        return plan
+        return _shown(plan, complete=not first)
 
     def _watch(self, tab: str, turn: int) -> Progress:
         """Ends a search that nobody waits for any more, or that takes too long."""
@@ -131,9 +174,9 @@ class Desk:
                 self._replies.popitem(last=False)
 
 
-def _reply(plan: Plan) -> Reply:
+def _shown(plan: Plan, complete: bool = True) -> Reply:
     content = plan_content(plan)
-    return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]))
+    return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]), complete)
 
 
 def _carried_over(plan: Plan) -> str:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster_specs.record import Record, first_problem
 from planner.errors import Infeasible, InputError, PlannerError
+from planner.server.ahead import Ahead, neighbours
 from planner.server.answering import Desk, Overtaken, TooLong
 from planner.server.asking import Asked, Nearby
 from planner.server.form import form_page, static_files
@@ -45,6 +46,8 @@ class Posted(Record):
     asked: Asked
     tab: str = Field(default="", max_length=64)
     turn: int = Field(default=0, ge=0)
+    first: bool = False
+    """The best plan at once; what came close is asked for afterwards."""
 
 
 class Guard:
@@ -69,9 +72,13 @@ class Guard:
 
 
 def application(
-    desk: Desk | None = None, hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    desk: Desk | None = None,
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]"),
+    ahead: Ahead | None = None,
 ) -> Starlette:
     """The application; ``hosts`` are the names under which it may be reached, so that no other site can rebind one.
+
+    ``ahead`` plans what is likely to be asked after each answer.
 
     Raises ``InputError`` where the library that draws charts is missing.
     """
@@ -86,10 +93,20 @@ def application(
         kind, text = files[request.path_params["name"]]
         return Response(text, media_type=kind)
 
+    def look_ahead(asked: Asked) -> None:
+        if ahead is not None:
+            ahead.put(neighbours(asked))
+
     def answer(data: Any) -> Mapping[str, Any]:
         posted = Posted.model_validate(data)
-        found = at_desk.answer(posted.asked, posted.tab, posted.turn)
-        return {"title": found.title, "html": found.html}
+        try:
+            found = at_desk.answer(posted.asked, posted.tab, posted.turn, posted.first)
+        except Infeasible:
+            look_ahead(posted.asked)
+            raise
+        if found.complete:
+            look_ahead(posted.asked)
+        return {"title": found.title, "html": found.html, "complete": found.complete}
 
     def nearby(data: Any) -> Mapping[str, Any]:
         return {"text": at_desk.nearby(Nearby.model_validate(data))}

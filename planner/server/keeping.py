@@ -8,6 +8,15 @@ from pydantic import ValidationError
 from planner.analysis.questions import Question
 from planner.plans import Plan
 
+MOST_PLANS = 2000
+"""Files in a folder, a few hundred kilobytes each at most; the ones written longest ago go first."""
+
+
+def usual_folder() -> Path:
+    """Where plans are kept between runs: ``meshwright/plans`` in the user's folder for caches."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "meshwright" / "plans"
+
 
 class Shelf:
     """A folder of plan files, named by the digest of what was asked (`planner.sweep.answers.key_of`)."""
@@ -30,6 +39,20 @@ class Shelf:
         written = self._folder / f".{key}.{os.getpid()}.tmp"
         written.write_text(plan.to_json(), encoding="utf-8")
         written.replace(self._path(key))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        kept = list(self._folder.glob("*.json"))
+        for path in sorted(kept, key=_written)[: max(0, len(kept) - MOST_PLANS)]:
+            path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
+
+
+def _written(path: Path) -> float:
+    """When; long ago where another process has just removed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -91,7 +91,7 @@ def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     devices = values.get("devices")
     try:
         cluster = loader.sized(str(values["cluster"]), None if devices is None else int(devices))
-        job = {**USUAL.get(cluster.device.kind, {}), **job, "global_batch": _sequences(values)}
+        job = {**USUAL.get(cluster.device.kind, {}), **job, "global_batch": sequences(values)}
         asked = validated(Job, job, "the job")
         question = Question(
             loader.model(str(values["model"])),
@@ -104,8 +104,8 @@ def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     return Cell(_inputs(values, job, pins, changes, question), question, None)
 
 
-def _sequences(values: Mapping[str, Any]) -> Any:
-    """The global batch in sequences."""
+def sequences(values: Mapping[str, Any]) -> Any:
+    """The global batch in sequences; raises ``InputError`` where its tokens are no whole number of them."""
     if BATCH_TOKENS not in values:
         return values["global_batch"]
     tokens, length = int(values[BATCH_TOKENS]), int(values["seq_len"])

@@ -64,6 +64,15 @@ def miss(point: Point, goal: Goal) -> float:
     return max(late, dear)
 
 
+def best(points: Sequence[Point], goal: Goal) -> int | None:
+    """Index of the cheapest point that meets the goal, or of the nearest miss; None where nothing has a plan."""
+    planned = [i for i, point in enumerate(points) if point.economics is not None]
+    good = [i for i in planned if meets(points[i], goal)]
+    if good:
+        return min(good, key=lambda i: (money(points[i]), time(points[i]), i))
+    return min(planned, key=lambda i: (miss(points[i], goal), i), default=None)
+
+
 def priced_kinds(terms: Terms) -> tuple[str, ...]:
     """Shipped clusters that are sold in this way."""
     found = []
@@ -78,6 +87,12 @@ def priced_kinds(terms: Terms) -> tuple[str, ...]:
 def smallest(kind: str) -> int:
     """Fewest devices that a kind is sold with, whole nodes at least."""
     return default_sizes(kind, MOST_DEVICES)[0]
+
+
+def node_of(kind: str) -> int:
+    """Devices by which a kind grows; 0 where it comes in fixed slices only."""
+    cluster = sized(kind, smallest(kind))
+    return 0 if cluster.torus is not None else cluster.devices_per_node
 
 
 def flops(model: str, job: Mapping[str, Any], tokens: float) -> float:
@@ -95,10 +110,20 @@ def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:
         return math.inf
 
 
-def sizes(kind: str, hours: float, goal: Goal, most: int) -> tuple[list[int], list[int]]:
-    """Sizes of a kind from the least that could meet the deadline upwards, and those below it downwards."""
-    offered = default_sizes(kind, most)
-    least = 0.0 if goal.deadline_s is None or math.isinf(hours) else hours * HOUR / goal.deadline_s
+def least_devices(hours: float, goal: Goal) -> float:
+    """Devices below which no deadline of ``goal`` is met, if the run takes at least so many device-hours."""
+    return 0.0 if goal.deadline_s is None or math.isinf(hours) else hours * HOUR / goal.deadline_s
+
+
+def sizes(kind: str, hours: float, goal: Goal, most: int, batch: int = 1) -> tuple[list[int], list[int]]:
+    """Sizes of a kind from the least that could meet the deadline upwards, and those below it downwards.
+
+    The usual ones, and those that divide a ``batch`` of so many sequences, which may have other factors.
+    """
+    usual, node = default_sizes(kind, most), node_of(kind)
+    dividing = (n for n in range(node, min(most, batch) + 1, node) if batch % n == 0) if node else ()
+    offered = sorted({*usual, *dividing})
+    least = least_devices(hours, goal)
     return [n for n in offered if n >= least], [n for n in reversed(offered) if n < least]
 
 

@@ -12,12 +12,12 @@ from planner.analysis.sensitivity import sensitivity
 from planner.errors import InputError, UnknownName
 from planner.plans import Estimate, Objective, Parallelism, Plan
 from planner.sweep.answers import Answer, key_of
+from planner.sweep.efficiency import efficiencies, knees
 from planner.sweep.engines import ENGINES
 from planner.sweep.grid import Axes, Cell, cells
 from planner.sweep.journal import Journal
 from planner.sweep.pareto import front, recommended
 from planner.sweep.records import Point, Sweep
-from planner.sweep.scaling import efficiencies, knees
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) searches."""

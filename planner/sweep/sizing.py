@@ -2,11 +2,13 @@
 
 Every kind of cluster is tried in growing sizes. The first size is the least that could meet the deadline with every
 device at its peak; a kind is left when its next size cannot be better (see `Ladder.go_on`). A kind whose device-hours
-at peak already cost more than the best answer is not tried at all.
+at peak already cost more than the best answer is not tried at all. Kinds that come near the cheapest are then tried
+with the counts of nodes between their sizes (`planner.sweep.refining`).
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,25 +20,28 @@ from cluster_specs.units import format_duration
 from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.sweep.answers import key_of
-from planner.sweep.grid import Axes, Cell, cells
+from planner.sweep.efficiency import efficiencies
+from planner.sweep.grid import cells, sequences
 from planner.sweep.ladders import (
     MOST_DEVICES,
     Goal,
     Ladder,
+    best,
     flops,
     in_time,
+    least_devices,
     least_hours,
     meets,
-    miss,
     money,
+    node_of,
     priced_kinds,
     sizes,
     smallest,
     time,
 )
 from planner.sweep.records import Point
+from planner.sweep.refining import Refined, between, near, refined
 from planner.sweep.running import answer_all, as_point
-from planner.sweep.scaling import efficiencies
 
 SCHEMA: Final = "meshwright/size/1"
 
@@ -61,6 +66,8 @@ class Sizing(Record):
     tried: tuple[Point, ...]
     skipped: Mapping[str, str]
     """Kind of cluster -> why it was not tried."""
+    refined: Mapping[str, Refined] = {}
+    """Kind of cluster -> counts of nodes that were tried beside the usual sizes."""
     assumed: tuple[str, ...] = ()
 
 
@@ -88,37 +95,72 @@ def size(
     work = flops(model, job, terms.tokens)
     floors = {kind: least_hours(kind, work, job) for kind in kinds}
     by_floor = sorted(kinds, key=lambda kind: (_least_cost(kind, floors, terms), kind))
-    ladders = [Ladder(kind, *sizes(kind, floors[kind], goal, most_devices), goal) for kind in by_floor]
+    batch = sequences(job)
+    ladders = [Ladder(kind, *sizes(kind, floors[kind], goal, most_devices, batch), goal) for kind in by_floor]
+    ask = partial(_points, model, job=job, terms=terms, jobs=jobs, engine=engine, journal=journal)
     skipped: dict[str, str] = {}
     while left := [ladder for ladder in ladders if ladder.next_size is not None]:
-        batch = [each for each in left if not _too_dear(each, floors, ladders, terms, skipped)][:AT_ONCE]
-        asked = [next(iter(_cells(model, ladder, job))) for ladder in batch]
+        now = [each for each in left if not _too_dear(each, floors, ladders, terms, skipped)][:AT_ONCE]
         done = sum(len(ladder.points) for ladder in ladders)
         if progress is not None:
             progress(done, done + len(left))
-        for ladder, point in zip(batch, _answered(asked, terms, jobs, engine, journal), strict=True):
+        asked = [(each.kind, each.next_size or 0) for each in now]
+        for ladder, point in zip(now, ask(asked), strict=True):
             ladder.add(point)
-    tried = [point for ladder in ladders for point in ladder.points]
-    shares = efficiencies(tried)
+    tried = {ladder.kind: ladder.points for ladder in ladders}
+    more = _refine(tried, {kind: least_devices(floors[kind], goal) for kind in kinds}, goal, ask, progress)
+    points = [point for each in tried.values() for point in sorted(each, key=lambda p: p.inputs.devices)]
+    shares = efficiencies(points)
     weighed = (
-        point.model_copy(update={"scaling_efficiency": shares.get(i)}) for i, point in enumerate(tried)
+        point.model_copy(update={"scaling_efficiency": shares.get(i)}) for i, point in enumerate(points)
     )
-    return _sizing(model, tuple(weighed), goal, terms, skipped)
+    return _sizing(model, tuple(weighed), goal, terms, skipped, more)
 
 
-def _cells(model: str, ladder: Ladder, job: Mapping[str, Any]) -> Iterator[Cell]:
-    axes: Axes = {"model": (model,), "cluster": (ladder.kind,), "devices": (ladder.next_size or 0,)}
-    yield from cells(axes, job)
+def _refine(
+    tried: Mapping[str, list[Point]],
+    least: Mapping[str, float],
+    goal: Goal,
+    ask: Callable[[Sequence[tuple[str, int]]], Iterator[Point]],
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Refined]:
+    """Adds to what was ``tried`` of each kind the counts between, round by round, and says which they are."""
+    nodes = {kind: node_of(kind) for kind in tried}
+    found: dict[str, Refined] = {}
+    while True:
+        asked = {
+            kind: counts
+            for kind in (list(tried)[i] for i in near(list(tried.values()), goal))
+            if (counts := between(tried[kind], goal, least[kind], nodes[kind]))
+        }
+        if not asked:
+            return found
+        for kind, counts in asked.items():
+            found.setdefault(kind, refined(tried[kind], counts, nodes[kind]))
+        each = [(kind, n) for kind, counts in asked.items() for n in counts]
+        done = sum(map(len, tried.values()))
+        if progress is not None:
+            progress(done, done + len(each))
+        for (kind, _), point in zip(each, ask(each), strict=True):
+            tried[kind].append(point)
 
 
-def _answered(
-    asked: Sequence[Cell], terms: Terms, jobs: int, engine: str, journal: Path | None
+def _points(
+    model: str,
+    asked: Sequence[tuple[str, int]],
+    *,
+    job: Mapping[str, Any],
+    terms: Terms,
+    jobs: int,
+    engine: str,
+    journal: Path | None,
 ) -> Iterator[Point]:
-    """The points of some cells, in their order."""
-    keys = [None if cell.question is None else key_of(cell.question, "time") for cell in asked]
-    questions = {key: cell.question for key, cell in zip(keys, asked, strict=True) if key and cell.question}
+    """The points of some (kind, devices), in their order."""
+    grid = [next(cells({"model": (model,), "cluster": (kind,), "devices": (n,)}, job)) for kind, n in asked]
+    keys = [None if cell.question is None else key_of(cell.question, "time") for cell in grid]
+    questions = {key: cell.question for key, cell in zip(keys, grid, strict=True) if key and cell.question}
     answers = answer_all(questions, "time", jobs=jobs, engine=engine, journal=journal)
-    for cell, key in zip(asked, keys, strict=True):
+    for cell, key in zip(grid, keys, strict=True):
         yield as_point(cell, key, answers.get(key or ""), terms)
 
 
@@ -146,35 +188,48 @@ def _least_cost(kind: str, floors: Mapping[str, float], terms: Terms) -> float:
 
 
 def _sizing(
-    model: str, tried: tuple[Point, ...], goal: Goal, terms: Terms, skipped: Mapping[str, str]
+    model: str,
+    tried: tuple[Point, ...],
+    goal: Goal,
+    terms: Terms,
+    skipped: Mapping[str, str],
+    more: Mapping[str, Refined],
 ) -> Sizing:
     """The best of what was tried, and why nothing better."""
-    planned = [i for i, point in enumerate(tried) if point.economics is not None]
-    good = [i for i in planned if meets(tried[i], goal)]
-    if good:
-        chosen: int | None = min(good, key=lambda i: (money(tried[i]), time(tried[i]), i))
-    else:
-        chosen = min(planned, key=lambda i: (miss(tried[i], goal), i), default=None)
+    chosen = best(tried, goal)
+    found = None if chosen is None else tried[chosen]
+    planned = [point for point in tried if point.economics is not None]
     return Sizing(
         model=model,
         goal=goal,
         terms=terms,
-        meets=bool(good),
-        verdict=_verdict(
-            None if chosen is None else tried[chosen], [tried[i] for i in planned], goal, bool(good)
-        ),
+        meets=found is not None and meets(found, goal),
+        verdict=_verdict(found, planned, goal, more),
         chosen=chosen,
         tried=tried,
         skipped=skipped,
+        refined=more,
     )
 
 
-def _verdict(chosen: Point | None, planned: Sequence[Point], goal: Goal, meets: bool) -> str:
+def _verdict(chosen: Point | None, planned: Sequence[Point], goal: Goal, more: Mapping[str, Refined]) -> str:
     if chosen is None:
         return "Nothing fits: no kind and size of cluster that was tried has a plan."
-    if meets:
-        return f"{_described(chosen)}: the cheapest of {len(planned)} clusters with a plan."
-    return f"Nothing meets the goal. {_why_not(planned, goal)} Nearest: {_described(chosen)}."
+    steps = _steps(chosen.inputs.cluster, more)
+    if meets(chosen, goal):
+        return f"{_described(chosen)}: the cheapest of {len(planned)} clusters with a plan.{steps}"
+    return f"Nothing meets the goal. {_why_not(planned, goal)} Nearest: {_described(chosen)}.{steps}"
+
+
+def _steps(kind: str, more: Mapping[str, Refined]) -> str:
+    """How finely the sizes of the kind that was chosen were looked at."""
+    if kind not in more:
+        return ""
+    tried = more[kind]
+    return (
+        f" Of {kind}, sizes from {tried.from_devices} to {tried.to_devices} devices were tried in steps of "
+        f"{tried.every_devices} or finer, and both neighbours of this one."
+    )
 
 
 def _why_not(planned: Sequence[Point], goal: Goal) -> str:

@@ -54,6 +54,14 @@ async function post(path, body, signal) {
   return { ok: reply.ok, ...await reply.json() };
 }
 
+async function show(found) {
+  document.getElementById("title").textContent = document.title = found.title;
+  answer.innerHTML = found.html;
+  answer.classList.remove("old");
+  await drawCharts(answer);
+  if (document.getElementById("gantt")) drawTimeline();
+}
+
 async function ask() {
   if (!form.reportValidity()) return;
   const mine = ++turn, question = asked();
@@ -67,16 +75,19 @@ async function ask() {
   }, () => {});
   const start = performance.now();
   try {
-    const found = await post("/answer", { asked: question, tab, turn: mine }, overtaken.signal);
+    const seconds = () => ((performance.now() - start) / 1000).toFixed(2);
+    const first = await post("/answer", { asked: question, tab, turn: mine, first: true }, overtaken.signal);
     if (mine !== turn) return;
-    if (!found.ok) { say(found.error, true); return; }
+    if (!first.ok) { say(first.error, true); return; }
     before = question;
-    document.getElementById("title").textContent = document.title = found.title;
-    answer.innerHTML = found.html;
-    answer.classList.remove("old");
-    await drawCharts(answer);
-    if (document.getElementById("gantt")) drawTimeline();
-    say(`Answered in ${((performance.now() - start) / 1000).toFixed(2)} s.`);
+    await show(first);
+    if (first.complete) { say(`Answered in ${seconds()} s.`); return; }
+    say(`First answer in ${seconds()} s: the best plan so far. Looking at what came close ...`);
+    const whole = await post("/answer", { asked: question, tab, turn: mine }, overtaken.signal);
+    if (mine !== turn) return;
+    if (!whole.ok) { say(whole.error, true); return; }
+    await show(whole);
+    say(`Answered in ${seconds()} s, with what came close.`);
   } catch (error) {
     if (mine === turn) say(`The server does not answer: ${error.message}`, true);
   }

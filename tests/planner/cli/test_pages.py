@@ -85,7 +85,7 @@ def test_who_listens_beyond_this_machine_is_warned(cli: Cli, monkeypatch: pytest
     from planner.server import listening
 
     served: list[str] = []
-    monkeypatch.setattr(listening, "listen", lambda listener, host, cache: served.append(host))
+    monkeypatch.setattr(listening, "listen", lambda listener, host, *_: served.append(host))
     quiet = cli("serve", "--port", "0", "--json")
     assert (quiet.exit_code, quiet.stderr) == (0, "")
     assert json.loads(quiet.stdout)["url"].startswith("http://127.0.0.1:")

@@ -28,7 +28,17 @@ def question() -> dict[str, Any]:
 @contextmanager
 def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`meshwright serve`, and its ``http://127.0.0.1:port``."""
-    command = [sys.executable, "-m", "planner.cli", "serve", "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "planner.cli",
+        "serve",
+        "--port",
+        "0",
+        "--json",
+        "--no-cache",
+        "--no-ahead",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout
         told = ""

@@ -1,6 +1,8 @@
 """Answers: the search's own, remembered, and given up when nobody waits for them."""
 
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from planner import api
 from planner.errors import Infeasible
-from planner.server import answering
+from planner.server import answering, keeping
 from planner.server.answering import Desk, Overtaken, TooLong
 from planner.server.asking import Asked, Nearby
 from planner.server.keeping import Shelf
@@ -49,6 +51,47 @@ def test_what_was_asked_before_is_not_searched_again(question: dict[str, Any], s
     assert len(searches) == 1
     desk.answer(asked(question, network=2))
     assert len(searches) == 2
+
+
+def test_the_first_answer_is_the_best_plan_alone(question: dict[str, Any], searches: list[Any]) -> None:
+    desk = Desk()
+    first = desk.answer(asked(question), first=True)
+    assert not first.complete
+    assert not first.plan.alternatives
+    assert desk.answer(asked(question), first=True) is first
+    whole = desk.answer(asked(question))
+    assert whole.complete
+    assert whole.plan.alternatives
+    assert first.plan.estimate is not None
+    assert whole.plan.estimate is not None
+    assert whole.plan.estimate.step_time_s <= first.plan.estimate.step_time_s
+    assert desk.answer(asked(question), first=True) is whole
+    assert len(searches) == 2
+
+
+def test_first_answers_are_not_kept_on_disk(question: dict[str, Any], tmp_path: Path) -> None:
+    Desk(Shelf(tmp_path)).answer(asked(question), first=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plans_written_longest_ago_make_room(
+    question: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MOST_PLANS", 2)
+    shelf, plan = Shelf(tmp_path), Desk().answer(asked(question)).plan
+    for age, key in ((300, "a"), (100, "b"), (200, "c")):
+        shelf.put(key, plan)
+        moment = time.time() - age
+        os.utime(tmp_path / f"{key}.json", (moment, moment))
+    shelf.put("d", plan)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["b", "d"]
+
+
+def test_the_usual_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert keeping.usual_folder() == tmp_path / "meshwright" / "plans"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert keeping.usual_folder() == Path.home() / ".cache" / "meshwright" / "plans"
 
 
 def test_equal_hardware_under_another_name_has_its_own_page(question: dict[str, Any]) -> None:

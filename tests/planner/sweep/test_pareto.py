@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import point
 
+from planner.sweep.efficiency import efficiencies, knees
 from planner.sweep.pareto import dominates, front, losses, recommended
 from planner.sweep.records import Point
-from planner.sweep.scaling import efficiencies, knees
 
 figures = st.builds(
     point,

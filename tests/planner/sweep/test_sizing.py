@@ -1,5 +1,7 @@
 """Backwards: what is chosen is the cheapest of everything that could have been, and a miss says what binds."""
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ from small import PINS, point
 from cluster_specs.catalog import load_cluster, what_if
 from planner.analysis.economics import Terms
 from planner.errors import InputError
-from planner.sweep.ladders import Goal, Ladder
+from planner.sweep.ladders import Goal, Ladder, best, meets, money
 from planner.sweep.records import Point
+from planner.sweep.refining import MOST_BETWEEN, between, near
 from planner.sweep.running import sweep
 from planner.sweep.sizing import Sizing, size
 
@@ -54,6 +57,48 @@ def test_against_every_size(everything: list[Point], days: float) -> None:
         chosen = answer.tried[answer.chosen].economics
         assert chosen is not None
         assert chosen.cost == pytest.approx(min(c.cost or 0 for c in in_time))
+
+
+UNEVEN: dict[str, Any] = {**JOB, "global_batch": 720}
+"""A batch that 40, 72, 80, 120 and 144 ranks divide."""
+
+
+@pytest.fixture(scope="module")
+def every_count() -> list[Point]:
+    """All counts of nodes of two kinds, each asked for by itself."""
+    fixed = {name: value for name, value in UNEVEN.items() if name not in ("seq_len", "global_batch")}
+    axes = {
+        "model": ("gpt2",),
+        "cluster": ("dgx-h100", "dgx-a100-80g"),
+        "devices": range(8, 257, 8),
+        "seq_len": (UNEVEN["seq_len"],),
+        "global_batch": (UNEVEN["global_batch"],),
+    }
+    return [p for p in sweep(axes, TERMS, fixed=fixed).points if p.economics]
+
+
+@pytest.mark.parametrize("days", [0.16, 0.2, 0.25, 0.33, 0.5, 0.8, 2.0])
+def test_against_every_count_of_nodes(every_count: list[Point], days: float) -> None:
+    goal = Goal(deadline_s=days * DAY)
+    answer = size("gpt2", TERMS, goal, job=UNEVEN, clusters=("dgx-h100", "dgx-a100-80g"), most_devices=256)
+    good = [p for p in every_count if meets(p, goal)]
+    assert answer.meets is bool(good)
+    if good:
+        assert answer.chosen is not None
+        chosen = answer.tried[answer.chosen]
+        assert money(chosen) == min(map(money, good))
+        steps = answer.refined.get(chosen.inputs.cluster)
+        assert steps is None or steps.every_devices == 8
+
+
+def test_sizes_between_the_usual_ones_are_found(every_count: list[Point]) -> None:
+    """At least one of these deadlines is met most cheaply by no power of two nor three times one."""
+    usual = {factor << k for factor in (1, 3) for k in range(9)}
+    cheapest = set()
+    for days in (0.16, 0.2, 0.25, 0.33, 0.5, 0.8):
+        good = [p for p in every_count if meets(p, Goal(deadline_s=days * DAY))]
+        cheapest |= {min(good, key=money).inputs.devices} if good else set()
+    assert cheapest - usual
 
 
 def test_a_budget_too_small_says_so() -> None:
@@ -139,3 +184,44 @@ def test_a_ladder_turns_back_where_nothing_fits() -> None:
     failed = Point(inputs=point().inputs, key="", status="invalid")
     assert run(ladder(32, 64, down=(16, 8)), [failed, failed, failed, point()]) == [32, 64, 16, 8]
     assert run(ladder(32, 64, down=(16, 8)), [failed, failed, point(), point()]) == [32, 64, 16]
+
+
+def tried(*times: tuple[int, float, float]) -> list[Point]:
+    """Points of (nodes of 8, days, cost)."""
+    return [point(time=days * DAY, cost=cost, devices=8 * nodes) for nodes, days, cost in times]
+
+
+def test_counts_between_are_all_those_of_a_small_gap() -> None:
+    points = tried((8, 9, 5), (12, 6, 5.5), (16, 5, 6))
+    assert between(points, Goal(deadline_s=6 * DAY), 0, 8) == (72, 80, 88, 104, 112, 120)
+    assert between(points, Goal(deadline_s=6 * DAY), 0, 0) == ()
+    assert between(tried((8, 9, 5), (9, 5, 6)), Goal(deadline_s=6 * DAY), 0, 8) == ()
+
+
+def test_counts_below_the_least_are_left_out() -> None:
+    assert between(tried((8, 5, 5), (12, 4, 6)), Goal(deadline_s=6 * DAY), 41, 8)[:3] == (48, 56, 72)
+
+
+def test_wide_gaps_are_narrowed_down_to_a_node() -> None:
+    """Rounds end, ask for nothing twice, and find the one count where time and cost are smooth."""
+    goal = Goal(deadline_s=5.5 * DAY)
+
+    def outcomes(nodes: Iterable[int]) -> list[Point]:
+        return tried(*((n, 9 * 512 / n, 4 + n / 512) for n in nodes))
+
+    points = outcomes((512, 768, 1024))
+    while counts := between(points, goal, 0, 8):
+        assert len(counts) <= 2 * MOST_BETWEEN
+        assert not {p.inputs.devices for p in points} & set(counts)
+        points += outcomes(n // 8 for n in counts)
+    chosen = best(points, goal)
+    assert chosen is not None
+    assert points[chosen].inputs.devices == 8 * math.ceil(9 * 512 / 5.5)
+    assert len(points) < 60
+
+
+def test_kinds_far_from_the_cheapest_are_not_refined() -> None:
+    goal = Goal(deadline_s=6 * DAY)
+    kinds = [tried((8, 5, 100)), tried((8, 5, 114)), tried((8, 5, 116)), tried((8, 7, 90))]
+    assert near(kinds, goal) == [0, 1]
+    assert near([tried((8, 7, 90)), tried((8, 8, 1)), tried((8, 12, 1))], goal) == [0, 1]

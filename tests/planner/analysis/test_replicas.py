@@ -3,7 +3,7 @@
 import pytest
 
 from planner import api
-from planner.analysis.scaling import scaling
+from planner.analysis.replicas import scaling
 from planner.plans import Parallelism, Plan
 
 
