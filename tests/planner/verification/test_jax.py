@@ -9,7 +9,7 @@ from planner.errors import InputError, Unsupported
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Plan
 from planner.verification import with_jax
-from planner.verification.scaling import scaled_down, scaled_graph
+from planner.verification.miniature import scaled_down, scaled_graph
 from planner.verification.tools import verify
 
 needs_jax = [pytest.mark.jax, pytest.mark.skipif(not installed("jax"), reason="jax is not installed")]
