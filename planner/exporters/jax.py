@@ -7,7 +7,6 @@ from string import Template
 from planner.errors import Unsupported
 from planner.exporters.header import describe
 from planner.exporters.partition_specs import (
-    MESH_AXES,
     Entry,
     activation_specs,
     batch_spec,
@@ -63,9 +62,10 @@ def _job(plan: Plan) -> dict[str, str]:
 
 
 def _mesh(layout: Layout) -> dict[str, str]:
+    sizes = mesh_sizes(layout)
     return {
-        "mesh_axes": _render_strings(MESH_AXES),
-        "mesh_shape": str(tuple(mesh_sizes(layout).values())),
+        "mesh_axes": _render_strings(sizes),
+        "mesh_shape": str(tuple(sizes.values())),
         "batch_spec": render_spec(batch_spec(layout)),
     }
 

@@ -35,6 +35,14 @@ PLANS = {
         "gpt-oss-120b",
         data=8, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=2, expert=2, tensor=2,
     ),
+    "states over a part of the experts' ranks": lambda: of_shipped(
+        "gpt-oss-120b",
+        data=16, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=4, expert=8,
+    ),
+    "states over a part of the context ranks": lambda: of_shipped(
+        "mixtral-8x7b",
+        data=2, context=4, zero_stage=2, sharding="HYBRID_SHARD", shard_degree=2, replicate_degree=4, expert=2,
+    ),
 }  # fmt: skip
 
 
