@@ -51,6 +51,10 @@ def to_accelerate(plan: Plan) -> dict[str, str]:
 
 def _check(layout: Layout) -> None:
     p, job, policy = layout.plan.plan, layout.plan.job, recompute_policy(layout.plan)
+    if p.expert > 1:
+        raise Unsupported(
+            "target accelerate has no expert parallelism; plan with --expert 1, or export to fsdp2"
+        )
     if p.tensor > 1:
         raise Unsupported(
             "target accelerate splits layers by the model's own plan, with whole residuals and logits; "

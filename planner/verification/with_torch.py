@@ -39,7 +39,9 @@ def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
         "seq": SEQ_LEN,
     }
     found = run_program("torch_check", to_fsdp2(small), task, NEEDS, python)
-    degrees = ", ".join(f"{axis} {getattr(small.plan, axis)}" for axis in ("data", "tensor", "pipeline"))
+    p = small.plan
+    axes = ["data", "tensor", "pipeline", *(a for a in ("context", "expert") if getattr(p, a) > 1)]
+    degrees = ", ".join(f"{axis} {getattr(p, axis)}" for axis in axes)
     return Verification(
         tool="torch",
         versions=(f"torch {found['version']}",),
