@@ -169,5 +169,23 @@ def axolotl(path):
     }
 
 
+def maxtext(path, *settings):
+    """Its configuration with all checks, on CPU devices; it refuses keys that it does not know."""
+    from maxtext.configs import pyconfig
+
+    own = ("run_name=run", "skip_jax_distributed_system=true", "hardware=cpu", "dataset_type=synthetic")
+    config = pyconfig.initialize(["", path, *own, *settings])
+    axes = ("tensor", "context", "expert", "fsdp", "data", "pipeline")
+    return {
+        "axes": {axis: getattr(config, f"ici_{axis}_parallelism") for axis in axes},
+        "batch": config.global_batch_size_to_train_on,
+        "micro_batch": config.micro_batch_size_to_train_on,
+        "accumulation": config.gradient_accumulation_steps,
+        "remat": config.remat_policy,
+        "pipeline_micro_batches": config.num_pipeline_microbatches,
+        "layers_per_stage": config.num_layers_per_pipeline_stage,
+    }
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

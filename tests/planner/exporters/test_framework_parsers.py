@@ -15,17 +15,19 @@ SHARDED: dict[str, Any] = {"data": 4, "zero_stage": 3, "sharding": "FULL_SHARD",
 BF16 = {"precision": "bf16"}
 
 
-def read(plan: Plan, target: str, check: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def read(
+    plan: Plan, target: str, check: str, folder: Path, *arguments: str, **environment: str
+) -> dict[str, Any]:
     """The first file of ``target`` as its framework reads it."""
     for name, text in export(plan, target).items():
         (folder / name).write_text(text)
     file = folder / next(iter(export(plan, target)))
-    found: dict[str, Any] = json.loads(run_check_of(check, file, *arguments).splitlines()[-1])
+    found: dict[str, Any] = json.loads(run_check_of(check, file, *arguments, **environment).splitlines()[-1])
     return found
 
 
-def run_check_of(check: str, file: Path, *arguments: str) -> str:
-    return run_check("check_frameworks.py", Path(check), str(file), *arguments)
+def run_check_of(check: str, file: Path, *arguments: str, **environment: str) -> str:
+    return run_check("check_frameworks.py", Path(check), str(file), *arguments, **environment)
 
 
 FSDP1 = {
@@ -200,3 +202,66 @@ def test_axolotl_reads_its_keys(case: str, tmp_path: Path) -> None:
     if plan.plan.zero_stage:
         assert found["fsdp_config"]["reshard_after_forward"] is (plan.plan.zero_stage == 3)
         assert found["fsdp_config"]["activation_checkpointing"] is (plan.plan.recompute == "full")
+
+
+MAXTEXT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tensor, ZeRO 3, selective": (
+        SHARDED | {"tensor": 2, "recompute": "selective"},
+        {
+            "axes": {"tensor": 2, "fsdp": 4},
+            "remat": "minimal_with_context",
+            "accumulation": 4,
+            "micro_batch": 4,
+        },
+    ),
+    "context, hybrid": (
+        SHARDED
+        | {
+            "context": 2,
+            "sharding": "HYBRID_SHARD",
+            "shard_degree": 4,
+            "replicate_degree": 2,
+            "recompute": "full",
+        },
+        {"axes": {"context": 2, "fsdp": 2, "data": 2}, "remat": "full"},
+    ),
+    "experts": (
+        SHARDED | {"expert": 2, "recompute": "full"},
+        {"axes": {"expert": 2, "fsdp": 2}, "remat": "full"},
+    ),
+    "pipeline": (
+        {"data": 2, "pipeline": 4, "schedule": "gpipe", "replicate_degree": 2, "recompute": "full"},
+        {
+            "axes": {"data": 2, "pipeline": 4},
+            "pipeline_micro_batches": 8,
+            "layers_per_stage": 2,
+            "accumulation": 1,
+        },
+    ),
+}
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(not installed("maxtext"), reason="maxtext is not installed")
+@pytest.mark.parametrize("case", MAXTEXT)
+def test_maxtext_reads_its_overrides(case: str, tmp_path: Path) -> None:
+    degrees, expected = MAXTEXT[case]
+    has_experts = degrees.get("expert", 1) > 1
+    experts = (
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2} if has_experts else {}
+    )
+    plan = tiny_plan(tiny_model(num_hidden_layers=8, **experts), job=BF16, **degrees)
+    sizes = ["base_num_decoder_layers=8"]
+    if has_experts:
+        sizes += ["num_experts=4", "base_moe_mlp_dim=7168"]
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={plan.plan.num_devices}",
+    }
+    found = read(plan, "maxtext", "maxtext", tmp_path, *sizes, **environment)
+    ones = dict.fromkeys(("tensor", "context", "expert", "fsdp", "data", "pipeline"), 1)
+    assert found.pop("axes") == ones | expected["axes"]
+    assert {key: found[key] for key in expected if key != "axes"} == {
+        k: v for k, v in expected.items() if k != "axes"
+    }
+    assert found["batch"] == plan.job.global_batch
