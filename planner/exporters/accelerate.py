@@ -14,7 +14,7 @@ from planner.errors import Unsupported
 from planner.exporters.fsdp import check_fsdp
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits
-from planner.exporters.placements import Layout, layout_of, recompute_policy
+from planner.exporters.placements import Layout, data_mesh, layout_of, recompute_policy
 from planner.exporters.script import SCRIPTS_OWN
 from planner.plans import Plan
 
@@ -43,6 +43,7 @@ def to_accelerate(plan: Plan) -> dict[str, str]:
     """
     layout = layout_of(plan, "accelerate")
     check_fsdp(plan, "accelerate")
+    data_mesh(plan.plan)
     _check(layout)
     header = "\n".join([comments(plan), *(f"# {note}" for note in _notes(plan))])
     return {FILE: f"{header}\n{yaml.safe_dump(_config(layout), sort_keys=False)}"}
@@ -50,6 +51,10 @@ def to_accelerate(plan: Plan) -> dict[str, str]:
 
 def _check(layout: Layout) -> None:
     p, job, policy = layout.plan.plan, layout.plan.job, recompute_policy(layout.plan)
+    if p.expert > 1:
+        raise Unsupported(
+            "target accelerate has no expert parallelism; plan with --expert 1, or export to fsdp2"
+        )
     if p.tensor > 1:
         raise Unsupported(
             "target accelerate splits layers by the model's own plan, with whole residuals and logits; "

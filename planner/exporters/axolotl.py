@@ -23,6 +23,9 @@ TARGET, FILE = "axolotl", "axolotl.yaml"
 OPTIMIZERS = MappingProxyType({"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"})
 """Optimizer -> ``optimizer``."""
 
+RING_ATTENTION = "flash_attention_2"
+"""``attn_implementation`` without which axolotl refuses ``context_parallel_size`` above 1."""
+
 LIMITS = Limits(
     zero_stages=(0, 2, 3),
     hybrid=(2, 3),
@@ -55,6 +58,8 @@ def _config(plan: Plan) -> dict[str, Any]:
     if p.zero_stage == 0:
         return config | {"gradient_checkpointing": policy_of(p) == "full"}
     shard, replicate = shard_and_replicate(p)
+    if p.context > 1:
+        config["attn_implementation"] = RING_ATTENTION
     return config | {
         "fsdp_version": 2,
         "fsdp_config": {

@@ -10,8 +10,8 @@ from string import Template
 from planner.errors import Unsupported
 from planner.evaluation.setting import ranks_of
 from planner.exporters.header import describe
-from planner.exporters.placements import Layout, layer_prefix, layout_of
-from planner.exporters.script import policy_of
+from planner.exporters.placements import Layout, data_mesh, layer_prefix, layout_of
+from planner.exporters.script import policy_of, refuse_context_without_shards, render_strings
 from planner.exporters.stages import cuts_of, policies_of
 from planner.exporters.tensor_parallel import Styles, embedding_styles, module_styles, reads_sequence_split
 from planner.pipeline.generators import SCHEDULES
@@ -27,14 +27,14 @@ RECOMPUTE = ("none", "selective", "full")
 def to_fsdp2(plan: Plan) -> dict[str, str]:
     """``fsdp2_plan.py`` for ``plan``.
 
-    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: context and expert
-    parallelism, ZeRO 1, fp8, offload of one state alone, shardings inside modules; and pipelines of models whose
-    stages would share a parameter or need more than hidden states.
+    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: ZeRO 1, fp8, offload of one
+    state alone, shardings inside modules, context parallelism of other than plain causal attention, expert beside
+    tensor parallelism; and pipelines of models whose stages would share a parameter or need more than hidden states.
     """
     layout = layout_of(plan, TARGET, pipelines=True)
     check_fsdp(plan, TARGET)
-    if plan.plan.context > 1:
-        raise Unsupported("target fsdp2 does not export context parallelism; plan again with --context 1")
+    _check_context(layout)
+    _check_experts(plan)
     policies = policies_of(plan.plan)
     if len(policies) > 1:
         raise Unsupported("target fsdp2 recomputes all stages alike; plan again with --recompute")
@@ -47,10 +47,6 @@ def to_fsdp2(plan: Plan) -> dict[str, str]:
 def check_fsdp(plan: Plan, target: str) -> None:
     """Raise ``Unsupported`` for what no FSDP2 target expresses."""
     p = plan.plan
-    if p.expert > 1:
-        raise Unsupported(
-            f"target {target} has no expert parallelism; plan with --expert 1, or export to jax"
-        )
     if p.zero_stage == 1:
         raise Unsupported(
             f"target {target} shards gradients with the optimizer states; plan again with --zero 2 or 3"
@@ -63,6 +59,45 @@ def check_fsdp(plan: Plan, target: str) -> None:
             f"target {target} offloads weights and optimizer together, not {states[0]} alone; "
             f"plan again with both or neither"
         )
+
+
+def _check_context(layout: Layout) -> None:
+    """What `ContextAttention` of the script relies on."""
+    plan = layout.plan
+    context = plan.plan.context
+    if context == 1:
+        return
+    refuse_context_without_shards(plan.plan, TARGET)
+    data_mesh(plan.plan)
+    if plan.job.seq_len % (2 * context):
+        raise Unsupported(
+            f"target {TARGET} deals sequences out in {2 * context} pieces, which do not divide {plan.job.seq_len}"
+        )
+    for block, _ in layout.graph.instances():
+        for op in (op for op in block.ops if op.kind == "attention"):
+            spans = [name for name in ("window", "chunk") if op.attributes.get(name)]
+            if spans or op.weights or not op.attributes.get("causal"):
+                raise Unsupported(
+                    f"target {TARGET} splits sequences of plain causal attention only, not {block.name}.{op.name}; "
+                    f"plan again with --context 1"
+                )
+
+
+def _check_experts(plan: Plan) -> None:
+    """What `SpreadExperts` of the script relies on."""
+    p = plan.plan
+    if p.expert == 1:
+        return
+    if p.tensor > 1:
+        raise Unsupported(
+            f"target {TARGET} spreads experts over ranks that tensor parallelism does not split; plan again with "
+            f"--tensor 1, or export to jax"
+        )
+    if p.zero_stage == 0:
+        raise Unsupported(
+            f"target {TARGET} shards states beside expert parallelism; plan again with --zero 3"
+        )
+    data_mesh(p)
 
 
 def _job(plan: Plan) -> dict[str, str]:
@@ -90,17 +125,46 @@ def _model(layout: Layout) -> dict[str, str]:
     graph, split = layout.graph, layout.axes["tensor"] > 1
     sequence = split and _residual_is_split(layout)
     plans = _plans(layout) if split else {}
+    mesh = _mesh(layout)
     loss = any("use_local_output=False" in style for style in plans.get("", {}).values())
     return {
-        "mesh_shape": str(
-            (layout.plan.plan.pipeline, layout.data.replicate, layout.data.shard, layout.axes["tensor"])
-        ),
+        "mesh_names": render_strings(mesh),
+        "mesh_shape": str(tuple(mesh.values())),
+        "shared": render_strings(name for name in ("dp_shard", "ep", "cp") if name in mesh),
+        "experts": _render_experts(layout),
         "layers": render_layers(layout),
         "tied": _render_pairs(_tied(layout)) if split and graph.tied else "()",
         "loss_parallel": str(loss),
         "split_sequence": str(sequence),
         "plans": _render_plans(plans),
     }
+
+
+def _mesh(layout: Layout) -> dict[str, int]:
+    """Sizes of the script's mesh, outermost first; axes of experts and context only where they split anything."""
+    data = layout.data
+    sizes = {
+        "pp": layout.plan.plan.pipeline,
+        "dp_replicate": data.replicate,
+        "dp_shard": data.shard,
+        "ep": data.expert,
+        "cp": layout.axes["context"],
+        "tp": layout.axes["tensor"],
+    }
+    return {name: size for name, size in sizes.items() if size > 1 or name not in ("ep", "cp")}
+
+
+def _render_experts(layout: Layout) -> str:
+    """``EXPERTS`` of the script: modules whose parameters the expert axis splits, relative to their layer."""
+    found: dict[str, list[str]] = {}
+    for parameter in layout.parameters:
+        if any("expert" in dim.axes for dim in parameter.dims):
+            prefix = layer_prefix(layout.graph.block[parameter.block])
+            module = parameter.path.removeprefix(prefix + ".").rpartition(".")[0]
+            if module not in found.setdefault(parameter.block, []):
+                found[parameter.block].append(module)
+    rows = "".join(f'"{kind}": {render_strings(modules)}, ' for kind, modules in found.items())
+    return "{" + rows.removesuffix(", ") + "}"
 
 
 def _pipeline(layout: Layout) -> dict[str, str]:

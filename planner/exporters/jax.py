@@ -7,7 +7,6 @@ from string import Template
 from planner.errors import Unsupported
 from planner.exporters.header import describe
 from planner.exporters.partition_specs import (
-    MESH_AXES,
     Entry,
     activation_specs,
     batch_spec,
@@ -16,6 +15,7 @@ from planner.exporters.partition_specs import (
     parameter_spec,
 )
 from planner.exporters.placements import Layout, layout_of, recompute_policy
+from planner.exporters.script import render_strings, render_tuple
 from planner.plans import Plan
 
 FILE = "jax_shardings.py"
@@ -63,9 +63,10 @@ def _job(plan: Plan) -> dict[str, str]:
 
 
 def _mesh(layout: Layout) -> dict[str, str]:
+    sizes = mesh_sizes(layout)
     return {
-        "mesh_axes": _render_strings(MESH_AXES),
-        "mesh_shape": str(tuple(mesh_sizes(layout).values())),
+        "mesh_axes": render_strings(sizes),
+        "mesh_shape": str(tuple(sizes.values())),
         "batch_spec": render_spec(batch_spec(layout)),
     }
 
@@ -76,7 +77,7 @@ def _parameters(layout: Layout) -> dict[str, str]:
     zero, tables = layout.plan.plan.zero_stage, []
     for key, parameter in keyed_parameters(layout):
         sizes |= {dim.name: str(dim.extent) for dim in parameter.dims}
-        dims[key] = _render_tuple(_render_strings(dim.name for dim in group) for group in parameter.groups)
+        dims[key] = render_tuple(render_strings(dim.name for dim in group) for group in parameter.groups)
         params[key] = render_spec(parameter_spec(layout, parameter, sharded=zero == 3))
         states[key] = render_spec(parameter_spec(layout, parameter, sharded=zero > 0))
         if not parameter.is_matrix and len(parameter.groups) > 1:
@@ -86,7 +87,7 @@ def _parameters(layout: Layout) -> dict[str, str]:
         "param_dims": _render_dict(dims),
         "param_specs": _render_dict(params),
         "state_specs": "PARAM_SPECS" if states == params else _render_dict(states),
-        "tables": _render_strings(tables),
+        "tables": render_strings(tables),
     }
 
 
@@ -94,7 +95,7 @@ def _activations(layout: Layout) -> dict[str, str]:
     dims, specs = {}, {}
     for block, _ in layout.graph.instances():
         for tensor, spec in activation_specs(layout, block):
-            dims[f"{block.name}.{tensor.name}"] = _render_strings(tensor.dims)
+            dims[f"{block.name}.{tensor.name}"] = render_strings(tensor.dims)
             specs[f"{block.name}.{tensor.name}"] = render_spec(spec)
     return {"activation_dims": _render_dict(dims), "activation_specs": _render_dict(specs)}
 
@@ -118,16 +119,7 @@ def render_spec(spec: Iterable[Entry]) -> str:
 def _render_entry(entry: Entry) -> str:
     if not entry:
         return "None"
-    return f'"{entry[0]}"' if len(entry) == 1 else _render_strings(entry)
-
-
-def _render_tuple(items: Iterable[str]) -> str:
-    found = tuple(items)
-    return f"({found[0]},)" if len(found) == 1 else f"({', '.join(found)})"
-
-
-def _render_strings(names: Iterable[str]) -> str:
-    return _render_tuple(f'"{name}"' for name in names)
+    return f'"{entry[0]}"' if len(entry) == 1 else render_strings(entry)
 
 
 def _render_dict(items: Mapping[str, str]) -> str:

@@ -21,8 +21,12 @@ from planner.plans import Plan
 
 TARGET, FILE = "maxtext", "maxtext.yml"
 
-RECOMPUTE = MappingProxyType({"none": "none", "selective": "minimal_with_context", "full": "full"})
-"""Policy -> ``remat_policy``: ``minimal_with_context`` keeps the results of products and of attention."""
+RECOMPUTE = MappingProxyType({"selective": "minimal_with_context", "full": "full"})
+"""Policy -> ``remat_policy``: ``minimal_with_context`` keeps the results of products and of attention.
+
+There is none that keeps everything: ``none`` gives ``jax.checkpoint`` no policy, with which it keeps nothing (0.2.5,
+src/maxtext/layers/nnx_decoders.py, get_remat_policy).
+"""
 
 LIMITS = Limits(
     zero_stages=(0, 3),

@@ -1,13 +1,15 @@
 """Which mesh axes split each dim of each array: GSPMD's view of a plan, before it is written down.
 
 The plan's axis ``data`` becomes two mesh axes: ``data`` (whole copies of the states) and ``fsdp`` (ranks that
-share them). ZeRO adds ``fsdp`` to one dim of each parameter or state.
+share them). ZeRO adds ``fsdp`` to one dim of each parameter or state. Where states are sharded over a part of the
+expert or context axis only, that axis becomes two as well: copies of the states, and ranks that share them.
 
 Source: Xu et al., GSPMD, arXiv:2105.04663, sections 3.1 and 5.1.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from planner.errors import Unsupported
 from planner.exporters.placements import LAYER, Dim, Layout, Parameter
@@ -16,8 +18,16 @@ from planner.operators import operator_rule
 from planner.sharding.mesh import AXES
 from planner.sharding.spec import ShardingSpec, input_spec, output_spec
 
-MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
-"""Axes of the exported mesh, outermost first; all of them always, so that the names are stable."""
+MESH_AXES = ("data", "fsdp", "expert_copy", "expert", "context_copy", "context", "tensor")
+"""Axes of the exported mesh, outermost first; all of them always, so that the names are stable, but for `COPIES`."""
+
+COPIES = ("expert_copy", "context_copy")
+"""Axes that a mesh has only where they are larger than 1."""
+
+PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"data": ("data", "fsdp"), "expert": ("expert_copy", "expert"), "context": ("context_copy", "context")}
+)
+"""Axis of a plan -> the mesh axes that it becomes, where it is not one of the same name."""
 
 Entry = tuple[str, ...]
 """Mesh axes that split one dim, outermost first."""
@@ -27,17 +37,24 @@ PartitionSpec = tuple[Entry, ...]
 
 
 def mesh_sizes(layout: Layout) -> dict[str, int]:
-    """Size of each of `MESH_AXES`."""
-    data = layout.data
-    sizes = (data.replicate, data.shard, data.expert, layout.axes["context"], layout.axes["tensor"])
-    return dict(zip(MESH_AXES, sizes, strict=True))
+    """Size of each axis of the mesh, in the order of `MESH_AXES`."""
+    data, context = layout.data, layout.axes["context"]
+    sizes = (
+        data.replicate,
+        data.shard,
+        data.expert_copies,
+        data.expert // data.expert_copies,
+        data.context_copies,
+        context // data.context_copies,
+        layout.axes["tensor"],
+    )
+    return {a: n for a, n in zip(MESH_AXES, sizes, strict=True) if n > 1 or a not in COPIES}
 
 
 def _entry(layout: Layout, axes: Iterable[str]) -> Entry:
     """The plan's axes as those mesh axes that are larger than 1."""
     sizes = mesh_sizes(layout)
-    wide = (x for a in axes for x in (("data", "fsdp") if a == "data" else (a,)))
-    return tuple(a for a in wide if sizes[a] > 1)
+    return tuple(part for a in axes for part in PARTS.get(a, (a,)) if sizes.get(part, 1) > 1)
 
 
 def _degree(layout: Layout, entry: Entry) -> int:
@@ -58,9 +75,8 @@ def parameter_spec(layout: Layout, parameter: Parameter, sharded: bool) -> Parti
     Raises ``Unsupported`` where the plan splits a dim unevenly.
     """
     entries = [_split_dim(layout, parameter, dim) for dim in parameter.dims]
-    used = {a for entry in entries for a in entry}
-    extra = tuple(a for a in _state_axes(layout) if a not in used)
-    if not sharded or not extra:
+    extra = _state_axes(layout, {a for entry in entries for a in entry}) if sharded else ()
+    if not extra:
         return tuple(entries)
     local = [dim.extent // _degree(layout, entry) for dim, entry in zip(parameter.dims, entries, strict=True)]
     fitting = [i for i, extent in enumerate(local) if extent % _degree(layout, extra) == 0]
@@ -70,10 +86,22 @@ def parameter_spec(layout: Layout, parameter: Parameter, sharded: bool) -> Parti
     return tuple(entries)
 
 
-def _state_axes(layout: Layout) -> Entry:
-    """Mesh axes over which ZeRO shards, outermost first."""
+def _state_axes(layout: Layout, used: Collection[str]) -> Entry:
+    """Mesh axes over which ZeRO shards what lies on the axes ``used`` already, outermost first.
+
+    Experts have states over fewer ranks than other parameters have, because the expert axis counts among theirs; an
+    axis that is more than is left of them is taken whole.
+    """
+    sizes = mesh_sizes(layout)
     shares = {"fsdp": True, "expert": layout.data.over_expert, "context": layout.data.over_context}
-    return tuple(a for a in MESH_AXES if shares.get(a) and mesh_sizes(layout)[a] > 1)
+    free = [a for a in MESH_AXES if shares.get(a) and a not in used and sizes[a] > 1]
+    left = layout.plan.plan.shard_degree // math.prod(sizes.get(a, 1) for a in PARTS["expert"] if a in used)
+    found: list[str] = []
+    for axis in reversed(free):
+        if left > 1:
+            found.insert(0, axis)
+            left //= sizes[axis]
+    return tuple(found)
 
 
 def _split_dim(layout: Layout, parameter: Parameter, dim: Dim) -> Entry:

@@ -82,6 +82,10 @@ class DataMesh(NamedTuple):
     """States that the expert axis does not split are sharded over it."""
     over_context: bool = False
     """States are sharded over the context axis as well."""
+    expert_copies: int = 1
+    """Parts of the expert axis that each hold all states, where they are sharded over its nearest ranks only."""
+    context_copies: int = 1
+    """The same of the context axis."""
 
 
 @dataclass(frozen=True)
@@ -168,27 +172,42 @@ def layer_prefix(block: Block) -> str:
     return min(numbered, key=len, default="")
 
 
-def data_mesh(plan: Parallelism) -> DataMesh:
+def state_mesh(plan: Parallelism) -> DataMesh:
     """Cut the data-parallel ranks as the plan shards its states: over the nearest ranks, context ones first.
 
-    Raises ``InputError`` where the degrees contradict each other, ``Unsupported`` where the sharding group
-    cuts a context-parallel or expert-parallel group.
+    As `planner.sharding.mesh.Mesh.inner_outer` cuts them. Raises ``InputError`` where the degrees contradict each
+    other.
     """
     degree = plan.shard_degree if plan.zero_stage else 1
-    if degree == 1:
-        return DataMesh(plan.data // plan.expert, 1, plan.expert)
-    nearest = plan.context * plan.expert
-    if degree % nearest:
+    context = math.gcd(degree, plan.context)
+    expert = math.gcd(degree // context, plan.expert)
+    shard = math.gcd(degree // (context * expert), plan.data // plan.expert)
+    if context * expert * shard != degree:
+        ranks = plan.data * plan.context
+        raise InputError(f"plan: shard_degree {degree} does not divide {ranks} data and context ranks")
+    return DataMesh(
+        plan.data // plan.expert // shard,
+        shard,
+        plan.expert,
+        expert > 1,
+        context > 1,
+        plan.expert // expert if expert > 1 else 1,
+        plan.context // context if context > 1 else 1,
+    )
+
+
+def data_mesh(plan: Parallelism) -> DataMesh:
+    """`state_mesh` of a plan whose states are sharded over whole groups of context and expert ranks, or not at all.
+
+    Raises ``Unsupported`` where the sharding group cuts such a group, else as `state_mesh`.
+    """
+    degree, nearest = plan.shard_degree if plan.zero_stage else 1, plan.context * plan.expert
+    if degree > 1 and degree % nearest:
         raise Unsupported(
             f"states sharded over {degree} ranks cut groups of {nearest} context- and expert-parallel ranks; "
             f"plan with a shard degree that {nearest} divides"
         )
-    shard = degree // nearest
-    if plan.data % (shard * plan.expert):
-        ranks = plan.data * plan.context
-        raise InputError(f"plan: shard_degree {degree} does not divide {ranks} data and context ranks")
-    replicate = plan.data // (shard * plan.expert)
-    return DataMesh(replicate, shard, plan.expert, plan.expert > 1, plan.context > 1)
+    return state_mesh(plan)
 
 
 def _strategies(plan: Plan, graph: Graph, stage: StagePlan | None) -> dict[str, dict[str, Strategy]]:
@@ -235,7 +254,7 @@ def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
     graph = build_graph(plan.model, plan.job.seq_len)
     stage = _only_stage(p, target)
     axes = axis_sizes(p) | (dict(stage.mesh) if stage else {})
-    return Layout(plan, graph, axes, _strategies(plan, graph, stage), data_mesh(p))
+    return Layout(plan, graph, axes, _strategies(plan, graph, stage), state_mesh(p))
 
 
 def _only_stage(plan: Parallelism, target: str) -> StagePlan | None:

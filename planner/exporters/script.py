@@ -1,6 +1,6 @@
 """What several targets leave to the training script, and how they name the data-parallel ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from planner.errors import Unsupported
@@ -59,6 +59,17 @@ def script_notes(plan: Plan) -> Iterator[str]:
     )
     if plan.job.fused_loss:
         yield "In the script: compute the loss in chunks, so that whole logits never exist."
+
+
+def render_strings(names: Iterable[str]) -> str:
+    """A tuple of strings as code."""
+    return render_tuple(f'"{name}"' for name in names)
+
+
+def render_tuple(items: Iterable[str]) -> str:
+    """A tuple as code."""
+    found = tuple(items)
+    return f"({found[0]},)" if len(found) == 1 else f"({', '.join(found)})"
 
 
 def commented(lines: Iterator[str] | tuple[str, ...]) -> str:

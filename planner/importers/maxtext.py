@@ -16,7 +16,7 @@ STACK = "jax-xla"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 POLICIES = {
-    "none": ("none", True),
+    "none": ("full", True),
     "minimal_with_context": ("selective", True),
     "minimal_flash": ("selective", True),
     "minimal": ("selective", False),

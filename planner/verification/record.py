@@ -1,11 +1,17 @@
 """What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from cluster_specs.record import Record
 
 Tool = Literal["jax", "torch", "xla-tpu"]
+
+
+LOSS_LIMIT = 1e-5
+"""Share of the loss by which sums in another order may differ in fp32."""
+PARAMETER_LIMIT = 1e-3
+"""Share of the largest change of a parameter in one step."""
 
 
 class Check(Record):
@@ -24,26 +30,23 @@ class Check(Record):
         return self.error <= self.limit
 
 
-def training_checks(
-    alone: Sequence[float],
-    parallel: Sequence[float],
-    distance: float,
-    moved: float,
-    loss_limit: float,
-    parameter_limit: float,
-) -> tuple[Check, ...]:
-    """Losses of two steps, and the largest distance of a parameter beside the largest change of one."""
+def training_checks(found: Mapping[str, Any]) -> tuple[Check, ...]:
+    """Losses of two steps, and the largest distance of a parameter beside the largest change of one.
+
+    ``found`` has what a program of `planner.verification.programs` found: ``loss`` on one device, ``parallel_loss``,
+    ``distance`` and ``moved``.
+    """
     names = ("loss", "loss after one step")
     losses = [
-        Check(name=name, expected=one, found=many, error=abs(many / one - 1), limit=loss_limit)
-        for name, one, many in zip(names, alone, parallel, strict=True)
+        Check(name=name, expected=one, found=many, error=abs(many / one - 1), limit=LOSS_LIMIT)
+        for name, one, many in zip(names, found["loss"], found["parallel_loss"], strict=True)
     ]
     apart = Check(
         name="largest distance of a parameter",
         expected=0,
-        found=distance,
-        error=distance / moved,
-        limit=parameter_limit,
+        found=found["distance"],
+        error=found["distance"] / found["moved"],
+        limit=PARAMETER_LIMIT,
     )
     return (*losses, apart)
 

@@ -4,16 +4,11 @@ from planner.exporters.jax import FILE, to_jax
 from planner.exporters.placements import layout_of
 from planner.plans import Plan
 from planner.verification.arrays import task_of
+from planner.verification.miniature import scaled_down
 from planner.verification.process import run_program
 from planner.verification.record import Verification, training_checks
-from planner.verification.scaling import scaled_down
 
 DEVICES = 8
-
-LOSS_LIMIT = 1e-5
-"""Share of the loss by which sums in another order may differ in fp32."""
-PARAMETER_LIMIT = 1e-3
-"""Share of the largest change of a parameter in one step."""
 
 
 def verify_with_jax(plan: Plan, python: str | None = None) -> Verification:
@@ -35,14 +30,7 @@ def verify_with_jax(plan: Plan, python: str | None = None) -> Verification:
         tool="jax",
         versions=(f"jax {found['version']}",),
         what=f"a small model of the structure of {plan.model.name} on {found['devices']} CPU devices ({axes})",
-        checks=training_checks(
-            found["loss"],
-            found["sharded_loss"],
-            found["distance"],
-            found["moved"],
-            LOSS_LIMIT,
-            PARAMETER_LIMIT,
-        ),
+        checks=training_checks(found),
         notes=(
             *left_out,
             "in fp32 with SGD, where a wrong scale of a gradient shows; sizes and speed are not checked here",

@@ -6,9 +6,9 @@ from planner.errors import Unsupported
 from planner.evaluation import evaluate
 from planner.exporters.fsdp import to_fsdp2
 from planner.plans import Plan
+from planner.verification.miniature import SEQ_LEN, scaled_down
 from planner.verification.process import run_program
 from planner.verification.record import Comparison, Verification, training_checks
-from planner.verification.scaling import SEQ_LEN, scaled_down
 
 PROCESSES = 8
 
@@ -18,11 +18,6 @@ STATES = ("weights", "master_weights", "optimizer")
 """Components of an estimate that stay from step to step."""
 TRACKED_STATES = ("Sharded Param", "OptState")
 """The same of torch's tracker."""
-
-LOSS_LIMIT = 1e-5
-"""Share of the loss by which sums in another order may differ in fp32."""
-PARAMETER_LIMIT = 1e-3
-"""Share of the largest change of a parameter."""
 
 
 def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
@@ -44,19 +39,14 @@ def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
         "seq": SEQ_LEN,
     }
     found = run_program("torch_check", to_fsdp2(small), task, NEEDS, python)
-    degrees = ", ".join(f"{axis} {getattr(small.plan, axis)}" for axis in ("data", "tensor", "pipeline"))
+    p = small.plan
+    axes = ["data", "tensor", "pipeline", *(a for a in ("context", "expert") if getattr(p, a) > 1)]
+    degrees = ", ".join(f"{axis} {getattr(p, axis)}" for axis in axes)
     return Verification(
         tool="torch",
         versions=(f"torch {found['version']}",),
         what=f"a small {small.model.family} on {found['processes']} gloo processes ({degrees})",
-        checks=training_checks(
-            found["loss"],
-            found["parallel_loss"],
-            found["distance"],
-            found["moved"],
-            LOSS_LIMIT,
-            PARAMETER_LIMIT,
-        ),
+        checks=training_checks(found),
         comparisons=tuple(_memory(plan, python)),
         notes=(*left_out, *_notes(plan)),
     )

@@ -57,7 +57,7 @@ def check(task: Task) -> dict[str, Any]:
         "version": jax.__version__,
         "devices": int(mesh.size),
         "loss": [float(expected[2]), float(after)],
-        "sharded_loss": [float(result[2]), float(again)],
+        "parallel_loss": [float(result[2]), float(again)],
         "moved": moved,
         "distance": distance,
     }

@@ -22,6 +22,9 @@ from planner.verification.programs.torch_models import NoModel, Task, build, loa
 
 LEARNING_RATE, STEPS = 0.1, 2
 
+BATCHED = ("dp_replicate", "dp_shard", "ep")
+"""Axes of the mesh whose ranks have sequences of their own, outermost first."""
+
 Named = dict[str, Any]
 
 
@@ -129,10 +132,14 @@ def _mean(values: list[Any]) -> float:
 
 
 def _mine(exported: Any, mesh: Any, tokens: Any) -> Any:
-    """Sequences of this data-parallel rank."""
-    _, replicas, shards, _ = exported.MESH_SHAPE
-    _, replica, shard, _ = mesh.get_coordinate()
-    return tokens.chunk(replicas * shards)[replica * shards + shard]
+    """Tokens of this rank: its sequences, and of these what context parallelism deals out to it."""
+    index, count = 0, 1
+    for name, size, place in zip(
+        exported.MESH_NAMES, exported.MESH_SHAPE, mesh.get_coordinate(), strict=True
+    ):
+        if name in BATCHED:
+            index, count = index * size + place, count * size
+    return exported.context_part(mesh, tokens.chunk(count)[index])
 
 
 def _plain(name: str) -> str:

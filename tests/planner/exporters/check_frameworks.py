@@ -104,5 +104,88 @@ def torchtitan(path, processes):
     }
 
 
+def megatron(path):
+    """The sections of the overrides as Megatron Core's dataclasses take them, with their checks of each other.
+
+    A layout of stages is parsed by its own class. Sizes of the model stand for those of a recipe.
+    """
+    from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
+    from megatron.core.optimizer.optimizer_config import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    sections = json.loads(Path(path).read_text())
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    sizes = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8}
+    experts = {"num_moe_experts": 4} if sections["model"]["expert_model_parallel_size"] > 1 else {}
+    recipe = {"seq_length"}  # of Megatron-Bridge's model providers
+    given = {key: value for key, value in sections["model"].items() if key not in recipe}
+    model = TransformerConfig(**sizes, **experts, pipeline_dtype="float32", bf16=True, **given)
+    ddp = DistributedDataParallelConfig(**sections["ddp"])
+    optimizer = OptimizerConfig(**sections["optimizer"])
+    layout = model.pipeline_model_parallel_layout
+    return {
+        "unknown": sorted(set(given) - fields),
+        "tensor": model.tensor_model_parallel_size,
+        "sequence_parallel": model.sequence_parallel,
+        "pipeline": model.pipeline_model_parallel_size,
+        "virtual": model.virtual_pipeline_model_parallel_size,
+        "context": model.context_parallel_size,
+        "expert": model.expert_model_parallel_size,
+        "recompute": model.recompute_granularity,
+        "layers": layout
+        and [sum(kind.name == "decoder" for kind in s) for rank in layout.layout for s in rank],
+        "distributed_optimizer": ddp.use_distributed_optimizer,
+        "strategy": ddp.data_parallel_sharding_strategy,
+        "optimizer": optimizer.optimizer,
+    }
+
+
+def axolotl(path):
+    """Its pydantic schema, with the checks of keys against each other; what a user must add is made up.
+
+    For context parallelism it looks whether the kernels are installed, which want an accelerator.
+    """
+    import yaml
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+    from axolotl.utils.schemas.fsdp import FSDPConfig
+
+    sys.modules["ring_flash_attn"] = types.ModuleType("ring_flash_attn")
+    given = yaml.safe_load(Path(path).read_text())
+    own = {
+        "base_model": "model",
+        "datasets": [{"path": "data", "type": "alpaca"}],
+        "learning_rate": 1e-4,
+        "num_epochs": 1,
+    }
+    config = AxolotlInputConfig(**own, **given)
+    unknown = set(given) - set(AxolotlInputConfig.model_fields)
+    unknown |= set(given.get("fsdp_config", {})) - set(FSDPConfig.model_fields)
+    names = ("sequence_len", "micro_batch_size", "gradient_accumulation_steps", "bf16", "fsdp_version",
+             "dp_shard_size", "dp_replicate_size", "context_parallel_size", "gradient_checkpointing")  # fmt: skip
+    return {
+        "unknown": sorted(unknown),
+        "fsdp_config": config.fsdp_config.model_dump(exclude_none=True) if config.fsdp_config else None,
+        **{name: getattr(config, name) for name in names},
+    }
+
+
+def maxtext(path, *settings):
+    """Its configuration with all checks, on CPU devices; it refuses keys that it does not know."""
+    from maxtext.configs import pyconfig
+
+    own = ("run_name=run", "skip_jax_distributed_system=true", "hardware=cpu", "dataset_type=synthetic")
+    config = pyconfig.initialize(["", path, *own, *settings])
+    axes = ("tensor", "context", "expert", "fsdp", "data", "pipeline")
+    return {
+        "axes": {axis: getattr(config, f"ici_{axis}_parallelism") for axis in axes},
+        "batch": config.global_batch_size_to_train_on,
+        "micro_batch": config.micro_batch_size_to_train_on,
+        "accumulation": config.gradient_accumulation_steps,
+        "remat": config.remat_policy,
+        "pipeline_micro_batches": config.num_pipeline_microbatches,
+        "layers_per_stage": config.num_layers_per_pipeline_stage,
+    }
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

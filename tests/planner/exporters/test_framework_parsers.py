@@ -15,17 +15,19 @@ SHARDED: dict[str, Any] = {"data": 4, "zero_stage": 3, "sharding": "FULL_SHARD",
 BF16 = {"precision": "bf16"}
 
 
-def read(plan: Plan, target: str, check: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def read(
+    plan: Plan, target: str, check: str, folder: Path, *arguments: str, **environment: str
+) -> dict[str, Any]:
     """The first file of ``target`` as its framework reads it."""
     for name, text in export(plan, target).items():
         (folder / name).write_text(text)
     file = folder / next(iter(export(plan, target)))
-    found: dict[str, Any] = json.loads(run_check_of(check, file, *arguments).splitlines()[-1])
+    found: dict[str, Any] = json.loads(run_check_of(check, file, *arguments, **environment).splitlines()[-1])
     return found
 
 
-def run_check_of(check: str, file: Path, *arguments: str) -> str:
-    return run_check("check_frameworks.py", Path(check), str(file), *arguments)
+def run_check_of(check: str, file: Path, *arguments: str, **environment: str) -> str:
+    return run_check("check_frameworks.py", Path(check), str(file), *arguments, **environment)
 
 
 FSDP1 = {
@@ -134,3 +136,132 @@ def test_torchtitan_reads_its_toml(case: str, tmp_path: Path) -> None:
         assert found["parallelism"]["pipeline_parallel_schedule"] == "GPipe"
         assert found["training"]["local_batch_size"] == plan.plan.num_microbatches
         assert [len(part) for part in found["parallelism"]["module_fqns_per_model_part"]] == [1 + 3, 5 + 2]
+
+
+ZERO1: dict[str, Any] = SHARDED | {"zero_stage": 1, "sharding": "NO_SHARD"}
+
+MEGATRON: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tensor, context, recompute": (
+        ZERO1 | {"tensor": 2, "context": 2, "shard_degree": 8, "recompute": "full"},
+        {"tensor": 2, "sequence_parallel": True, "context": 2, "recompute": "full", "distributed_optimizer": True},
+    ),
+    "ZeRO 3": (SHARDED, {"strategy": "optim_grads_params", "layers": None}),
+    "experts": (
+        ZERO1 | {"expert": 4},
+        {"expert": 4, "strategy": "no_shard"},
+    ),
+    "equal stages": (
+        {"data": 2, "pipeline": 2, "virtual_stages": 2, "schedule": "interleaved"},
+        {"pipeline": 2, "virtual": 2, "layers": None, "distributed_optimizer": False},
+    ),
+    "uneven stages": ({"data": 2, "pipeline": 2}, {"pipeline": 2, "layers": [3, 5]}),
+}  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("megatron"), reason="megatron-core is not installed")
+@pytest.mark.parametrize("case", MEGATRON)
+def test_megatron_core_takes_the_overrides(case: str, tmp_path: Path) -> None:
+    degrees, expected = MEGATRON[case]
+    model = tiny_model(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=8)
+    plan = tiny_plan(model, job=BF16, **degrees)
+    if case == "uneven stages":
+        plan = plan.model_copy(update={"plan": with_cuts(plan.plan, 8, (0, 3, 8))})
+    found = read(plan, "megatron-bridge", "megatron", tmp_path)
+    assert {key: found[key] for key in expected} == expected
+    assert (found["unknown"], found["optimizer"]) == ([], "adam")
+
+
+AXOLOTL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "full shard": (SHARDED, {"dp_shard_size": 4, "dp_replicate_size": 1}),
+    "context, recompute": (
+        SHARDED | {"context": 2, "shard_degree": 8, "recompute": "full"},
+        {"dp_shard_size": 4, "context_parallel_size": 2},
+    ),
+    "hybrid, ZeRO 2": (
+        SHARDED | {"zero_stage": 2, "sharding": "HYBRID_SHARD", "shard_degree": 2, "replicate_degree": 2},
+        {"dp_shard_size": 2, "dp_replicate_size": 2},
+    ),
+    "replicas, recompute": (
+        {"data": 4, "replicate_degree": 4, "recompute": "full"},
+        {"gradient_checkpointing": True},
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("axolotl"), reason="axolotl is not installed")
+@pytest.mark.parametrize("case", AXOLOTL)
+def test_axolotl_reads_its_keys(case: str, tmp_path: Path) -> None:
+    degrees, expected = AXOLOTL[case]
+    plan = tiny_plan(job=BF16, **degrees)
+    found = read(plan, "axolotl", "axolotl", tmp_path)
+    assert {key: found[key] for key in expected} == expected
+    assert (found["unknown"], found["bf16"]) == ([], True)
+    assert (found["sequence_len"], found["micro_batch_size"]) == (16, 1)
+    if plan.plan.zero_stage:
+        assert found["fsdp_config"]["reshard_after_forward"] is (plan.plan.zero_stage == 3)
+        assert found["fsdp_config"]["activation_checkpointing"] is (plan.plan.recompute == "full")
+
+
+MAXTEXT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tensor, ZeRO 3, selective": (
+        SHARDED | {"tensor": 2, "recompute": "selective"},
+        {
+            "axes": {"tensor": 2, "fsdp": 4},
+            "remat": "minimal_with_context",
+            "accumulation": 4,
+            "micro_batch": 4,
+        },
+    ),
+    "context, hybrid": (
+        SHARDED
+        | {
+            "context": 2,
+            "sharding": "HYBRID_SHARD",
+            "shard_degree": 4,
+            "replicate_degree": 2,
+            "recompute": "full",
+        },
+        {"axes": {"context": 2, "fsdp": 2, "data": 2}, "remat": "full"},
+    ),
+    "experts": (
+        SHARDED | {"expert": 2, "recompute": "full"},
+        {"axes": {"expert": 2, "fsdp": 2}, "remat": "full"},
+    ),
+    "pipeline": (
+        {"data": 2, "pipeline": 4, "schedule": "gpipe", "replicate_degree": 2, "recompute": "full"},
+        {
+            "axes": {"data": 2, "pipeline": 4},
+            "pipeline_micro_batches": 8,
+            "layers_per_stage": 2,
+            "accumulation": 1,
+        },
+    ),
+}
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(not installed("maxtext"), reason="maxtext is not installed")
+@pytest.mark.parametrize("case", MAXTEXT)
+def test_maxtext_reads_its_overrides(case: str, tmp_path: Path) -> None:
+    degrees, expected = MAXTEXT[case]
+    has_experts = degrees.get("expert", 1) > 1
+    experts = (
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2} if has_experts else {}
+    )
+    plan = tiny_plan(tiny_model(num_hidden_layers=8, **experts), job=BF16, **degrees)
+    sizes = ["base_num_decoder_layers=8"]
+    if has_experts:
+        sizes += ["num_experts=4", "base_moe_mlp_dim=7168"]
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={plan.plan.num_devices}",
+    }
+    found = read(plan, "maxtext", "maxtext", tmp_path, *sizes, **environment)
+    ones = dict.fromkeys(("tensor", "context", "expert", "fsdp", "data", "pipeline"), 1)
+    assert found.pop("axes") == ones | expected["axes"]
+    assert {key: found[key] for key in expected if key != "axes"} == {
+        k: v for k, v in expected.items() if k != "axes"
+    }
+    assert found["batch"] == plan.job.global_batch

@@ -141,8 +141,23 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"pipeline": 2, "virtual_stages": 2, "schedule": "zb-v"},
         "no schedule zb-v, only .* splits no backward",
     ),
-    "context": ({"context": 2}, "does not export context parallelism; plan again with --context 1"),
-    "expert": ({"data": 2, "expert": 2}, "no expert parallelism; plan with --expert 1, or export to jax"),
+    "context": (
+        {"context": 2},
+        "shards states over context ranks; plan again with --zero 3, or with --context 1",
+    ),
+    "pieces": (
+        {"context": 16, "zero_stage": 3, "shard_degree": 16},
+        "in 32 pieces, which do not divide 16",
+    ),
+    "half of the context": (
+        {"context": 4, "zero_stage": 3, "shard_degree": 2, "replicate_degree": 2},
+        "2 ranks cut groups of 4",
+    ),
+    "expert": ({"data": 2, "expert": 2}, "shards states beside expert parallelism; plan again with --zero 3"),
+    "expert beside tensor": (
+        {"data": 2, "expert": 2, "tensor": 2, "zero_stage": 3, "shard_degree": 2},
+        "plan again with --tensor 1, or export to jax",
+    ),
     "zero 1": ({"data": 2, "zero_stage": 1}, "plan again with --zero 2 or 3"),
     "attention": ({"recompute": "attention"}, "recomputes none, selective, full, not 'attention'"),
     "weights": ({"offload": ("weights",)}, "weights and optimizer together, not weights alone"),
@@ -187,6 +202,22 @@ def test_stages_and_their_ranks_are_constants() -> None:
 def test_pipelines_that_share_more_than_hidden_states_are_refused(model: Model, message: str) -> None:
     with pytest.raises(Unsupported, match=message):
         to_fsdp2(tiny_plan(model, pipeline=2))
+
+
+def test_sequences_of_windowed_attention_are_not_split() -> None:
+    plan = tiny_plan(load_model("gemma-2-9b"), context=2, zero_stage=3, shard_degree=2)
+    with pytest.raises(Unsupported, match="plain causal attention only, not .*attention; .* --context 1"):
+        to_fsdp2(plan)
+
+
+def test_axes_of_context_and_experts_are_in_the_mesh_where_they_split() -> None:
+    plan = tiny_plan(load_model("mixtral-8x7b"), data=4, expert=2, context=2, zero_stage=3, shard_degree=8)
+    found = constants(to_fsdp2(plan)["fsdp2_plan.py"])
+    assert found["MESH_NAMES"] == "('pp', 'dp_replicate', 'dp_shard', 'ep', 'cp', 'tp')"
+    assert (found["MESH_SHAPE"], found["SHARED"]) == ("(1, 1, 2, 2, 2, 1)", "('dp_shard', 'ep', 'cp')")
+    assert found["EXPERTS"] == "{'layer': ('mlp.experts',)}"
+    plain = constants(to_fsdp2(tiny_plan(data=2, zero_stage=3, shard_degree=2))["fsdp2_plan.py"])
+    assert (plain["SHARED"], plain["EXPERTS"]) == ("('dp_shard',)", "{}")
 
 
 def test_fp8_is_refused() -> None:

@@ -10,11 +10,18 @@ from tiny_llama import stage, tiny_model, tiny_plan
 
 from cluster_specs.errors import InputError
 from planner.errors import Unsupported
+from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.states import shards_of
 from planner.exporters.partition_specs import batch_spec, keyed_parameters, mesh_sizes, parameter_spec
-from planner.exporters.placements import DataMesh, data_mesh, layout_of
+from planner.exporters.placements import DataMesh, data_mesh, layout_of, state_mesh
 from planner.graph import count_parameters
 from planner.models.catalog import list_models, load_model
 from planner.plans import Parallelism
+from planner.sharding.mesh import Mesh
+
+EXPERTS = tiny_model(
+    model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, hidden_size=128, intermediate_size=128
+)
 
 POWERS = st.sampled_from([1, 2, 4])
 
@@ -68,6 +75,55 @@ def test_shard_degree_must_divide_the_data_ranks() -> None:
 def test_sharding_groups_must_hold_whole_expert_groups() -> None:
     with pytest.raises(Unsupported, match="2 ranks cut groups of 4 context- and expert-parallel ranks"):
         data_mesh(Parallelism(data=8, expert=4, zero_stage=3, shard_degree=2, replicate_degree=4))
+
+
+CUT_MESHES: dict[str, tuple[dict[str, Any], DataMesh]] = {
+    "half of the experts' ranks": (
+        {"data": 8, "expert": 4, "zero_stage": 3, "shard_degree": 2},
+        DataMesh(2, 1, 4, over_expert=True, expert_copies=2),
+    ),
+    "context, and half of the experts' ranks": (
+        {"data": 4, "expert": 4, "context": 2, "zero_stage": 3, "shard_degree": 4},
+        DataMesh(1, 1, 4, over_expert=True, over_context=True, expert_copies=2),
+    ),
+    "half of the context": (
+        {"data": 2, "context": 4, "zero_stage": 3, "shard_degree": 2},
+        DataMesh(2, 1, 1, over_context=True, context_copies=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUT_MESHES)
+def test_groups_are_cut_where_states_are_sharded_over_a_part_of_them(case: str) -> None:
+    degrees, expected = CUT_MESHES[case]
+    assert state_mesh(Parallelism(**degrees)) == expected
+
+
+@given(data=POWERS, expert=POWERS, context=POWERS, shard=st.sampled_from([1, 2, 4, 8, 16]))
+def test_states_are_split_over_as_many_ranks_as_they_are_priced_for(
+    data: int, expert: int, context: int, shard: int
+) -> None:
+    shard = math.gcd(shard, data * expert * context)
+    plan = tiny_plan(
+        EXPERTS, data=data * expert, expert=expert, context=context, zero_stage=3, shard_degree=shard,
+        replicate_degree=data * expert * context // shard,
+    )  # fmt: skip
+    layout = layout_of(plan, "test")
+    sizes = mesh_sizes(layout)
+    mesh = Mesh(plan.cluster, layout.axes)
+    assert math.prod(sizes.values()) == plan.plan.num_devices
+    for _, parameter in keyed_parameters(layout):
+        if not parameter.is_matrix:
+            continue
+        own = [a for entry in parameter_spec(layout, parameter, sharded=False) for a in entry]
+        states = [a for entry in parameter_spec(layout, parameter, sharded=True) for a in entry]
+        synced = (
+            ("context", "data") if "expert" in own or "expert_copy" in own else ("context", "expert", "data")
+        )
+        priced = shards_of(WeightGroup(synced, 1), mesh, shard).inner.size
+        found = math.prod(sizes[a] for a in states if a not in own)
+        assert len(states) == len(set(states))
+        assert found == priced or (expert > 1 < context and found > priced)  # the context axis whole
 
 
 @given(data=POWERS, context=POWERS, tensor=POWERS, replicate=POWERS, zero=st.sampled_from([0, 1, 2, 3]))

@@ -38,10 +38,11 @@ PARSERS = {"py": ast.parse, "toml": tomllib.loads, "sh": str, "txt": str}
 
 
 def sharded_plan(target: str = "jax") -> Plan:
-    """ZeRO 3, or ZeRO 1 for a target that has no ZeRO 3."""
+    """ZeRO 3, or ZeRO 1 for a target that has no ZeRO 3; nothing recomputed, where the target has that."""
     zero = 3 if target not in LIMITS or 3 in LIMITS[target].zero_stages else 1
+    recompute = "none" if target not in LIMITS or "none" in LIMITS[target].recompute else "full"
     sharding = "FULL_SHARD" if zero == 3 else "NO_SHARD"
-    plan = tiny_plan(data=4, zero_stage=zero, sharding=sharding, shard_degree=4)
+    plan = tiny_plan(data=4, zero_stage=zero, sharding=sharding, shard_degree=4, recompute=recompute)
     return plan.model_copy(update={"estimate": ESTIMATE})
 
 

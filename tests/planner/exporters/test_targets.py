@@ -54,12 +54,12 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "MaxText's virtual stages": (
         "maxtext",
-        {"pipeline": 2, "schedule": "gpipe", "virtual_stages": 2},
+        {"pipeline": 2, "schedule": "gpipe", "virtual_stages": 2, "recompute": "full"},
         "one stage a rank",
     ),
     "MaxText's micro-batches": (
         "maxtext",
-        {"pipeline": 8, "schedule": "gpipe", "data": 4, **{k: REPLICAS[k] for k in ("zero_stage",)}},
+        {"pipeline": 8, "schedule": "gpipe", "data": 4, "zero_stage": 0, "recompute": "full"},
         "multiples of its 8 stages, not 4",
     ),
 }
@@ -120,7 +120,7 @@ def test_models_with_a_name_elsewhere_are_models_that_we_ship() -> None:
     ],
 )
 def test_maxtext_covers_the_devices_and_the_batch(degrees: dict[str, Any]) -> None:
-    plan = tiny_plan(tiny_model(num_hidden_layers=8), {"precision": "bf16"}, **degrees)
+    plan = tiny_plan(tiny_model(num_hidden_layers=8), {"precision": "bf16"}, recompute="full", **degrees)
     config = yaml.safe_load(export(plan, "maxtext")["maxtext.yml"])
     axes = [size for key, size in config.items() if key.endswith("_parallelism")]
     assert math.prod(axes) == plan.plan.num_devices

@@ -9,7 +9,7 @@ from planner.errors import InputError, Unsupported
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Plan
 from planner.verification import with_jax
-from planner.verification.scaling import scaled_down, scaled_graph
+from planner.verification.miniature import scaled_down, scaled_graph
 from planner.verification.tools import verify
 
 needs_jax = [pytest.mark.jax, pytest.mark.skipif(not installed("jax"), reason="jax is not installed")]
@@ -34,6 +34,14 @@ PLANS = {
     "layers of two kinds, hybrid": lambda: of_shipped(
         "gpt-oss-120b",
         data=8, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=2, expert=2, tensor=2,
+    ),
+    "states over a part of the experts' ranks": lambda: of_shipped(
+        "gpt-oss-120b",
+        data=16, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=4, expert=8,
+    ),
+    "states over a part of the context ranks": lambda: of_shipped(
+        "mixtral-8x7b",
+        data=2, context=4, zero_stage=2, sharding="HYBRID_SHARD", shard_degree=2, replicate_degree=4, expert=2,
     ),
 }  # fmt: skip
 

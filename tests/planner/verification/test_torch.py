@@ -34,6 +34,38 @@ def test_pipeline_with_tensor_and_sharding_trains_as_one_process_does() -> None:
     assert not answer.comparisons
 
 
+FULL = {"zero_stage": 3, "sharding": "FULL_SHARD"}
+
+SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
+    "experts, hybrid": (
+        "qwen3-30b-a3b",
+        {"data": 8, "expert": 2, "shard_degree": 4, "replicate_degree": 2, "zero_stage": 2,
+         "sharding": "HYBRID_SHARD", "recompute": "full"},
+    ),
+    "experts and context, latent attention": (
+        "deepseek-v2-lite", FULL | {"data": 4, "expert": 2, "context": 2, "shard_degree": 8},
+    ),
+    "experts in a pipeline": ("gpt-oss-120b", FULL | {"data": 2, "expert": 2, "shard_degree": 2, "pipeline": 2}),
+    "context and tensor, selective": (
+        "qwen3-8b", FULL | {"data": 2, "context": 2, "tensor": 2, "shard_degree": 4, "recompute": "selective"},
+    ),
+    "context and tensor in a pipeline": (
+        "llama-3.1-8b", FULL | {"context": 2, "tensor": 2, "shard_degree": 2, "pipeline": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_context_and_experts_train_as_one_process_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ())  # of the full model, tested below
+    name, degrees = SPLIT[case]
+    answer = verify(tiny_plan(load_model(name), {"seq_len": 512}, **degrees), "torch")
+    assert answer.passed, answer.failures()
+    for axis in ("context", "expert"):
+        assert (f"{axis} 2" in answer.what) == (degrees.get(axis, 1) == 2)
+    assert answer.checks[1].expected < answer.checks[0].expected
+
+
 def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
     model = tiny_model(hidden_size=256, intermediate_size=688, head_dim=32, vocab_size=1024)
     model = model.model_copy(update={"architecture": "decoder"})
@@ -56,7 +88,7 @@ def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None
     def wrong(plan: Plan) -> dict[str, str]:
         text = right(plan)["fsdp2_plan.py"]
         spoiled = text.replace("NUM_MICROBATCHES = 2", "NUM_MICROBATCHES = 1")
-        spoiled = spoiled.replace('mesh["dp_shard"])', 'mesh["dp_replicate"])')
+        spoiled = spoiled.replace("mesh[names[0]]", 'mesh["dp_replicate"]')
         assert spoiled != text
         return {"fsdp2_plan.py": spoiled}
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.evaluation.setting import even_cuts
-from planner.exporters.placements import data_mesh
+from planner.exporters.placements import state_mesh
 from planner.exporters.stages import stage_plans
 from planner.graph import Graph, Run, Tensor
 from planner.models.catalog import build_graph
@@ -72,7 +72,9 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 HEADS, WINDOW, CHOSEN_EXPERTS, LAYERS = 8, 8, 2, 2
 
-DROPPED = ("replicate", "shard", "expert", "context", "tensor", "pipeline")
+DROPPED = (
+    "replicate", "context_copies", "expert_copies", "shard", "expert", "context", "tensor", "pipeline",
+)  # fmt: skip
 """Axes that are left out, first ones first, where two ranks of each are more than the devices at hand."""
 
 GROWN = ("shard", "replicate")
@@ -113,12 +115,14 @@ def scaled_down(plan: Plan, most: int, configured: bool = False) -> Scaled:
 
 
 def _degrees(p: Parallelism, most: int) -> tuple[dict[str, int], list[str]]:
-    data = data_mesh(p)
+    data = state_mesh(p)
     large = {
         "replicate": data.replicate,
         "shard": data.shard,
-        "expert": data.expert,
-        "context": p.context,
+        "expert_copies": data.expert_copies,
+        "expert": data.expert // data.expert_copies,
+        "context_copies": data.context_copies,
+        "context": p.context // data.context_copies,
         "tensor": p.tensor,
         "pipeline": p.pipeline,
     }
@@ -135,11 +139,16 @@ def _degrees(p: Parallelism, most: int) -> tuple[dict[str, int], list[str]]:
 
 
 def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Parallelism:
-    data, large = degrees["replicate"] * degrees["shard"] * degrees["expert"], data_mesh(p)
+    large = state_mesh(p)
     shard = degrees["shard"] * (degrees["expert"] if large.over_expert else 1)
     shard *= degrees["context"] if large.over_context else 1
-    axes = {axis: degrees[axis] for axis in ("tensor", "context", "expert")}
-    mesh = axes | {"data": data // degrees["expert"]}
+    axes = {
+        "tensor": degrees["tensor"],
+        "context": degrees["context"] * degrees["context_copies"],
+        "expert": degrees["expert"] * degrees["expert_copies"],
+    }
+    data = degrees["replicate"] * degrees["shard"] * axes["expert"]
+    mesh = axes | {"data": data // axes["expert"]}
     virtual = min(p.virtual_stages, 2)
     bare = p.model_copy(
         update={
@@ -153,7 +162,7 @@ def _parallelism(p: Parallelism, degrees: Mapping[str, int], layers: int) -> Par
     return bare.model_copy(
         update={
             "shard_degree": shard if p.zero_stage else 1,
-            "replicate_degree": data * degrees["context"] // shard,
+            "replicate_degree": data * axes["context"] // shard,
             "micro_batch": min(p.micro_batch, 2),
             "num_microbatches": 2 * small
             if (small := degrees["pipeline"]) > 1
