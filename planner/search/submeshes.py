@@ -10,7 +10,7 @@ from cluster_specs.errors import InputError
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import tail_of
+from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
@@ -35,6 +35,10 @@ class Share(NamedTuple):
 class Choice(NamedTuple):
     """How a stage runs on its submesh."""
 
+    work: float
+    """Of one micro-batch [s]."""
+    tail: Tail
+    """After the last backward."""
     seconds: float
     """Of one micro-batch, its part of what follows the last backward included."""
     local: Parallelism
@@ -86,20 +90,22 @@ class PoolPrices:
 
     def _offers_for(self, shape: StageShape, size: int, share: Share) -> tuple[_Offer, ...]:
         """Fastest first; a slower one is offered only where it has memory for more."""
-        priced: list[tuple[float, int, Parallelism, StageCost, Shardings]] = []
+        priced: list[tuple[float, int, Choice, StageCost]] = []
         for local in self._locals(size, share):
             cost, shardings = self._cost(local, shape)
             mesh = self.evaluator.mesh(local)
-            after = tail_of(self.evaluator.setting, local, mesh, [cost]).seconds / share.num_microbatches
-            priced.append((cost.seconds + after, len(priced), local, cost, shardings))
+            tail = tail_of(self.evaluator.setting, local, mesh, [cost])
+            seconds = cost.seconds + tail.seconds / share.num_microbatches
+            choice = Choice(cost.seconds, tail, seconds, local, shardings)
+            priced.append((seconds, len(priced), choice, cost))
         offers: list[_Offer] = []
-        for seconds, _, local, cost, shardings in sorted(priced, key=lambda entry: entry[:2]):
+        for _, _, choice, cost in sorted(priced, key=lambda entry: entry[:2]):
             most = offers[-1].room if offers else 0
             if most == self._most:
                 break
-            room = self._room(local, cost)
+            room = self._room(choice.local, cost)
             if room > most:
-                offers.append(_Offer(Choice(seconds, local, shardings), room))
+                offers.append(_Offer(choice, room))
         return tuple(offers)
 
     def _cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
