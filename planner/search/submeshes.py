@@ -82,7 +82,7 @@ class PoolPrices:
         if key not in self._layers:
             one, two = (StageShape(((name, count),), False, False) for count in (1, 2))
             more = (
-                self._cost(local, two)[0].seconds - self._cost(local, one)[0].seconds
+                self.cost(local, two)[0].seconds - self.cost(local, one)[0].seconds
                 for local in self._locals(size, share)
             )
             self._layers[key] = min(more, default=math.inf)
@@ -92,7 +92,7 @@ class PoolPrices:
         """Fastest first; a slower one is offered only where it has memory for more."""
         priced: list[tuple[float, int, Choice, StageCost]] = []
         for local in self._locals(size, share):
-            cost, shardings = self._cost(local, shape)
+            cost, shardings = self.cost(local, shape)
             mesh = self.evaluator.mesh(local)
             tail = tail_of(self.evaluator.setting, local, mesh, [cost])
             seconds = cost.seconds + tail.seconds / share.num_microbatches
@@ -108,9 +108,14 @@ class PoolPrices:
                 offers.append(_Offer(choice, room))
         return tuple(offers)
 
-    def _cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
-        shardings = self._assignments.sharding(local, False)
+    def cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
+        """A stage of the plan ``local``, and how its operators are split."""
+        shardings = self.shardings(local)
         return self.evaluator.stage(local, shape, local.recompute, shardings), shardings
+
+    def shardings(self, local: Parallelism) -> Shardings:
+        """How the operators of all blocks are split on the mesh of ``local``."""
+        return self._assignments.sharding(local, False)
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:
         """Most micro-batches in flight that fit; memory grows with every one of them."""

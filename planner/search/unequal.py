@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import InputError
+from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.inter_op.ordered import Bounded, cuts_in_order
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
-from planner.pipeline.generators import schedule_label
-from planner.plans import Estimate, Parallelism, Pins, Sharding, ZeroStage
+from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.placing import placed
+from planner.search.rescheduling import Answer, only_others, priced, under, ways
 from planner.search.space import divisors
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
@@ -36,9 +36,6 @@ SIMULATED = 4
 
 LOOKED_AT = 48
 """Of the cuts in the order of their bounds, so many are simulated for a combination at most."""
-
-SCHEDULES = ("1f1b", "eager-1f1b", "gpipe")
-"""One stage to a rank, and what a stage holds depends only on those behind it, which the dynamic program knows."""
 
 LESS = 1 - 1e-9
 """What counts as faster."""
@@ -57,13 +54,6 @@ class Stage(NamedTuple):
 
     end: int
     submesh: int
-
-
-class Answer(NamedTuple):
-    """A plan with its price."""
-
-    plan: Parallelism
-    estimate: Estimate
 
 
 class Solution(NamedTuple):
@@ -104,7 +94,9 @@ class UnequalSearch:
         self.evaluator, self.pins = evaluator, pins
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
-        held = batch if pins.schedule == "gpipe" else min(batch, 2 * most)
+        self._ways, self._only_others = ways(evaluator, pins), only_others(pins)
+        self._base = "1f1b" if self._only_others else pins.schedule or "1f1b"
+        held = batch if self._base == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
         self.evaluated = 0
         self._shapes, self._shape_of = _all_shapes(evaluator)
@@ -119,7 +111,7 @@ class UnequalSearch:
             widest = max(max(self.prices[k].sizes) for k in order)
             for sequences in (s for s in divisors(batch) if s <= MAX_SEQUENCES * widest):
                 for zero, sharding in _states(evaluator, pins):
-                    share = Share(sequences, batch // sequences, zero, sharding, self.pins.schedule or "1f1b")
+                    share = Share(sequences, batch // sequences, zero, sharding, self._base)
                     yield Combination(order, share)
 
     def run(self, known: float = float("inf"), progress: Progress | None = None) -> UnequalOutcome:
@@ -140,6 +132,10 @@ class UnequalSearch:
             if solution.answer is not None:
                 found.append(solution.answer)
                 best = min(best, _seconds(solution.answer))
+        if not self._only_others:
+            found += [
+                answer for one in sorted(found, key=_seconds)[:SIMULATED] for answer in self._others(one)
+            ]
         found.sort(key=_seconds)
         return UnequalOutcome(tuple(found), min(proven, best), self.evaluated, excluded)
 
@@ -151,7 +147,8 @@ class UnequalSearch:
         Let u_k be the seconds for which pool k would work on a micro-batch with all its devices. Its slowest stage
         takes no less, and waits for the first micro-batch to come from the pools before it and for the last to go
         back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1, and layer l taking
-        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``.
+        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``. Under other schedules
+        than `ONE_BY_ONE` there is less to wait for, and only ``m y_k`` counts.
         """
         rates = np.array([self._rates(k, combination.share) for k in combination.order])
         whole, m = rates.sum(axis=1), combination.share.num_microbatches
@@ -159,9 +156,10 @@ class UnequalSearch:
             return float("inf")
         weights = np.zeros(len(whole))
         for k in reversed(range(len(whole))):
-            weights[k] = max(0.0, (1 / whole[k] - weights[k + 1 :].sum()) / m)
+            waiting = 0.0 if self._only_others else weights[k + 1 :].sum()
+            weights[k] = max(0.0, (1 / whole[k] - waiting) / m)
         weights /= weights.sum()
-        behind = weights[::-1].cumsum()[::-1] - weights
+        behind = 0.0 if self._only_others else weights[::-1].cumsum()[::-1] - weights
         least = float(((m * weights + behind)[:, None] * rates).min(axis=0).sum())
         slower = 1 + self._slower(combination)
         return (least + self._beside(combination, len(combination.order))) * slower
@@ -178,6 +176,8 @@ class UnequalSearch:
 
     def solve(self, combination: Combination, known: float = float("inf")) -> Solution:
         """The fastest plan of the combination that may be faster than ``known`` [s], and what bounds all of them."""
+        if self._only_others:
+            return self._elsewhere(combination, known)
         submeshes = self.submeshes(combination)
         pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
         if not submeshes:
@@ -188,10 +188,36 @@ class UnequalSearch:
         first = next(ordered, None)
         if first is None or first.bound >= known:
             return Solution(None, float("inf"))
-        cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self.pins.pipeline)
-        answers = [self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED]]
-        best = min((a for a in answers if a is not None), key=_seconds, default=None)
+        best = min(self._by_closed_form(combination, tables, pools, submeshes), key=_seconds, default=None)
         return self._closed_in(combination, submeshes, chain([first], ordered), best, known)
+
+    def _by_closed_form(
+        self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
+    ) -> list[Answer]:
+        """The cuts of least time by the closed form, simulated and improved."""
+        m = combination.share.num_microbatches
+        try:
+            cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self.pins.pipeline)
+        except Infeasible:
+            return []
+        answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
+        return [answer for answer in answers if answer is not None]
+
+    def _elsewhere(self, combination: Combination, known: float) -> Solution:
+        """The fastest plan of the combination under schedules that the dynamic program does not know."""
+        submeshes = self.submeshes(combination)
+        pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
+        bound, m = self.bound(combination), combination.share.num_microbatches
+        if not submeshes:
+            return Solution(None, bound)
+        tables = self._tables(combination, submeshes, known / m)
+        found = self._by_closed_form(combination, tables, pools, submeshes)
+        others = [other for one in found[:1] for other in self._others(one)]
+        return Solution(min(others, key=_seconds, default=None), bound)
+
+    def _others(self, found: Answer) -> list[Answer]:
+        answers = (under(self.evaluator, self.prices, found.plan, way) for way in self._ways)
+        return [answer for answer in answers if answer is not None]
 
     def _in_order(
         self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
@@ -307,9 +333,7 @@ class UnequalSearch:
         pools = [combination.order[submeshes[stage.submesh].pool] for stage in stages]
         plan = placed(self.evaluator, combination.share, shapes, choices, pools)
         self.evaluated += 1
-        estimate = self.evaluator.estimate(plan)
-        room = 1 - self.evaluator.job.memory_headroom
-        return Answer(plan, estimate) if estimate.memory_bytes <= room * estimate.memory_limit_bytes else None
+        return priced(self.evaluator, plan)
 
 
 def _stages(cut: StagePartition) -> tuple[Stage, ...]:
@@ -360,12 +384,5 @@ def _states(evaluator: Evaluator, pins: Pins) -> list[tuple[ZeroStage, Sharding]
 
 
 def _check(evaluator: Evaluator, pins: Pins) -> None:
-    if pins.virtual_stages not in (None, 1):
-        raise InputError(f"--virtual-stages {pins.virtual_stages}: stages that differ are one to a device")
     if pins.sharding == "HYBRID_SHARD":
         raise InputError("--sharding HYBRID_SHARD: stages that differ shard over all their data ranks")
-    if pins.schedule not in (None, *SCHEDULES):
-        raise InputError(
-            f"--schedule {schedule_label(pins.schedule or '')}: where stages differ use {', '.join(SCHEDULES)}; "
-            f"another may be given to the plan that is found (meshwright evaluate PLAN --schedule)"
-        )
