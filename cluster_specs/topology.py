@@ -88,6 +88,14 @@ def route(cluster: ClusterSpec, sender: tuple[int, int], receiver: tuple[int, in
     return CommGroup(2, (_tier_level(tier, 2, 2),))
 
 
+def has_own_wires(cluster: ClusterSpec) -> bool:
+    """Whether neighbours are joined by wires of their own, as in a torus; else each rank has a port to a switch.
+
+    Between slices of a torus, and between pools, there is a network with switches.
+    """
+    return cluster.torus is not None and cluster.nodes == 1 and not cluster.others
+
+
 def _in_pool(cluster: ClusterSpec, ranks: tuple[int, int]) -> tuple[ClusterSpec, tuple[int, int]]:
     """The pool that holds the range, and the range in ranks of the pool."""
     start = 0

@@ -30,7 +30,9 @@ def simulate(
     backward_input: Times = "1",
     backward_weight: Times = "1",
     p2p: Annotated[str, typer.Option(help="Seconds to pass a result on, for all boundaries or each.")] = "0",
-    one_port: Annotated[bool, typer.Option("--one-port", help="A rank sends one result at a time.")] = False,
+    one_port: Annotated[
+        bool, typer.Option("--one-port", help="A rank sends, and receives, one result at a time.")
+    ] = False,
     blocking: Annotated[bool, typer.Option("--blocking", help="A rank waits until it has sent.")] = False,
     memory: Annotated[
         str | None, typer.Option(help="Micro-batches that a rank can hold (automatic): 4 or 4,4,3,2.")

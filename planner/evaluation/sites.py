@@ -20,7 +20,7 @@ from planner.evaluation.memory import DeviceMemory, activation_peaks, device_mem
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes
-from planner.evaluation.step import StepTime, Tail, assembled, tail_of
+from planner.evaluation.step import StepTime, Tail, assembled, ports_of, tail_of
 from planner.plans import Parallelism, StagePlan
 from planner.sharding.mesh import Mesh
 
@@ -101,7 +101,8 @@ def step_time(cluster: ClusterSpec, plan: Parallelism, sites: Sequence[Site]) ->
     stages = [site.cost for site in sites]
     # Waiting grows with the nodes: the smallest nodes make the most of them.
     setting = min((site.setting for site in sites), key=lambda setting: setting.cluster.devices_per_node)
-    return assembled(setting, plan, stages, send_seconds(cluster, sites), tails_of(cluster, plan, sites))
+    sends, tails = send_seconds(cluster, sites), tails_of(cluster, plan, sites)
+    return assembled(setting, plan, stages, sends, tails, ports_of(cluster))
 
 
 def send_seconds(cluster: ClusterSpec, sites: Sequence[Site]) -> tuple[float, ...]:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cluster_specs.topology import comm_group
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.topology import comm_group, has_own_wires
 from cost_models.collectives import all_reduce, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
@@ -13,6 +14,7 @@ from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
 from planner.evaluation.states import Sync, gradient_bytes, reduced_bytes, sharded_elements, weight_bytes
 from planner.pipeline.generators import splits_backward
+from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
@@ -47,7 +49,8 @@ class Tail(NamedTuple):
 def step_time(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> StepTime:
     """Simulate the pipeline and add what comes after it, overheads and stragglers."""
     sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
-    return assembled(setting, plan, stages, sends, tails_of(setting, plan, mesh, stages))
+    tails = tails_of(setting, plan, mesh, stages)
+    return assembled(setting, plan, stages, sends, tails, ports_of(setting.cluster))
 
 
 def assembled(
@@ -56,8 +59,9 @@ def assembled(
     stages: Sequence[StageCost],
     sends: Sequence[float],
     tails: Sequence[Tail],
+    ports: Ports,
 ) -> StepTime:
-    """The step of stages that pass their results on in ``sends`` [s], each rank followed by its tail."""
+    """The step of stages that pass their results on in ``sends`` [s] over ``ports``, each rank followed by its tail."""
     m, p = plan.num_microbatches // copies_of(plan), plan.pipeline
     on_rank = ranks_of(plan)
     work = [sum(stages[s].seconds for s in ss) for ss in on_rank]
@@ -72,7 +76,7 @@ def assembled(
             plan.num_microbatches,
             stage_times(stages),
             sends,
-            one_port=True,
+            ports=ports,
         )
         span, ends = ran.makespan, ran.last_end
     parts = dict.fromkeys(PARTS, 0.0)
@@ -122,6 +126,11 @@ def stage_times(stages: Sequence[StageCost]) -> StageTimes:
     return StageTimes(
         [s.forward for s in stages], [s.backward_input for s in stages], [s.backward_weight for s in stages]
     )
+
+
+def ports_of(cluster: ClusterSpec) -> Ports:
+    """What the results of a pipeline on the cluster have to share."""
+    return "wire" if has_own_wires(cluster) else "rank"
 
 
 def stage_wait(setting: Setting, plan: Parallelism) -> float:

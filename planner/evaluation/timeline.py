@@ -11,10 +11,20 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import DeviceMemory, device_memory, held_activations
 from planner.evaluation.setting import ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import StepTime, Tail, last_tail, send_seconds, stage_times, step_time, tails_of
+from planner.evaluation.step import (
+    StepTime,
+    Tail,
+    last_tail,
+    ports_of,
+    send_seconds,
+    stage_times,
+    step_time,
+    tails_of,
+)
 from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate
+from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import simulate
 from planner.pipeline.timeline import Timeline
 from planner.plans import Parallelism
@@ -57,12 +67,14 @@ class StepTimeline(NamedTuple):
         return tuple(steps)
 
 
-def timeline(plan: Parallelism, stages: Sequence[StageCost], sends: Sequence[float]) -> Timeline:
+def timeline(
+    plan: Parallelism, stages: Sequence[StageCost], sends: Sequence[float], ports: Ports
+) -> Timeline:
     """The simulated pipeline of the plan; a plan without one has one rank that alternates F and B."""
     p, v, m = plan.pipeline, plan.virtual_stages, plan.num_microbatches
     times = stage_times(stages)
     if p > 1:
-        return simulate(generate(plan.schedule, p, v, m), times, sends, one_port=True)
+        return simulate(generate(plan.schedule, p, v, m), times, sends, ports=ports)
     return simulate(generate("1f1b" if v == 1 else "interleaved", 1, v, m), times)
 
 
@@ -108,7 +120,7 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     """
     estimate = evaluator.estimate(plan)
     step = _step(evaluator, plan)
-    ran = timeline(plan, step.stages, step.sends)
+    ran = timeline(plan, step.stages, step.sends, ports_of(evaluator.whole))
     tail = last_tail([row[-1] for row in ran.ends], step.tails)
     held = held_activations(plan, step.stages)
     memory = _memory(evaluator, plan, step, ran)

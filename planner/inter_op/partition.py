@@ -150,11 +150,11 @@ def submesh_cuts(
     allowed. The best comes first. None of the others can be better in T, but may be where the pipeline hides more or
     less than T says.
     """
-    slots = _slots(pools, submeshes)
+    slots = slots_of(pools, submeshes)
     num_layers, num_devices = seconds.shape[-1] - 1, sum(pools)
 
     def covered(table: Array, combine: Combine) -> Array:
-        least = _cover(table, slots, num_devices, combine)
+        least = cover(table, slots, num_devices, combine)
         if num_stages is not None:
             least[:num_stages, 0, num_devices] = least[num_stages + 1 :, 0, num_devices] = np.inf
         return least
@@ -276,7 +276,7 @@ def _submesh_seconds(
     return seconds
 
 
-class _Slot(NamedTuple):
+class Slot(NamedTuple):
     """Where a submesh may lie: with ``least`` to ``most`` devices from its first on to the end of the pipeline."""
 
     size: int
@@ -284,26 +284,30 @@ class _Slot(NamedTuple):
     most: int
 
 
-def _slots(pools: Sequence[int], submeshes: Sequence[Submesh]) -> tuple[_Slot, ...]:
+def slots_of(pools: Sequence[int], submeshes: Sequence[Submesh]) -> tuple[Slot, ...]:
+    """By submesh, where it may lie."""
     after = [sum(pools[k + 1 :]) for k in range(len(pools))]
-    return tuple(_Slot(size, after[k] + size, after[k] + pools[k]) for size, k in submeshes)
+    return tuple(Slot(size, after[k] + size, after[k] + pools[k]) for size, k in submeshes)
 
 
-def _cover(seconds: Array, slots: tuple[_Slot, ...], num_devices: int, combine: Combine) -> Array:
-    """[s, k, d]: the least that s stages take to hold layers k and later on exactly d devices."""
-    most, _, num_ends, _ = seconds.shape
+def cover(seconds: Array, slots: tuple[Slot, ...], num_devices: int, combine: Combine) -> Array:
+    """[s, k, d]: the least that s stages take to hold layers k and later on exactly d devices.
+
+    ``seconds[after, submesh, ..., start, end]``: what a stage is known by may be several numbers, for ``combine``.
+    """
+    most, num_ends = seconds.shape[0], seconds.shape[-1]
     least = np.full((most + 1, num_ends, num_devices + 1), np.inf)
     least[0, -1, 0] = 0.0
     for stages in range(1, most + 1):
         for submesh, (size, low, high) in enumerate(slots):
             rest = least[stages - 1, None, :, low - size : max(low, high + 1) - size]
-            taken = combine(seconds[stages - 1, submesh, :, :, None], rest).min(axis=1)
+            taken = combine(seconds[stages - 1, submesh, ..., None], rest).min(axis=1)
             least[stages, :, low : high + 1] = np.minimum(least[stages, :, low : high + 1], taken)
     return least
 
 
-def _read_cover(seconds: Array, slots: tuple[_Slot, ...], least: Array) -> StagePartition:
-    """The partition of least sum that `_cover` found: fewest stages, then lowest submesh, then shortest."""
+def _read_cover(seconds: Array, slots: tuple[Slot, ...], least: Array) -> StagePartition:
+    """The partition of least sum that `cover` found: fewest stages, then lowest submesh, then shortest."""
     by_stages = least[:, 0, -1]
     count = int(np.argmax(by_stages <= by_stages.min() * (1 + ROUNDING)))
     stages, times, submeshes = [], [], []

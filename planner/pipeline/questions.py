@@ -31,6 +31,7 @@ class PipelineQuestion(NamedTuple):
     backward_weight: Sequence[float]
     p2p: Sequence[float] = (0.0,)
     one_port: bool = False
+    """A rank sends one result at a time, and receives one."""
     blocking: bool = False
     memory: Sequence[float] | None = None
     """Micro-batches that each rank can hold, for `AUTOMATIC`."""
@@ -55,7 +56,9 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
         return _run_asynchronous(question)
     schedule = _schedule(question)
     times, p2p = _times(question, schedule.num_stages), _each("p2p", question.p2p, schedule.num_stages - 1)
-    timeline = simulate(schedule, times, p2p, blocking=question.blocking, one_port=question.one_port)
+    timeline = simulate(
+        schedule, times, p2p, blocking=question.blocking, ports="rank" if question.one_port else "endless"
+    )
     name = question.schedule if question.schedule == AUTOMATIC else schedule_label(question.schedule)
     facts = {
         "schedule": name,

@@ -3,8 +3,8 @@
 Every rank runs its actions in the order of the schedule, one at a time (or two where the schedule overlaps
 a forward with a backward). An action starts when the one before it on its rank has ended and its input is
 there: at the end of its source, plus ``p2p`` where the source is on another rank. Sends do not keep the sender busy,
-unless ``blocking``: then its next action waits until they are done. With ``one_port`` a rank sends one result at a
-time, in the order in which they are ready, so that what is sent faster than the link carries it queues up.
+unless ``blocking``: then its next action waits until they are done. Results may have to share ``ports``
+(`planner.pipeline.ports`), so that what is sent faster than the links carry it queues up.
 
 Source: with these rules the published bubble rates of arXiv:2401.10241, tables 5 and 9, come out to four
 digits.
@@ -13,12 +13,14 @@ digits.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
 from planner.errors import InputError
 from planner.pipeline.dependencies import NOWHERE, Dependencies, Floats, arrange, arranged, peak_in_flight
+from planner.pipeline.ports import Ports, Ran, Work, collide, producers, run_queued, transfers
 from planner.pipeline.schedule import Action, Schedule
 from planner.pipeline.timeline import Timeline
 
@@ -83,17 +85,27 @@ def makespan(
     times: StageTimes,
     p2p: BoundarySeconds = 0.0,
     *,
-    one_port: bool = False,
+    ports: Ports = "endless",
 ) -> PipelineTime:
     """The time of a named schedule as `simulate` has it, without the timeline.
 
-    ``p2p`` is the time to pass one microbatch on to a stage on another rank [s]; with ``one_port`` a rank passes on one
-    at a time.
+    ``p2p`` is the time to pass one microbatch on to a stage on another rank [s].
     Raises: as `generate`; InputError where ``times`` or ``p2p`` do not fit the stages.
     """
-    dependencies = arranged(name, num_ranks, virtual_stages, num_microbatches)
+    forward, inputs, weights = times.forward, times.backward_input, times.backward_weight
+    fixed = StageTimes(tuple(forward), tuple(inputs), tuple(weights), times.overlap)
+    links = p2p if isinstance(p2p, float | int) else tuple(p2p)
+    return _makespan(name, num_ranks, virtual_stages, num_microbatches, fixed, links, ports)
+
+
+@lru_cache(maxsize=64)
+def _makespan(
+    name: str, p: int, v: int, m: int, times: StageTimes, p2p: float | tuple[float, ...], ports: Ports
+) -> PipelineTime:
+    """As `makespan`; a search asks for the plans that it likes more than once."""
+    dependencies = arranged(name, p, v, m)
     work = _prepare(dependencies, _stage_seconds(dependencies, times), p2p, times.overlap)
-    ends = _run(dependencies, work, one_port).ends
+    ends = _run(dependencies, work, ports).ends.tolist()
     first, last = dependencies.offsets[:-1], dependencies.offsets[1:] - 1
     return PipelineTime(
         makespan=max(ends),
@@ -110,12 +122,12 @@ def simulate(
     p2p: BoundarySeconds = 0.0,
     *,
     blocking: bool = False,
-    one_port: bool = False,
+    ports: Ports = "endless",
 ) -> Timeline:
     """The timeline of ``schedule`` when its actions take ``seconds`` [s].
 
     ``p2p`` is the time to pass one microbatch on to a stage on another rank [s]; with ``blocking`` the sender
-    does nothing else meanwhile, with ``one_port`` it passes on one at a time.
+    does nothing else meanwhile.
     Raises: InputError where the schedule is incomplete or the times do not fit it; Deadlock where every
     rank waits.
     """
@@ -124,18 +136,14 @@ def simulate(
         work = _prepare(dependencies, _stage_seconds(dependencies, seconds), p2p, seconds.overlap, blocking)
     else:
         work = _prepare(dependencies, _action_seconds(schedule, seconds, dependencies), p2p, 1.0, blocking)
-    ran = _run(dependencies, work, one_port)
-    ends, delivered = np.array(ran.ends), np.array(ran.delivered) if ran.delivered else None
-    free = ends[dependencies.previous] + work.hold
-    arrived = ends[dependencies.source] + work.delay
-    if delivered is not None:
-        arrived = np.where(dependencies.arrival != NOWHERE, delivered[dependencies.source], arrived)
+    ends, released, delivered = _run(dependencies, work, ports)
+    free = released[dependencies.previous]
+    crosses = dependencies.arrival != NOWHERE
+    arrived = np.where(crosses, delivered[producers(dependencies)], ends[dependencies.source])
     starts = np.maximum(free, arrived)
     first = np.flatnonzero(dependencies.partner)
     second = dependencies.partner[first]
     starts[first], ends[first] = starts[second], ends[second]
-    if delivered is not None:
-        delivered[first] = delivered[second]
     return Timeline(
         schedule=schedule,
         starts=_by_rank(dependencies, starts),
@@ -148,22 +156,9 @@ def simulate(
     )
 
 
-class _Work(NamedTuple):
-    """What `_run` needs besides the order, by number [s]."""
-
-    seconds: Floats
-    """Time at work."""
-    delay: Floats
-    """From the end of its source to the arrival of the result."""
-    hold: Floats
-    """From the end of the action before it to the end of that one's blocking sends."""
-    hops: Floats
-    """From stage s to s+1 and back, by s; 0 at the end."""
-
-
 def _prepare(
     dependencies: Dependencies, seconds: Floats, p2p: BoundarySeconds, overlap: float, blocking: bool = False
-) -> _Work:
+) -> Work:
     transfer = boundary_seconds(p2p, dependencies.num_stages)
     sending = transfer[dependencies.departure] if blocking else np.zeros_like(seconds)
     # The first of a pair is the instant when its input is there; the second waits for it and stands for both.
@@ -172,72 +167,43 @@ def _prepare(
     seconds[second] = overlap * (seconds[first] + seconds[second])
     sending[second] += sending[first]
     seconds[first] = sending[first] = 0.0
-    return _Work(seconds, transfer[dependencies.arrival], sending[dependencies.previous], transfer)
+    return Work(seconds, sending, transfer)
 
 
-class _Ran(NamedTuple):
-    """By number [s]."""
-
-    ends: list[float]
-    delivered: list[float]
-    """When the result of an action has arrived; empty where that is its end and the transfer."""
-
-
-def _run(dependencies: Dependencies, work: _Work, one_port: bool) -> _Ran:
-    """End of every action; results queue only where a transfer takes longer than some action of its sender."""
-    crossing = dependencies.departure[1:] != NOWHERE
-    if one_port and crossing.any():
-        shortest = work.seconds[1:][dependencies.partner[1:] == 0].min()
-        if work.hops[dependencies.departure[1:][crossing]].max() > shortest:
-            return _run_queued(dependencies, work)
-    return _Ran(_run_free(dependencies, work), [])
+def _run(dependencies: Dependencies, work: Work, ports: Ports) -> Ran:
+    """Everything with as many ports as there are; queues are simulated only where results would collide."""
+    free = _run_free(dependencies, work)
+    if ports == "endless" or not work.hops.any():
+        return free
+    sent = transfers(dependencies, work.hops, ports)
+    return run_queued(dependencies, work, sent) if collide(sent, free.ends) else free
 
 
-def _run_queued(dependencies: Dependencies, work: _Work) -> _Ran:
-    """As `_run_free`, with a queue at every rank's port: an order on a rank is also the order of what it sends."""
-    ends, delivered = [0.0], [0.0]
-    port = [0.0] * (len(dependencies.offsets) - 1)
-    waiting = [0.0] * len(port)
-    steps = zip(
-        dependencies.previous[1:].tolist(),
-        dependencies.source[1:].tolist(),
-        work.seconds[1:].tolist(),
-        work.hold[1:].tolist(),
-        (dependencies.arrival[1:] != NOWHERE).tolist(),
-        work.hops[dependencies.departure[1:]].tolist(),
-        dependencies.rank[1:].tolist(),
-        (dependencies.partner[1:] > 0).tolist(),
-        strict=True,
-    )
-    for previous, source, seconds, hold, crosses, hop, rank, paired in steps:
-        arrived = delivered[source] if crosses else ends[source]
-        end = max(ends[previous] + hold, arrived) + seconds
-        ends.append(end)
-        sends = max(hop, waiting[rank])
-        waiting[rank] = hop if paired else 0.0  # the two of a pair send at once, one to each side
-        if sends and not paired:
-            port[rank] = max(port[rank], end) + sends
-        delivered.append(max(port[rank], end))
-    return _Ran(ends, delivered)
-
-
-def _run_free(dependencies: Dependencies, work: _Work) -> list[float]:
-    """End of every action by number, links being wide enough for all; the hot loop."""
+def _run_free(dependencies: Dependencies, work: Work) -> Ran:
+    """Everything, links being wide enough for all; the hot loop."""
     ends = [0.0]
     append = ends.append
+    delay, hold = work.hops[dependencies.arrival], work.sending[dependencies.previous]
     steps = zip(
         dependencies.previous[1:].tolist(),
         dependencies.source[1:].tolist(),
         work.seconds[1:].tolist(),
-        work.delay[1:].tolist(),
-        work.hold[1:].tolist(),
+        delay[1:].tolist(),
+        hold[1:].tolist(),
         strict=True,
     )
-    for previous, source, seconds, delay, hold in steps:
-        free = ends[previous] + hold
-        arrived = ends[source] + delay
+    for previous, source, seconds, waits, holds in steps:
+        free = ends[previous] + holds
+        arrived = ends[source] + waits
         append((free if free > arrived else arrived) + seconds)
-    return ends
+    ended = np.array(ends)
+    return Ran(ended, ended + work.sending, _delivered(dependencies, ended, work.hops))
+
+
+def _delivered(dependencies: Dependencies, ends: Floats, hops: Floats) -> Floats:
+    """Arrival by producer where nothing queues; both of an overlapped pair are handed over when it is done."""
+    handed = np.where(dependencies.partner > 0, ends[dependencies.partner], ends)
+    return handed + hops[dependencies.departure]
 
 
 def _stage_seconds(dependencies: Dependencies, times: StageTimes) -> Floats:
@@ -270,7 +236,7 @@ def _checked(seconds: Floats, what: str) -> Floats:
     return seconds
 
 
-def _busy(dependencies: Dependencies, work: _Work) -> tuple[float, ...]:
+def _busy(dependencies: Dependencies, work: Work) -> tuple[float, ...]:
     return tuple(np.bincount(dependencies.rank, weights=work.seconds).tolist())
 
 

@@ -62,8 +62,8 @@ class Timeline:
     """What each action waited for last, both by number (see `Dependencies`); 0 for the start of the step."""
     hops: Floats = field(repr=False, compare=False)
     """Time from stage s to s+1 and back, by s, where they are on different ranks [s]."""
-    delivered: Floats | None = field(default=None, repr=False, compare=False)
-    """When the result of each action arrived, by number, where results had to queue."""
+    delivered: Floats = field(repr=False, compare=False)
+    """When the result of each action arrived on another rank, by number; its end where it went to none."""
 
     def spans(self) -> Iterator[Span]:
         """Everything that ran, rank by rank."""
@@ -80,7 +80,7 @@ class Timeline:
                 stage, work, microbatch = span.action
                 receiver = self.schedule.home(stage + 1 if work is Pass.F else stage - 1, microbatch)
                 hop = float(self.hops[boundary])
-                end = span.end + hop if self.delivered is None else float(self.delivered[number])
+                end = float(self.delivered[number])
                 yield Transfer(span.action, span.rank, receiver, end - hop, end)
 
     @property

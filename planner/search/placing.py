@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.graph import Graph
 from planner.plans import Parallelism, StagePlan
 from planner.search.assignments import splits_sequence
 from planner.search.submeshes import Choice, Share
@@ -25,18 +26,12 @@ def placed(
     common = policies.most_common(1)[0][0]
     stages = []
     for s, ((start, end), choice) in enumerate(zip(layers, choices, strict=True)):
-        names = set(graph.sequence[start:end])
-        names |= {graph.first} if s == 0 and graph.first else set()
-        names |= {graph.last} if s == len(layers) - 1 and graph.last else set()
         stages.append(
             StagePlan(
                 blocks=(start, end),
                 devices=devices[s],
                 mesh=mesh_of(choice.local),
-                sharding={
-                    name: {op: dict(split) for op, split in choice.shardings[name].items()}
-                    for name in sorted(names)
-                },
+                sharding=sharding_of(graph, choice.shardings, (start, end)),
                 recompute=None if choice.local.recompute == common else choice.local.recompute,
             )
         )
@@ -49,6 +44,16 @@ def placed(
             "stages": tuple(stages),
         }
     )
+
+
+def sharding_of(
+    graph: Graph, shardings: Shardings, layers: tuple[int, int]
+) -> dict[str, dict[str, dict[str, str]]]:
+    """Assignments of all blocks of a stage with these layers, as a plan has them."""
+    names = set(graph.sequence[slice(*layers)])
+    names |= {graph.first} if layers[0] == 0 and graph.first else set()
+    names |= {graph.last} if layers[1] == graph.num_layers and graph.last else set()
+    return {name: {op: dict(split) for op, split in shardings[name].items()} for name in sorted(names)}
 
 
 def mesh_of(plan: Parallelism) -> dict[str, int]:

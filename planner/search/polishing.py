@@ -31,6 +31,8 @@ def polished(
             if left == 0:
                 return cuts, best
             left -= 1
+            if evaluator.floor(plan, shardings, moved) >= LESS * best.step_time_s:
+                continue
             estimate = evaluator.estimate(plan, shardings, moved)
             if estimate.memory_bytes <= limit and estimate.step_time_s < LESS * best.step_time_s:
                 cuts, best, improving = moved, estimate, True

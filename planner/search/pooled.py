@@ -10,7 +10,8 @@ from planner.plans import Alternative, Estimate, Job, Objective, Optimality, Par
 from planner.search.best_first import Progress, Search
 from planner.search.pins import check_choices
 from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
-from planner.search.unequal import Answer, UnequalOutcome, UnequalSearch
+from planner.search.rescheduling import Answer
+from planner.search.unequal import UnequalOutcome, UnequalSearch
 
 
 def plan_pools(

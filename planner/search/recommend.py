@@ -9,9 +9,9 @@ from planner.pipeline.generators import schedule_label, stage_to_rank
 from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
+from planner.search.placing import mesh_of, sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
-from planner.sharding.mesh import AXES
 
 MOST_SAVED = 2.0
 """Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
@@ -90,21 +90,13 @@ def with_stages(search: Search, found: Found) -> Parallelism:
     """The plan with its stages written out: layers, devices, mesh and every operator's sharding."""
     evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
     graph, shardings = evaluator.graph, search.sharding(found.candidate)
-    written: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-        block: {op: dict(strategy) for op, strategy in assignment.items()}
-        for block, assignment in shardings.items()
-    }
     per_stage = plan.num_devices // plan.pipeline
     rank_of = stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages)
-    mesh = dict(zip(AXES, (plan.tensor, plan.context, plan.expert, plan.data // plan.expert), strict=True))
     stages = []
     for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        names = set(graph.sequence[start:end])
-        names |= {graph.first} if s == 0 and graph.first else set()
-        names |= {graph.last} if s == len(cuts) - 2 and graph.last else set()
         devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
-        sharding = {name: written[name] for name in sorted(names)}
-        stages.append(StagePlan(blocks=(start, end), devices=devices, mesh=mesh, sharding=sharding))
+        sharding = sharding_of(graph, shardings, (start, end))
+        stages.append(StagePlan(blocks=(start, end), devices=devices, mesh=mesh_of(plan), sharding=sharding))
     return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
 
 

@@ -25,7 +25,7 @@ def relaxed(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit
     """The plan, or a faster one that recomputes less on some ranks within ``limit`` bytes on each device."""
     if plan.pipeline == 1 or plan.recompute not in SEARCHED_POLICIES[1:] or copies_of(plan) > 1:
         return plan
-    options = [plan, _by_rank(evaluator, plan, limit)]
+    options = [plan, by_rank(evaluator, plan)]
     if plan.virtual_stages == 1 and evaluator.graph.num_layers >= LAYERS_TO_MOVE * plan.pipeline:
         options.append(_recut(evaluator, plan, shardings, limit))
     priced = [(evaluator.estimate(option), option) for option in options]
@@ -43,8 +43,9 @@ def with_policies(plan: Parallelism, policies: Sequence[str]) -> Parallelism:
     return plan.model_copy(update={"recompute": common, "stages": stages})
 
 
-def _by_rank(evaluator: Evaluator, plan: Parallelism, limit: float) -> Parallelism:
+def by_rank(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     """The same cut, every rank with the policy that is fastest for it; what a rank holds is its own affair."""
+    room = 1 - evaluator.job.memory_headroom
     chosen = [plan.recompute] * len(plan.stages)
     best = [float("inf")] * plan.pipeline
     for policy in SEARCHED_POLICIES:
@@ -53,6 +54,7 @@ def _by_rank(evaluator: Evaluator, plan: Parallelism, limit: float) -> Paralleli
         memory = sites.memory_by_rank(uniform, places)
         for rank, stages in enumerate(ranks_of(plan)):
             seconds = sum(places[s].cost.seconds for s in stages)
+            limit = room * places[stages[0]].setting.cluster.device.memory
             if memory[rank].total <= limit and seconds < best[rank]:
                 best[rank] = seconds
                 for s in stages:

@@ -10,7 +10,7 @@ from cluster_specs.errors import InputError
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import tail_of
+from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
@@ -35,6 +35,10 @@ class Share(NamedTuple):
 class Choice(NamedTuple):
     """How a stage runs on its submesh."""
 
+    work: float
+    """Of one micro-batch [s]."""
+    tail: Tail
+    """After the last backward."""
     seconds: float
     """Of one micro-batch, its part of what follows the last backward included."""
     local: Parallelism
@@ -78,7 +82,7 @@ class PoolPrices:
         if key not in self._layers:
             one, two = (StageShape(((name, count),), False, False) for count in (1, 2))
             more = (
-                self._cost(local, two)[0].seconds - self._cost(local, one)[0].seconds
+                self.cost(local, two)[0].seconds - self.cost(local, one)[0].seconds
                 for local in self._locals(size, share)
             )
             self._layers[key] = min(more, default=math.inf)
@@ -86,25 +90,32 @@ class PoolPrices:
 
     def _offers_for(self, shape: StageShape, size: int, share: Share) -> tuple[_Offer, ...]:
         """Fastest first; a slower one is offered only where it has memory for more."""
-        priced: list[tuple[float, int, Parallelism, StageCost, Shardings]] = []
+        priced: list[tuple[float, int, Choice, StageCost]] = []
         for local in self._locals(size, share):
-            cost, shardings = self._cost(local, shape)
+            cost, shardings = self.cost(local, shape)
             mesh = self.evaluator.mesh(local)
-            after = tail_of(self.evaluator.setting, local, mesh, [cost]).seconds / share.num_microbatches
-            priced.append((cost.seconds + after, len(priced), local, cost, shardings))
+            tail = tail_of(self.evaluator.setting, local, mesh, [cost])
+            seconds = cost.seconds + tail.seconds / share.num_microbatches
+            choice = Choice(cost.seconds, tail, seconds, local, shardings)
+            priced.append((seconds, len(priced), choice, cost))
         offers: list[_Offer] = []
-        for seconds, _, local, cost, shardings in sorted(priced, key=lambda entry: entry[:2]):
+        for _, _, choice, cost in sorted(priced, key=lambda entry: entry[:2]):
             most = offers[-1].room if offers else 0
             if most == self._most:
                 break
-            room = self._room(local, cost)
+            room = self._room(choice.local, cost)
             if room > most:
-                offers.append(_Offer(Choice(seconds, local, shardings), room))
+                offers.append(_Offer(choice, room))
         return tuple(offers)
 
-    def _cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
-        shardings = self._assignments.sharding(local, False)
+    def cost(self, local: Parallelism, shape: StageShape) -> tuple[StageCost, Shardings]:
+        """A stage of the plan ``local``, and how its operators are split."""
+        shardings = self.shardings(local)
         return self.evaluator.stage(local, shape, local.recompute, shardings), shardings
+
+    def shardings(self, local: Parallelism) -> Shardings:
+        """How the operators of all blocks are split on the mesh of ``local``."""
+        return self._assignments.sharding(local, False)
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:
         """Most micro-batches in flight that fit; memory grows with every one of them."""

@@ -8,7 +8,7 @@ stages. Every combination that its bound does not exclude is looked at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
+from planner.inter_op.ordered import Bounded, cuts_in_order
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
-from planner.pipeline.generators import schedule_label
-from planner.plans import Estimate, Parallelism, Pins, Sharding, ZeroStage
+from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.placing import placed
+from planner.search.rescheduling import Answer, only_others, priced, under, ways
 from planner.search.space import divisors
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
@@ -31,10 +32,10 @@ MAX_SEQUENCES = 64
 """Of a micro-batch on each data rank of the largest stage."""
 
 SIMULATED = 4
-"""Of the cuts that the dynamic program offers for a combination, so many are simulated and improved."""
+"""Of the cuts with the least time by the closed form, so many are simulated and improved."""
 
-SCHEDULES = ("1f1b", "eager-1f1b", "gpipe")
-"""One stage to a rank, and what a stage holds depends only on those behind it, which the dynamic program knows."""
+LOOKED_AT = 48
+"""Of the cuts in the order of their bounds, so many are simulated for a combination at most."""
 
 LESS = 1 - 1e-9
 """What counts as faster."""
@@ -55,11 +56,24 @@ class Stage(NamedTuple):
     submesh: int
 
 
-class Answer(NamedTuple):
-    """A plan with its price."""
+class Solution(NamedTuple):
+    """Of one combination."""
 
-    plan: Parallelism
-    estimate: Estimate
+    answer: Answer | None
+    """None where nothing fits that may be faster than what is known."""
+    bound: float
+    """What no step of the combination can be below [s]; infinite where it holds nothing that was not known."""
+
+
+class _Tables(NamedTuple):
+    """[stages after, submesh, start, end] -> seconds, infinite where there is no such stage."""
+
+    seconds: Array
+    """Of a micro-batch, with its part of what follows the last backward."""
+    work: Array
+    """Of a micro-batch alone."""
+    after: Array
+    """After the last backward, at least: all of it on the first stage, on others only what nothing can hide."""
 
 
 class UnequalOutcome(NamedTuple):
@@ -80,7 +94,9 @@ class UnequalSearch:
         self.evaluator, self.pins = evaluator, pins
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
-        held = batch if pins.schedule == "gpipe" else min(batch, 2 * most)
+        self._ways, self._only_others = ways(evaluator, pins), only_others(pins)
+        self._base = "1f1b" if self._only_others else pins.schedule or "1f1b"
+        held = batch if self._base == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
         self.evaluated = 0
         self._shapes, self._shape_of = _all_shapes(evaluator)
@@ -95,7 +111,7 @@ class UnequalSearch:
             widest = max(max(self.prices[k].sizes) for k in order)
             for sequences in (s for s in divisors(batch) if s <= MAX_SEQUENCES * widest):
                 for zero, sharding in _states(evaluator, pins):
-                    share = Share(sequences, batch // sequences, zero, sharding, self.pins.schedule or "1f1b")
+                    share = Share(sequences, batch // sequences, zero, sharding, self._base)
                     yield Combination(order, share)
 
     def run(self, known: float = float("inf"), progress: Progress | None = None) -> UnequalOutcome:
@@ -104,19 +120,24 @@ class UnequalSearch:
             ((self.bound(c), n, c) for n, c in enumerate(self.combinations())), key=lambda b: b[:2]
         )
         found: list[Answer] = []
-        best, excluded = known, 0
+        best, proven, excluded = known, float("inf"), 0
         for looked, (bound, _, combination) in enumerate(bounded):
             if progress is not None:
                 progress(looked, len(bounded))
             if bound >= best:
                 excluded = len(bounded) - looked
                 break
-            answer = self.solve(combination, best)
-            if answer is not None:
-                found.append(answer)
-                best = min(best, answer.estimate.step_time_s)
-        found.sort(key=lambda answer: answer.estimate.step_time_s)
-        return UnequalOutcome(tuple(found), bounded[0][0], self.evaluated, excluded)
+            solution = self.solve(combination, best)
+            proven = min(proven, max(bound, solution.bound))
+            if solution.answer is not None:
+                found.append(solution.answer)
+                best = min(best, _seconds(solution.answer))
+        if not self._only_others:
+            found += [
+                answer for one in sorted(found, key=_seconds)[:SIMULATED] for answer in self._others(one)
+            ]
+        found.sort(key=_seconds)
+        return UnequalOutcome(tuple(found), min(proven, best), self.evaluated, excluded)
 
     # --- one combination ------------------------------------------------------------------------------
 
@@ -126,7 +147,8 @@ class UnequalSearch:
         Let u_k be the seconds for which pool k would work on a micro-batch with all its devices. Its slowest stage
         takes no less, and waits for the first micro-batch to come from the pools before it and for the last to go
         back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1, and layer l taking
-        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``.
+        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``. Under other schedules
+        than `ONE_BY_ONE` there is less to wait for, and only ``m y_k`` counts.
         """
         rates = np.array([self._rates(k, combination.share) for k in combination.order])
         whole, m = rates.sum(axis=1), combination.share.num_microbatches
@@ -134,15 +156,13 @@ class UnequalSearch:
             return float("inf")
         weights = np.zeros(len(whole))
         for k in reversed(range(len(whole))):
-            weights[k] = max(0.0, (1 / whole[k] - weights[k + 1 :].sum()) / m)
+            waiting = 0.0 if self._only_others else weights[k + 1 :].sum()
+            weights[k] = max(0.0, (1 / whole[k] - waiting) / m)
         weights /= weights.sum()
-        behind = weights[::-1].cumsum()[::-1] - weights
+        behind = 0.0 if self._only_others else weights[::-1].cumsum()[::-1] - weights
         least = float(((m * weights + behind)[:, None] * rates).min(axis=0).sum())
-        setting = self.evaluator.setting
-        devices = sum(self.prices[k].evaluator.cluster.num_devices for k in combination.order)
-        used = Parallelism.model_construct(data=devices // 2, pipeline=2)
-        least += m * stage_wait(setting, used) if len(combination.order) > 1 else 0.0
-        return (least + setting.software.step_overhead) * (1 + straggling(setting, used))
+        slower = 1 + self._slower(combination)
+        return (least + self._beside(combination, len(combination.order))) * slower
 
     def _rates(self, pool: int, share: Share) -> list[float]:
         """Seconds of every kind of layer, all of it together, if the whole pool worked on it."""
@@ -154,20 +174,95 @@ class UnequalSearch:
 
         return [graph.sequence.count(name) * together(name) for name in sorted(set(graph.sequence))]
 
-    def solve(self, combination: Combination, known: float = float("inf")) -> Answer | None:
-        """The fastest plan of the combination; None where nothing fits that is faster than ``known`` [s]."""
+    def solve(self, combination: Combination, known: float = float("inf")) -> Solution:
+        """The fastest plan of the combination that may be faster than ``known`` [s], and what bounds all of them."""
+        if self._only_others:
+            return self._elsewhere(combination, known)
         submeshes = self.submeshes(combination)
         pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
         if not submeshes:
-            return None
+            return Solution(None, float("inf"))
+        m = combination.share.num_microbatches
+        tables = self._tables(combination, submeshes, known / m)
+        ordered = self._in_order(combination, tables, pools, submeshes)
+        first = next(ordered, None)
+        if first is None or first.bound >= known:
+            return Solution(None, float("inf"))
+        best = min(self._by_closed_form(combination, tables, pools, submeshes), key=_seconds, default=None)
+        return self._closed_in(combination, submeshes, chain([first], ordered), best, known)
+
+    def _by_closed_form(
+        self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
+    ) -> list[Answer]:
+        """The cuts of least time by the closed form, simulated and improved."""
+        m = combination.share.num_microbatches
         try:
-            m = combination.share.num_microbatches
-            table = self._table(combination, submeshes, known / m)
-            cuts = submesh_cuts(table, pools, submeshes, m, self.pins.pipeline)
+            cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self.pins.pipeline)
         except Infeasible:
-            return None
+            return []
         answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
-        return min((a for a in answers if a is not None), key=_seconds, default=None)
+        return [answer for answer in answers if answer is not None]
+
+    def _elsewhere(self, combination: Combination, known: float) -> Solution:
+        """The fastest plan of the combination under schedules that the dynamic program does not know."""
+        submeshes = self.submeshes(combination)
+        pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
+        bound, m = self.bound(combination), combination.share.num_microbatches
+        if not submeshes:
+            return Solution(None, bound)
+        tables = self._tables(combination, submeshes, known / m)
+        found = self._by_closed_form(combination, tables, pools, submeshes)
+        others = [other for one in found[:1] for other in self._others(one)]
+        return Solution(min(others, key=_seconds, default=None), bound)
+
+    def _others(self, found: Answer) -> list[Answer]:
+        answers = (under(self.evaluator, self.prices, found.plan, way) for way in self._ways)
+        return [answer for answer in answers if answer is not None]
+
+    def _in_order(
+        self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
+    ) -> Iterator[Bounded]:
+        """Cuts by what their steps cannot be below."""
+        pinned, m = self.pins.pipeline, combination.share.num_microbatches
+        factor = 1 + self._slower(combination)
+        extra = [
+            self._beside(combination, stages) if pinned in (None, stages) else float("inf")
+            for stages in range(1, len(tables.work) + 1)
+        ]
+        for bound, cut in cuts_in_order(tables.work, tables.after, pools, submeshes, m, extra):
+            yield Bounded(bound * factor, cut)
+
+    def _closed_in(
+        self,
+        combination: Combination,
+        submeshes: Sequence[Submesh],
+        ordered: Iterator[Bounded],
+        best: Answer | None,
+        known: float,
+    ) -> Solution:
+        """Cuts in the order of their bounds, simulated until none that is left can be faster."""
+        for looked, (bound, cut) in enumerate(ordered):
+            least = known if best is None else min(known, _seconds(best))
+            if bound >= least:
+                return Solution(best, least)
+            if looked == LOOKED_AT:
+                return Solution(best, bound)
+            answer = self.priced(combination, submeshes, _stages(cut))
+            if answer is not None and (best is None or _seconds(answer) < _seconds(best)):
+                best = answer
+        return Solution(best, float("inf") if best is None else _seconds(best))
+
+    def _beside(self, combination: Combination, stages: int) -> float:
+        """What comes on top of a pipeline of so many stages in any plan of the combination, before stragglers [s]."""
+        setting, m = self.evaluator.setting, combination.share.num_microbatches
+        used = Parallelism.model_construct(pipeline=stages, num_microbatches=m)
+        return stage_wait(setting, used) + setting.software.step_overhead
+
+    def _slower(self, combination: Combination) -> float:
+        """Relative slow-down by stragglers, at least."""
+        pools = [self.prices[k].evaluator for k in combination.order]
+        used = Parallelism.model_construct(data=sum(pool.cluster.num_devices for pool in pools))
+        return min(straggling(pool.setting, used) for pool in pools)
 
     def submeshes(self, combination: Combination) -> list[Submesh]:
         """Of every pool in the order, by place in it."""
@@ -185,10 +280,11 @@ class UnequalSearch:
         held = in_flight(share.schedule, stages_after, share.num_microbatches)
         return self.prices[combination.order[submesh.pool]].choice(shape, submesh.size, share, held)
 
-    def _table(self, combination: Combination, submeshes: Sequence[Submesh], slowest: float) -> Array:
-        """[stages after, submesh, start, end] -> seconds; stages slower than ``slowest`` are left out."""
+    def _tables(self, combination: Combination, submeshes: Sequence[Submesh], slowest: float) -> _Tables:
+        """What is known of every stage; those slower than ``slowest`` are left out."""
         most = min(MOST_STAGES * len(combination.order), self.evaluator.graph.num_layers)
-        seconds = np.full((most, len(submeshes), len(self._shapes) + 1), np.inf)
+        size = (most, len(submeshes), len(self._shapes) + 1)
+        seconds, work, tail = (np.full(size, np.inf) for _ in range(3))
         for k, submesh in enumerate(submeshes):
             prices = self.prices[combination.order[submesh.pool]]
             for number, shape in enumerate(self._shapes):
@@ -201,14 +297,16 @@ class UnequalSearch:
                 for after in range(1) if shape.last else range(1, most):
                     choice = self.choice(combination, submesh, shape, after)
                     if choice is not None:
-                        seconds[after, k, number] = choice.seconds
-        return seconds[:, :, self._shape_of]
+                        at = after, k, number
+                        seconds[at], work[at], tail[at] = choice.seconds, choice.work, choice.tail.optimizer
+                        tail[at] += choice.tail.data if shape.first else 0.0
+        return _Tables(*(table[:, :, self._shape_of] for table in (seconds, work, tail)))
 
     def _improved(
         self, combination: Combination, submeshes: Sequence[Submesh], cut: StagePartition
     ) -> Answer | None:
         """The cut as a plan, its boundaries moved by a layer while the simulated step gets shorter."""
-        stages = tuple(Stage(end, k) for (_, end), k in zip(cut.stages, cut.submeshes, strict=True))
+        stages = _stages(cut)
         best = self.priced(combination, submeshes, stages)
         improving = best is not None
         while improving:
@@ -235,9 +333,11 @@ class UnequalSearch:
         pools = [combination.order[submeshes[stage.submesh].pool] for stage in stages]
         plan = placed(self.evaluator, combination.share, shapes, choices, pools)
         self.evaluated += 1
-        estimate = self.evaluator.estimate(plan)
-        room = 1 - self.evaluator.job.memory_headroom
-        return Answer(plan, estimate) if estimate.memory_bytes <= room * estimate.memory_limit_bytes else None
+        return priced(self.evaluator, plan)
+
+
+def _stages(cut: StagePartition) -> tuple[Stage, ...]:
+    return tuple(Stage(end, k) for (_, end), k in zip(cut.stages, cut.submeshes, strict=True))
 
 
 def _seconds(answer: Answer) -> float:
@@ -284,12 +384,5 @@ def _states(evaluator: Evaluator, pins: Pins) -> list[tuple[ZeroStage, Sharding]
 
 
 def _check(evaluator: Evaluator, pins: Pins) -> None:
-    if pins.virtual_stages not in (None, 1):
-        raise InputError(f"--virtual-stages {pins.virtual_stages}: stages that differ are one to a device")
     if pins.sharding == "HYBRID_SHARD":
         raise InputError("--sharding HYBRID_SHARD: stages that differ shard over all their data ranks")
-    if pins.schedule not in (None, *SCHEDULES):
-        raise InputError(
-            f"--schedule {schedule_label(pins.schedule or '')}: where stages differ use {', '.join(SCHEDULES)}; "
-            f"another may be given to the plan that is found (meshwright evaluate PLAN --schedule)"
-        )
