@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,18 @@ from planner.cli.options import OutputOptions
 from planner.cli.thresholds import check_thresholds
 from planner.errors import InputError
 
+if TYPE_CHECKING:
+    from planner.tracing.program import Program
+
 
 def shard(
-    program: Annotated[Path, typer.Argument(help="A program: JSON of from_jax(...) or from_torch(...).")],
+    program: Annotated[
+        str,
+        typer.Argument(
+            help="A program: JSON of from_jax(...) or from_torch(...); or FILE.py:NAME, a tuple of a JAX function "
+            "and its arguments, or a function that returns one."
+        ),
+    ],
     cluster: Annotated[str, typer.Argument(help="name:nodes, or a file.")],
     output: OutputOptions,
     mesh: Annotated[
@@ -30,6 +39,13 @@ def shard(
         ),
     ] = 0.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Wall time for the solver.", min=0.0)] = 60.0,
+    replicate_unknown: Annotated[
+        bool,
+        typer.Option("--replicate-unknown", help="Compute operators without a rule alike on every device."),
+    ] = False,
+    python: Annotated[
+        str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the sharded program here.")
     ] = None,
@@ -37,15 +53,14 @@ def shard(
     """Choose how every array of a traced program lies on a mesh.
 
     meshwright shard step.json dgx-h100:2 --mesh data=4,model=4 -o sharded.json
+
+    meshwright shard train.py:example dgx-h100:1 -o sharded.json; meshwright verify sharded.json --with jax
     """
-    from cluster_specs.record import validated
     from cluster_specs.units import parse_quantity
     from planner.report.sharding import sharding_report
-    from planner.runs.files import parse_mapping, read_text
-    from planner.tracing.program import Program
     from planner.tracing.solving import shard as choose
 
-    read = validated(Program, parse_mapping(read_text(program), ".json", str(program)), str(program))
+    read = _program(program, python, replicate_unknown)
     limit = None if memory_limit is None else parse_quantity(memory_limit, "B")
     answer = choose(
         read,
@@ -63,6 +78,19 @@ def shard(
     else:
         sys.stdout.write("".join(f"{line}\n" for line in sharding_report(answer)))
     check_thresholds(data, output.fail_if or ())
+
+
+def _program(source: str, python: str | None, replicate_unknown: bool) -> "Program":
+    """The program in a file, or of a function."""
+    from cluster_specs.record import validated
+    from planner.runs.files import parse_mapping, read_text
+    from planner.tracing.program import Program
+
+    if ".py:" in source:
+        from planner.verification.with_program import trace_function
+
+        return trace_function(source, python, replicate_unknown)
+    return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
 
 
 def _axes(text: str) -> dict[str, int]:

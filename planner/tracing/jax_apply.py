@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.from_jax import CALLS, calls, label
+from planner.tracing.from_jax import call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.program import Dims, Operation
 from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
@@ -20,6 +20,11 @@ SCOPE = "mw["
 def scope_of(operator: str) -> str:
     """Name scope of an operator; slashes would make levels of it."""
     return f"{SCOPE}{operator.replace('/', '>')}]"
+
+
+def operator_of(scope: str) -> str:
+    """The operator whose scope has this between its brackets."""
+    return scope.replace(">", "/")
 
 
 def apply_shardings(
@@ -157,10 +162,8 @@ class _Runner:
             operands = [read(atom) for atom in equation.invars]
             inner = calls(equation)
             if inner is not None:
-                source = equation.params[CALLS[equation.primitive.name]]
-                made = self.body(
-                    inner, getattr(source, "consts", ()), self._apart(equation, operands), f"{title}/"
-                )
+                constants = call_constants(equation)
+                made = self.body(inner, constants, self._apart(equation, operands), f"{title}/")
             else:
                 with jax.named_scope(scope_of(self._owner(title))):
                     made = self._equation(equation, title, operands)

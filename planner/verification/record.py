@@ -1,6 +1,6 @@
 """What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cluster_specs.record import Record
@@ -62,6 +62,14 @@ class Comparison(Record):
         return self.predicted / self.found - 1 if self.found else None
 
 
+class OperatorDifference(Record):
+    """What one operator exchanges, as planned and as compiled: kind -> bytes of whole arrays per call."""
+
+    operator: str
+    priced: Mapping[str, float]
+    compiled: Mapping[str, float]
+
+
 class Verification(Record):
     """The answer of `verify`."""
 
@@ -72,6 +80,8 @@ class Verification(Record):
     """What was run or compiled."""
     checks: tuple[Check, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    operators: tuple[OperatorDifference, ...] = ()
+    """Those of a traced program whose collectives were compiled otherwise than priced."""
     notes: tuple[str, ...] = ()
     """Where what ran differs from the plan, and what it does not show."""
 
