@@ -1,6 +1,7 @@
 """``shard``: layouts for a program that was traced from a framework."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
     from planner.tracing.program import Program
 
 
+@dataclass(frozen=True, slots=True)
+class TracingOptions:
+    """How FILE.py:NAME becomes a program."""
+
+    replicate_unknown: Annotated[
+        bool,
+        typer.Option("--replicate-unknown", help="Compute operators without a rule alike on every device."),
+    ] = False
+    python: Annotated[
+        str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
+    ] = None
+
+
 def shard(
     program: Annotated[
         str,
@@ -24,6 +38,7 @@ def shard(
         ),
     ],
     cluster: Annotated[str, typer.Argument(help="name:nodes, or a file.")],
+    tracing: TracingOptions,
     output: OutputOptions,
     mesh: Annotated[
         str | None,
@@ -39,13 +54,6 @@ def shard(
         ),
     ] = 0.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Wall time for the solver.", min=0.0)] = 60.0,
-    replicate_unknown: Annotated[
-        bool,
-        typer.Option("--replicate-unknown", help="Compute operators without a rule alike on every device."),
-    ] = False,
-    python: Annotated[
-        str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the sharded program here.")
     ] = None,
@@ -60,7 +68,7 @@ def shard(
     from planner.report.sharding import sharding_report
     from planner.tracing.solving import shard as choose
 
-    read = _program(program, python, replicate_unknown)
+    read = _program(program, tracing)
     limit = None if memory_limit is None else parse_quantity(memory_limit, "B")
     answer = choose(
         read,
@@ -80,7 +88,7 @@ def shard(
     check_thresholds(data, output.fail_if or ())
 
 
-def _program(source: str, python: str | None, replicate_unknown: bool) -> "Program":
+def _program(source: str, tracing: TracingOptions) -> "Program":
     """The program in a file, or of a function."""
     from cluster_specs.record import validated
     from planner.runs.files import parse_mapping, read_text
@@ -89,7 +97,7 @@ def _program(source: str, python: str | None, replicate_unknown: bool) -> "Progr
     if ".py:" in source:
         from planner.verification.with_program import trace_function
 
-        return trace_function(source, python, replicate_unknown)
+        return trace_function(source, tracing.python, tracing.replicate_unknown)
     return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
 
 
