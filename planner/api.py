@@ -1,6 +1,6 @@
 """The verbs of Meshwright with friendly arguments; the command line calls the same ones.
 
-A model is a `Model`, a shipped name or a file; a cluster a `ClusterSpec`, ``name:nodes`` or a file; a plan a
+A model is a `Model`, a shipped name, a file, a traced `Program` or ``FILE.py:NAME``; a cluster a `ClusterSpec`, ``name:nodes`` or a file; a plan a
 `Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or by keyword.
 """
 
@@ -14,11 +14,14 @@ from cluster_specs.record import validated
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.models.catalog import load_model
+from planner.models import catalog
 from planner.models.model import Model
+from planner.models.reading import read_mapping
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
+from planner.tracing.program import SCHEMA as PROGRAM_SCHEMA
+from planner.tracing.program import Program
 
-AnyModel = Model | str | Path
+AnyModel = Model | Program | str | Path
 AnyCluster = ClusterSpec | str | Path
 AnyPlan = Plan | str | Path | Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -154,3 +157,31 @@ def _question(
         validated(Job, {**base_job, **of_job}, "job"),
         validated(Pins, {**base_pins, **of_pins}, "pins"),
     )
+
+
+def load_model(source: str | Path | Program) -> Model:
+    """The model of a shipped name, a Hugging Face configuration, a graph file, or a traced program.
+
+    A program is a `Program`, its file, or ``FILE.py:NAME``, which is traced in a process of its own: the loss of a
+    model whose layers repeat, without its gradient. Raises as `planner.models.catalog.load_model`, and ``Unsupported``
+    where a program cannot be written as blocks of operators.
+    """
+    program = source if isinstance(source, Program) else _program(source)
+    if program is None:
+        return catalog.load_model(source)  # type: ignore[arg-type]
+    from planner.tracing.lifting.model import model_of
+
+    return model_of(program)
+
+
+def _program(source: str | Path) -> Program | None:
+    """The program that a file holds or a function is; None where it is something else."""
+    if ".py:" in str(source):
+        from planner.verification.with_program import trace_function
+
+        return trace_function(str(source))
+    path = Path(source)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    data = read_mapping(path)
+    return validated(Program, data, str(path)) if data.get("schema") == PROGRAM_SCHEMA else None

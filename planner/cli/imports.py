@@ -65,7 +65,7 @@ class ImportOptions:
         from cluster_specs.catalog import load_cluster
         from planner.importers.registry import import_plan
         from planner.importers.settings import Given
-        from planner.models.catalog import load_model
+        from planner.api import load_model
 
         if self.source is None or self.model is None or self.cluster is None:
             raise InputError("an existing configuration needs --from FILE, --model M and --cluster C")

@@ -39,12 +39,12 @@ SAME_KIND: Mapping[str, str] = MappingProxyType({"all_reduce": "sum", "reduce_sc
 
 
 def trace_function(target: str, python: str | None = None, replicate_unknown: bool = False) -> Program:
-    """The program of ``FILE.py:NAME``, traced by JAX in a process of its own.
+    """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own.
 
     Raises ``InputError`` where there is no such function, or it cannot be traced.
     """
     task = {"function": target, "replicate_unknown": replicate_unknown}
-    found = _run("jax_trace", {"function.txt": target}, task, 1, python)
+    found = _run("trace", {"function.txt": target}, task, 1, python, ("pydantic",))
     return Program.model_validate(found["program"])
 
 
@@ -101,12 +101,17 @@ def _by_operator(uses: Sequence[CollectiveUse]) -> dict[str, dict[str, float]]:
 
 
 def _run(
-    name: str, files: Mapping[str, str], task: Mapping[str, Any], devices: int, python: str | None
+    name: str,
+    files: Mapping[str, str],
+    task: Mapping[str, Any],
+    devices: int,
+    python: str | None,
+    needs: tuple[str, ...] = ("jax", "pydantic"),
 ) -> dict[str, Any]:
     if not Path(task["function"].rpartition(":")[0]).is_file():
         raise InputError(f"{task['function']}: no such file; write FILE.py:NAME")
     environment = {"XLA_FLAGS": " ".join(FLAGS).format(devices), "JAX_PLATFORMS": "cpu"}
-    found = run_program(name, files, task, ("jax", "pydantic"), python, environment=environment)
+    found = run_program(name, files, task, needs, python, environment=environment)
     if "refused" in found:
         raise InputError(found["refused"])
     return found

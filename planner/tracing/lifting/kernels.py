@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.errors import Unsupported
 from planner.tracing.draft import Draft
-from planner.tracing.lifting.plain import Plain
+from planner.tracing.lifting.plain import Plain, no_graph
 
 Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
 
@@ -44,6 +43,8 @@ class Lifted:
     kernels: list[Kernel] = field(default_factory=list)
     alias: dict[str, str] = field(default_factory=dict)
     """Name -> what it is another name of: rows of a stack, indices made good, a weight in another type."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """Rows that are read at fixed positions -> the whole table."""
 
     def root(self, name: str) -> str:
         """What ``name`` stands for."""
@@ -80,6 +81,8 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
     types = (lifted.plain.value[n].dtype for n in (*names, *draft.outputs))
     if prepared or (loops and all(t.startswith(INTEGERS) for t in types)):
+        if draft.kind == "lookup":
+            lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         return True
     return False
@@ -117,7 +120,8 @@ class _Sorter:
         for draft in drafts:
             names = [lifted.root(n) for n in draft.inputs if not lifted.is_weight(n)]
             of = [roots.get(n, frozenset({n})) for n in names]
-            loop = self._is_loop(draft) and not (_adds_two(draft) and len(of) == 2 and of[0].isdisjoint(of[1]))
+            apart = _adds_two(draft) and len(of) == 2 and of[0].isdisjoint(of[1])
+            loop = self._is_loop(draft) and not apart and not self._adds_table(draft)
             level = max((made.get(n, 0) for n in names), default=0) + (not loop)
             self.level[id(draft)] = level
             if loop:
@@ -129,6 +133,12 @@ class _Sorter:
     def _is_loop(self, draft: Draft) -> bool:
         table = draft.kind in ("lookup", "accumulate") and self.lifted.is_weight(draft.inputs[0])
         return draft.kind in ("loop", "view", "lookup", "accumulate") and not table
+
+    def _adds_table(self, draft: Draft) -> bool:
+        """Whether it adds a parameter of several dims: positions, not a bias."""
+        tables = [r for n, r in zip(draft.inputs, draft.reads, strict=True) if self.lifted.is_weight(n)]
+        several = any(sum(map(bool, dims)) > 1 for dims in tables)
+        return set(draft.primitives) <= ADDS and len(draft.inputs) == 2 and several
 
     def kernels(self) -> list[Kernel]:
         """All of them, in order."""
@@ -194,12 +204,11 @@ class _Sorter:
         if draft.kind == "loop":
             return "add"
         weights = sum(map(self.lifted.is_weight, draft.inputs[:2]))
-        if draft.kind == "product" and weights == 1 and not draft.halos and "conv" not in draft.primitives[0]:
+        if draft.kind == "product" and weights == 1 and not draft.halos:
             return "matmul"
         what = {0: "multiplies two activations and is no attention", 2: "multiplies two weights"}
-        raise Unsupported(
-            f"operator {draft.name} ({'+'.join(draft.primitives)}) {what.get(weights, 'is a convolution')}: "
-            "blocks of a model have no word for it; meshwright shard takes the program as it is"
+        raise no_graph(
+            f"operator {draft.name} ({'+'.join(draft.primitives)}) {what.get(weights, 'is a convolution')}"
         )
 
     def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
@@ -211,7 +220,7 @@ class _Sorter:
             drafts,
             inputs=[n for n in read if n not in made and n not in self.lifted.plain.weights],
             outputs=[n for d in drafts for n in d.outputs],
-            weights=list(raw.values()),
+            weights=[self.lifted.tables.get(n, n) for n in raw.values()],
             masked=any(d.name in self.lifted.plain.masked for d in drafts),
             level=max(self.level[id(d)] for d in drafts),
             region=drafts[0].region,
@@ -219,7 +228,10 @@ class _Sorter:
 
 
 def _adds_two(draft: Draft) -> bool:
-    return ADDS >= set(draft.primitives) and len(draft.inputs) == 2 and draft.reads[0] == draft.reads[1]
+    if not set(draft.primitives) <= ADDS or len(draft.inputs) != 2:
+        return False
+    first, second = ([f for dim in dims for f in dim] for dims in draft.reads)
+    return first == second
 
 
 def _joined(kernels: Iterable[Kernel]) -> Iterator[Kernel]:

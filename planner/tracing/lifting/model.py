@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from planner.errors import Unsupported
 from planner.graph import Block, Graph, Run, count_parameters
 from planner.models.model import Model
 from planner.tracing.lifting.kernels import kernels_of
 from planner.tracing.lifting.naming import Naming, follows
-from planner.tracing.lifting.plain import plain
+from planner.tracing.lifting.plain import no_graph, plain
 from planner.tracing.lifting.stages import Stage, stages_of
 from planner.tracing.lifting.writing import BlockWriter
 from planner.tracing.program import Program, elements
@@ -86,7 +85,6 @@ def _check_parameters(program: Program, graph: Graph) -> None:
     ours = sum(elements(v.shape) for v in program.values if v.role == "parameter")
     theirs = count_parameters(graph)
     if ours != theirs:
-        raise Unsupported(
-            f"program {program.name} has {ours:,} parameters, its blocks {theirs:,}: weights that several layers "
-            "share have no place in a graph; meshwright shard takes the program as it is"
+        raise no_graph(
+            f"program {program.name} has {ours:,} parameters, its blocks {theirs:,} (weights that layers share)"
         )

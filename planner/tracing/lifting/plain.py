@@ -18,6 +18,13 @@ COMPARISONS = frozenset({"ge", "gt", "le", "lt", "tril", "triu"})
 MASKS = frozenset({"select_n", "where", "masked_fill", "add", "mul"})
 
 
+def no_graph(what: str) -> Unsupported:
+    """The error for a program that blocks of operators cannot say."""
+    return Unsupported(
+        f"{what}: a graph of blocks cannot say that; meshwright shard takes the program as it is"
+    )
+
+
 @dataclass
 class Plain:
     """Operators that depend on weights or data, and where constants were."""
@@ -100,12 +107,12 @@ def _cut_dim(name: str, dim: int, at: list[tuple[Draft, bool, int]]) -> bool:
     if len(ways) == 1:
         return False
     if len({elements(way) for way in ways}) > 1:
-        raise Unsupported(f"{name} is indexed along dim {dim} by loops of different lengths")
+        raise no_graph(f"{name} is indexed along dim {dim} by loops of different lengths")
     cuts: list[int] = list(next(iter(sorted(ways))))
     for way in sorted(ways):
         finer = common_cuts(cuts, way)
         if finer is None:
-            raise Unsupported(f"dim {dim} of {name} is cut into {list(way)} and {cuts}, which do not nest")
+            raise no_graph(f"dim {dim} of {name} is cut into {list(way)} and {cuts}, which do not nest")
         cuts = finer
     for site in at:
         apply_cuts(site[0], factors(site), cuts)

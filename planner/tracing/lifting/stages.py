@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from planner.errors import Unsupported
 from planner.tracing.lifting.kernels import Kernel, Lifted
+from planner.tracing.lifting.plain import no_graph
 
 _NUMBER = re.compile(r"^(.*?[.\[])(\d+)([.\]].*)?$")
 
@@ -46,7 +46,7 @@ def stages_of(lifted: Lifted) -> tuple[Stage, list[Stage], Stage]:
 
 def _of_loops(lifted: Lifted, loops: Sequence[str]) -> tuple[Stage, list[Stage], Stage]:
     if any("/scan." in loop for loop in loops):
-        raise Unsupported(f"loop {loops[-1]} is inside another: layers of a model are one loop after another")
+        raise no_graph(f"loop {loops[-1]} is inside another: layers of a model are one loop after another")
     first, last, layers = Stage(), Stage(), list[Stage]()
     handed: tuple[str, ...] | None = None
     for loop in loops:
@@ -59,7 +59,7 @@ def _of_loops(lifted: Lifted, loops: Sequence[str]) -> tuple[Stage, list[Stage],
         if handed is None:
             first.outputs = starts
         elif starts != handed:
-            raise Unsupported(f"loop {loop} does not continue what the loop before it returns")
+            raise no_graph(f"loop {loop} does not continue what the loop before it returns")
         handed = tuple(c.end for c in used)
         layers.append(stage)
     last.inputs = handed or ()
@@ -95,9 +95,9 @@ def _of_paths(lifted: Lifted) -> tuple[Stage, list[Stage], Stage]:
     numbers = _layer_numbers(lifted)
     count = max(numbers.values(), default=-1) + 1
     if count < 1:
-        raise Unsupported(
-            f"program {lifted.plain.program.name} has no layers that repeat: no loop, and no parameters whose "
-            "paths differ in a number; meshwright shard takes the program as it is"
+        raise no_graph(
+            f"program {lifted.plain.program.name} has no loop, and no parameters whose paths differ in a number, "
+            "by which to know its layers"
         )
     stages = [Stage(number=i - 1) for i in range(count + 2)]
     made: dict[str, int] = {}
@@ -139,7 +139,6 @@ def _check_handed_on(lifted: Lifted, stages: Sequence[Stage]) -> None:
         for kernel in stage.kernels:
             lost = [n for n in map(lifted.root, kernel.inputs) if n not in known]
             if lost:
-                raise Unsupported(
-                    f"operator {kernel.drafts[-1].name} reads {lost[0]}, which the layer before it does not "
-                    "hand on: blocks form a chain; meshwright shard takes the program as it is"
+                raise no_graph(
+                    f"operator {kernel.drafts[-1].name} reads {lost[0]}, which is not of the layer before it"
                 )

@@ -3,19 +3,20 @@
 import re
 from collections.abc import Mapping, Sequence
 
-
-from planner.errors import Unsupported
 from planner.graph import BATCH, Block, Op, Tensor
-from planner.tracing.lifting.kernels import EXPONENTIALS, Kernel
+from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, Kernel
 from planner.tracing.lifting.naming import Naming
+from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
 
 Attributes = dict[str, bool | int | float | str]
 
 LINEAR = frozenset(
-    "add add_any cat concatenate div expand mul neg pad permute reduce_sum reshape slice split stack sub sum "
-    "transpose unsqueeze view".split()
-)
+    {
+        *ADDS, "cat", "concatenate", "div", "expand", "mul", "neg", "pad", "permute", "reduce_sum", "reshape", "slice",
+        "split", "stack", "sub", "sum", "transpose", "unsqueeze", "view",
+    }
+)  # fmt: skip
 """Primitives that keep no input for the backward pass, where no more than one of their operands varies."""
 
 FUNCTIONS: Mapping[str, frozenset[str]] = {
@@ -45,12 +46,16 @@ class BlockWriter:
             self._operator(kernel)
         outputs = tuple(self._output(v) for v in self.stage.outputs)
         return Block(
-            name=self.name, tensors=tuple(self.tensors.values()), ops=tuple(self.ops), inputs=inputs, outputs=outputs
+            name=self.name,
+            tensors=tuple(self.tensors.values()),
+            ops=tuple(self.ops),
+            inputs=inputs,
+            outputs=outputs,
         )
 
     def _output(self, value: str) -> str:
         if value not in self.called:
-            raise Unsupported(f"block {self.name} hands on {value}, which it does not make")
+            raise no_graph(f"block {self.name} hands on {value}, which it does not make")
         return self.called[value]
 
     def _declare(self, tensor: Tensor) -> str:
@@ -76,7 +81,7 @@ class BlockWriter:
         parameter = self.lifted.root(raw)
         if parameter not in self.weights:
             dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
-            if "positions" in dims:
+            if "positions" in dims and "positions" not in self.naming.sizes:
                 self.naming.sizes["positions"] = self.naming.sizes["seq"]
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
@@ -90,7 +95,8 @@ class BlockWriter:
         inputs = tuple(self._tensor(v, _word(v)) for v in kernel.inputs)
         weights = tuple(self._weight(w) for w in kernel.weights)
         outputs = tuple(
-            self._tensor(v, name if len(kernel.outputs) == 1 else f"{name}_{i}") for i, v in enumerate(kernel.outputs)
+            self._tensor(v, name if len(kernel.outputs) == 1 else f"{name}_{i}")
+            for i, v in enumerate(kernel.outputs)
         )
         if not outputs:
             outputs = (self._loss(kernel, name),)
@@ -99,13 +105,17 @@ class BlockWriter:
         )
 
     def _loss(self, kernel: Kernel, name: str) -> str:
-        raise Unsupported(f"operator {kernel.drafts[-1].name} makes nothing that anything reads")
+        raise no_graph(f"operator {kernel.drafts[-1].name} makes nothing that anything reads")
 
     def _described(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Kind, attributes, and a name."""
         if kernel.role == "matmul":
             self._check_product(kernel)
-            return "matmul", {}, self._numbered("_".join(w.rpartition(".")[2] for w in self._paths(kernel)) or "matmul")
+            return (
+                "matmul",
+                {},
+                self._numbered("_".join(w.rpartition(".")[2] for w in self._paths(kernel)) or "matmul"),
+            )
         if kernel.role == "attention":
             name = self._numbered("attention")
             return "attention", self._attention(kernel, name), name
@@ -114,7 +124,9 @@ class BlockWriter:
         return self._loops(kernel)
 
     def _paths(self, kernel: Kernel) -> list[str]:
-        found = [self.lifted.plain.value[self.lifted.root(w)].path.removesuffix(".weight") for w in kernel.weights]
+        found = [
+            self.lifted.plain.value[self.lifted.root(w)].path.removesuffix(".weight") for w in kernel.weights
+        ]
         return [p for p in found if not p.endswith("bias")]
 
     def _numbered(self, name: str) -> str:
@@ -126,9 +138,9 @@ class BlockWriter:
     def _check_product(self, kernel: Kernel) -> None:
         read, made = set(self.naming.dims(kernel.inputs[0])), set(self.naming.dims(kernel.outputs[0]))
         if not read - made:
-            raise Unsupported(
+            raise no_graph(
                 f"operator {kernel.drafts[0].name} sums over {', '.join(sorted(read & made - {BATCH}))} and makes "
-                "the same: a graph cannot tell its two dims apart; meshwright shard takes the program as it is"
+                "the same"
             )
 
     def _attention(self, kernel: Kernel, name: str) -> Attributes:
@@ -137,7 +149,7 @@ class BlockWriter:
         seq = next((d for d in queries if d.endswith("seq")), None)
         rows = next((d for d in keys if d.endswith("seq")), seq)
         if seq is None or rows is None or "heads" not in queries:
-            raise Unsupported(f"attention {name}: no positions or heads in {', '.join(queries)}")
+            raise no_graph(f"attention {name}: no positions or heads in {', '.join(queries)}")
         other = f"kv_{seq}" if rows == seq else rows
         if rows == seq:
             self.naming.sizes[other] = self.naming.sizes[seq]
@@ -161,7 +173,7 @@ class BlockWriter:
         summed = self._summed(kernel)
         if not made or BATCH not in made:
             return self._ending(kernel, wide, dims)
-        if summed and set(made) == set(dims):
+        if summed and summed <= set(made):
             name = self._numbered("norm")
             over = [d for d in dims if d in summed]
             moments = Tensor(
@@ -231,5 +243,3 @@ class BlockWriter:
 
 def _word(text: str) -> str:
     return re.sub(r"\W+", "_", text).strip("_")
-
-

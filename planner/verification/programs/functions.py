@@ -28,8 +28,7 @@ def load_function(target: str) -> tuple[Any, ...] | Program:
     if not hasattr(module, name):
         raise InputError(f"{target}: {path} has no {name!r}")
     found = getattr(module, name)
-    if callable(found):
-        found = found()
+    found = found() if callable(found) else found
     if isinstance(found, Program) or (isinstance(found, tuple) and found and callable(found[0])):
         return found
     raise InputError(f"{target}: expected (function, *arguments) or a Program, found {type(found).__name__}")

@@ -1,6 +1,6 @@
-"""Trace a function of the user's with JAX.
+"""Trace a function or a module of the user's, with JAX or torch.
 
-    python -m planner.verification.programs.jax_trace task.json
+    python -m planner.verification.programs.trace task.json
 
 Prints, as JSON, its `Program`, or why it has none.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from cluster_specs.errors import InputError
 from planner.errors import PlannerError
 from planner.tracing.from_jax import from_jax
+from planner.tracing.from_torch import from_torch
 from planner.tracing.program import Program
 from planner.verification.programs.functions import load_function
 
@@ -28,12 +29,13 @@ def main(path: str) -> None:
 
 
 def trace(task: dict[str, Any]) -> Program:
-    """The program of ``task["function"]``, which remembers where it came from."""
+    """The program of ``task["function"]``, which remembers where it came from; a module is one with parameters."""
     target, unknown = task["function"], task["replicate_unknown"]
     loaded = load_function(target)
     if isinstance(loaded, Program):
         return loaded
-    program = from_jax(*loaded, name=target.rpartition(":")[2], replicate_unknown=unknown)
+    front_end = from_torch if hasattr(loaded[0], "named_parameters") else from_jax
+    program = front_end(*loaded, name=target.rpartition(":")[2], replicate_unknown=unknown)
     return program.model_copy(update={"source": target})
 
 
