@@ -1,7 +1,8 @@
 """The verbs of Meshwright with friendly arguments; the command line calls the same ones.
 
-A model is a `Model`, a shipped name, a file, a traced `Program` or ``FILE.py:NAME``; a cluster a `ClusterSpec`, ``name:nodes`` or a file; a plan a
-`Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or by keyword.
+A model is a `Model`, a shipped name, a file, a traced `Program` or ``FILE.py:NAME``; a cluster a `ClusterSpec`,
+``name:nodes`` or a file; a plan a `Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or
+by keyword.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,11 +15,8 @@ from cluster_specs.record import validated
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.models import catalog
 from planner.models.model import Model
-from planner.models.reading import read_mapping
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
-from planner.tracing.program import SCHEMA as PROGRAM_SCHEMA
 from planner.tracing.program import Program
 
 AnyModel = Model | Program | str | Path
@@ -166,22 +164,14 @@ def load_model(source: str | Path | Program) -> Model:
     model whose layers repeat, without its gradient. Raises as `planner.models.catalog.load_model`, and ``Unsupported``
     where a program cannot be written as blocks of operators.
     """
-    program = source if isinstance(source, Program) else _program(source)
-    if program is None:
-        return catalog.load_model(source)  # type: ignore[arg-type]
-    from planner.tracing.lifting.model import model_of
-
-    return model_of(program)
-
-
-def _program(source: str | Path) -> Program | None:
-    """The program that a file holds or a function is; None where it is something else."""
-    if ".py:" in str(source):
+    if isinstance(source, str) and ".py:" in source:
         from planner.verification.with_program import trace_function
 
-        return trace_function(str(source))
-    path = Path(source)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    data = read_mapping(path)
-    return validated(Program, data, str(path)) if data.get("schema") == PROGRAM_SCHEMA else None
+        source = trace_function(source)
+    if isinstance(source, Program):
+        from planner.tracing.lifting.model import model_of
+
+        return model_of(source)
+    from planner.tracing.lifting.reading import load_model as from_file
+
+    return from_file(source)

@@ -25,6 +25,8 @@ def main(path: str) -> None:
         found: dict[str, Any] = {"program": trace(task).model_dump(mode="json", by_alias=True)}
     except (InputError, PlannerError) as error:
         found = {"refused": str(error)}
+    except Exception as error:  # whatever the user's file raises
+        found = {"refused": f"{task['function']} cannot be traced: {type(error).__name__}: {error}"}
     print(json.dumps(found))
 
 
