@@ -13,7 +13,7 @@ from typing import NamedTuple
 from planner.tracing.lifting.kernels import Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 
-_NUMBER = re.compile(r"^(.*?[.\[])(\d+)([.\]].*)?$")
+_NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
 
 FIRST = -1
 """The stage before the layers."""

@@ -85,7 +85,7 @@ class BlockWriter:
                 self.naming.sizes["positions"] = self.naming.sizes["seq"]
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
-                path = re.sub(rf"(?<=[.\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
+                path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
             tensor = Tensor(name=_word(path.replace("{layer}", "")), dims=dims, role="weight", path=path)
             self.weights[parameter] = self._declare(tensor)
         return self.weights[parameter]

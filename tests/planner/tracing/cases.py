@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax_layers
 import jax_models
 
@@ -32,3 +33,18 @@ def half_mlp() -> tuple[Any, ...]:
     """The same arguments, another function."""
     step, *arguments = mlp
     return (lambda *given: (step(*given)[0] / 2, step(*given)[1]), *arguments)
+
+
+def branching() -> tuple[Any, ...]:
+    """A step that is only sometimes taken."""
+    step, params, *data = mlp
+
+    def every(params: Any, state: Any, *data: Any) -> Any:
+        loss, gradients = step(params, *data)
+
+        def update(params: Any) -> Any:
+            return jax.tree.map(lambda p, g, s: p - 0.1 * g * s, params, gradients, state)
+
+        return loss, jax.lax.cond(loss > 0, update, lambda params: params, params)
+
+    return (every, params, params, *data)

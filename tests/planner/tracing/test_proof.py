@@ -44,6 +44,7 @@ EXPECTED = {
     "resnet": Expected(different=2),
     "unet": Expected(),
     "dlrm": Expected(room=0.8),
+    "branching": Expected(),
     "wide_gpt": Expected(mesh=(4, 4)),
     "wide_llama": Expected(mesh=(4, 8), different=10, sums=0.25),
     "mlp on 64": Expected(mesh=(4, 4, 4)),
