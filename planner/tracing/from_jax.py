@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Loops, Rule, Shape, elementwise, opaque
+from planner.tracing.factors import Loops, Rule, Shape, elementwise, opaque, retyped
 from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.program import Operation, Program, Role, Tie, Value, elements
 
@@ -242,6 +242,8 @@ class _Importer:
             rule = rule._replace(
                 reads=tuple(r for r, n in zip(rule.reads, given, strict=True) if n is not None)
             )
+        if known:
+            rule = retyped(rule, str(known[0][1].dtype), str(equation.outvars[0].aval.dtype))
         return self._add(title, equation, [n for n, _ in known], rule, place)
 
     def _rule(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction
+from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.torch_rules import TORCH_RULES, Call, Operand, convolved
 
@@ -169,15 +169,18 @@ class _Importer:
             self.values[next(n for n in outputs if n is not None)].dtype,
         )
         written = [n for n in outputs if n is not None]
+        before = self.values[inputs[0]].dtype if inputs else call.dtype
         if kind in _SPLIT:
             _SPLIT[kind](self, node, call, inputs, written)
         else:
-            self._add(node.name, kind, inputs, written, self._rule(node.name, kind, call), _digest(node))
+            self._add(
+                node.name, kind, inputs, written, self._rule(node.name, kind, call, before), _digest(node)
+            )
 
-    def _rule(self, title: str, kind: str, call: Call) -> Rule:
+    def _rule(self, title: str, kind: str, call: Call, before: str) -> Rule:
         rule = TORCH_RULES.get(kind)
         if rule is not None:
-            return rule(call)
+            return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
             raise Unsupported(
                 f"operator {title} (aten.{kind}) has no rule for how it can be split; "

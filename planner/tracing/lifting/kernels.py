@@ -42,7 +42,7 @@ class Lifted:
     plain: Plain
     kernels: list[Kernel] = field(default_factory=list)
     alias: dict[str, str] = field(default_factory=dict)
-    """Name -> what it is another name of: rows of a stack, indices made good, a weight in another type."""
+    """Name -> what it is another name of: rows of a stack, what indices say, a weight in another type."""
     tables: dict[str, str] = field(default_factory=dict)
     """Rows that are read at fixed positions -> the whole table."""
 
@@ -79,8 +79,8 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
         return False
     loops, sliced = draft.kind in ("loop", "view"), draft.kind == "boundary" and "/slice." in draft.name
     prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
-    types = (lifted.plain.value[n].dtype for n in (*names, *draft.outputs))
-    if prepared or (loops and all(t.startswith(INTEGERS) for t in types)):
+    counted = loops and all(lifted.plain.value[n].dtype.startswith(INTEGERS) for n in names)
+    if prepared or counted:
         if draft.kind == "lookup":
             lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))

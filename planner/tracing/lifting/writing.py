@@ -13,11 +13,14 @@ Attributes = dict[str, bool | int | float | str]
 
 LINEAR = frozenset(
     {
-        *ADDS, "cat", "concatenate", "div", "expand", "mul", "neg", "pad", "permute", "reduce_sum", "reshape", "slice",
-        "split", "stack", "sub", "sum", "transpose", "unsqueeze", "view",
+        *ADDS, "_to_copy", "cat", "concatenate", "convert_element_type", "div", "expand", "mul", "neg", "pad",
+        "permute", "reduce_sum", "reshape", "slice", "split", "stack", "sub", "sum", "transpose", "unsqueeze", "view",
     }
 )  # fmt: skip
 """Primitives that keep no input for the backward pass, where no more than one of their operands varies."""
+
+FEATURES = ("head_dim", "v_dim")
+"""Dims inside a head."""
 
 FUNCTIONS: Mapping[str, frozenset[str]] = {
     "silu": frozenset({"logistic", "silu", "sigmoid"}),
@@ -66,10 +69,11 @@ class BlockWriter:
         if value not in self.called:
             integer = self.lifted.plain.value[value].dtype.startswith(("int", "uint", "bool"))
             data = value in self.lifted.plain.program.inputs
+            dims = sorted(self.naming.dims(value), key=lambda d: d in FEATURES)  # attention reads them last
             self.called[value] = self._declare(
                 Tensor(
                     name=_word(self.lifted.plain.value[value].path or value) if data else name,
-                    dims=self.naming.dims(value),
+                    dims=tuple(dims),
                     role="input" if data else "activation",
                     dtype="int32" if integer else "compute",
                 )
@@ -153,7 +157,7 @@ class BlockWriter:
         other = f"kv_{seq}" if rows == seq else rows
         if rows == seq:
             self.naming.sizes[other] = self.naming.sizes[seq]
-        heads = tuple(d for d in context if d in queries and d not in (BATCH, seq, "head_dim", "v_dim"))
+        heads = tuple(d for d in context if d in queries and d not in (BATCH, seq, *FEATURES))
         sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, seq, *heads), dtype="fp32")
         odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, seq, other))
         return {
