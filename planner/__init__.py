@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planner.api import explain as explain
     from planner.api import export as export
     from planner.api import fit as fit
+    from planner.api import load_model as load_model
     from planner.api import plan as plan
     from planner.api import read_plan as read_plan
     from planner.api import validate as validate
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from planner.graph import Graph as Graph
     from planner.models.catalog import build_graph as build_graph
     from planner.models.catalog import list_models as list_models
-    from planner.models.catalog import load_model as load_model
     from planner.models.model import Model as Model
     from planner.plans import Estimate as Estimate
     from planner.plans import Job as Job
@@ -54,10 +54,20 @@ _HOMES = MappingProxyType(
         "cluster_specs.errors": ("InputError",),
         "planner.analysis": ("Comparison", "FitReport"),
         "planner.analysis.economics": ("Economics", "Terms", "economics"),
-        "planner.api": ("compare", "evaluate", "explain", "export", "fit", "plan", "read_plan", "validate"),
+        "planner.api": (
+            "compare",
+            "evaluate",
+            "explain",
+            "export",
+            "fit",
+            "load_model",
+            "plan",
+            "read_plan",
+            "validate",
+        ),
         "planner.errors": ("Infeasible",),
         "planner.graph": ("Graph",),
-        "planner.models.catalog": ("build_graph", "list_models", "load_model"),
+        "planner.models.catalog": ("build_graph", "list_models"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
         "planner.tracing.from_jax": ("from_jax",),

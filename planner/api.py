@@ -1,7 +1,8 @@
 """The verbs of Meshwright with friendly arguments; the command line calls the same ones.
 
-A model is a `Model`, a shipped name or a file; a cluster a `ClusterSpec`, ``name:nodes`` or a file; a plan a
-`Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or by keyword.
+A model is a `Model`, a shipped name, a file, a traced `Program` or ``FILE.py:NAME``; a cluster a `ClusterSpec`,
+``name:nodes`` or a file; a plan a `Plan`, a plan file, or a run (a file or its data). Job and pins are given whole or
+by keyword.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,11 +15,11 @@ from cluster_specs.record import validated
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
+from planner.tracing.program import Program
 
-AnyModel = Model | str | Path
+AnyModel = Model | Program | str | Path
 AnyCluster = ClusterSpec | str | Path
 AnyPlan = Plan | str | Path | Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -154,3 +155,23 @@ def _question(
         validated(Job, {**base_job, **of_job}, "job"),
         validated(Pins, {**base_pins, **of_pins}, "pins"),
     )
+
+
+def load_model(source: str | Path | Program) -> Model:
+    """The model of a shipped name, a Hugging Face configuration, a graph file, or a traced program.
+
+    A program is a `Program`, its file, or ``FILE.py:NAME``, which is traced in a process of its own: the loss of a
+    model whose layers repeat, without its gradient. Raises as `planner.models.catalog.load_model`, and ``Unsupported``
+    where a program cannot be written as blocks of operators.
+    """
+    if isinstance(source, str) and ".py:" in source:
+        from planner.verification.with_program import trace_function
+
+        source = trace_function(source)
+    if isinstance(source, Program):
+        from planner.tracing.lifting.model import model_of
+
+        return model_of(source)
+    from planner.tracing.lifting.reading import load_model as from_file
+
+    return from_file(source)

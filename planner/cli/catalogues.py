@@ -54,7 +54,7 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def _model(name: str) -> dict[str, Any]:
-    from planner.models.catalog import load_model
+    from planner.api import load_model
 
     return _fields(load_model(name))
 

@@ -63,9 +63,9 @@ class ImportOptions:
     def imported(self) -> "Imported":
         """The configuration as a plan; ``InputError`` where an option is missing."""
         from cluster_specs.catalog import load_cluster
+        from planner.api import load_model
         from planner.importers.registry import import_plan
         from planner.importers.settings import Given
-        from planner.models.catalog import load_model
 
         if self.source is None or self.model is None or self.cluster is None:
             raise InputError("an existing configuration needs --from FILE, --model M and --cluster C")

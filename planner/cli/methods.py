@@ -34,7 +34,7 @@ def compare_methods(
     meshwright compare-methods llama-3.1-8b dgx-h100:4 --global-batch 256 --seq-len 4096
     """
     from cluster_specs.catalog import load_cluster
-    from planner.models.catalog import load_model
+    from planner.api import load_model
     from planner.search.methods.comparison import METHODS
     from planner.search.methods.comparison import compare_methods as compare
 

@@ -140,7 +140,7 @@ def token_slices(
     meshwright token-slices llama-3.1-8b dgx-h100:1 --global-batch 8 --seq-len 32768 --pipeline 8
     """
     from cluster_specs.catalog import load_cluster
-    from planner.models.catalog import load_model
+    from planner.api import load_model
     from planner.search.slicing import sliced
 
     answer = sliced(load_model(model), load_cluster(cluster), job.to_job(), pipeline, tensor, granularity)

@@ -1,8 +1,9 @@
 """``shard``: layouts for a program that was traced from a framework."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,10 +12,33 @@ from planner.cli.options import OutputOptions
 from planner.cli.thresholds import check_thresholds
 from planner.errors import InputError
 
+if TYPE_CHECKING:
+    from planner.tracing.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class TracingOptions:
+    """How FILE.py:NAME becomes a program."""
+
+    replicate_unknown: Annotated[
+        bool,
+        typer.Option("--replicate-unknown", help="Compute operators without a rule alike on every device."),
+    ] = False
+    python: Annotated[
+        str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
+    ] = None
+
 
 def shard(
-    program: Annotated[Path, typer.Argument(help="A program: JSON of from_jax(...) or from_torch(...).")],
+    program: Annotated[
+        str,
+        typer.Argument(
+            help="A program: JSON of from_jax(...) or from_torch(...); or FILE.py:NAME, a tuple of a JAX function "
+            "and its arguments, or a function that returns one."
+        ),
+    ],
     cluster: Annotated[str, typer.Argument(help="name:nodes, or a file.")],
+    tracing: TracingOptions,
     output: OutputOptions,
     mesh: Annotated[
         str | None,
@@ -37,15 +61,14 @@ def shard(
     """Choose how every array of a traced program lies on a mesh.
 
     meshwright shard step.json dgx-h100:2 --mesh data=4,model=4 -o sharded.json
+
+    meshwright shard train.py:example dgx-h100:1 -o sharded.json; meshwright verify sharded.json --with jax
     """
-    from cluster_specs.record import validated
     from cluster_specs.units import parse_quantity
     from planner.report.sharding import sharding_report
-    from planner.runs.files import parse_mapping, read_text
-    from planner.tracing.program import Program
     from planner.tracing.solving import shard as choose
 
-    read = validated(Program, parse_mapping(read_text(program), ".json", str(program)), str(program))
+    read = _program(program, tracing)
     limit = None if memory_limit is None else parse_quantity(memory_limit, "B")
     answer = choose(
         read,
@@ -63,6 +86,19 @@ def shard(
     else:
         sys.stdout.write("".join(f"{line}\n" for line in sharding_report(answer)))
     check_thresholds(data, output.fail_if or ())
+
+
+def _program(source: str, tracing: TracingOptions) -> "Program":
+    """The program in a file, or of a function."""
+    from cluster_specs.record import validated
+    from planner.runs.files import parse_mapping, read_text
+    from planner.tracing.program import Program
+
+    if ".py:" in source:
+        from planner.verification.with_program import trace_function
+
+        return trace_function(source, tracing.python, tracing.replicate_unknown)
+    return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
 
 
 def _axes(text: str) -> dict[str, int]:

@@ -101,6 +101,10 @@ def _shipped_model(name: str) -> Model:
 def _model_from_file(path: Path) -> Model:
     config = read_mapping(path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    if str(config.get("schema", "")).startswith("meshwright/program/"):
+        raise InputError(
+            f"{path} is a traced program, not a model: planner.load_model and meshwright plan take it"
+        )
     if config.keys() >= GRAPH_KEYS:
         return _graph_model(config, path)
     return _configured_model(config, name, path)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_seconds
 from planner.report.console import columns, heading
-from planner.verification.record import Check, Comparison, Verification
+from planner.verification.record import Check, Comparison, OperatorDifference, Verification
 
 UNITS: Mapping[str, Callable[[float], str]] = {
     "bytes": format_bytes,
@@ -28,6 +28,8 @@ def verification_report(answer: Verification) -> RenderableType:
         parts += [heading("Checks"), _checks(answer.checks)]
     if answer.comparisons:
         parts += [heading("Beside the prediction"), _comparisons(answer.comparisons)]
+    if answer.operators:
+        parts += [heading("Operators compiled otherwise than priced"), _operators(answer.operators)]
     return Group(*parts, *([heading("Mind")] if answer.notes else []), *map(Text, answer.notes))
 
 
@@ -45,4 +47,14 @@ def _comparisons(comparisons: tuple[Comparison, ...]) -> Table:
         text_of = UNITS[c.unit]
         error = "" if c.error is None else f"{c.error:+.1%}"
         table.add_row(c.name, text_of(c.predicted), text_of(c.found), error)
+    return table
+
+
+def _operators(differing: tuple[OperatorDifference, ...]) -> Table:
+    def spelled(exchanged: Mapping[str, float]) -> str:
+        return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in exchanged.items()) or "-"
+
+    table = columns("", "priced", "compiled", right="lll")
+    for d in differing:
+        table.add_row(d.operator or "(none)", spelled(d.priced), spelled(d.compiled))
     return table

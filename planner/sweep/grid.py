@@ -11,10 +11,10 @@ from cluster_specs.record import validated
 from cluster_specs.sizing import sized
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Job, Pins
 from planner.sweep.records import Inputs
+from planner.tracing.lifting.reading import load_model
 
 Value = str | float | int
 Axes = Mapping[str, Sequence[Value]]

@@ -60,6 +60,11 @@ def _stretched(shape: Shape, full: Shape, dims: Dims) -> Dims:
     return tuple(() if n == 1 else d for n, d in zip(shape, tail, strict=True))
 
 
+def retyped(rule: Rule, before: str, after: str) -> Rule:
+    """A view that changes the type of what it shows is work: it is written anew, and may move in its new width."""
+    return rule._replace(kind="loop") if rule.kind == "view" and before != after else rule
+
+
 def created(outputs: Sequence[Shape]) -> Rule:
     """Made of nothing: constants, counters, random bits."""
     loops = Loops()

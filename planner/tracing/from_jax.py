@@ -1,8 +1,8 @@
 """A JAX function as a `Program`, by abstract evaluation: no array is allocated, nothing runs.
 
-Calls (jit, remat, custom derivatives) are followed in line; a scan's body stands in line once, with its trip
-count, between `boundary` operators: ``slice`` hands out one row of what is scanned over, ``carry`` hands on the
-state, ``stack`` collects rows.
+Calls (jit, remat, custom derivatives) are followed in line; of a ``cond`` the branch with the most work. A scan's
+body stands in line once, with its trip count, between `boundary` operators: ``slice`` hands out one row of what is
+scanned over, ``carry`` hands on the state, ``stack`` collects rows.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Loops, Rule, Shape, elementwise, opaque
+from planner.tracing.factors import Loops, Rule, Shape, elementwise, opaque, retyped
 from planner.tracing.jax_rules import JAX_RULES
-from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.program import Operation, Program, Role, Tie, Value, elements
 
 CALLS = {
     "jit": "jaxpr",
@@ -67,6 +67,31 @@ def call_constants(equation: Any) -> Sequence[Any]:
     return getattr(equation.params[CALLS[equation.primitive.name]], "consts", ())
 
 
+def branch_name(title: str, number: int) -> str:
+    """Begins the names of what is inside one branch of a ``cond``."""
+    return f"{title}/branch.{number}/"
+
+
+def work(jaxpr: Any) -> int:
+    """Steps of all loops in ``jaxpr``; an operator without a rule counts by its outputs."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, inner = equation.primitive.name, calls(equation)
+        shapes = [tuple(getattr(a.aval, "shape", ())) for a in (*equation.invars, *equation.outvars)]
+        if inner is not None:
+            total += work(inner)
+        elif name == "scan":
+            total += equation.params["length"] * work(equation.params["jaxpr"].jaxpr)
+        elif name == "cond":
+            total += max(work(branch.jaxpr) for branch in equation.params["branches"])
+        elif name in JAX_RULES:
+            given = len(equation.invars)
+            total += elements(JAX_RULES[name](equation.params, shapes[:given], shapes[given:], "").sizes)
+        else:
+            total += sum(elements(shape) for shape in shapes[len(equation.invars) :])
+    return total
+
+
 def label(equation: Any, index: int) -> str:
     """Name of an equation among those around it."""
     return f"{equation.params.get('name') or equation.primitive.name}.{index}"
@@ -109,7 +134,10 @@ def _names(function: Callable[..., Any], count: int) -> list[str]:
 
 
 def _ties(jax: Any, arguments: Sequence[Any], result: Any) -> Iterator[tuple[int, int]]:
-    """(output, input) positions of what is built alike: parts of the result and whole arguments."""
+    """(output, input) positions of what is built alike: parts of the result and whole arguments.
+
+    Of several arguments that are alike (weights and their momentum) each is taken once, in order, then the first.
+    """
     tree = jax.tree_util
 
     def described(part: Any) -> tuple[Any, ...]:
@@ -120,12 +148,15 @@ def _ties(jax: Any, arguments: Sequence[Any], result: Any) -> Iterator[tuple[int
     for argument in arguments:
         starts.append(at)
         at += len(tree.tree_leaves(argument))
+    taken: set[int] = set()
     known = [(described(a), s) for a, s in zip(arguments, starts, strict=True) if not hasattr(a, "shape")]
     at = 0
     for part in tree.tree_leaves(result, is_leaf=lambda part: any(described(part) == d for d, _ in known)):
         count = len(tree.tree_leaves(part))
-        start = next((s for d, s in known if d == described(part)), None)
-        if start is not None:
+        starts = [s for d, s in known if d == described(part)]
+        if starts:
+            start = next((s for s in starts if s not in taken), starts[0])
+            taken.add(start)
             yield from ((at + k, start + k) for k in range(count))
         at += count
 
@@ -139,6 +170,7 @@ class _Importer:
         self.operations: list[Operation] = []
         self.ties: list[Tie] = []
         self.replicated: list[str] = []
+        self.notes: list[str] = []
 
     def run(self, closed: Any, leaves: Sequence[_Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
@@ -161,6 +193,7 @@ class _Importer:
                 *self.ties,
                 *(Tie(source=outputs[o], target=inputs[i]) for o, i in ties if outputs[o] is not None),
             ),
+            applied=tuple(self.notes),
             replicated=tuple(self.replicated),
         )
 
@@ -194,13 +227,11 @@ class _Importer:
     ) -> Sequence[str | None]:
         inner = calls(equation)
         if inner is not None:
-            constants = [
-                self._value(f"{title}/constant.{i}", v.aval, "constant")
-                for i, v in enumerate(inner.constvars)
-            ]
-            return self._body(inner, constants, given, place._replace(prefix=f"{title}/"))
+            return self._call(inner, given, f"{title}/", place)
         if equation.primitive.name == "scan":
             return self._scan(equation, title, given, place)
+        if equation.primitive.name == "cond":
+            return self._cond(equation, title, given, place)
         known = [(n, a.aval) for n, a in zip(given, equation.invars, strict=True) if n is not None]
         shapes = [tuple(getattr(a, "shape", ())) for _, a in known]
         results = [tuple(v.aval.shape) for v in equation.outvars]
@@ -211,6 +242,8 @@ class _Importer:
             rule = rule._replace(
                 reads=tuple(r for r, n in zip(rule.reads, given, strict=True) if n is not None)
             )
+        if known:
+            rule = retyped(rule, str(known[0][1].dtype), str(equation.outvars[0].aval.dtype))
         return self._add(title, equation, [n for n, _ in known], rule, place)
 
     def _rule(
@@ -250,6 +283,26 @@ class _Importer:
             )
         )
         return outputs
+
+    def _cond(
+        self, equation: Any, title: str, given: list[str | None], place: "_Place"
+    ) -> Sequence[str | None]:
+        """The branch with the most work, as if it were always taken."""
+        branches = equation.params["branches"]
+        number = max(range(len(branches)), key=lambda i: work(branches[i].jaxpr))
+        self.notes.append(
+            f"{title} taken as its branch {number} of {len(branches)}, the one with the most work"
+        )
+        return self._call(branches[number].jaxpr, given[1:], branch_name(title, number), place)
+
+    def _call(
+        self, inner: Any, given: Sequence[str | None], prefix: str, place: "_Place"
+    ) -> Sequence[str | None]:
+        """The operators of a function that is called, in line."""
+        constants = [
+            self._value(f"{prefix}constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
+        ]
+        return self._body(inner, constants, given, place._replace(prefix=prefix))
 
     def _scan(self, equation: Any, title: str, given: list[str | None], place: "_Place") -> list[str | None]:
         params = equation.params

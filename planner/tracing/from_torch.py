@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction
+from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.torch_rules import TORCH_RULES, Call, Operand, convolved
 
@@ -32,7 +32,7 @@ def from_torch(
 
     with sdpa_kernel(SDPBackend.MATH):  # attention by its products, which have rules
         exported = torch.export.export(module, tuple(example_inputs)).run_decompositions()
-        lifted = _Lifted(exported)
+        lifted = _Lifted(exported, module)
         leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
         function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
         table = _core(torch) if gradient else None
@@ -49,9 +49,12 @@ def from_torch(
 class _Lifted:
     """An exported module as a function of its parameters, its other tensors, and its inputs; nothing in place."""
 
-    def __init__(self, exported: Any) -> None:
+    def __init__(self, exported: Any, module: Any) -> None:
         self.module = exported.graph_module
-        self.specs = [(s.kind.name, s.target) for s in exported.graph_signature.input_specs]
+        first: dict[int, str] = {}
+        tied = {n: first.setdefault(id(p), n) for n, p in module.named_parameters(remove_duplicate=False)}
+        specs = exported.graph_signature.input_specs
+        self.specs = [(s.kind.name, tied.get(s.target, s.target)) for s in specs]
         known = {**exported.constants, **exported.state_dict}
         self.parameters = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
         self.states = {t: known[t] for kind, t in self.specs if t is not None and t not in self.parameters}
@@ -122,7 +125,7 @@ class _Importer:
                 outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
             elif "getitem" in str(node.target):
                 self.names[node] = self.names[node.args[0]][node.args[1]]
-            else:
+            elif node.users or "val" in node.meta:  # else a check, which makes nothing
                 self._call(node)
         paths = [path for path, _ in roles]
         ties = [
@@ -166,15 +169,18 @@ class _Importer:
             self.values[next(n for n in outputs if n is not None)].dtype,
         )
         written = [n for n in outputs if n is not None]
+        before = self.values[inputs[0]].dtype if inputs else call.dtype
         if kind in _SPLIT:
             _SPLIT[kind](self, node, call, inputs, written)
         else:
-            self._add(node.name, kind, inputs, written, self._rule(node.name, kind, call), _digest(node))
+            self._add(
+                node.name, kind, inputs, written, self._rule(node.name, kind, call, before), _digest(node)
+            )
 
-    def _rule(self, title: str, kind: str, call: Call) -> Rule:
+    def _rule(self, title: str, kind: str, call: Call, before: str) -> Rule:
         rule = TORCH_RULES.get(kind)
         if rule is not None:
-            return rule(call)
+            return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
             raise Unsupported(
                 f"operator {title} (aten.{kind}) has no rule for how it can be split; "

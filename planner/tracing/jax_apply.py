@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.from_jax import CALLS, calls, label
+from planner.tracing.from_jax import branch_name, call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.program import Dims, Operation
 from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
@@ -20,6 +20,11 @@ SCOPE = "mw["
 def scope_of(operator: str) -> str:
     """Name scope of an operator; slashes would make levels of it."""
     return f"{SCOPE}{operator.replace('/', '>')}]"
+
+
+def operator_of(scope: str) -> str:
+    """The operator whose scope has this between its brackets."""
+    return scope.replace(">", "/")
 
 
 def apply_shardings(
@@ -157,10 +162,8 @@ class _Runner:
             operands = [read(atom) for atom in equation.invars]
             inner = calls(equation)
             if inner is not None:
-                source = equation.params[CALLS[equation.primitive.name]]
-                made = self.body(
-                    inner, getattr(source, "consts", ()), self._apart(equation, operands), f"{title}/"
-                )
+                constants = call_constants(equation)
+                made = self.body(inner, constants, self._apart(equation, operands), f"{title}/")
             else:
                 with jax.named_scope(scope_of(self._owner(title))):
                     made = self._equation(equation, title, operands)
@@ -173,6 +176,8 @@ class _Runner:
     def _equation(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         if equation.primitive.name == "scan":
             return self._scan(equation, title, operands)
+        if equation.primitive.name == "cond":
+            return self._cond(equation, title, operands)
         site = self.sites.get(title)
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
@@ -226,6 +231,22 @@ class _Runner:
         options = {k: params[k] for k in ("length", "reverse", "unroll")}
         state, stacked = jax.lax.scan(step, start, scanned, **options)
         return [*state, *place(stacked, "stack", "writes")]
+
+    def _cond(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        """All branches; only the one that was planned finds its operators, and is laid out."""
+        import jax
+
+        def taken(number: int, branch: Any) -> Callable[..., list[Any]]:
+            def run(*given: Any) -> list[Any]:
+                made = self.body(branch.jaxpr, branch.consts, given, branch_name(title, number))
+                pairs = zip(map(_plain, made), equation.outvars, strict=True)
+                return [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs]
+
+            return run
+
+        branches = [taken(i, branch) for i, branch in enumerate(equation.params["branches"])]
+        index, *given = map(_plain, operands)
+        return list(jax.lax.switch(index, branches, *given))
 
     def _at_boundary(self, array: Any, name: str, side: str) -> Any:
         """What enters or leaves a scan, as the plan has it there."""

@@ -68,7 +68,10 @@ def convolution(left: Shape, right: Shape, result: Shape, how: Convolution) -> R
     halos = []
     for i, j, k, stride in zip(how.left[2:], how.right[2:], how.result[2:], how.strides, strict=True):
         reads_right[j] = loops.new(right[j], False)
-        if how.plain and result[k] > 1 and left[i] == result[k] * stride and right[j] <= result[k]:
+        if how.plain and right[j] == stride and left[i] == result[k] * stride:  # patches: windows do not meet
+            writes[k] = loops.new(result[k])
+            reads_left[i] = (*writes[k], *reads_right[j])
+        elif how.plain and result[k] > 1 and left[i] == result[k] * stride and right[j] <= result[k]:
             writes[k] = loops.new(result[k])
             reads_left[i] = (*writes[k], *loops.new(stride, False))
             if right[j] > 1:

@@ -124,6 +124,8 @@ class Program(Record):
     """Clean-up passes, in order, with what each did."""
     replicated: tuple[str, ...] = ()
     """Operators without a rule, taken to be computed alike everywhere."""
+    source: str = ""
+    """``FILE.py:NAME`` of the function that it was traced from, where the command line traced it."""
 
     def to_json(self) -> str:
         """The program as a file has it."""

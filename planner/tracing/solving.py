@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.software import in_training
 from planner.errors import InputError
 from planner.intra_op.anytime import solve_network
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
@@ -62,6 +63,7 @@ def set_up(
 ) -> Setting:
     """Everything before the solver runs; arguments as in `shard`."""
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
+    where = where.model_copy(update={"device": in_training(where.device)})
     limit = where.device.memory if memory_limit is None else memory_limit
     if limit <= 0 or optimizer_share < 0:
         raise InputError(

@@ -12,11 +12,10 @@ from typing import Any, Literal, get_args
 
 from cluster_specs.cluster import ClusterSpec
 from planner import api
-from planner.api import AnyModel
+from planner.api import AnyModel, load_model
 from planner.errors import InputError, Unsupported
 from planner.exporters.fsdp import FILE, to_fsdp2
 from planner.exporters.jax import to_jax
-from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Optimizer, Plan
 from planner.training.devices import Framework, detect

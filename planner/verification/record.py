@@ -65,6 +65,14 @@ class Comparison(Record):
         return self.predicted / self.found - 1 if self.found else None
 
 
+class OperatorDifference(Record):
+    """What one operator exchanges, as planned and as compiled: kind -> bytes of whole arrays per call."""
+
+    operator: str
+    priced: Mapping[str, float]
+    compiled: Mapping[str, float]
+
+
 class Verification(Record):
     """The answer of `verify`."""
 
@@ -75,6 +83,8 @@ class Verification(Record):
     """What was run or compiled."""
     checks: tuple[Check, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    operators: tuple[OperatorDifference, ...] = ()
+    """Those of a traced program whose collectives were compiled otherwise than priced."""
     notes: tuple[str, ...] = ()
     """Where what ran differs from the plan, and what it does not show."""
 

@@ -36,7 +36,9 @@ KINDS: Mapping[str, str] = {
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|body|to_apply|branch_computations)=\{?(%?[\w.-]+(?:, ?%?[\w.-]+)*)")
+_CALLED = re.compile(
+    r"(?:calls|body|to_apply|(?:branch|true|false)_computations?)=\{?(%?[\w.-]+(?:, ?%?[\w.-]+)*)"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.-]+)")
 _CONSTANT = re.compile(r" constant\((\d+)\)")
@@ -46,6 +48,7 @@ _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _NAMED = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+_SCOPE = re.compile(r'op_name="([^"]*)"')
 
 
 class Total(NamedTuple):
@@ -55,10 +58,17 @@ class Total(NamedTuple):
     sent_bytes: float = 0.0
 
 
-class _Collective(NamedTuple):
+class Collective(NamedTuple):
+    """One collective of the program, on one device."""
+
     kind: str
     sent_bytes: float
+    """Each time."""
     times: float
+    full_bytes: float = 0.0
+    """The array that it gathers, sums or exchanges: what all parts make for a gather, else the operand."""
+    scope: str = ""
+    """Names of the functions around it, as ``jax.named_scope`` gives them."""
 
 
 def shape_bytes(text: str) -> float:
@@ -81,13 +91,22 @@ def group_size(line: str, devices: int) -> int:
 
 
 def collectives(text: str, devices: int) -> dict[str, Total]:
-    """Kind -> `Total` of a compiled module's ``text``.
+    """Kind -> `Total` of a compiled module's ``text``."""
+    totals: dict[str, Total] = {}
+    for made in listed_collectives(text, devices):
+        before, total = totals.get(made.kind, Total())
+        totals[made.kind] = Total(before + made.times, total + made.times * made.sent_bytes)
+    return totals
+
+
+def listed_collectives(text: str, devices: int) -> list[Collective]:
+    """Every collective of a compiled module's ``text``.
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
     are one.
     """
     bodies, entry = _computations(text)
-    found: dict[str, _Collective] = {}
+    found: dict[str, Collective] = {}
 
     def walk(name: str, times: float) -> None:
         sizes: dict[str, float] = {}
@@ -100,17 +119,13 @@ def collectives(text: str, devices: int) -> dict[str, Total]:
             if kind is not None:
                 channel = _CHANNEL.search(line)
                 key = channel.group(1) if channel else f"{name}.{match.group(1)}"
-                sent = _sent(kind, match, sizes, group_size(line, devices))
-                found[key] = max(found.get(key, _Collective(kind, sent, 0)), _Collective(kind, sent, times))
+                made = _collective(kind, match, sizes, group_size(line, devices), times)
+                found[key] = max(found.get(key, made), made, key=lambda c: (c.sent_bytes, c.times))
             for callee, trips in _calls(match.group(3), line, bodies):
                 walk(callee, times * trips)
 
     walk(entry, 1)
-    totals: dict[str, Total] = {}
-    for kind, sent, times in found.values():
-        before, total = totals.get(kind, Total())
-        totals[kind] = Total(before + times, total + times * sent)
-    return totals
+    return list(found.values())
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -126,10 +141,14 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return bodies, entry
 
 
-def _sent(kind: str, match: re.Match[str], sizes: dict[str, float], group: int) -> float:
+def _collective(
+    kind: str, match: re.Match[str], sizes: Mapping[str, float], group: int, times: float
+) -> Collective:
     operands = match.group(4).partition(")")[0]
     given = shape_bytes(operands) or sum(sizes.get(n, 0) for n in _OPERAND.findall(operands))
-    return SENT[kind](given, group)
+    full = given * group if kind == "all_gather" else given
+    scope = _SCOPE.search(match.group(4))
+    return Collective(kind, SENT[kind](given, group), times, full, scope.group(1) if scope else "")
 
 
 def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]]) -> list[tuple[str, float]]:

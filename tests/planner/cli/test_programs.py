@@ -1,5 +1,6 @@
 """``shard``: layouts of a traced program from the shell."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typer.testing import Result
 Cli = Callable[..., Result]
 
 PROGRAM = str(Path(__file__).parents[2] / "data" / "program_mlp.json")
+CASES = Path(__file__).parents[1] / "tracing" / "cases.py"
 ON_TWO_NODES = (PROGRAM, "dgx-h100:2", "--mesh", "data=4,model=4")
 
 
@@ -53,3 +55,38 @@ def test_a_program_that_is_none_is_refused(cli: Cli, tmp_path: Path) -> None:
     result = cli("shard", str(file), "dgx-h100:1")
     assert result.exit_code == 2
     assert "['lost'] are not made by any operator" in result.stderr
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_a_function_is_traced_sharded_and_verified(cli: Cli, tmp_path: Path) -> None:
+    out = str(tmp_path / "sharded.json")
+    assert cli("shard", f"{CASES}:mlp", "dgx-h100:1", "--mesh", "data=8", "-o", out).exit_code == 0
+    answer = json.loads(cli("verify", out, "--with", "jax", "--json").stdout)
+    assert answer["passed"] is True
+    assert answer["what"].endswith("compiled for 8 CPU devices (data 8) and run")
+    assert answer["comparisons"]["operators_that_differ"]["found"] == len(answer["operators"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "does not say which function it was traced from"),
+        (("--function", "lost.py:step"), "lost.py:step: no such file"),
+    ],
+)
+def test_a_program_without_its_function_is_not_verified(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    out = str(tmp_path / "sharded.json")
+    cli("shard", *ON_TWO_NODES, "-o", out)
+    result = cli("verify", out, "--with", "jax", *options)
+    assert (result.exit_code, message in result.stderr) == (2, True)
+    assert "is verified --with jax, not torch" in cli("verify", out, "--with", "torch").stderr
+
+
+def test_a_plan_has_no_function(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"schema": "meshwright/plan/1"}')
+    result = cli("verify", str(plan), "--with", "jax", "--devices", "8")
+    assert (result.exit_code, "are for sharded programs" in result.stderr) == (2, True)

@@ -64,7 +64,7 @@ def test_a_training_step_hands_on_weights_and_states() -> None:
         return jax.tree.map(lambda w, m: w - 0.1 * m, weights, state), state
 
     program = from_jax(step, {"a": W}, {"a": W}, X)
-    assert [t.target for t in program.ties] == ["weights.a", "weights.a"]
+    assert [t.target for t in program.ties] == ["weights.a", "state.a"]
     assert {v.name for v in program.values if v.role == "parameter"} == {"weights.a"}
 
 
@@ -83,6 +83,48 @@ def test_an_unknown_operator_is_named() -> None:
     (name,) = program.replicated
     (op,) = (o for o in program.operations if o.name == name)
     assert set(op.whole) == set(range(len(op.sizes)))
+
+
+def kernel(x):
+    from jax.experimental import pallas
+
+    def double(read, written):
+        written[...] = read[...] * 2
+
+    return pallas.pallas_call(double, out_shape=X)(x)
+
+
+def mapped(x):
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    spec = jax.sharding.PartitionSpec("data")
+    return jax.shard_map(lambda rows: rows * 2, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+UNKNOWN = {
+    "while": lambda x: jax.lax.while_loop(lambda s: s.sum() < 3, lambda s: s * 2, x),
+    "shard_map": mapped,
+    "pallas_call": kernel,
+    "ffi_call": lambda x: jax.ffi.ffi_call("made_elsewhere", X)(x),
+    "pure_callback": lambda x: jax.pure_callback(lambda a: a, X, x),
+}
+
+
+@pytest.mark.parametrize("primitive", UNKNOWN)
+def test_what_cannot_be_looked_into_is_refused_or_replicated(primitive: str) -> None:
+    with pytest.raises(Unsupported, match=rf"\({primitive}\) has no rule"):
+        from_jax(UNKNOWN[primitive], X)
+    assert len(from_jax(UNKNOWN[primitive], X, replicate_unknown=True).replicated) == 1
+
+
+def test_a_loop_of_known_length_is_a_scan() -> None:
+    program = from_jax(lambda x: jax.lax.fori_loop(0, 5, lambda i, s: s * 2, x), X)
+    assert {op.times for op in program.operations if op.primitive == "mul"} == {5}
+
+
+def test_of_two_branches_the_one_with_more_work_is_taken() -> None:
+    program = from_jax(lambda w, x: jax.lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x @ w, x), W, X)
+    assert [op.primitive for op in program.operations][-1] == "dot_general"
+    assert program.applied == ("cond.3 taken as its branch 0 of 2, the one with the most work",)
 
 
 def test_parameters_must_be_arguments() -> None:

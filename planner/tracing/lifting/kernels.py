@@ -1,0 +1,265 @@
+"""Operators of a plain program with their roles: products with weights, attention, kernels of loops."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.tracing.draft import Draft
+from planner.tracing.lifting.plain import Plain, no_graph
+
+Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
+
+ADDS = frozenset({"add", "add_any"})
+INTEGERS = ("int", "uint", "bool")
+EXPONENTIALS = frozenset({"exp", "_softmax", "_log_softmax", "_safe_softmax", "logsumexp"})
+
+
+@dataclass
+class Kernel:
+    """What becomes one operator of the graph."""
+
+    role: Role
+    drafts: list[Draft]
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    weights: list[str] = field(default_factory=list)
+    """Parameters, by the name under which the operator reads them."""
+    masked: bool = False
+    """Whether positions mask something in it."""
+    level: int = 0
+    region: str = ""
+
+    @property
+    def primitives(self) -> frozenset[str]:
+        """Of all that it is made of."""
+        return frozenset(p for d in self.drafts for p in d.primitives)
+
+
+@dataclass
+class Lifted:
+    """Kernels in an order in which they can run, and what stands for what."""
+
+    plain: Plain
+    kernels: list[Kernel] = field(default_factory=list)
+    alias: dict[str, str] = field(default_factory=dict)
+    """Name -> what it is another name of: rows of a stack, what indices say, a weight in another type."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """Rows that are read at fixed positions -> the whole table."""
+
+    def root(self, name: str) -> str:
+        """What ``name`` stands for."""
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+    def is_weight(self, name: str) -> bool:
+        """Whether ``name`` stands for a parameter."""
+        return self.root(name) in self.plain.weights
+
+
+def kernels_of(found: Plain) -> Lifted:
+    """The kernels of a program.
+
+    Raises ``Unsupported`` for products of activations that are no attention, and for convolutions.
+    """
+    lifted = Lifted(found)
+    rest = [d for d in found.drafts if not _is_alias(d, lifted)]
+    producer = {name: d for d in rest for name in d.outputs}
+    rest = [d for d in rest if not _is_bias(d, lifted, producer)]
+    lifted.kernels = _Sorter(lifted, rest).kernels()
+    _keep_used_outputs(lifted, rest)
+    return lifted
+
+
+def _is_alias(draft: Draft, lifted: Lifted) -> bool:
+    """Whether the outputs are the first input by other names."""
+    names = [lifted.root(n) for n in draft.inputs]
+    weights = lifted.plain.weights
+    if not names:
+        return False
+    loops, sliced = draft.kind in ("loop", "view"), draft.kind == "boundary" and "/slice." in draft.name
+    prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
+    counted = loops and all(lifted.plain.value[n].dtype.startswith(INTEGERS) for n in names)
+    if prepared or counted:
+        if draft.kind == "lookup":
+            lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
+        lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
+        return True
+    return False
+
+
+def _is_bias(draft: Draft, lifted: Lifted, producer: Mapping[str, Draft]) -> bool:
+    """A parameter added to a product belongs to the product."""
+    biases = [i for i, n in enumerate(draft.inputs) if lifted.is_weight(n)]
+    if not set(draft.primitives) <= ADDS or len(draft.inputs) != 2 or len(biases) != 1:
+        return False
+    bias, other = draft.inputs[biases[0]], lifted.root(draft.inputs[1 - biases[0]])
+    product = producer.get(other)
+    if product is None or product.kind != "product" or not any(map(lifted.is_weight, product.inputs)):
+        return False
+    mine = [f for dim in draft.reads[1 - biases[0]] for f in dim]
+    theirs = [f for dim in product.writes[0] for f in dim]
+    to = dict(zip(mine, theirs, strict=True))
+    product.inputs.append(bias)
+    product.reads.append(tuple(tuple(to[f] for f in dim) for dim in draft.reads[biases[0]]))
+    lifted.alias[draft.outputs[0]] = other
+    return True
+
+
+class _Sorter:
+    """Gives every operator its kernel."""
+
+    def __init__(self, lifted: Lifted, drafts: list[Draft]) -> None:
+        self.lifted, self.drafts = lifted, drafts
+        self.order = {id(d): i for i, d in enumerate(drafts)}
+        self.level: dict[int, int] = {}
+        """Operators that are no loops on the longest way to each."""
+        self.loops: list[Draft] = []
+        made: dict[str, int] = {}
+        roots: dict[str, frozenset[str]] = {}
+        for draft in drafts:
+            names = [lifted.root(n) for n in draft.inputs if not lifted.is_weight(n)]
+            of = [roots.get(n, frozenset({n})) for n in names]
+            apart = _adds_two(draft) and len(of) == 2 and of[0].isdisjoint(of[1])
+            loop = self._is_loop(draft) and not apart and not self._adds_table(draft)
+            level = max((made.get(n, 0) for n in names), default=0) + (not loop)
+            self.level[id(draft)] = level
+            if loop:
+                self.loops.append(draft)
+            for name in draft.outputs:
+                made[name] = level
+                roots[name] = frozenset().union(*of) if loop else frozenset({name})
+
+    def _is_loop(self, draft: Draft) -> bool:
+        table = draft.kind in ("lookup", "accumulate") and self.lifted.is_weight(draft.inputs[0])
+        return draft.kind in ("loop", "view", "lookup", "accumulate") and not table
+
+    def _adds_table(self, draft: Draft) -> bool:
+        """Whether it adds a parameter of several dims: positions, not a bias."""
+        tables = [r for n, r in zip(draft.inputs, draft.reads, strict=True) if self.lifted.is_weight(n)]
+        several = any(sum(map(bool, dims)) > 1 for dims in tables)
+        return set(draft.primitives) <= ADDS and len(draft.inputs) == 2 and several
+
+    def kernels(self) -> list[Kernel]:
+        """All of them, in order."""
+        groups = self._components()
+        found: list[Kernel] = []
+        taken: set[int] = set()
+        for scores, group, context in self._attentions(groups):
+            found.append(self._attention(scores, group, context))
+            taken |= {id(d) for d in (scores, *group, context)}
+        found += [self._kernel("kernel", g) for g in groups if id(g[0]) not in taken]
+        taken |= {id(d) for d in self.loops}
+        rest = [d for d in self.drafts if id(d) not in taken and d.kind != "boundary"]
+        found += [self._kernel(self._role(d), [d]) for d in rest]
+        found.sort(key=lambda k: (k.level, k.role == "kernel", self.order[id(k.drafts[0])]))
+        return list(_joined(found))
+
+    def _components(self) -> list[list[Draft]]:
+        """Loops of one level that feed each other: nothing that they wait for waits for them."""
+        group: dict[int, list[Draft]] = {}
+        maker: dict[str, Draft] = {}
+        for draft in self.loops:
+            mine = group.setdefault(id(draft), [draft])
+            for name in map(self.lifted.root, draft.inputs):
+                other = maker.get(name)
+                near = other is not None and self.level[id(other)] == self.level[id(draft)]
+                if other is not None and near and other.region == draft.region:
+                    theirs = group[id(other)]
+                    if theirs is not mine:
+                        theirs += mine
+                        group.update((id(d), theirs) for d in mine)
+                        mine = theirs
+            maker.update(dict.fromkeys(draft.outputs, draft))
+        distinct = {id(g): g for g in group.values()}
+        return [sorted(g, key=lambda d: self.order[id(d)]) for g in distinct.values()]
+
+    def _attentions(self, groups: list[list[Draft]]) -> Iterator[tuple[Draft, list[Draft], Draft]]:
+        """Two products of activations with a softmax between them."""
+        maker = {n: g for g in groups for d in g for n in d.outputs}
+        product = {n: d for d in self.drafts if self._is_free_product(d) for n in d.outputs}
+        for context in product.values():
+            for name in map(self.lifted.root, context.inputs):
+                group = maker.get(name, [])
+                scores = [product[n] for d in group for n in map(self.lifted.root, d.inputs) if n in product]
+                if scores and any(EXPONENTIALS & {*d.primitives} for d in group):
+                    yield scores[0], group, context
+
+    def _is_free_product(self, draft: Draft) -> bool:
+        return draft.kind == "product" and not any(map(self.lifted.is_weight, draft.inputs))
+
+    def _attention(self, scores: Draft, group: list[Draft], context: Draft) -> Kernel:
+        """Queries first: of the operands of the scores the larger one, as several heads may share keys."""
+        made = {n for d in group for n in d.outputs}
+        sizes = self.lifted.plain.size
+        queries, keys = sorted(map(self.lifted.root, scores.inputs), key=lambda n: -sizes(n))
+        values = [n for n in map(self.lifted.root, context.inputs) if n not in made]
+        kernel = self._kernel("attention", [scores, *group, context])
+        kernel.inputs = [queries, keys, *values]
+        return kernel
+
+    def _role(self, draft: Draft) -> Role:
+        if draft.kind == "lookup":
+            return "embedding"
+        if draft.kind == "loop":
+            return "add"
+        weights = sum(map(self.lifted.is_weight, draft.inputs[:2]))
+        if draft.kind == "product" and weights == 1 and not draft.halos:
+            return "matmul"
+        what = {0: "multiplies two activations and is no attention", 2: "multiplies two weights"}
+        raise no_graph(
+            f"operator {draft.name} ({'+'.join(draft.primitives)}) {what.get(weights, 'is a convolution')}"
+        )
+
+    def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
+        made = {n for d in drafts for n in d.outputs}
+        read = list(dict.fromkeys(self.lifted.root(n) for d in drafts for n in d.inputs))
+        raw = {self.lifted.root(n): n for d in drafts for n in d.inputs if self.lifted.is_weight(n)}
+        return Kernel(
+            role,
+            drafts,
+            inputs=[n for n in read if n not in made and n not in self.lifted.plain.weights],
+            outputs=[n for d in drafts for n in d.outputs],
+            weights=[self.lifted.tables.get(n, n) for n in raw.values()],
+            masked=any(d.name in self.lifted.plain.masked for d in drafts),
+            level=max(self.level[id(d)] for d in drafts),
+            region=drafts[0].region,
+        )
+
+
+def _adds_two(draft: Draft) -> bool:
+    if not set(draft.primitives) <= ADDS or len(draft.inputs) != 2:
+        return False
+    first, second = ([f for dim in dims for f in dim] for dims in draft.reads)
+    return first == second
+
+
+def _joined(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Products of one value with several weights run as one."""
+    first: dict[tuple[object, ...], Kernel] = {}
+    for kernel in kernels:
+        if kernel.role != "matmul":
+            yield kernel
+            continue
+        key = (*kernel.inputs, kernel.level, kernel.region)
+        if key not in first:
+            first[key] = kernel
+            yield kernel
+            continue
+        other = first[key]
+        other.drafts += kernel.drafts
+        other.outputs += kernel.outputs
+        other.weights += kernel.weights
+
+
+def _keep_used_outputs(lifted: Lifted, drafts: Iterable[Draft]) -> None:
+    """Of a kernel's values those that something else reads."""
+    program = lifted.plain.program
+    ends = {lifted.root(n) for n in (*program.outputs, *(t.source for t in program.ties))}
+    readers: dict[str, set[int]] = {}
+    for draft in drafts:
+        for name in map(lifted.root, draft.inputs):
+            readers.setdefault(name, set()).add(id(draft))
+    for kernel in lifted.kernels:
+        own = {id(d) for d in kernel.drafts}
+        kernel.outputs = [n for n in kernel.outputs if n in ends or readers.get(n, set()) - own]

@@ -1,0 +1,259 @@
+"""Names for the dims of a program: one for all loops that run over the same thing.
+
+Loops are joined where one value is indexed by both. Then the batch is what all data have first, ``seq`` what indices
+have second, ``hidden`` what layers hand on, ``heads`` what attention does beside each other, ``vocab`` the rows of
+the embedding or the classes of the loss, ``ffn`` what products make and sum inside a layer.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from planner.graph import BATCH
+from planner.tracing.lifting.kernels import Kernel, Lifted
+from planner.tracing.lifting.plain import no_graph
+from planner.tracing.lifting.stages import Stage
+from planner.tracing.program import elements
+
+Class = tuple[int, int]
+"""(operator, factor): one of those that are joined stands for all."""
+
+
+class Naming:
+    """Dims of every value, by name."""
+
+    def __init__(self, lifted: Lifted, stages: Sequence[Stage]) -> None:
+        self.lifted, self.stages = lifted, stages
+        self.drafts = lifted.plain.drafts
+        self.parent: dict[Class, Class] = {}
+        self.size: dict[Class, int] = {}
+        self.indexed: dict[str, list[list[Class]]] = {}
+        """Value -> per dim the loops that index it."""
+        self.names: dict[Class, str] = {}
+        self.together: dict[tuple[Class, ...], str] = {}
+        """Loops that form one dim: key heads and the queries of each, rows and columns of patches."""
+        self.narrow: dict[str, Class] = {}
+        """Keys that are written once for every query head that shares them -> the loop over those, left out."""
+        self.sizes: dict[str, int] = {}
+        self._join_loops()
+        self._join_across_kernels()
+        self._join_layers()
+        self._name()
+
+    def find(self, loop: Class) -> Class:
+        """What stands for ``loop``."""
+        while self.parent.get(loop, loop) != loop:
+            self.parent[loop] = loop = self.parent.get(self.parent[loop], self.parent[loop])
+        return loop
+
+    def join(self, first: Class, second: Class) -> None:
+        """Make two the same."""
+        a, b = sorted((self.find(first), self.find(second)))
+        self.parent[b] = a
+        if b in self.names:
+            self.names.setdefault(a, self.names[b])
+
+    def _join_loops(self) -> None:
+        for i, draft in enumerate(self.drafts):
+            self.size.update(((i, f), n) for f, n in enumerate(draft.sizes))
+            for name, dims in (
+                *zip(draft.inputs, draft.reads, strict=True),
+                *zip(draft.outputs, draft.writes, strict=True),
+            ):
+                here = [[(i, f) for f in dim] for dim in dims]
+                for a, b in zip(self.indexed.setdefault(name, here), here, strict=True):
+                    for first, second in zip(a, b, strict=True):
+                        self.join(first, second)
+        for tie in self.lifted.plain.program.ties:
+            self._join_values(tie.source, tie.target)
+        for name, other in self.lifted.alias.items():
+            if len(self._flat(name)) == len(self._flat(other)):
+                self._join_values(name, other)
+
+    def _flat(self, name: str) -> list[Class]:
+        return [loop for dim in self.indexed.get(name, []) for loop in dim]
+
+    def _join_values(self, first: str, second: str) -> None:
+        for a, b in zip(self._flat(first), self._flat(second), strict=False):
+            if self.size[a] == self.size[b]:
+                self.join(a, b)
+
+    def _join_across_kernels(self) -> None:
+        """What a kernel cuts apart and puts together again (rotary positions) is as it was."""
+        for kernel in self.lifted.kernels:
+            if kernel.role != "kernel":
+                continue
+            for made in kernel.outputs:
+                for read in kernel.inputs:
+                    a, b = self._flat(read), self._flat(made)
+                    if [self.size[x] for x in a] == [self.size[x] for x in b]:
+                        known = {self.find(x) for x in a} & {self.find(x) for x in b}
+                        lone = [(x, y) for x, y in zip(a, b, strict=True) if self.find(x) not in known]
+                        if known and all(self.find(y) not in known for _, y in lone):
+                            for x, y in lone:
+                                self.join(x, y)
+
+    def _join_layers(self) -> None:
+        """Layers that stand one after another in the program, and are alike, have the same dims."""
+        for stage, after in zip(self.stages[1:-2], self.stages[2:-1], strict=False):
+            if _shape(stage, self.lifted) != _shape(after, self.lifted):
+                continue
+            for one, other in zip(stage.kernels, after.kernels, strict=True):
+                values = zip(
+                    (*one.inputs, *one.outputs, *one.weights),
+                    (*other.inputs, *other.outputs, *other.weights),
+                    strict=True,
+                )
+                for first, second in values:
+                    self._join_values(first, second)
+
+    def loops(self, name: str) -> list[Class]:
+        """The loops over ``name``, those that stand for them, in order."""
+        return [self.find(loop) for loop in self._flat(name)]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the dims of a value; raises ``Unsupported`` where two of them are the same."""
+        loops = [x for x in self.loops(name) if x != self.narrow.get(name)]
+        joined: dict[Class, str] = {}
+        for group, together in self.together.items():
+            if set(group) <= set(loops):
+                at = min(map(loops.index, group))
+                loops = [x for x in loops if x not in group]
+                loops.insert(at, group[0])
+                joined[group[0]] = together
+        found = [joined.get(x) or self._named(x) for x in loops]
+        if len(set(found)) < len(found):
+            raise no_graph(f"{name} has the dims {', '.join(found)}, one of them twice")
+        return tuple(found)
+
+    def _named(self, loop: Class) -> str:
+        if loop not in self.names:
+            self._give(loop, "dim")
+        return self.names[loop]
+
+    def _give(self, loop: Class, wanted: str) -> None:
+        """Name a loop, by a number more where the name is taken."""
+        if loop in self.names:
+            return
+        name, number = wanted, 2
+        while name in self.sizes:
+            name, number = f"{wanted}_{number}", number + 1
+        self.names[loop] = name
+        if name != BATCH:
+            self.sizes[name] = self.size[loop]
+
+    def _name(self) -> None:
+        self._name_data()
+        for stage in self.stages[1:-1]:
+            for name in stage.inputs[:1]:
+                if loops := self.loops(name):
+                    self._give(loops[-1], "hidden")
+        self._name_positions()
+        for kernel in self.lifted.kernels:
+            if kernel.role == "attention":
+                self._name_heads(kernel)
+        for stage in self.stages:
+            for kernel in stage.kernels:
+                self._name_widths(kernel, stage)
+
+    def _name_data(self) -> None:
+        program = self.lifted.plain.program
+        data = [n for n in program.inputs if n not in self.lifted.plain.weights and self._flat(n)]
+        if not data:
+            raise no_graph(f"program {program.name} has no input whose first dim is a batch of two or more")
+        batch = self.loops(data[0])[0]
+        for name in data:
+            loops = self.loops(name)
+            if loops[0] != batch:
+                raise no_graph(f"inputs {data[0]} and {name} begin with other dims, where all have the batch")
+            if len(loops) > 1 and program.value[name].dtype.startswith("int"):
+                self._give(loops[1], "seq")
+        self.names[batch] = BATCH
+
+    def _name_heads(self, kernel: Kernel) -> None:
+        """Of queries: what is beside the batch, the positions and what scores sum over."""
+        scores = kernel.drafts[0]
+        number = self.drafts.index(scores)
+        queries, keys, values = (self.loops(n) for n in kernel.inputs)
+        made = {self.find((number, f)) for dim in scores.writes[0] for f in dim}
+        inner = [x for x in queries if x in keys and x not in made]
+        data = {x for x, name in self.names.items() if name == BATCH or name.endswith("seq")}
+        data |= {x for group, name in self.together.items() if name == "seq" for x in group}
+        heads = [x for x in queries if x not in data and x not in inner]
+        shared = [x for x in heads if x in keys and x in values]
+        for loop in inner:
+            self._give(loop, "head_dim")
+            for other in values:
+                if other not in {*data, *heads} and self.size[other] == self.size[loop]:
+                    self.join(other, loop)
+        for other in map(self.find, values):
+            if other not in {*data, *self.names, *heads}:
+                self._give(other, "v_dim")
+        if len(heads) == 2 and len(shared) == 1:
+            self._give(shared[0], "kv_heads")
+            each = next(x for x in heads if x not in shared)
+            self._form((shared[0], each), "heads")
+            self.narrow[kernel.inputs[1]] = each
+        elif len(heads) == 1:
+            self._give(heads[0], "heads")
+
+    def _name_positions(self) -> None:
+        """Of the first state of the layers: what is neither batch nor features, where no indices name it."""
+        if "seq" in self.sizes or not self.stages[1].inputs:
+            return
+        state = [x for x in self.loops(self.stages[1].inputs[0])[:-1] if x not in self.names]
+        if len(state) == 1:
+            self._give(state[0], "seq")
+        elif state:
+            self._form(tuple(state), "seq")
+
+    def _form(self, group: tuple[Class, ...], wanted: str) -> None:
+        """Make several loops one dim."""
+        if group not in self.together:
+            name = wanted if wanted not in self.sizes else f"{wanted}_{len(self.together) + 1}"
+            self.together[group] = name
+            self.sizes[name] = elements(self.size[x] for x in group)
+
+    @cached_property
+    def _contracted(self) -> set[Class]:
+        """Loops of what products read."""
+        products = [k for k in self.lifted.kernels if k.role == "matmul"]
+        return {x for k in products for n in k.inputs for x in self.loops(n)}
+
+    @property
+    def _formed(self) -> set[Class]:
+        return {x for group in self.together for x in group}
+
+    def _name_widths(self, kernel: Kernel, stage: Stage) -> None:
+        """Rows of tables, and what products make: ``ffn`` in layers, ``vocab`` after them."""
+        for name in kernel.weights:
+            if name in self.lifted.tables.values() and self.loops(name)[0] not in self._formed:
+                self._give(self.loops(name)[0], "positions")
+        if kernel.role == "embedding":
+            self._give(self.loops(kernel.weights[0])[0], "vocab")
+        if kernel.role != "matmul" or stage is self.stages[0]:
+            return
+        for loop in (x for name in kernel.outputs for x in self.loops(name)):
+            if loop in self.names or loop in self._formed:
+                continue
+            last = stage is self.stages[-1]
+            if last and self.sizes.get("vocab") == self.size[loop]:
+                self.names[loop] = "vocab"
+            self._give(loop, "vocab" if last else "ffn" if loop in self._contracted else "dim")
+
+
+def follows(naming: Naming) -> dict[str, str]:
+    """Key heads are split as the heads that they serve."""
+    return {naming.names[g[0]]: name for g, name in naming.together.items() if g[0] in naming.names}
+
+
+def _shape(stage: Stage, lifted: Lifted) -> list[tuple[object, ...]]:
+    """What is the same in layers that are alike."""
+    value = lifted.plain.value
+
+    def sizes(names: Sequence[str]) -> list[tuple[int, ...]]:
+        return [value[lifted.root(n)].shape for n in names]
+
+    return [
+        (k.role, sorted(k.primitives), k.masked, sizes(k.inputs), sizes(k.outputs), sizes(k.weights))
+        for k in stage.kernels
+    ]

@@ -1,0 +1,119 @@
+"""A program for lifting: without constants, every dim cut alike by all who index it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from planner.errors import Unsupported
+from planner.tracing.cleaning import drop_dead, merge_equal
+from planner.tracing.draft import Draft, apply_cuts
+from planner.tracing.factors import common_cuts
+from planner.tracing.program import Program, elements
+from planner.tracing.views import absorb_views
+
+PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
+
+COMPARISONS = frozenset({"ge", "gt", "le", "lt", "tril", "triu"})
+"""Of positions: what a causal mask is made of."""
+
+MASKS = frozenset({"select_n", "where", "masked_fill", "add", "mul"})
+
+
+def no_graph(what: str) -> Unsupported:
+    """The error for a program that blocks of operators cannot say."""
+    return Unsupported(
+        f"{what}: a graph of blocks cannot say that; meshwright shard takes the program as it is"
+    )
+
+
+@dataclass
+class Plain:
+    """Operators that depend on weights or data, and where constants were."""
+
+    program: Program
+    drafts: list[Draft]
+    masked: set[str] = field(default_factory=set)
+    """Operators that read a constant made by comparing positions."""
+
+    def __post_init__(self) -> None:
+        self.value = self.program.value
+        self.weights = frozenset(v.name for v in self.program.values if v.role == "parameter")
+        """Names of parameters."""
+
+    def size(self, name: str) -> int:
+        """Elements of a value."""
+        return elements(self.value[name].shape)
+
+
+def plain(program: Program) -> Plain:
+    """``program`` cleaned, without what depends on neither weights nor data.
+
+    Raises ``Unsupported`` where it holds a backward pass, or indexes a dim in ways that do not nest.
+    """
+    cleaned = program
+    for step in PASSES:
+        cleaned = step(cleaned)
+    parameters = {v.name for v in cleaned.values if v.role == "parameter"}
+    if any(t.target in parameters for t in cleaned.ties):
+        raise Unsupported(
+            f"program {program.name} holds its backward pass, which a plan derives itself: trace the loss alone, "
+            "or choose layouts for the whole step with meshwright shard"
+        )
+    found = _without_constants(cleaned)
+    _cut_alike(found)
+    return found
+
+
+def _without_constants(program: Program) -> Plain:
+    constant: dict[str, bool] = {v.name: False for v in program.values if v.role == "constant"}
+    found = Plain(program, [])
+    for op in program.operations:
+        if op.kind != "boundary" and constant.keys() >= set(op.inputs):
+            compares = op.primitive in COMPARISONS or any(constant[n] for n in op.inputs)
+            constant.update(dict.fromkeys(op.outputs, compares))
+            continue
+        if op.kind == "boundary" and op.inputs and op.inputs[0] in constant and ".slice" in op.name:
+            constant.update(dict.fromkeys(op.outputs, constant[op.inputs[0]]))
+            continue
+        draft = Draft.of(op)
+        if any(constant.get(n) for n in draft.inputs) and op.primitive in MASKS:
+            found.masked.add(op.name)
+        pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in constant]
+        draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
+        found.drafts.append(draft)
+    return found
+
+
+def _cut_alike(found: Plain) -> None:
+    """Cut factors until every dim of every value has the same ones wherever it is indexed."""
+    sites: dict[str, list[tuple[Draft, bool, int]]] = {}
+    for draft in found.drafts:
+        for writes, names in ((False, draft.inputs), (True, draft.outputs)):
+            for place, name in enumerate(names):
+                sites.setdefault(name, []).append((draft, writes, place))
+    changed = True
+    while changed:
+        changed = False
+        for name, at in sites.items():
+            for dim in range(len(found.value[name].shape)):
+                changed |= _cut_dim(name, dim, at)
+
+
+def _cut_dim(name: str, dim: int, at: list[tuple[Draft, bool, int]]) -> bool:
+    def factors(site: tuple[Draft, bool, int]) -> tuple[int, ...]:
+        draft, writes, place = site
+        return (draft.writes if writes else draft.reads)[place][dim]
+
+    ways = {tuple(site[0].sizes[f] for f in factors(site)) for site in at}
+    if len(ways) == 1:
+        return False
+    if len({elements(way) for way in ways}) > 1:
+        raise no_graph(f"{name} is indexed along dim {dim} by loops of different lengths")
+    cuts: list[int] = list(next(iter(sorted(ways))))
+    for way in sorted(ways):
+        finer = common_cuts(cuts, way)
+        if finer is None:
+            raise no_graph(f"dim {dim} of {name} is cut into {list(way)} and {cuts}, which do not nest")
+        cuts = finer
+    for site in at:
+        apply_cuts(site[0], factors(site), cuts)
+    return True

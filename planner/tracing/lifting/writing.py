@@ -1,0 +1,249 @@
+"""Kernels as operators of a graph, with the tensors that they read, make, and keep for their backward pass."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from planner.graph import BATCH, Block, Op, Tensor
+from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, Kernel
+from planner.tracing.lifting.naming import Naming
+from planner.tracing.lifting.plain import no_graph
+from planner.tracing.lifting.stages import Stage
+
+Attributes = dict[str, bool | int | float | str]
+
+LINEAR = frozenset(
+    {
+        *ADDS, "_to_copy", "cat", "concatenate", "convert_element_type", "div", "expand", "mul", "neg", "pad",
+        "permute", "reduce_sum", "reshape", "slice", "split", "stack", "sub", "sum", "transpose", "unsqueeze", "view",
+    }
+)  # fmt: skip
+"""Primitives that keep no input for the backward pass, where no more than one of their operands varies."""
+
+FEATURES = ("head_dim", "v_dim")
+"""Dims inside a head."""
+
+FUNCTIONS: Mapping[str, frozenset[str]] = {
+    "silu": frozenset({"logistic", "silu", "sigmoid"}),
+    "gelu": frozenset({"erf", "erfc", "tanh", "gelu"}),
+    "relu": frozenset({"max", "relu", "maximum"}),
+}
+"""Activation -> primitives by which it is known."""
+
+
+class BlockWriter:
+    """One block as it is written."""
+
+    def __init__(self, naming: Naming, stage: Stage, name: str) -> None:
+        self.naming, self.lifted, self.stage, self.name = naming, naming.lifted, stage, name
+        self.tensors: dict[str, Tensor] = {}
+        self.ops: list[Op] = []
+        self.called: dict[str, str] = {}
+        """Value -> tensor."""
+        self.weights: dict[str, str] = {}
+        """Parameter -> tensor."""
+
+    def block(self) -> Block:
+        """The block, its operators numbered by kind."""
+        inputs = tuple(self._tensor(v, f"x{i or ''}") for i, v in enumerate(self.stage.inputs))
+        for kernel in self.stage.kernels:
+            self._operator(kernel)
+        outputs = tuple(self._output(v) for v in self.stage.outputs)
+        return Block(
+            name=self.name,
+            tensors=tuple(self.tensors.values()),
+            ops=tuple(self.ops),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def _output(self, value: str) -> str:
+        if value not in self.called:
+            raise no_graph(f"block {self.name} hands on {value}, which it does not make")
+        return self.called[value]
+
+    def _declare(self, tensor: Tensor) -> str:
+        self.tensors[tensor.name] = tensor
+        return tensor.name
+
+    def _tensor(self, value: str, name: str) -> str:
+        if value not in self.called:
+            integer = self.lifted.plain.value[value].dtype.startswith(("int", "uint", "bool"))
+            data = value in self.lifted.plain.program.inputs
+            dims = sorted(self.naming.dims(value), key=lambda d: d in FEATURES)  # attention reads them last
+            self.called[value] = self._declare(
+                Tensor(
+                    name=_word(self.lifted.plain.value[value].path or value) if data else name,
+                    dims=tuple(dims),
+                    role="input" if data else "activation",
+                    dtype="int32" if integer else "compute",
+                )
+            )
+        return self.called[value]
+
+    def _weight(self, raw: str) -> str:
+        """The tensor of a parameter: positions in it are a table's, which no job lengthens."""
+        parameter = self.lifted.root(raw)
+        if parameter not in self.weights:
+            dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
+            if "positions" in dims and "positions" not in self.naming.sizes:
+                self.naming.sizes["positions"] = self.naming.sizes["seq"]
+            path = self.lifted.plain.value[parameter].path
+            if self.stage.number is not None:
+                path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
+            tensor = Tensor(name=_word(path.replace("{layer}", "")), dims=dims, role="weight", path=path)
+            self.weights[parameter] = self._declare(tensor)
+        return self.weights[parameter]
+
+    def _operator(self, kernel: Kernel) -> None:
+        kind, attributes, name = self._described(kernel)
+        inputs = tuple(self._tensor(v, _word(v)) for v in kernel.inputs)
+        weights = tuple(self._weight(w) for w in kernel.weights)
+        outputs = tuple(
+            self._tensor(v, name if len(kernel.outputs) == 1 else f"{name}_{i}")
+            for i, v in enumerate(kernel.outputs)
+        )
+        if not outputs:
+            outputs = (self._loss(kernel, name),)
+        self.ops.append(
+            Op(name=name, kind=kind, inputs=inputs, outputs=outputs, weights=weights, attributes=attributes)
+        )
+
+    def _loss(self, kernel: Kernel, name: str) -> str:
+        raise no_graph(f"operator {kernel.drafts[-1].name} makes nothing that anything reads")
+
+    def _described(self, kernel: Kernel) -> tuple[str, Attributes, str]:
+        """Kind, attributes, and a name."""
+        if kernel.role == "matmul":
+            self._check_product(kernel)
+            return (
+                "matmul",
+                {},
+                self._numbered("_".join(w.rpartition(".")[2] for w in self._paths(kernel)) or "matmul"),
+            )
+        if kernel.role == "attention":
+            name = self._numbered("attention")
+            return "attention", self._attention(kernel, name), name
+        if kernel.role != "kernel":
+            return kernel.role, {}, self._numbered(kernel.role)
+        return self._loops(kernel)
+
+    def _paths(self, kernel: Kernel) -> list[str]:
+        found = [
+            self.lifted.plain.value[self.lifted.root(w)].path.removesuffix(".weight") for w in kernel.weights
+        ]
+        return [p for p in found if not p.endswith("bias")]
+
+    def _numbered(self, name: str) -> str:
+        taken, found, number = {op.name for op in self.ops}, _word(name), 2
+        while found in taken:
+            found, number = f"{_word(name)}_{number}", number + 1
+        return found
+
+    def _check_product(self, kernel: Kernel) -> None:
+        read, made = set(self.naming.dims(kernel.inputs[0])), set(self.naming.dims(kernel.outputs[0]))
+        if not read - made:
+            raise no_graph(
+                f"operator {kernel.drafts[0].name} sums over {', '.join(sorted(read & made - {BATCH}))} and makes "
+                "the same"
+            )
+
+    def _attention(self, kernel: Kernel, name: str) -> Attributes:
+        queries, keys = (self.naming.dims(n) for n in kernel.inputs[:2])
+        context = self.naming.dims(kernel.outputs[0])
+        seq = next((d for d in queries if d.endswith("seq")), None)
+        rows = next((d for d in keys if d.endswith("seq")), seq)
+        if seq is None or rows is None or "heads" not in queries:
+            raise no_graph(f"attention {name}: no positions or heads in {', '.join(queries)}")
+        other = f"kv_{seq}" if rows == seq else rows
+        if rows == seq:
+            self.naming.sizes[other] = self.naming.sizes[seq]
+        heads = tuple(d for d in context if d in queries and d not in (BATCH, seq, *FEATURES))
+        sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, seq, *heads), dtype="fp32")
+        odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, seq, other))
+        return {
+            "causal": kernel.masked,
+            "window": 0,
+            "chunk": 0,
+            "kv_dim": rows,
+            "log_sum_exp": self._declare(sums),
+            "probabilities": self._declare(odds),
+        }
+
+    def _loops(self, kernel: Kernel) -> tuple[str, Attributes, str]:
+        """Loss, norm, mean or element-wise, by what is summed and what comes out."""
+        wide = max(kernel.inputs, key=lambda n: (self.naming_size(n), n))
+        dims = self.naming.dims(wide)
+        made = self.naming.dims(kernel.outputs[0]) if kernel.outputs else ()
+        summed = self._summed(kernel)
+        if not made or BATCH not in made:
+            return self._ending(kernel, wide, dims)
+        if summed and summed <= set(made):
+            name = self._numbered("norm")
+            over = [d for d in dims if d in summed]
+            moments = Tensor(
+                name=f"{name}_statistics",
+                dims=tuple(d for d in dims if d not in over),
+                dtype="fp32",
+                scale=min(2, self._means(kernel)),
+            )
+            return "norm", {"over": " ".join(over), "statistics": self._declare(moments)}, name
+        if summed - set(made):
+            return "pool", {}, self._numbered("pool")
+        return self._elementwise(kernel)
+
+    def naming_size(self, value: str) -> int:
+        """Elements of a value."""
+        return self.lifted.plain.size(value)
+
+    def _summed(self, kernel: Kernel) -> set[str]:
+        number = {id(d): i for i, d in enumerate(self.naming.drafts)}
+        loops = {
+            self.naming.find((number[id(d)], f)) for d in kernel.drafts for r in d.reductions for f in r.over
+        }
+        return {self.naming.names[x] for x in loops if x in self.naming.names}
+
+    def _means(self, kernel: Kernel) -> int:
+        return max(1, sum(len(d.reductions) for d in kernel.drafts))
+
+    def _ending(self, kernel: Kernel, wide: str, dims: Sequence[str]) -> tuple[str, Attributes, str]:
+        """A loss: cross-entropy where labels meet a softmax, else a number per sequence."""
+        name = self._numbered("loss")
+        labels = [n for n in kernel.inputs if self.lifted.plain.value[n].dtype.startswith("int")]
+        if labels and (EXPONENTIALS & kernel.primitives):
+            kernel.inputs[:] = [wide, labels[0]]
+            rest = tuple(d for d in dims if d in self.naming.dims(labels[0]))
+            kept = Tensor(name="log_probabilities", dims=tuple(dims), dtype="fp32")
+            self._name_output(kernel, name, rest)
+            return "cross_entropy", {"log_probabilities": self._declare(kept)}, name
+        self._name_output(kernel, name, (BATCH,))
+        return "elementwise", {}, name
+
+    def _name_output(self, kernel: Kernel, name: str, dims: tuple[str, ...]) -> None:
+        """The loss of each token or sequence; the mean over all is no array."""
+        kernel.outputs[:] = kernel.outputs[:1]
+        self.called[kernel.outputs[0]] = self._declare(Tensor(name=name, dims=dims, dtype="fp32"))
+
+    def _elementwise(self, kernel: Kernel) -> tuple[str, Attributes, str]:
+        made = self.naming.dims(kernel.outputs[0])
+        products = any(
+            len([n for n in d.inputs if not self.lifted.is_weight(n)]) > 1
+            for d in kernel.drafts
+            if {"mul", "div"} & set(d.primitives)
+        )
+        if kernel.primitives <= LINEAR and not products:
+            if kernel.weights:
+                return "add", {}, self._numbered("add")
+            return "elementwise", {"linear": True}, self._numbered("linear")
+        name = self._numbered("activation")
+        attributes: Attributes = {}
+        function = next((f for f, known in FUNCTIONS.items() if known & kernel.primitives), None)
+        if function is not None:
+            attributes["function"] = function
+        if products and function and len(kernel.inputs) > 1:
+            gate = Tensor(name=f"{name}_gate", dims=made)
+            attributes["activated_gate"] = self._declare(gate)
+        return "elementwise", attributes, name
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_")

@@ -1,0 +1,164 @@
+"""A sharded program on simulated devices: the function that was traced, under the layouts of the plan.
+
+Its numbers must be those of one device; its compiled collectives are set beside the priced ones, by operator.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from planner.errors import InputError
+from planner.tracing.program import Program
+from planner.tracing.sharded import CollectiveUse, ShardedProgram
+from planner.verification.process import run_program
+from planner.verification.record import Check, Comparison, OperatorDifference, Verification
+
+DEVICES = 64
+"""Most on which a plan runs unless told otherwise."""
+
+MOST_BYTES = 8 * 2**30
+"""What a run may take of this machine's memory; a larger function is compiled only [B]."""
+
+LIMITS: Mapping[str, float] = MappingProxyType(
+    {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+)
+"""Coarsest type of the program -> share of its largest number by which sums in another order may move an output."""
+
+FLAGS = (
+    "--xla_force_host_platform_device_count={}",
+    "--xla_disable_hlo_passes=cpu-all-reduce-combiner,all-gather-combiner,reduce-scatter-combiner",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+"""Devices, collectives that stay with their operators, and quick compilation."""
+
+SAME_KIND: Mapping[str, str] = MappingProxyType({"all_reduce": "sum", "reduce_scatter": "sum", "p2p": "send"})
+"""XLA decides on the device whether a sum is scattered: on a CPU it is always whole, and then sliced."""
+
+
+def trace_function(target: str, python: str | None = None, replicate_unknown: bool = False) -> Program:
+    """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own.
+
+    Raises ``InputError`` where there is no such function, or it cannot be traced.
+    """
+    task = {"function": target, "replicate_unknown": replicate_unknown}
+    found = _run("trace", {"function.txt": target}, task, 1, python, ("pydantic",))
+    return Program.model_validate(found["program"])
+
+
+def verify_program(
+    sharded: ShardedProgram, function: str = "", python: str | None = None, devices: int = DEVICES
+) -> Verification:
+    """Compile the function of ``sharded`` on its mesh, run it on at most ``devices``, and compare.
+
+    ``function`` is ``FILE.py:NAME``; left out, where the program was traced from. Raises ``InputError`` where neither
+    says it, or the function is not the program's; else as `run_program`.
+    """
+    target = function or sharded.program.source
+    if not target:
+        raise InputError(
+            f"{sharded.program.name} does not say which function it was traced from: "
+            "name it with --function FILE.py:NAME"
+        )
+    if devices < 1:
+        raise InputError(f"--devices {devices}: at least one is needed")
+    size = math.prod(sharded.mesh.values())
+    task = {"function": target, "devices": devices, "most_bytes": MOST_BYTES}
+    found = _run("jax_sharded", {"sharded.json": sharded.to_json()}, task, size, python)
+    compiled = [CollectiveUse(axes=(), seconds=0.0, **made) for made in found["compiled"]]
+    return Verification(
+        tool="jax",
+        versions=(f"jax {found['version']}",),
+        what=f"{target} under the layouts of the plan: {_where(sharded, found)}",
+        checks=tuple(_checks(found.get("outputs", ()), _limit(sharded.program))),
+        comparisons=tuple(_comparisons(sharded, compiled)),
+        operators=tuple(differences(sharded.collectives, compiled)),
+        notes=tuple(_notes(sharded, found)),
+    )
+
+
+def differences(
+    priced: Sequence[CollectiveUse], compiled: Sequence[CollectiveUse]
+) -> Iterator[OperatorDifference]:
+    """Operators whose collectives were compiled otherwise than priced, in kind or bytes."""
+    ours, theirs = _by_operator(priced), _by_operator(compiled)
+    for operator in dict.fromkeys((*ours, *theirs)):
+        a, b = ours.get(operator, {}), theirs.get(operator, {})
+        if any(abs(a.get(kind, 0.0) - b.get(kind, 0.0)) > 0.5 for kind in {*a, *b}):
+            yield OperatorDifference(operator=operator, priced=a, compiled=b)
+
+
+def _by_operator(uses: Sequence[CollectiveUse]) -> dict[str, dict[str, float]]:
+    """Operator -> kind -> bytes of whole arrays per call."""
+    found: dict[str, dict[str, float]] = {}
+    for use in uses:
+        of = found.setdefault(use.operator, {})
+        kind = SAME_KIND.get(use.collective, use.collective)
+        of[kind] = of.get(kind, 0.0) + use.full_bytes * use.times
+    return found
+
+
+def _run(
+    name: str,
+    files: Mapping[str, str],
+    task: Mapping[str, Any],
+    devices: int,
+    python: str | None,
+    needs: tuple[str, ...] = ("jax", "pydantic"),
+) -> dict[str, Any]:
+    if not Path(task["function"].rpartition(":")[0]).is_file():
+        raise InputError(f"{task['function']}: no such file; write FILE.py:NAME")
+    environment = {"XLA_FLAGS": " ".join(FLAGS).format(devices), "JAX_PLATFORMS": "cpu"}
+    found = run_program(name, files, task, needs, python, environment=environment)
+    if "refused" in found:
+        raise InputError(found["refused"])
+    return found
+
+
+def _where(sharded: ShardedProgram, found: Mapping[str, Any]) -> str:
+    def spelled(mesh: Mapping[str, int]) -> str:
+        return ", ".join(f"{axis} {size}" for axis, size in mesh.items())
+
+    where = f"compiled for {math.prod(sharded.mesh.values())} CPU devices ({spelled(sharded.mesh)})"
+    if "outputs" not in found:
+        return f"{where}, not run"
+    if found["mesh"] == dict(sharded.mesh):
+        return f"{where} and run"
+    return f"{where}, run on {math.prod(found['mesh'].values())} ({spelled(found['mesh'])})"
+
+
+def _limit(program: Program) -> float:
+    types = {v.dtype for v in program.values}
+    return max((limit for dtype, limit in LIMITS.items() if dtype in types), default=0.0)
+
+
+def _checks(outputs: Sequence[Mapping[str, Any]], limit: float) -> Iterator[Check]:
+    """Every number that the function returns, and the array that is furthest from its own."""
+    arrays = [o for o in outputs if not o["scalar"]]
+    worst = max(arrays, key=lambda o: float(o["error"]), default=None)
+    for output in (*(o for o in outputs if o["scalar"]), *([worst] if worst else ())):
+        title = output["name"] if output["scalar"] else f"furthest of {len(arrays)} arrays, {output['name']}"
+        fields = {key: output[key] for key in ("expected", "found", "error")}
+        yield Check(name=title, limit=limit, **fields)
+
+
+def _comparisons(sharded: ShardedProgram, compiled: Sequence[CollectiveUse]) -> Iterator[Comparison]:
+    ours, theirs = _by_operator(sharded.collectives), _by_operator(compiled)
+    kinds = sorted({kind for of in (*ours.values(), *theirs.values()) for kind in of})
+    for kind in kinds:
+        a, b = (sum(of.get(kind, 0.0) for of in side.values()) for side in (ours, theirs))
+        yield Comparison(name=f"exchanged by {kind}", unit="bytes", predicted=a, found=b)
+    yield Comparison(name="operators that exchange", unit="count", predicted=len(ours), found=len(theirs))
+    count = len(list(differences(sharded.collectives, compiled)))
+    yield Comparison(name="operators that differ", unit="count", predicted=0, found=count)
+
+
+def _notes(sharded: ShardedProgram, found: Mapping[str, Any]) -> Iterator[str]:
+    yield "bytes are of whole arrays, per call; on a CPU a scattered sum is a whole one that is sliced: both are `sum`"
+    if "outputs" not in found:
+        taken, most = found["bytes"] / 2**30, MOST_BYTES / 2**30
+        yield f"a run would take {taken:.0f} GiB, more than {most:.0f}: numbers are not checked"
+    elif found["mesh"] != dict(sharded.mesh):
+        yield "it ran on fewer devices with the same layouts; collectives are those of the plan's own mesh"

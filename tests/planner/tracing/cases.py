@@ -1,0 +1,50 @@
+"""The models of these tests as ``FILE.py:NAME``: a step, and the shapes of its arguments."""
+
+from typing import Any
+
+import jax
+import jax_layers
+import jax_models
+
+
+def _example(name: str, kv_heads: int = 4, trains: bool = False, **sizes: int) -> tuple[Any, ...]:
+    case = jax_models.MODELS[name](jax_layers.Sizes(layers=1, kv_heads=kv_heads, **sizes))
+    case = case._replace(trains=trains)
+    return (case.step, *case.arguments)
+
+
+mlp = _example("mlp")
+wide_mlp = _example("mlp", width=64)
+mlp_with_adam = _example("mlp", trains=True)
+gpt = _example("gpt")
+llama = _example("llama", kv_heads=2)
+mixtral = _example("mixtral", kv_heads=2)
+t5 = _example("t5")
+vit = _example("vit")
+resnet = _example("resnet")
+unet = _example("unet")
+dlrm = _example("dlrm")
+wide_gpt = _example("gpt", kv_heads=8, heads=8, width=64, ffn=256, batch=16)
+wide_llama = _example("llama", heads=8, kv_heads=8, width=64, ffn=256, batch=16)
+nothing = 3
+
+
+def half_mlp() -> tuple[Any, ...]:
+    """The same arguments, another function."""
+    step, *arguments = mlp
+    return (lambda *given: (step(*given)[0] / 2, step(*given)[1]), *arguments)
+
+
+def branching() -> tuple[Any, ...]:
+    """A step that is only sometimes taken."""
+    step, params, *data = mlp
+
+    def every(params: Any, state: Any, *data: Any) -> Any:
+        loss, gradients = step(params, *data)
+
+        def update(params: Any) -> Any:
+            return jax.tree.map(lambda p, g, s: p - 0.1 * g * s, params, gradients, state)
+
+        return loss, jax.lax.cond(loss > 0, update, lambda params: params, params)
+
+    return (every, params, params, *data)

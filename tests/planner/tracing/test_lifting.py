@@ -1,0 +1,195 @@
+"""A traced program as blocks: the same model as the one that its configuration makes."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import Program, build_graph, load_model, plan
+from planner.errors import InputError, Unsupported
+from planner.graph import Graph, Run, count_parameters
+from planner.operators import forward_flops
+from planner.tracing.lifting.model import graph_of, model_of
+from planner.tracing.program import Operation, Value
+
+LLAMA = Path(__file__).parents[2] / "data" / "program_llama.json"
+"""Of 8 billion parameters, a scan over its layers in plain JAX: `jax_models.llama`, traced."""
+
+has_jax = importlib.util.find_spec("jax") is not None
+has_transformers = importlib.util.find_spec("transformers") is not None
+needs_jax = pytest.mark.skipif(not has_jax, reason="jax is not installed")
+needs_transformers = pytest.mark.skipif(not has_transformers, reason="transformers is not installed")
+
+DEGREES = (
+    {"data": 8, "tensor": 1, "pipeline": 1},
+    {"data": 2, "tensor": 4, "pipeline": 1},
+    {"data": 2, "tensor": 2, "pipeline": 2},
+    {"data": 4, "tensor": 1, "context": 2, "pipeline": 1},
+)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Graph:
+    return graph_of(Program.model_validate_json(LLAMA.read_text()))
+
+
+def test_a_traced_llama_is_the_shipped_one(llama: Graph) -> None:
+    assert count_parameters(llama) == load_model("llama-3-8b").parameters
+    assert llama.layers == (Run(block="layer", count=32),)
+    assert llama.follows == {"kv_heads": "heads"}
+    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "hidden": 4096, "ffn": 14336, "vocab": 128256}
+    assert {name: llama.dims[name] for name in sizes} == sizes
+    shipped = build_graph(load_model("llama-3-8b"), 4096)
+    assert forward_flops(llama, 1) == pytest.approx(forward_flops(shipped, 1), rel=0.001)
+
+
+@pytest.mark.parametrize("degrees", DEGREES, ids=str)
+def test_its_plans_cost_what_those_of_the_configuration_do(llama: Graph, degrees: dict[str, int]) -> None:
+    job = {"global_batch": 64, "seq_len": 4096, "micro_batch": 1, "recompute": "none", "zero": 2}
+    job["zero_stage"] = job.pop("zero")
+    traced = model_of(Program.model_validate_json(LLAMA.read_text()))
+    ours, theirs = (
+        plan(model, "dgx-h100:1", top=1, **job, **degrees).estimate for model in (traced, "llama-3-8b")
+    )
+    assert ours is not None
+    assert theirs is not None
+    assert ours.step_time_s == pytest.approx(theirs.step_time_s, rel=0.02)
+    assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.02)
+
+
+def test_a_program_file_is_a_model() -> None:
+    model = load_model(LLAMA)
+    assert (model.name, model.family, model.source) == ("llama", "graph", str(LLAMA))
+    assert model.graph == load_model(Program.model_validate_json(LLAMA.read_text())).graph
+
+
+def traced(name: str, gradient: bool = False, **sizes: int) -> Program:
+    import jax_layers
+    import jax_models
+
+    from planner import from_jax
+
+    case = jax_models.MODELS[name](jax_layers.Sizes(**sizes))
+    return from_jax(case.step if gradient else case.loss, *case.arguments, name=name)
+
+
+@pytest.mark.jax
+@needs_jax
+@pytest.mark.parametrize("name", ["mlp", "gpt", "llama", "vit"])
+def test_models_keep_their_parameters(name: str) -> None:
+    program = traced(name, layers=4)
+    graph = graph_of(program)
+    shapes = [v.shape for v in program.values if v.role == "parameter"]
+    total = 0
+    for shape in shapes:
+        size = 1
+        for n in shape:
+            size *= n
+        total += size
+    assert count_parameters(graph) == total
+    assert graph.num_layers == 4
+    assert len(graph.layers) <= 2  # the first of the MLP reads the data
+    assert graph.layers[-1].count >= 3
+
+
+@pytest.mark.jax
+@needs_jax
+def test_tied_embeddings_and_learned_positions() -> None:
+    graph = graph_of(traced("gpt", layers=2))
+    assert graph.tied == (("first.params_embed", "last.params_embed"),)
+    assert graph.block["first"].tensor["params_positions"].dims == ("positions", "hidden")
+
+
+@pytest.mark.jax
+@needs_jax
+@pytest.mark.parametrize(
+    ("name", "gradient", "message"),
+    [
+        ("gpt", True, "holds its backward pass, which a plan derives itself"),
+        ("mixtral", False, "multiplies two activations and is no attention"),
+        ("resnet", False, "is a convolution"),
+        ("t5", False, "which is not of the layer before it"),
+        ("dlrm", False, "multiplies two activations and is no attention"),
+    ],
+)
+def test_what_blocks_cannot_say_is_refused(name: str, gradient: bool, message: str) -> None:
+    with pytest.raises(Unsupported, match=message) as refusal:
+        graph_of(traced(name, gradient))
+    assert "meshwright shard" in str(refusal.value)
+
+
+def test_a_program_without_layers_is_refused() -> None:
+    program = Program(
+        name="one",
+        values=(
+            Value(name="x", shape=(4, 8), dtype="float32", role="input", path="x"),
+            Value(name="w", shape=(8, 8), dtype="float32", role="parameter", path="w"),
+            Value(name="y", shape=(4, 8), dtype="float32"),
+        ),
+        operations=(
+            Operation(
+                name="y",
+                kind="product",
+                primitive="dot",
+                inputs=("x", "w"),
+                outputs=("y",),
+                sizes=(4, 8, 8),
+                reads=(((0,), (1,)), ((1,), (2,))),
+                writes=(((0,), (2,)),),
+            ),
+        ),
+        inputs=("x", "w"),
+        outputs=("y",),
+    )
+    with pytest.raises(Unsupported, match="has no loop, and no parameters whose paths differ"):
+        graph_of(program)
+
+
+def test_elsewhere_a_program_file_says_what_to_do() -> None:
+    from planner.models.catalog import load_model as configured
+
+    with pytest.raises(InputError, match="is a traced program, not a model"):
+        configured(LLAMA)
+
+
+def loss_of(model: Any) -> Any:
+    import torch
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: Any, labels: Any) -> Any:
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return Loss().eval()
+
+
+@pytest.mark.torch
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_modules_of_transformers(name: str) -> None:
+    import torch
+    import transformers
+
+    from planner import from_torch
+
+    with torch.device("meta"):
+        tokens, labels = (torch.zeros((2, 64), dtype=torch.int64) for _ in range(2))
+        model: Any
+        if name == "llama":
+            config = transformers.LlamaConfig(num_hidden_layers=3, num_key_value_heads=8)
+            model = transformers.LlamaForCausalLM(config)
+        else:
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3))
+    graph = graph_of(from_torch(loss_of(model), tokens, labels))
+    assert count_parameters(graph) == sum(p.numel() for p in model.parameters())
+    assert graph.layers == (Run(block="layer", count=3),)
+    assert graph.dims["heads"] == model.config.num_attention_heads
+    assert bool(graph.tied) is (name == "gpt2")
+    attention = next(op for op in graph.block["layer"].ops if op.kind == "attention")
+    assert attention.attributes["causal"] is True
