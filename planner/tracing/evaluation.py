@@ -13,6 +13,7 @@ from planner.tracing.lifetimes import node_intervals
 from planner.tracing.nodes import CopyOption, NodeOption, Nodes, left_layout, refused, wanted_layout
 from planner.tracing.options import Option
 from planner.tracing.pricing import Exchange, ProgramPricer
+from planner.tracing.program import Program
 
 
 class Priced(NamedTuple):
@@ -91,8 +92,12 @@ def node_bytes(
         copy = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)]
         return [pricer.full_bytes(copy.value) * share(mesh, option.layout) if option.held else 0.0]
     name = nodes.inputs[node]
-    states = 1 + state_share if program.value[name].role == "parameter" else 1.0
-    return [pricer.full_bytes(name) * share(mesh, option) * states]
+    return [pricer.full_bytes(name) * share(mesh, option) * held_share(program, name, state_share)]
+
+
+def held_share(program: Program, name: str, state_share: float) -> float:
+    """Bytes held for an input, as a multiple of its own: of a parameter, with what the optimizer keeps beside it."""
+    return 1 + state_share if program.value[name].role == "parameter" else 1.0
 
 
 def peak_bytes(

@@ -4,11 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import InputError
-from planner.intra_op.anytime import solve_network
+from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
 from planner.tracing.layouts import Layout, NamedMesh
@@ -51,16 +52,27 @@ class Setting:
         return evaluate_program(self.pricer, self.nodes, chosen, self.optimizer_share)
 
 
+class Conditions(TypedDict, total=False):
+    """What `shard` takes beside the program and the mesh."""
+
+    memory_limit: float | None
+    """For the arrays on one device [B]; the device's memory if left out."""
+    optimizer_share: float
+    """What an optimizer keeps beside each parameter that is not in the program, as a multiple of it (6 for Adam in
+    fp32, with fp32 weights, beside bf16)."""
+    fold: bool | None
+    """Make repeated blocks share their choice; left out, large programs do."""
+
+
 def set_up(
     program: Program,
     cluster: ClusterSpec | str,
     mesh: Mapping[str, int] | None = None,
-    *,
-    memory_limit: float | None = None,
-    optimizer_share: float = 0.0,
-    fold: bool | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Setting:
     """Everything before the solver runs; arguments as in `shard`."""
+    memory_limit, fold = conditions.get("memory_limit"), conditions.get("fold")
+    optimizer_share = conditions.get("optimizer_share", 0.0)
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
     limit = where.device.memory if memory_limit is None else memory_limit
     if limit <= 0 or optimizer_share < 0:
@@ -81,31 +93,24 @@ def shard(
     cluster: ClusterSpec | str,
     mesh: Mapping[str, int] | None = None,
     *,
-    memory_limit: float | None = None,
-    optimizer_share: float = 0.0,
-    fold: bool | None = None,
     seconds: float = 60.0,
+    **conditions: Unpack[Conditions],
 ) -> ShardedProgram:
     """The fastest layout of every array of ``program`` on ``mesh`` (axis -> devices) that fits in memory.
 
-    Without a mesh: one axis over the nodes, one over the devices of each. ``memory_limit`` [B] is for the arrays
-    on one device; the device's memory if left out. ``optimizer_share`` is what an optimizer keeps beside each
-    parameter that is not in the program, as a multiple of it (6 for Adam in fp32, with fp32 weights, beside
-    bf16). ``fold`` makes repeated blocks share their choice; left out, large programs do. Stops after about
-    ``seconds`` with the best found and a bound.
+    Without a mesh: one axis over the nodes, one over the devices of each. ``memory_limit``, ``optimizer_share`` and
+    ``fold`` as in `Conditions`. Stops after about ``seconds`` with the best found and a bound.
 
     Raises `Infeasible` where nothing fits, ``InputError`` for the mesh or the cluster.
     """
     deadline = time.monotonic() + seconds
-    setting = set_up(
-        program, cluster, mesh, memory_limit=memory_limit, optimizer_share=optimizer_share, fold=fold
-    )
+    setting = set_up(program, cluster, mesh, **conditions)
     problem = setting.problem
-    answer = solve_network(problem.network(math.inf), time.monotonic() + seconds / 2)
+    answer = solve_narrowed(problem.network(math.inf), time.monotonic() + seconds / 2)
     chosen = chosen_options(problem, answer.choice)
     estimate = setting.estimate(chosen)
     if estimate.memory_bytes > setting.memory_limit:
-        answer = solve_network(problem.network(setting.memory_limit), deadline)
+        answer = solve_narrowed(problem.network(setting.memory_limit), deadline)
         chosen = chosen_options(problem, answer.choice)
         estimate = setting.estimate(chosen)
     rounded = (len(problem.seconds) + len(problem.links)) / 2

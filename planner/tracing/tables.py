@@ -3,7 +3,7 @@
 A move depends on the layouts at its two ends only, of which there are far fewer than options.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,23 +11,46 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.problem import Array
-from planner.tracing.evaluation import node_bytes
-from planner.tracing.nodes import Link, NodeOption, Nodes, left_layout, refused, wanted_layout
+from planner.tracing.evaluation import held_share
+from planner.tracing.layouts import Codes, share, steps
+from planner.tracing.nodes import CopyOption, Link, NodeOption, Nodes, left_layout, wanted_layout
 from planner.tracing.options import Option
 from planner.tracing.pricing import ProgramPricer
 
 Indices = npt.NDArray[np.intp]
+
+Spots = tuple[tuple[NodeOption, ...], Indices]
+"""Distinct layouts of an array at a node, and which of them each option has."""
+
+LARGEST_BATCH = 2**20
+"""Entries of the largest temporary array."""
 
 UNLIMITED = 1e30
 """Stands in for the loss of what is forbidden anyway [s]."""
 
 
 @dataclass(frozen=True, eq=False)
+class LayoutTable:
+    """Seconds between layouts, [source, target] [s]; ``inf`` is forbidden."""
+
+    seconds: Array
+
+    @cached_property
+    def source_loss(self) -> Array:
+        """[a, b]: the most that a instead of b costs at the source, over what b allows at the target [s]."""
+        return _most(self.seconds)
+
+    @cached_property
+    def target_loss(self) -> Array:
+        """The same at the target."""
+        return _most(self.seconds.T)
+
+
+@dataclass(frozen=True, eq=False)
 class Moves:
     """Seconds between the options of two nodes, by the layouts that these have."""
 
-    seconds: Array
-    """[layout at the source, layout at the target] [s]; ``inf`` is forbidden."""
+    table: LayoutTable
     rows: Indices
     """Layout of each of the source's options."""
     columns: Indices
@@ -36,26 +59,28 @@ class Moves:
     @cached_property
     def full(self) -> Array:
         """[source's option, target's option] [s]."""
-        return self.seconds[np.ix_(self.rows, self.columns)]
+        return self.table.seconds[np.ix_(self.rows, self.columns)]
 
-    @cached_property
+    @property
     def source_loss(self) -> Array:
         """[a, b]: the most that a instead of b costs at the source, over its options [s]."""
-        return _most(self.seconds)[np.ix_(self.rows, self.rows)]
+        return self.table.source_loss[np.ix_(self.rows, self.rows)]
 
-    @cached_property
+    @property
     def target_loss(self) -> Array:
         """The same at the target."""
-        return _most(self.seconds.T)[np.ix_(self.columns, self.columns)]
+        return self.table.target_loss[np.ix_(self.columns, self.columns)]
 
 
 def _most(table: Array) -> Array:
     """[a, b]: largest of table[a] - table[b] over the columns that b allows."""
-    loss = np.empty((len(table), len(table)))
-    for b, row in enumerate(table):
-        allowed = np.isfinite(row)
-        loss[:, b] = (table[:, allowed] - row[allowed]).max(axis=1, initial=-UNLIMITED)
-    return loss
+    lost = np.empty((len(table), len(table)))
+    step = max(1, LARGEST_BATCH // table.size)
+    known = np.where(np.isfinite(table), table, 2 * UNLIMITED)
+    table = np.minimum(table, UNLIMITED)
+    for at in range(0, len(table), step):
+        lost[:, at : at + step] = (table[:, None, :] - known[None, at : at + step]).max(axis=2)
+    return np.where(lost > UNLIMITED / 2, np.inf, lost)
 
 
 class Tables:
@@ -66,9 +91,9 @@ class Tables:
     ) -> None:
         self.pricer, self.nodes, self.options = pricer, nodes, options
         self.known: dict[tuple[object, ...], Array] = {}
-        self.moves: dict[tuple[object, ...], Array] = {}
-        self.links: dict[tuple[object, ...], Moves] = {}
-        self.spots: dict[tuple[object, ...], tuple[tuple[NodeOption, ...], Indices]] = {}
+        self.tables: dict[tuple[object, ...], LayoutTable] = {}
+        self.spots: dict[tuple[object, ...], Spots] = {}
+        self.steps: dict[tuple[object, ...], Codes] = {}
 
     def seconds(self, node: int) -> Array:
         """Of each option of a node; copies are free."""
@@ -84,9 +109,14 @@ class Tables:
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos)
         if key not in self.known:
-            found = [
-                self.pricer.operation(op, o).seconds for o in self.options[node] if isinstance(o, Option)
-            ]
+            alone: dict[tuple[int, ...], float] = {}
+            found = []
+            for option in self.options[node]:
+                assert isinstance(option, Option)
+                if option.split not in alone:
+                    alone[option.split] = self.pricer.unsummed(op, option).seconds
+                sums = sum(e.seconds * e.times for e in self.pricer.sums(op, option))
+                found.append(alone[option.split] + sums)
             self.known[key] = np.array(found)
         return self.known[key]
 
@@ -100,47 +130,52 @@ class Tables:
             outputs = (self.nodes.inputs[node],)
         else:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
-        sizes = tuple(self.pricer.full_bytes(n) for n in outputs)
-        role = self.pricer.program.value[outputs[0]].role if node < first and outputs else ""
-        key = ("held", id(choices), sizes, role)
+        states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
+        free = [isinstance(o, CopyOption) and not o.held for o in choices]
+        return tuple(
+            np.where(free, 0.0, self._shares(choices, k) * (self.pricer.full_bytes(name) * states))
+            for k, name in enumerate(outputs)
+        )
+
+    def _shares(self, choices: tuple[NodeOption, ...], place: int) -> Array:
+        """Part of an array that one device holds, by option."""
+        key = ("share", id(choices), place)
         if key not in self.known:
-            rows = [node_bytes(self.pricer, self.nodes, node, o, state_share) for o in choices]
-            self.known[key] = np.array(rows).reshape(len(choices), len(outputs))
-        return tuple(self.known[key].T)
+            found, rows = self._left(choices, place)
+            self.known[key] = np.array([share(self.pricer.mesh, left_layout(o, 0)) for o in found])[rows]
+        return self.known[key]
+
+    def _left(self, choices: tuple[NodeOption, ...], place: int) -> Spots:
+        return self._spots(("left", id(choices), place), lambda: [left_layout(o, place) for o in choices])
 
     def link(self, link: Link) -> Moves:
         """Between a source's options and a target's."""
         before, after = self.options[link.source.node], self.options[link.target.node]
-        left, rows = self._spots(
-            ("left", id(before), link.source.place), [left_layout(o, link.source.place) for o in before]
+        left, rows = self._left(before, link.source.place)
+        right, columns = self._spots(
+            ("wanted", id(after), link.target.place, link.returned, link.copied),
+            lambda: [o if link.copied else wanted_layout(o, link) for o in after],
         )
-        how = ("wanted", id(after), link.target.place, link.returned, link.copied)
-        right, columns = self._spots(how, [o if link.copied else wanted_layout(o, link) for o in after])
-        size = self.pricer.full_bytes(link.value)
-        key = (left, right, size, link.times)
-        if key not in self.moves:
-            priced = [[self._move(link, s, t) for t in right] for s in left]
-            self.moves[key] = np.array(priced, dtype=np.float64)
-        names = (key, id(before), link.source.place, *how)
-        if names not in self.links:
-            self.links[names] = Moves(self.moves[key], rows, columns)
-        return self.links[names]
+        key = (left, right, self.pricer.full_bytes(link.value), link.times)
+        if key not in self.tables:
+            self.tables[key] = LayoutTable(self._seconds(link, left, right))
+        return Moves(self.tables[key], rows, columns)
 
-    def _spots(
-        self, key: tuple[object, ...], layouts: Sequence[NodeOption]
-    ) -> tuple[tuple[NodeOption, ...], Indices]:
+    def _spots(self, key: tuple[object, ...], found: Callable[[], Sequence[NodeOption]]) -> Spots:
         """Distinct layouts (or options of a copy), and for each option which of them it has."""
         if key not in self.spots:
-            distinct = {layout: i for i, layout in enumerate(dict.fromkeys(layouts))}
-            self.spots[key] = (
-                tuple(distinct),
-                np.array([distinct[layout] for layout in layouts], dtype=np.intp),
-            )
+            distinct: dict[NodeOption, int] = {}
+            places = [distinct.setdefault(layout, len(distinct)) for layout in found()]
+            self.spots[key] = tuple(distinct), np.array(places, dtype=np.intp)
         return self.spots[key]
 
-    def _move(self, link: Link, source: NodeOption, target: NodeOption) -> float:
-        """[s]; ``inf`` where a copy claims to be the value as it lies, which lies otherwise."""
-        have, want = left_layout(source, 0), left_layout(target, 0)
-        if refused(link, have, target):
-            return np.inf
-        return sum(e.seconds * e.times for e in self.pricer.move(link.value, have, want, link.times))
+    def _seconds(self, link: Link, left: Sequence[NodeOption], right: Sequence[NodeOption]) -> Array:
+        """[source, target] [s]; ``inf`` where a copy claims to be the value as it lies, which lies otherwise."""
+        have, want = tuple(left_layout(s, 0) for s in left), tuple(left_layout(t, 0) for t in right)
+        if (have, want) not in self.steps:
+            self.steps[have, want] = steps(have, want)
+        seconds: Array = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
+        if link.copied:
+            claims = np.array([isinstance(o, CopyOption) and not o.held for o in right])
+            seconds[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
+        return seconds
