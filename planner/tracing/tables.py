@@ -6,6 +6,7 @@ A move depends on the layouts at its two ends only, of which there are far fewer
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,28 @@ import numpy.typing as npt
 from planner.intra_op.problem import Array
 from planner.tracing.evaluation import held_share
 from planner.tracing.layouts import Codes, share, steps
-from planner.tracing.nodes import CopyOption, Link, NodeOption, Nodes, left_layout, wanted_layout
+from planner.tracing.nodes import (
+    AgainOption,
+    CopyOption,
+    Link,
+    NodeOption,
+    Nodes,
+    given_layout,
+    left_layout,
+    made_layout,
+    wanted_layout,
+)
 from planner.tracing.options import Option
 from planner.tracing.pricing import ProgramPricer
+from planner.tracing.recomputing import Again
 
 Indices = npt.NDArray[np.intp]
 
-Spots = tuple[tuple[NodeOption, ...], Indices]
-"""Distinct layouts of an array at a node, and which of them each option has."""
+Spot = Any
+"""A layout of an array at a node, or None for no array; an option of a copy; the layouts of all that is kept."""
+
+Spots = tuple[tuple[Spot, ...], Indices]
+"""Distinct ones at a node, and which of them each option has."""
 
 LARGEST_BATCH = 2**20
 """Entries of the largest temporary array."""
@@ -100,8 +115,11 @@ class Tables:
         first = len(self.nodes.inputs)
         if node < first:
             return np.array(
-                [self.pricer.arrival(self.nodes.inputs[node], left_layout(o, 0)) for o in self.options[node]]
+                [self.pricer.arrival(self.nodes.inputs[node], made_layout(o, 0)) for o in self.options[node]]
             )
+        if node >= self.nodes.first_again:
+            again = self.seconds(first + self.nodes.agains[node - self.nodes.first_again].operation)
+            return np.concatenate([np.zeros(len(self.options[node]) - again.size), again])
         if node >= first + len(self.nodes.operations):
             return np.zeros(len(self.options[node]))
         op = self.nodes.operations[node - first]
@@ -121,9 +139,11 @@ class Tables:
         return self.known[key]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
-        """Bytes of each option, output by output."""
+        """Bytes of each option, output by output; of a second run, what it keeps, and then what it has."""
         choices = self.options[node]
         first = len(self.nodes.inputs)
+        if node >= self.nodes.first_again:
+            return self._held_late(self.nodes.agains[node - self.nodes.first_again], choices)
         if first <= node < first + len(self.nodes.operations):
             outputs = self.nodes.operations[node - first].outputs
         elif node < first:
@@ -137,45 +157,72 @@ class Tables:
             for k, name in enumerate(outputs)
         )
 
+    def _held_late(self, again: Again, choices: tuple[NodeOption, ...]) -> tuple[Array, ...]:
+        outputs = self.nodes.operations[again.operation].outputs
+        late = [
+            self._shares(choices, outputs.index(v.name)) * self.pricer.full_bytes(v.name)
+            for v in again.values
+        ]
+        kept = [isinstance(o, AgainOption) and o.kept is not None for o in choices]
+        return (*(np.where(kept, held, 0.0) for held in late), *late)
+
     def _shares(self, choices: tuple[NodeOption, ...], place: int) -> Array:
         """Part of an array that one device holds, by option."""
         key = ("share", id(choices), place)
         if key not in self.known:
-            found, rows = self._left(choices, place)
-            self.known[key] = np.array([share(self.pricer.mesh, left_layout(o, 0)) for o in found])[rows]
+            how = ("left", id(choices), place)
+            found, rows = self._spots(how, lambda: [left_layout(o, place) for o in choices])
+            mesh = self.pricer.mesh
+            self.known[key] = np.array([0.0 if at is None else share(mesh, at) for at in found])[rows]
         return self.known[key]
-
-    def _left(self, choices: tuple[NodeOption, ...], place: int) -> Spots:
-        return self._spots(("left", id(choices), place), lambda: [left_layout(o, place) for o in choices])
 
     def link(self, link: Link) -> Moves:
         """Between a source's options and a target's."""
         before, after = self.options[link.source.node], self.options[link.target.node]
-        left, rows = self._left(before, link.source.place)
-        right, columns = self._spots(
-            ("wanted", id(after), link.target.place, link.returned, link.copied),
-            lambda: [o if link.copied else wanted_layout(o, link) for o in after],
-        )
-        key = (left, right, self.pricer.full_bytes(link.value), link.times)
+        if link.kept:
+            left, rows = self._spots(
+                ("made", id(before)), lambda: [getattr(o, "writes", None) for o in before]
+            )
+            right, columns = self._spots(
+                ("kept", id(after)), lambda: [getattr(o, "kept", None) for o in after]
+            )
+        else:
+            left, rows = self._spots(
+                ("given", id(before), link.source.place, link.early),
+                lambda: [given_layout(o, link) for o in before],
+            )
+            how = ("wanted", id(after), link.target.place, link.returned, link.copied)
+            right, columns = self._spots(
+                how, lambda: [o if link.copied else wanted_layout(o, link) for o in after]
+            )
+        key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept)
         if key not in self.tables:
             self.tables[key] = LayoutTable(self._seconds(link, left, right))
         return Moves(self.tables[key], rows, columns)
 
-    def _spots(self, key: tuple[object, ...], found: Callable[[], Sequence[NodeOption]]) -> Spots:
+    def _spots(self, key: tuple[object, ...], found: Callable[[], Sequence[Spot]]) -> Spots:
         """Distinct layouts (or options of a copy), and for each option which of them it has."""
         if key not in self.spots:
-            distinct: dict[NodeOption, int] = {}
+            distinct: dict[Spot, int] = {}
             places = [distinct.setdefault(layout, len(distinct)) for layout in found()]
             self.spots[key] = tuple(distinct), np.array(places, dtype=np.intp)
         return self.spots[key]
 
-    def _seconds(self, link: Link, left: Sequence[NodeOption], right: Sequence[NodeOption]) -> Array:
-        """[source, target] [s]; ``inf`` where a copy claims to be the value as it lies, which lies otherwise."""
-        have, want = tuple(left_layout(s, 0) for s in left), tuple(left_layout(t, 0) for t in right)
+    def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:
+        """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.nodes.refused`)."""
+        if link.kept:
+            return np.array([[0.0 if t in (None, s) else np.inf for t in right] for s in left])
+        there = [i for i, s in enumerate(left) if s is not None]
+        wanted = [j for j, t in enumerate(right) if t is not None]
+        have = tuple(s for s in left if s is not None)
+        want = tuple(t.layout if isinstance(t, CopyOption) else t for t in right if t is not None)
+        seconds = np.zeros((len(left), len(right)))
+        seconds[:, wanted] = np.inf
         if (have, want) not in self.steps:
             self.steps[have, want] = steps(have, want)
-        seconds: Array = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
+        moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
         if link.copied:
-            claims = np.array([isinstance(o, CopyOption) and not o.held for o in right])
-            seconds[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
+            claims = np.array([isinstance(t, CopyOption) and not t.held for t in right])
+            moved[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
+        seconds[np.ix_(there, wanted)] = moved
         return seconds
