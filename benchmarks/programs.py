@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from planner.intra_op.anytime import solve_network
+from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.from_jax import from_jax
 from planner.tracing.solving import set_up
 
@@ -77,7 +77,7 @@ def measure(row: Row, seconds: float) -> list[str]:
     traced = time.process_time()
     setting = set_up(program, row.cluster, row.mesh, fold=row.fold)
     tabulated = time.process_time()
-    answer = solve_network(setting.problem.network(math.inf), time.monotonic() + seconds)
+    answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + seconds)
     solved = time.process_time()
     gap = 0.0 if answer.lower_bound > answer.cost - 1 else 1 - answer.lower_bound / answer.cost
     counts = (len(program.operations), len(setting.problem.options), len(set(setting.problem.group)))

@@ -10,9 +10,20 @@ from typing import NamedTuple
 
 from planner.tracing.layouts import share
 from planner.tracing.lifetimes import node_intervals
-from planner.tracing.nodes import CopyOption, NodeOption, Nodes, left_layout, refused, wanted_layout
+from planner.tracing.nodes import (
+    AgainOption,
+    CopyOption,
+    NodeOption,
+    Nodes,
+    given_layout,
+    left_layout,
+    made_layout,
+    refused,
+    wanted_layout,
+)
 from planner.tracing.options import Option
 from planner.tracing.pricing import Exchange, ProgramPricer
+from planner.tracing.program import Program
 
 
 class Priced(NamedTuple):
@@ -56,20 +67,28 @@ def evaluate_program(
     Raises ``ValueError`` where a copy that holds nothing of its own differs from its value.
     """
     exchanges: list[Priced] = []
-    compute = sum(pricer.arrival(n, left_layout(o, 0)) for n, o in zip(nodes.inputs, chosen, strict=False))
+    compute = sum(pricer.arrival(n, made_layout(o, 0)) for n, o in zip(nodes.inputs, chosen, strict=False))
     for op, option in zip(nodes.operations, chosen[len(nodes.inputs) :], strict=False):
         assert isinstance(option, Option)
         cost = pricer.operation(op, option)
         compute += cost.compute
         exchanges += [Priced(op.name, e) for e in cost.exchanges]
+    for again, option in zip(nodes.agains, chosen[nodes.first_again :], strict=True):
+        assert isinstance(option, AgainOption)
+        if option.option:
+            op = nodes.operations[again.operation]
+            cost = pricer.operation(op, option.option)
+            compute += cost.compute
+            exchanges += [Priced(op.name, e) for e in cost.exchanges]
     names, operators = nodes.names, nodes.operators
     for link in nodes.links:
-        source = left_layout(chosen[link.source.node], link.source.place)
-        if refused(link, source, chosen[link.target.node]):
+        have, want = chosen[link.source.node], chosen[link.target.node]
+        if refused(link, have, want):
             raise ValueError(f"{names[link.target.node]} does not lie as {link.value} does")
-        target = wanted_layout(chosen[link.target.node], link)
-        found = pricer.move(link.value, source, target, link.times)
-        exchanges += [Priced(operators[link.target.node], e) for e in found]
+        source, target = given_layout(have, link), wanted_layout(want, link)
+        if source is not None and target is not None and not link.kept:
+            found = pricer.move(link.value, source, target, link.times)
+            exchanges += [Priced(operators[link.target.node], e) for e in found]
     communication = sum(p.exchange.seconds * p.exchange.times for p in exchanges)
     return ProgramEstimate(
         compute, communication, peak_bytes(pricer, nodes, chosen, state_share), tuple(exchanges)
@@ -90,9 +109,21 @@ def node_bytes(
     if isinstance(option, CopyOption):
         copy = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)]
         return [pricer.full_bytes(copy.value) * share(mesh, option.layout) if option.held else 0.0]
+    if isinstance(option, AgainOption):
+        again = nodes.agains[node - nodes.first_again]
+        outputs = nodes.operations[again.operation].outputs
+        late = [0.0] * len(again.values)
+        for k, value in enumerate(again.values):
+            layout = left_layout(option, outputs.index(value.name))
+            late[k] = 0.0 if layout is None else pricer.full_bytes(value.name) * share(mesh, layout)
+        return [*(late if option.kept is not None else [0.0] * len(late)), *late]
     name = nodes.inputs[node]
-    states = 1 + state_share if program.value[name].role == "parameter" else 1.0
-    return [pricer.full_bytes(name) * share(mesh, option) * states]
+    return [pricer.full_bytes(name) * share(mesh, option) * held_share(program, name, state_share)]
+
+
+def held_share(program: Program, name: str, state_share: float) -> float:
+    """Bytes held for an input, as a multiple of its own: of a parameter, with what the optimizer keeps beside it."""
+    return 1 + state_share if program.value[name].role == "parameter" else 1.0
 
 
 def peak_bytes(

@@ -7,8 +7,12 @@ Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.topology import CommGroup, comm_group
@@ -19,6 +23,15 @@ Layout = tuple[int, ...]
 """Per mesh axis, the dim that it shards, or `WHOLE`."""
 
 WHOLE = -1
+
+MAX_AXES = 3
+ALL = (1 << MAX_AXES) - 1
+"""Every axis, as the bits of a number."""
+
+COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather")
+"""By the number that stands for it in the code of a step."""
+
+Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +44,7 @@ class NamedMesh:
     _groups: dict[tuple[int, ...], CommGroup] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.axes) <= 3 or min(self.axes.values()) < 1:
+        if not 1 <= len(self.axes) <= MAX_AXES or min(self.axes.values()) < 1:
             raise InputError(
                 f"mesh {dict(self.axes)}: one to three axes are needed, each of at least 1 device"
             )
@@ -41,14 +54,17 @@ class NamedMesh:
                 f"cluster {self.cluster.name} has {self.cluster.num_devices}"
             )
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Devices along each axis."""
         return tuple(self.axes.values())
 
-    def degree(self, axes: Sequence[int]) -> int:
+    def degree(self, axes: Iterable[int]) -> int:
         """Devices in a group over some axes, given by their numbers."""
-        return math.prod(self.sizes[a] for a in axes)
+        degree = 1
+        for axis in axes:
+            degree *= self.sizes[axis]
+        return degree
 
     def group(self, axes: Sequence[int]) -> CommGroup:
         """The devices that differ only in their places along some axes."""
@@ -72,39 +88,58 @@ def share(mesh: NamedMesh, layout: Layout) -> float:
 def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) -> tuple[Move, ...]:
     """Collectives, in order, that turn ``source`` into ``target``; axes by their numbers, as text.
 
-    Local slices come first and gathers last. ``full_bytes`` of the array [B]; of each `Move` as there.
+    ``full_bytes`` of the array [B]; of each `Move` as there.
     """
-    if source == target:
-        return ()
-    local = full_bytes * share(mesh, source)
-    sliced = [a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s == WHOLE != t]
-    gathered = [a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s != WHOLE == t]
-    exchanged = [
-        a for a, (s, t) in enumerate(zip(source, target, strict=True)) if WHOLE not in (s, t) and s != t
-    ]
-    done: list[Move] = []
-    misplaced = _misplaced(source, target)
-    if misplaced:
-        done.append(_move("send", misplaced, local))
-    local /= mesh.degree(sliced)
-    if exchanged:
-        done.append(_move("all_to_all", exchanged, local))
-    if gathered:
-        done.append(_move("all_gather", gathered, local * mesh.degree(gathered)))
-    return tuple(done)
+    codes = steps((source,), (target,))[0, 0]
+    return tuple(step_of(mesh, full_bytes, int(code)) for code in codes if code)
 
 
-def _move(collective: str, axes: Sequence[int], full_bytes: float) -> Move:
-    return Move(collective, tuple(str(a) for a in axes), full_bytes)
+def step_of(mesh: NamedMesh, full_bytes: float, code: int) -> Move:
+    """The collective that a code of `steps` stands for, on an array of ``full_bytes`` [B]."""
+    axes, split = _axes(code >> MAX_AXES & ALL), _axes(code & ALL)
+    kind = COLLECTIVE_OF[code >> 2 * MAX_AXES]
+    return Move(kind, tuple(str(a) for a in axes), full_bytes / mesh.degree(split))
 
 
-def _misplaced(source: Layout, target: Layout) -> tuple[int, ...]:
-    """Axes of the dims whose blocks are in other places where an outer axis comes or goes."""
-    found: list[int] = []
-    for dim in set(source) | set(target):
-        before = [a for a, d in enumerate(source) if d == dim]
-        after = [a for a, d in enumerate(target) if d == dim]
-        shorter, longer = sorted((before, after), key=len)
-        if dim != WHOLE and shorter and longer[: len(shorter)] != shorter:
-            found += [*before, *after]
-    return tuple(sorted(set(found)))
+def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
+    """[source, target, step]: collectives that turn one into the other, each as a number, 0 for none.
+
+    Local slices come first and gathers last. A code is made of the collective, of the axes that it crosses and of
+    those that split its whole array, a bit each (`step_of` reads it).
+    """
+    have, want = np.array(sources)[:, None, :], np.array(targets)[None, :, :]
+    bits = 1 << np.arange(have.shape[-1])
+
+    def mask(where: npt.NDArray[np.bool_]) -> Codes:
+        return np.asarray(where @ bits)
+
+    sliced, gathered = mask((have == WHOLE) & (want != WHOLE)), mask((have != WHOLE) & (want == WHOLE))
+    exchanged = mask((have != WHOLE) & (want != WHOLE) & (have != want))
+    split = mask(have != WHOLE) | sliced
+    misplaced = np.zeros_like(sliced)
+    for dim in range(1 + max(have.max(initial=0), want.max(initial=0))):
+        misplaced |= _MISPLACED[mask(have == dim), mask(want == dim)]
+    found = (
+        _codes("send", misplaced, np.broadcast_to(mask(have != WHOLE), sliced.shape)),
+        _codes("all_to_all", exchanged, split),
+        _codes("all_gather", gathered, split & ~gathered),
+    )
+    return np.stack(found, axis=-1)
+
+
+def _codes(collective: str, axes: Codes, split: Codes) -> Codes:
+    code = COLLECTIVE_OF.index(collective) << 2 * MAX_AXES | axes << MAX_AXES | split
+    return np.where(axes > 0, code, 0)
+
+
+def _axes(mask: int) -> tuple[int, ...]:
+    return tuple(a for a in range(MAX_AXES) if mask >> a & 1)
+
+
+def _misplaced(before: int, after: int) -> int:
+    """Axes that split a dim before or after, if an outer one comes or goes: then blocks change places."""
+    shorter, longer = sorted((_axes(before), _axes(after)), key=len)
+    return before | after if shorter and longer[: len(shorter)] != shorter else 0
+
+
+_MISPLACED: Codes = np.array([[_misplaced(b, a) for a in range(ALL + 1)] for b in range(ALL + 1)])

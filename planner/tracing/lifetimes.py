@@ -1,11 +1,13 @@
 """How long the arrays of a program live, in positions of its operators.
 
 Inputs are held throughout. A value lives from the operator that makes it to the last that reads it; rows that a
-scan collects live from its first operator on. What one operator moves and reads once is not counted.
+scan collects live from its first operator on. What one operator moves and reads once is not counted. Where an
+operator may run again, what its first run makes lives to the last early reader, then it is up to the second run.
 """
 
 from planner.tracing.nodes import Nodes
 from planner.tracing.program import Program
+from planner.tracing.recomputing import Again
 
 Interval = tuple[int, int]
 """First position, and the one after the last."""
@@ -30,9 +32,18 @@ def value_intervals(program: Program) -> dict[str, Interval]:
 def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
     """Per node, the intervals of what it makes, output by output."""
     values = value_intervals(program)
+    for again in nodes.agains:
+        values |= {v.name: (again.operation, v.last_early + 1) for v in again.values}
     found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
     found += [[values[name] for name in op.outputs] for op in nodes.operations]
-    return found + [[(copy.first, copy.last + 1)] for copy in nodes.copies]
+    found += [[(copy.first, copy.last + 1)] for copy in nodes.copies]
+    return found + [_late_intervals(again) for again in nodes.agains]
+
+
+def _late_intervals(again: Again) -> list[Interval]:
+    """When each value of a second run is kept for it, and then from when it could run."""
+    kept = [(v.last_early + 1, max(v.last_early + 1, again.first)) for v in again.values]
+    return kept + [(max(v.last_early + 1, again.first), v.last_late + 1) for v in again.values]
 
 
 def _region_starts(program: Program) -> dict[str, int]:

@@ -1,18 +1,17 @@
 """Who decides what: inputs, operators, and copies that several readers share, with the arrays between them.
 
 A value that several operators read one after another may be brought into another layout once for all of them:
-between the value and these readers stands a *copy*, which either is the value as it lies or holds it anew.
+between the value and these readers stands a *copy*, which either is the value as it lies or holds it anew. Late
+readers may find between them and the operator that makes a value its *second run* (`planner.tracing.recomputing`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner.tracing.layouts import Layout, NamedMesh
 from planner.tracing.options import Option, all_layouts, options
 from planner.tracing.program import Operation, Program
-
-NEAR = 12
-"""Readers with at most so many operators between them share a copy."""
+from planner.tracing.recomputing import NEAR, Again, late_readers
 
 
 class Slot(NamedTuple):
@@ -33,6 +32,10 @@ class Link(NamedTuple):
     """Into a copy, which may have the value only as it lies where its option says so."""
     returned: bool = False
     """Against the order of the program: the target's *output* is the layout that is wanted."""
+    kept: bool = False
+    """From an operator to its second run, which may keep what was made only as it lies."""
+    early: bool = False
+    """Between second runs, of which the source's would come too late: it must have kept what is wanted."""
 
 
 class Copy(NamedTuple):
@@ -51,52 +54,95 @@ class CopyOption(NamedTuple):
     held: bool
 
 
+class AgainOption(NamedTuple):
+    """A second run: of an operator in some way, or none, with what the first made kept or not."""
+
+    option: Option | None = None
+    """How it runs again."""
+    kept: tuple[Layout, ...] | None = None
+    """How the outputs lie that are kept."""
+
+
 class Nodes(NamedTuple):
-    """Everything that decides: inputs first, then operators, then copies."""
+    """Everything that decides: inputs first, then operators, then copies, then second runs."""
 
     inputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     copies: tuple[Copy, ...]
     links: tuple[Link, ...]
+    agains: tuple[Again, ...] = ()
+
+    @property
+    def first_again(self) -> int:
+        """The first second run's node."""
+        return len(self.inputs) + len(self.operations) + len(self.copies)
 
     @property
     def names(self) -> tuple[str, ...]:
         """One per node."""
         copies = (f"{c.value} for {self.operations[c.first].name}" for c in self.copies)
-        return (*self.inputs, *(op.name for op in self.operations), *copies)
+        agains = (f"{self.operations[a.operation].name} again" for a in self.agains)
+        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains)
 
     @property
     def operators(self) -> tuple[str, ...]:
         """Per node, the operator (or input) that exchanges are attributed to; a copy is its first reader's."""
         copies = (self.operations[c.first].name for c in self.copies)
-        return (*self.inputs, *(op.name for op in self.operations), *copies)
+        agains = (self.operations[a.operation].name for a in self.agains)
+        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains)
 
 
-def nodes_of(program: Program) -> Nodes:
-    """The nodes of a program and what runs between them."""
+def nodes_of(program: Program, agains: Sequence[Again] = ()) -> Nodes:
+    """The nodes of a program and what runs between them, with second runs of some operators."""
     inputs = tuple(v.name for v in program.values if v.role != "intermediate")
     at = {name: Slot(i, 0) for i, name in enumerate(inputs)}
     for i, op in enumerate(program.operations):
         at |= {name: Slot(len(inputs) + i, k) for k, name in enumerate(op.outputs)}
+    late = late_readers(program, agains)
+    clusters = [
+        (name, near, bool(near) and near[0] in late.get(name, ()))
+        for name, readers in program.readers.items()
+        for part in _parts(readers, late.get(name, ()))
+        for near in _clusters(program.operations, part)
+    ]
+    first_copy = len(inputs) + len(program.operations)
+    first_again = first_copy + sum(len(near) > 1 for _, near, _ in clusters)
+    again = {
+        late.name: Slot(first_again + j, program.operations[a.operation].outputs.index(late.name))
+        for j, a in enumerate(agains)
+        for late in a.values
+    }
     copies: list[Copy] = []
     links: list[Link] = []
-    first_copy = len(inputs) + len(program.operations)
-    for name, readers in program.readers.items():
-        for near in _clusters(program.operations, readers):
-            source, times = at[name], program.operations[near[0]].times
-            if len(near) > 1:
-                copies.append(Copy(name, near[0], near[-1]))
-                target = Slot(first_copy + len(copies) - 1, 0)
-                links.append(Link(name, source, target, times, copied=True))
-                source = target
-            links += [
-                Link(name, source, Slot(len(inputs) + i, k), program.operations[i].times)
-                for i in near
-                for k, read in enumerate(program.operations[i].inputs)
-                if read == name
-            ]
+    for name, near, is_late in clusters:
+        source, times = again[name] if is_late else at[name], program.operations[near[0]].times
+        if len(near) > 1:
+            copies.append(Copy(name, near[0], near[-1]))
+            target = Slot(first_copy + len(copies) - 1, 0)
+            links.append(Link(name, source, target, times, copied=True))
+            source = target
+        links += [
+            Link(name, source, Slot(len(inputs) + i, k), program.operations[i].times)
+            for i in near
+            for k, read in enumerate(program.operations[i].inputs)
+            if read == name
+        ]
+    first = {late.name: a.first for a in agains for late in a.values}
+    for j, a in enumerate(agains):
+        op, node = program.operations[a.operation], first_again + j
+        made = Slot(len(inputs) + a.operation, 0)
+        links.append(Link(op.outputs[0], made, Slot(node, 0), op.times, kept=True))
+        links += [
+            Link(n, again.get(n, at[n]), Slot(node, k), op.times, early=first.get(n, 0) > a.first)
+            for k, n in enumerate(op.inputs)
+        ]
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
-    return Nodes(inputs, program.operations, tuple(copies), tuple(links))
+    return Nodes(inputs, program.operations, tuple(copies), tuple(links), tuple(agains))
+
+
+def _parts(readers: Sequence[int], late: Sequence[int]) -> list[list[int]]:
+    """Readers that come early, and those that come late."""
+    return [[r for r in readers if r not in late], [r for r in readers if r in late]]
 
 
 def _clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[list[int]]:
@@ -111,7 +157,7 @@ def _clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[l
     return found
 
 
-NodeOption = Option | CopyOption | Layout
+NodeOption = Option | CopyOption | AgainOption | Layout
 
 
 def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[NodeOption, ...]]:
@@ -137,23 +183,62 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[
         if key not in known:
             known[key] = tuple(CopyOption(layout, held) for held in (False, True) for layout in layouts)
         found.append(known[key])
+    for again in nodes.agains:
+        first = found[len(nodes.inputs) + again.operation]
+        key = ("again", id(first))
+        if key not in known:
+            known[key] = tuple(_second_runs(first))
+        found.append(known[key])
     return found
 
 
-def left_layout(option: NodeOption, place: int) -> Layout:
-    """How a node leaves the array of an output."""
+def _second_runs(first: Sequence[NodeOption]) -> Iterator[AgainOption]:
+    """Nothing, what was made in each way that it may lie, and a run in each way."""
+    yield AgainOption()
+    yield from (AgainOption(kept=w) for w in dict.fromkeys(o.writes for o in first if isinstance(o, Option)))
+    yield from (AgainOption(option=o) for o in first if isinstance(o, Option))
+
+
+def left_layout(option: NodeOption, place: int) -> Layout | None:
+    """How a node leaves the array of an output; None where it does not."""
+    if isinstance(option, AgainOption):
+        writes = option.option.writes if option.option else option.kept
+        return writes[place] if writes is not None else None
     if isinstance(option, Option):
         return option.writes[place]
     return option.layout if isinstance(option, CopyOption) else option
 
 
-def wanted_layout(option: NodeOption, link: Link) -> Layout:
-    """How a link's target wants the array."""
+def given_layout(option: NodeOption, link: Link) -> Layout | None:
+    """How a link's source leaves the array for its target."""
+    if link.early and isinstance(option, AgainOption) and option.kept is None:
+        return None
+    return left_layout(option, link.source.place)
+
+
+def made_layout(option: NodeOption, place: int) -> Layout:
+    """The same of a node that does leave it: an input, an operator, a copy."""
+    layout = left_layout(option, place)
+    assert layout is not None
+    return layout
+
+
+def wanted_layout(option: NodeOption, link: Link) -> Layout | None:
+    """How a link's target wants the array; None where it does not."""
+    if isinstance(option, AgainOption):
+        return option.option.reads[link.target.place] if option.option else None
     if isinstance(option, Option):
         return option.writes[link.target.place] if link.returned else option.reads[link.target.place]
     return option.layout if isinstance(option, CopyOption) else option
 
 
-def refused(link: Link, source: Layout, option: NodeOption) -> bool:
-    """Whether a copy claims to be the value as it lies, which lies otherwise."""
-    return link.copied and isinstance(option, CopyOption) and not option.held and option.layout != source
+def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
+    """Whether the target has a value only as it does not lie, or wants one that is gone."""
+    if link.kept:
+        assert isinstance(target, AgainOption)
+        assert isinstance(source, Option)
+        return target.kept is not None and target.kept != source.writes
+    have, want = given_layout(source, link), wanted_layout(target, link)
+    if have is None:
+        return want is not None
+    return isinstance(target, CopyOption) and link.copied and not target.held and want != have

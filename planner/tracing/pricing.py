@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
 from planner.errors import Unsupported
+from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
-from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share
+from planner.tracing.layouts import WHOLE, Codes, Layout, NamedMesh, moves, share, step_of
 from planner.tracing.options import Option, layout_of
 from planner.tracing.program import Dims, Operation, Program, Value, elements
 
@@ -87,6 +90,8 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
+    _sums: dict[tuple[object, ...], tuple[Exchange, ...]] = field(default_factory=dict, repr=False)
+    _products: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
     def full_bytes(self, name: str) -> float:
         """Bytes of a whole array [B]."""
@@ -94,7 +99,12 @@ class ProgramPricer:
 
     def operation(self, op: Operation, option: Option) -> Cost:
         """One operator: its arithmetic or its traffic, its sums, its borders."""
-        exchanges = (*self._sums(op, option), *self._reductions(op, option), *self._halos(op, option))
+        alone = self.unsummed(op, option)
+        return alone._replace(exchanges=(*self.sums(op, option), *alone.exchanges))
+
+    def unsummed(self, op: Operation, option: Option) -> Cost:
+        """What does not depend on where sums are left: all options of one split have it in common."""
+        exchanges = (*self._reductions(op, option), *self._halos(op, option))
         return Cost(_PRICES[op.kind](self, op, option) * op.times, exchanges)
 
     def arrival(self, name: str, layout: Layout) -> float:
@@ -114,6 +124,15 @@ class ProgramPricer:
         size = self.full_bytes(name)
         return tuple(self._exchange(Move(m.collective, m.axes, m.full_bytes * size), times) for m in found)
 
+    def step_seconds(self, name: str, codes: Codes, times: int) -> Array:
+        """Of moves of an array by the codes of their steps (`planner.tracing.layouts.steps`), over all times [s]."""
+        size = self.full_bytes(name)
+        seconds = np.zeros(1 + codes.max(initial=0))
+        for code in np.flatnonzero(np.bincount(codes.ravel())):
+            if code:
+                seconds[code] = self._exchange(step_of(self.mesh, size, int(code)), times).seconds * times
+        return np.asarray(seconds[codes])
+
     def _exchange(self, move: Move, times: int) -> Exchange:
         key = (move, times)
         if key not in self._exchanges:
@@ -132,22 +151,28 @@ class ProgramPricer:
     def _over(self, collective: str, axes: Sequence[int], full_bytes: float, times: int) -> Exchange:
         return self._exchange(Move(collective, tuple(str(a) for a in axes), full_bytes), times)
 
-    def _sums(self, op: Operation, option: Option) -> Iterable[Exchange]:
+    def sums(self, op: Operation, option: Option) -> tuple[Exchange, ...]:
         """Partial sums of the first output: scattered where the option says so, else reduced to all.
 
         Axes that split one factor and end in one place make one collective, as XLA's partitioner has it.
         """
         summed = option.summed(op, 0) if op.outputs else ()
-        local = (
-            self.full_bytes(op.outputs[0]) * share(self.mesh, layout_of(op.writes[0], option.split))
-            if summed
-            else 0.0
-        )
+        if not summed:
+            return ()
+        local = self.full_bytes(op.outputs[0]) * share(self.mesh, layout_of(op.writes[0], option.split))
+        ends = tuple((option.writes[0][axis], option.split[axis], axis) for axis in summed)
+        key = local, ends, op.times
+        if key not in self._sums:
+            self._sums[key] = tuple(self._reduced(*key))
+        return self._sums[key]
+
+    def _reduced(self, local: float, ends: Sequence[tuple[int, int, int]], times: int) -> Iterable[Exchange]:
+        """Sums of arrays of ``local`` bytes, by the dim where each ends, its factor and its axis."""
         together: dict[tuple[int, int], list[int]] = {}
-        for axis in summed:
-            together.setdefault((option.writes[0][axis], option.split[axis]), []).append(axis)
+        for dim, factor, axis in ends:
+            together.setdefault((dim, factor), []).append(axis)
         for (dim, _), axes in sorted(together.items(), reverse=True):  # scattered ones first: they leave less
-            yield self._over("all_reduce" if dim == WHOLE else "reduce_scatter", axes, local, op.times)
+            yield self._over("all_reduce" if dim == WHOLE else "reduce_scatter", axes, local, times)
             local /= 1 if dim == WHOLE else self.mesh.degree(axes)
 
     def _reductions(self, op: Operation, option: Option) -> Iterable[Exchange]:
@@ -189,7 +214,11 @@ class ProgramPricer:
         device = self.mesh.cluster.device
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
         rate = next((r for r in RATES.get(dtype, ("bf16",)) if r in device.peak_flops_per_second), "bf16")
-        return matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype)).seconds
+        key = rows, columns, depth, batch, rate, dtype
+        if key not in self._products:
+            time = matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype))
+            self._products[key] = time.seconds
+        return self._products[key]
 
     def _traffic(self, op: Operation, option: Option) -> float:
         """Every input read and every output written once."""

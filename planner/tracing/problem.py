@@ -70,9 +70,8 @@ class LayoutProblem:
         for g, options in kept.items():
             network.keep(g, options)
         for u, v, moves in self.links:
-            seconds = moves.seconds[
-                np.ix_(moves.rows[kept[self.group[u]]], moves.columns[kept[self.group[v]]])
-            ]
+            rows, columns = moves.rows[kept[self.group[u]]], moves.columns[kept[self.group[v]]]
+            seconds = moves.table.seconds[np.ix_(rows, columns)]
             network.add_table(self.group[u], self.group[v], np.rint(seconds / tick))
         return network
 
@@ -87,9 +86,10 @@ class LayoutProblem:
                     loss[g] = np.where(held[:, None] > held[None, :], np.inf, loss[g])
         closed = {self.group[u] for u, v, _ in self.links if self.group[u] == self.group[v]}
         for u, v, moves in self.links:
-            for g, cost in ((self.group[u], moves.source_loss), (self.group[v], moves.target_loss)):
-                if g not in closed:
-                    loss[g] = loss[g] + cost
+            if self.group[u] not in closed:
+                loss[self.group[u]] = loss[self.group[u]] + moves.source_loss
+            if self.group[v] not in closed:
+                loss[self.group[v]] = loss[self.group[v]] + moves.target_loss
         return {
             g: ~_replaced(table) if g not in closed else np.ones(len(table), np.bool_)
             for g, table in loss.items()

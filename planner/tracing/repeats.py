@@ -22,7 +22,7 @@ def alike(program: Program, nodes: Nodes, options: Sequence[tuple[NodeOption, ..
     for _ in range(STEPS):
         around: list[list[tuple[object, ...]]] = [[] for _ in colours]
         for link in nodes.links:
-            ends = (link.source.place, link.target.place, link.returned)
+            ends = (link.source.place, link.target.place, link.returned, link.kept, link.early)
             around[link.source.node].append(("to", *ends, colours[link.target.node]))
             around[link.target.node].append(("from", *ends, colours[link.source.node]))
         colours = [hash_of((c, tuple(sorted(near)))) for c, near in zip(colours, around, strict=True)]
@@ -40,7 +40,8 @@ def _own(
     for op in nodes.operations:
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         found.append((op.primitive, op.sizes, op.reads, op.writes, op.times, arrays))
-    return found + [("copy", value[c.value].shape, value[c.value].dtype) for c in nodes.copies]
+    found += [("copy", value[c.value].shape, value[c.value].dtype) for c in nodes.copies]
+    return found + [("again", *found[len(nodes.inputs) + a.operation]) for a in nodes.agains]
 
 
 def hash_of(key: tuple[object, ...]) -> int:

@@ -52,6 +52,8 @@ class ShardedProgram(Record):
     """Path of every input -> its layout: parameters, states, data."""
     outputs: Mapping[str, Partition]
     operators: tuple[OperatorSharding, ...]
+    recomputed: tuple[OperatorSharding, ...] = ()
+    """Operators that run again before their late readers, which do not get what the first run made."""
     collectives: tuple[CollectiveUse, ...]
     seconds: float
     """Of one call [s]."""

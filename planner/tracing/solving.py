@@ -2,23 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
 from planner.errors import InputError
-from planner.intra_op.anytime import solve_network
+from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
 from planner.tracing.layouts import Layout, NamedMesh
-from planner.tracing.nodes import NodeOption, Nodes, left_layout, node_options, nodes_of
+from planner.tracing.nodes import AgainOption, NodeOption, Nodes, made_layout, node_options, nodes_of
 from planner.tracing.options import Option
 from planner.tracing.passes import clean
 from planner.tracing.pricing import ProgramPricer
 from planner.tracing.problem import LayoutProblem, chosen_options, layout_problem
-from planner.tracing.program import Program
+from planner.tracing.program import Operation, Program
+from planner.tracing.recomputing import Again, agains
 from planner.tracing.repeats import alike
 from planner.tracing.sharded import CollectiveUse, OperatorSharding, Partition, ShardedProgram
 
@@ -52,16 +54,29 @@ class Setting:
         return evaluate_program(self.pricer, self.nodes, chosen, self.optimizer_share)
 
 
+class Conditions(TypedDict, total=False):
+    """What `shard` takes beside the program and the mesh."""
+
+    memory_limit: float | None
+    """For the arrays on one device [B]; the device's memory if left out."""
+    optimizer_share: float
+    """What an optimizer keeps beside each parameter that is not in the program, as a multiple of it (6 for Adam in
+    fp32, with fp32 weights, beside bf16)."""
+    recompute: bool
+    """Where memory is short, operators may run again instead of keeping what they make (true if left out)."""
+    fold: bool | None
+    """Make repeated blocks share their choice; left out, large programs do."""
+
+
 def set_up(
     program: Program,
     cluster: ClusterSpec | str,
     mesh: Mapping[str, int] | None = None,
-    *,
-    memory_limit: float | None = None,
-    optimizer_share: float = 0.0,
-    fold: bool | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Setting:
     """Everything before the solver runs; arguments as in `shard`."""
+    memory_limit, fold = conditions.get("memory_limit"), conditions.get("fold")
+    optimizer_share = conditions.get("optimizer_share", 0.0)
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
     where = where.model_copy(update={"device": in_training(where.device)})
     limit = where.device.memory if memory_limit is None else memory_limit
@@ -70,7 +85,19 @@ def set_up(
             f"memory_limit is {limit:g}, optimizer_share {optimizer_share:g}; they must be positive"
         )
     pricer = ProgramPricer(clean(program), NamedMesh(where, mesh or _axes_of(where)))
-    nodes = nodes_of(pricer.program)
+    return _tabulated(pricer, (), limit, optimizer_share, fold)
+
+
+def may_recompute(setting: Setting, fold: bool | None = None) -> Setting:
+    """The same with second runs of operators among the choices."""
+    found = agains(setting.program)
+    return _tabulated(setting.pricer, found, setting.memory_limit, setting.optimizer_share, fold)
+
+
+def _tabulated(
+    pricer: ProgramPricer, found: Sequence[Again], limit: float, optimizer_share: float, fold: bool | None
+) -> Setting:
+    nodes = nodes_of(pricer.program, found)
     options = node_options(pricer.program, nodes, pricer.mesh)
     folded = len(options) >= FOLD_FROM if fold is None else fold
     group = alike(pricer.program, nodes, options) if folded else list(range(len(options)))
@@ -83,37 +110,39 @@ def shard(
     cluster: ClusterSpec | str,
     mesh: Mapping[str, int] | None = None,
     *,
-    memory_limit: float | None = None,
-    optimizer_share: float = 0.0,
-    fold: bool | None = None,
     seconds: float = 60.0,
+    **conditions: Unpack[Conditions],
 ) -> ShardedProgram:
     """The fastest layout of every array of ``program`` on ``mesh`` (axis -> devices) that fits in memory.
 
-    Without a mesh: one axis over the nodes, one over the devices of each. ``memory_limit`` [B] is for the arrays
-    on one device; the device's memory if left out. ``optimizer_share`` is what an optimizer keeps beside each
-    parameter that is not in the program, as a multiple of it (6 for Adam in fp32, with fp32 weights, beside
-    bf16). ``fold`` makes repeated blocks share their choice; left out, large programs do. Stops after about
-    ``seconds`` with the best found and a bound.
+    Without a mesh: one axis over the nodes, one over the devices of each. ``memory_limit``, ``optimizer_share`` and
+    ``fold`` as in `Conditions`. Stops after about ``seconds`` with the best found and a bound.
 
     Raises `Infeasible` where nothing fits, ``InputError`` for the mesh or the cluster.
     """
     deadline = time.monotonic() + seconds
-    setting = set_up(
-        program, cluster, mesh, memory_limit=memory_limit, optimizer_share=optimizer_share, fold=fold
-    )
-    problem = setting.problem
-    answer = solve_network(problem.network(math.inf), time.monotonic() + seconds / 2)
-    chosen = chosen_options(problem, answer.choice)
+    setting = plain = set_up(program, cluster, mesh, **conditions)
+    answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + seconds / 2)
+    chosen = chosen_options(setting.problem, answer.choice)
     estimate = setting.estimate(chosen)
     if estimate.memory_bytes > setting.memory_limit:
-        answer = solve_network(problem.network(setting.memory_limit), deadline)
-        chosen = chosen_options(problem, answer.choice)
+        if conditions.get("recompute", True):
+            setting = may_recompute(setting, conditions.get("fold"))
+        answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline)
+        chosen = chosen_options(setting.problem, answer.choice)
         estimate = setting.estimate(chosen)
+    problem = setting.problem
     rounded = (len(problem.seconds) + len(problem.links)) / 2
     bound = min(max(0.0, answer.lower_bound - rounded) * problem.tick, estimate.seconds)
+    compared = {
+        n: e.seconds for n, e in baseline_estimates(plain).items() if e.memory_bytes <= plain.memory_limit
+    }
     return _result(setting, chosen, estimate).model_copy(
-        update={"lower_bound_seconds": bound, "proven": answer.lower_bound > answer.cost - 1}
+        update={
+            "lower_bound_seconds": bound,
+            "proven": answer.lower_bound > answer.cost - 1,
+            "baselines": compared,
+        }
     )
 
 
@@ -147,7 +176,7 @@ def _axes_of(cluster: ClusterSpec) -> dict[str, int]:
 def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEstimate) -> ShardedProgram:
     program, nodes, axes = setting.program, setting.nodes, tuple(setting.mesh.axes)
     made = {
-        name: left_layout(chosen[node], k)
+        name: made_layout(chosen[node], k)
         for node, names in enumerate(
             [*((n,) for n in nodes.inputs), *(op.outputs for op in nodes.operations)]
         )
@@ -158,16 +187,20 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         rank = len(program.value[name].shape)
         return tuple(tuple(axes[a] for a, d in enumerate(layout) if d == i) for i in range(rank))
 
-    compared = {
-        n: e.seconds for n, e in baseline_estimates(setting).items() if e.memory_bytes <= setting.memory_limit
-    }
+    first_runs = zip(nodes.operations, chosen[len(nodes.inputs) :], strict=False)
+    second_runs = (
+        (nodes.operations[again.operation], o.option)
+        for again, o in zip(nodes.agains, chosen[nodes.first_again :], strict=True)
+        if isinstance(o, AgainOption) and o.option
+    )
     return ShardedProgram(
         program=program,
         cluster=setting.mesh.cluster.name,
         mesh=dict(setting.mesh.axes),
         inputs={program.value[n].path or n: partition(n, made[n]) for n in nodes.inputs},
         outputs={n: partition(n, made[n]) for n in program.outputs},
-        operators=tuple(_operators(setting, chosen, partition)),
+        operators=tuple(_operator(axes, op, o, partition) for op, o in first_runs),
+        recomputed=tuple(_operator(axes, op, o, partition) for op, o in second_runs),
         collectives=tuple(
             CollectiveUse(
                 operator=p.operator, collective=p.exchange.collective, axes=p.exchange.axes,
@@ -183,20 +216,17 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         lower_bound_seconds=0.0,
         proven=False,
         folded=len(set(setting.problem.group)) < len(setting.problem.group),
-        baselines=compared,
     )  # fmt: skip
 
 
-def _operators(
-    setting: Setting, chosen: Sequence[NodeOption], partition: Callable[[str, Layout], Partition]
-) -> Iterator[OperatorSharding]:
-    axes = tuple(setting.mesh.axes)
-    for op, option in zip(setting.nodes.operations, chosen[len(setting.nodes.inputs) :], strict=False):
-        assert isinstance(option, Option)
-        yield OperatorSharding(
-            name=op.name,
-            members=tuple(m.name for m in op.members),
-            split={axes[a]: f for a, f in enumerate(option.split) if f >= 0},
-            reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
-            writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
-        )
+def _operator(
+    axes: Sequence[str], op: Operation, option: NodeOption, partition: Callable[[str, Layout], Partition]
+) -> OperatorSharding:
+    assert isinstance(option, Option)
+    return OperatorSharding(
+        name=op.name,
+        members=tuple(m.name for m in op.members),
+        split={axes[a]: f for a, f in enumerate(option.split) if f >= 0},
+        reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
+        writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
+    )

@@ -3,31 +3,69 @@
 A move depends on the layouts at its two ends only, of which there are far fewer than options.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.problem import Array
-from planner.tracing.evaluation import node_bytes
-from planner.tracing.nodes import Link, NodeOption, Nodes, left_layout, refused, wanted_layout
+from planner.tracing.evaluation import held_share
+from planner.tracing.layouts import Codes, share, steps
+from planner.tracing.nodes import (
+    AgainOption,
+    CopyOption,
+    Link,
+    NodeOption,
+    Nodes,
+    given_layout,
+    left_layout,
+    made_layout,
+    wanted_layout,
+)
 from planner.tracing.options import Option
 from planner.tracing.pricing import ProgramPricer
+from planner.tracing.recomputing import Again
 
 Indices = npt.NDArray[np.intp]
+
+Spot = Any
+"""A layout of an array at a node, or None for no array; an option of a copy; the layouts of all that is kept."""
+
+Spots = tuple[tuple[Spot, ...], Indices]
+"""Distinct ones at a node, and which of them each option has."""
+
+LARGEST_BATCH = 2**20
+"""Entries of the largest temporary array."""
 
 UNLIMITED = 1e30
 """Stands in for the loss of what is forbidden anyway [s]."""
 
 
 @dataclass(frozen=True, eq=False)
+class LayoutTable:
+    """Seconds between layouts, [source, target] [s]; ``inf`` is forbidden."""
+
+    seconds: Array
+
+    @cached_property
+    def source_loss(self) -> Array:
+        """[a, b]: the most that a instead of b costs at the source, over what b allows at the target [s]."""
+        return _most(self.seconds)
+
+    @cached_property
+    def target_loss(self) -> Array:
+        """The same at the target."""
+        return _most(self.seconds.T)
+
+
+@dataclass(frozen=True, eq=False)
 class Moves:
     """Seconds between the options of two nodes, by the layouts that these have."""
 
-    seconds: Array
-    """[layout at the source, layout at the target] [s]; ``inf`` is forbidden."""
+    table: LayoutTable
     rows: Indices
     """Layout of each of the source's options."""
     columns: Indices
@@ -36,26 +74,28 @@ class Moves:
     @cached_property
     def full(self) -> Array:
         """[source's option, target's option] [s]."""
-        return self.seconds[np.ix_(self.rows, self.columns)]
+        return self.table.seconds[np.ix_(self.rows, self.columns)]
 
-    @cached_property
+    @property
     def source_loss(self) -> Array:
         """[a, b]: the most that a instead of b costs at the source, over its options [s]."""
-        return _most(self.seconds)[np.ix_(self.rows, self.rows)]
+        return self.table.source_loss[np.ix_(self.rows, self.rows)]
 
-    @cached_property
+    @property
     def target_loss(self) -> Array:
         """The same at the target."""
-        return _most(self.seconds.T)[np.ix_(self.columns, self.columns)]
+        return self.table.target_loss[np.ix_(self.columns, self.columns)]
 
 
 def _most(table: Array) -> Array:
     """[a, b]: largest of table[a] - table[b] over the columns that b allows."""
-    loss = np.empty((len(table), len(table)))
-    for b, row in enumerate(table):
-        allowed = np.isfinite(row)
-        loss[:, b] = (table[:, allowed] - row[allowed]).max(axis=1, initial=-UNLIMITED)
-    return loss
+    lost = np.empty((len(table), len(table)))
+    step = max(1, LARGEST_BATCH // table.size)
+    known = np.where(np.isfinite(table), table, 2 * UNLIMITED)
+    table = np.minimum(table, UNLIMITED)
+    for at in range(0, len(table), step):
+        lost[:, at : at + step] = (table[:, None, :] - known[None, at : at + step]).max(axis=2)
+    return np.where(lost > UNLIMITED / 2, np.inf, lost)
 
 
 class Tables:
@@ -66,17 +106,20 @@ class Tables:
     ) -> None:
         self.pricer, self.nodes, self.options = pricer, nodes, options
         self.known: dict[tuple[object, ...], Array] = {}
-        self.moves: dict[tuple[object, ...], Array] = {}
-        self.links: dict[tuple[object, ...], Moves] = {}
-        self.spots: dict[tuple[object, ...], tuple[tuple[NodeOption, ...], Indices]] = {}
+        self.tables: dict[tuple[object, ...], LayoutTable] = {}
+        self.spots: dict[tuple[object, ...], Spots] = {}
+        self.steps: dict[tuple[object, ...], Codes] = {}
 
     def seconds(self, node: int) -> Array:
         """Of each option of a node; copies are free."""
         first = len(self.nodes.inputs)
         if node < first:
             return np.array(
-                [self.pricer.arrival(self.nodes.inputs[node], left_layout(o, 0)) for o in self.options[node]]
+                [self.pricer.arrival(self.nodes.inputs[node], made_layout(o, 0)) for o in self.options[node]]
             )
+        if node >= self.nodes.first_again:
+            again = self.seconds(first + self.nodes.agains[node - self.nodes.first_again].operation)
+            return np.concatenate([np.zeros(len(self.options[node]) - again.size), again])
         if node >= first + len(self.nodes.operations):
             return np.zeros(len(self.options[node]))
         op = self.nodes.operations[node - first]
@@ -84,63 +127,102 @@ class Tables:
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos)
         if key not in self.known:
-            found = [
-                self.pricer.operation(op, o).seconds for o in self.options[node] if isinstance(o, Option)
-            ]
+            alone: dict[tuple[int, ...], float] = {}
+            found = []
+            for option in self.options[node]:
+                assert isinstance(option, Option)
+                if option.split not in alone:
+                    alone[option.split] = self.pricer.unsummed(op, option).seconds
+                sums = sum(e.seconds * e.times for e in self.pricer.sums(op, option))
+                found.append(alone[option.split] + sums)
             self.known[key] = np.array(found)
         return self.known[key]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
-        """Bytes of each option, output by output."""
+        """Bytes of each option, output by output; of a second run, what it keeps, and then what it has."""
         choices = self.options[node]
         first = len(self.nodes.inputs)
+        if node >= self.nodes.first_again:
+            return self._held_late(self.nodes.agains[node - self.nodes.first_again], choices)
         if first <= node < first + len(self.nodes.operations):
             outputs = self.nodes.operations[node - first].outputs
         elif node < first:
             outputs = (self.nodes.inputs[node],)
         else:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
-        sizes = tuple(self.pricer.full_bytes(n) for n in outputs)
-        role = self.pricer.program.value[outputs[0]].role if node < first and outputs else ""
-        key = ("held", id(choices), sizes, role)
+        states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
+        free = [isinstance(o, CopyOption) and not o.held for o in choices]
+        return tuple(
+            np.where(free, 0.0, self._shares(choices, k) * (self.pricer.full_bytes(name) * states))
+            for k, name in enumerate(outputs)
+        )
+
+    def _held_late(self, again: Again, choices: tuple[NodeOption, ...]) -> tuple[Array, ...]:
+        outputs = self.nodes.operations[again.operation].outputs
+        late = [
+            self._shares(choices, outputs.index(v.name)) * self.pricer.full_bytes(v.name)
+            for v in again.values
+        ]
+        kept = [isinstance(o, AgainOption) and o.kept is not None for o in choices]
+        return (*(np.where(kept, held, 0.0) for held in late), *late)
+
+    def _shares(self, choices: tuple[NodeOption, ...], place: int) -> Array:
+        """Part of an array that one device holds, by option."""
+        key = ("share", id(choices), place)
         if key not in self.known:
-            rows = [node_bytes(self.pricer, self.nodes, node, o, state_share) for o in choices]
-            self.known[key] = np.array(rows).reshape(len(choices), len(outputs))
-        return tuple(self.known[key].T)
+            how = ("left", id(choices), place)
+            found, rows = self._spots(how, lambda: [left_layout(o, place) for o in choices])
+            mesh = self.pricer.mesh
+            self.known[key] = np.array([0.0 if at is None else share(mesh, at) for at in found])[rows]
+        return self.known[key]
 
     def link(self, link: Link) -> Moves:
         """Between a source's options and a target's."""
         before, after = self.options[link.source.node], self.options[link.target.node]
-        left, rows = self._spots(
-            ("left", id(before), link.source.place), [left_layout(o, link.source.place) for o in before]
-        )
-        how = ("wanted", id(after), link.target.place, link.returned, link.copied)
-        right, columns = self._spots(how, [o if link.copied else wanted_layout(o, link) for o in after])
-        size = self.pricer.full_bytes(link.value)
-        key = (left, right, size, link.times)
-        if key not in self.moves:
-            priced = [[self._move(link, s, t) for t in right] for s in left]
-            self.moves[key] = np.array(priced, dtype=np.float64)
-        names = (key, id(before), link.source.place, *how)
-        if names not in self.links:
-            self.links[names] = Moves(self.moves[key], rows, columns)
-        return self.links[names]
+        if link.kept:
+            left, rows = self._spots(
+                ("made", id(before)), lambda: [getattr(o, "writes", None) for o in before]
+            )
+            right, columns = self._spots(
+                ("kept", id(after)), lambda: [getattr(o, "kept", None) for o in after]
+            )
+        else:
+            left, rows = self._spots(
+                ("given", id(before), link.source.place, link.early),
+                lambda: [given_layout(o, link) for o in before],
+            )
+            how = ("wanted", id(after), link.target.place, link.returned, link.copied)
+            right, columns = self._spots(
+                how, lambda: [o if link.copied else wanted_layout(o, link) for o in after]
+            )
+        key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept)
+        if key not in self.tables:
+            self.tables[key] = LayoutTable(self._seconds(link, left, right))
+        return Moves(self.tables[key], rows, columns)
 
-    def _spots(
-        self, key: tuple[object, ...], layouts: Sequence[NodeOption]
-    ) -> tuple[tuple[NodeOption, ...], Indices]:
+    def _spots(self, key: tuple[object, ...], found: Callable[[], Sequence[Spot]]) -> Spots:
         """Distinct layouts (or options of a copy), and for each option which of them it has."""
         if key not in self.spots:
-            distinct = {layout: i for i, layout in enumerate(dict.fromkeys(layouts))}
-            self.spots[key] = (
-                tuple(distinct),
-                np.array([distinct[layout] for layout in layouts], dtype=np.intp),
-            )
+            distinct: dict[Spot, int] = {}
+            places = [distinct.setdefault(layout, len(distinct)) for layout in found()]
+            self.spots[key] = tuple(distinct), np.array(places, dtype=np.intp)
         return self.spots[key]
 
-    def _move(self, link: Link, source: NodeOption, target: NodeOption) -> float:
-        """[s]; ``inf`` where a copy claims to be the value as it lies, which lies otherwise."""
-        have, want = left_layout(source, 0), left_layout(target, 0)
-        if refused(link, have, target):
-            return np.inf
-        return sum(e.seconds * e.times for e in self.pricer.move(link.value, have, want, link.times))
+    def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:
+        """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.nodes.refused`)."""
+        if link.kept:
+            return np.array([[0.0 if t in (None, s) else np.inf for t in right] for s in left])
+        there = [i for i, s in enumerate(left) if s is not None]
+        wanted = [j for j, t in enumerate(right) if t is not None]
+        have = tuple(s for s in left if s is not None)
+        want = tuple(t.layout if isinstance(t, CopyOption) else t for t in right if t is not None)
+        seconds = np.zeros((len(left), len(right)))
+        seconds[:, wanted] = np.inf
+        if (have, want) not in self.steps:
+            self.steps[have, want] = steps(have, want)
+        moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
+        if link.copied:
+            claims = np.array([isinstance(t, CopyOption) and not t.held for t in right])
+            moved[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
+        seconds[np.ix_(there, wanted)] = moved
+        return seconds

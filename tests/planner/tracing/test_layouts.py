@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
 from planner.errors import InputError
-from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share, splits
+from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share, splits, step_of, steps
 from planner.tracing.options import all_layouts
-from planner.tracing.tables import Moves
+from planner.tracing.tables import LayoutTable, Moves
 
 MESH = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4})
 SHAPE = (8, 16)
@@ -72,6 +72,15 @@ def test_the_first_move_is(
     assert moves(MESH, 128.0, source, target)[0] == (collective, axes, bytes_)
 
 
+def test_all_pairs_at_once_are_what_one_pair_is() -> None:
+    mesh = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4, "c": 2})
+    layouts = all_layouts((16, 8, 2), mesh.sizes)
+    codes = steps(layouts, layouts)
+    for i, j in np.random.default_rng(0).integers(len(layouts), size=(500, 2)):
+        one = tuple(step_of(mesh, 64.0, int(c)) for c in codes[i, j] if c)
+        assert one == moves(mesh, 64.0, layouts[i], layouts[j])
+
+
 def test_a_slice_is_free() -> None:
     assert moves(MESH, 128.0, (WHOLE, WHOLE), (0, 1)) == ()
     assert share(MESH, (0, 1)) == 1 / 8
@@ -95,7 +104,8 @@ def test_a_mesh_fits_its_cluster() -> None:
 
 
 def test_losses_are_the_worst_over_what_is_allowed() -> None:
-    table = Moves(np.array([[0.0, 3.0], [1.0, np.inf]]), np.array([0, 1, 0]), np.array([0, 1]))
+    seconds = LayoutTable(np.array([[0.0, 3.0], [1.0, np.inf]]))
+    table = Moves(seconds, np.array([0, 1, 0]), np.array([0, 1]))
     assert table.full.tolist() == [[0.0, 3.0], [1.0, np.inf], [0.0, 3.0]]
     assert table.source_loss[:2, :2].tolist() == [[0.0, -1.0], [np.inf, 0.0]]
     assert table.source_loss[2, 0] == 0

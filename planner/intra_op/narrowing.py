@@ -1,0 +1,79 @@
+"""Networks of few nodes with many strategies each: only those are looked at that a cheap choice can contain.
+
+Messages give a bound, and by how much each strategy lifts it (`planner.intra_op.messages`). Strategies within a
+small *slack* of the bound make a small network. Whatever contains another one costs more than the bound and the
+slack, so an optimum of the small network below that is one of the whole; else the slack grows, to no more than the
+best choice needs, and messages go on. This is reduced-cost fixing with a guess in the place of a known choice.
+
+Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
+"""
+
+import time
+
+import numpy as np
+
+from planner.errors import Infeasible, SolverStopped
+from planner.intra_op.anytime import MARGIN, NetworkAnswer, solve_network
+from planner.intra_op.messages import Bound, Relaxation
+from planner.intra_op.network import Network
+from planner.intra_op.shrinking import shrink
+
+FIRST_SLACK, GROWTH = 3e-4, 20.0
+"""Of the bound; and by what the slack is multiplied where it was too small."""
+
+LAST_SLACK = 2.0
+"""Beyond which nothing is left out any more."""
+
+SWEEPS = 3
+LEAST_GAIN = 3e-3
+"""Relative gain of the bound by so many sweeps for which there are more of them."""
+
+
+def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
+    """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies."""
+    shrink(network, 0.0)  # arc consistency alone, which the messages need
+    relaxation = Relaxation(network, {})
+    relaxation.sweep()
+    best: NetworkAnswer | None = None
+    slack, bound = FIRST_SLACK, relaxation.bound()
+    while slack < LAST_SLACK and time.monotonic() < deadline:
+        bound = _tightened(relaxation, bound)
+        least = bound.value - MARGIN * abs(bound.value)
+        target = min(least + slack * abs(least), best.cost if best else np.inf)
+        answer = _within(network, bound, target, deadline)
+        if answer is not None:
+            best = answer if best is None or answer.cost < best.cost else best
+            if answer.cost <= target:
+                return _whole(network, best, max(least, answer.lower_bound))
+        slack *= GROWTH
+    answer = solve_network(network.copy(), deadline)
+    return _whole(network, min(answer, best or answer, key=lambda a: a.cost), answer.lower_bound)
+
+
+def _whole(network: Network, answer: NetworkAnswer, lower_bound: float) -> NetworkAnswer:
+    return NetworkAnswer(network.expand(answer.choice), answer.cost, min(lower_bound, answer.cost))
+
+
+def _tightened(relaxation: Relaxation, bound: Bound) -> Bound:
+    """The bound after more messages, and prices on memory, while they help."""
+    gain = np.inf
+    while gain > LEAST_GAIN:
+        for _ in range(SWEEPS):
+            relaxation.sweep()
+        new = relaxation.bound()
+        gain = new.value / bound.value - 1 if bound.value > 0 else 0.0
+        bound = max(bound, new, key=lambda b: b.value)
+        if relaxation.rows.size:
+            relaxation.reprice(new.value, (1 + LEAST_GAIN) * new.value)
+    return bound
+
+
+def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer | None:
+    """The best choice of strategies that may cost at most ``target``, in positions of ``network``."""
+    part = network.copy()
+    try:
+        for v, margins in bound.margins.items():
+            part.keep(v, np.flatnonzero(bound.value + margins <= target))
+        return solve_network(part, deadline)
+    except (Infeasible, SolverStopped):
+        return None

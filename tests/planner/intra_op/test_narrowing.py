@@ -1,0 +1,50 @@
+"""Ever larger parts of a network's strategies lead to the optimum of the whole."""
+
+import time
+
+import pytest
+from contest_problems import best, contest_problems, random_contest_problem
+from hypothesis import given, settings
+
+from planner.errors import Infeasible
+from planner.intra_op import narrowing
+from planner.intra_op.contest import network_of
+from planner.intra_op.narrowing import solve_narrowed
+
+
+@settings(max_examples=150, deadline=None)
+@given(contest_problems())
+def test_equals_brute_force(problem):
+    least = best(problem)
+    if least is None:
+        with pytest.raises(Infeasible):
+            solve_narrowed(network_of(problem), time.monotonic() + 20)
+        return
+    answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
+    choice = [answer.choice[v] for v in range(len(problem.costs))]
+    assert answer.cost == problem.cost(choice) == answer.lower_bound == least
+    assert problem.fits(choice)
+
+
+def test_a_first_guess_that_is_too_small_grows(monkeypatch):
+    problem = random_contest_problem(12, 4, seed=3, share=1.0)
+    parts = []
+    within = narrowing._within
+
+    def counted(network, bound, target, deadline):
+        parts.append(target)
+        return within(network, bound, target, deadline)
+
+    monkeypatch.setattr(narrowing, "_within", counted)
+    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)
+    answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
+    assert len(parts) > 1
+    assert parts == sorted(parts)
+    assert answer.lower_bound == answer.cost
+
+
+def test_out_of_time_there_is_still_a_choice_and_a_bound():
+    problem = random_contest_problem(12, 4, seed=3)
+    answer = solve_narrowed(network_of(problem), time.monotonic() - 1)
+    assert problem.fits([answer.choice[v] for v in range(12)])
+    assert answer.lower_bound <= answer.cost

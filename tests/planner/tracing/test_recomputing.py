@@ -1,0 +1,157 @@
+"""Keep or run again: by brute force, by a walk through the program, and on what people know of it."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import Infeasible
+from planner.tracing import recomputing
+from planner.tracing.nodes import AgainOption, left_layout
+from planner.tracing.program import Operation, Program, Value
+from planner.tracing.recomputing import agains
+from planner.tracing.solving import Setting, may_recompute, set_up, shard
+
+CLUSTER, MESH = "dgx-h100:1", {"data": 2}
+SIZE = 1 << 22
+
+
+def loop(name: str, *inputs: str, kind: str = "loop") -> Operation:
+    return Operation(
+        name=name, kind=kind, primitive=f"make {name}", inputs=inputs, outputs=(name,), sizes=(SIZE,),
+        reads=(((0,),),) * len(inputs), writes=(((0,),),),
+    )  # fmt: skip
+
+
+def there_and_back(layers: int) -> Program:
+    """Each layer's output is read by the next one, and again on the way back, by the last layer's reader first."""
+    forward = [loop("f0", "x", kind="accumulate")]
+    forward += [loop(f"f{i}", f"f{i - 1}", kind="accumulate") for i in range(1, layers)]
+    backward = [loop(f"b{layers - 1}", f"f{layers - 1}", kind="accumulate")]
+    backward += [loop(f"b{i}", f"b{i + 1}", f"f{i}", kind="accumulate") for i in reversed(range(layers - 1))]
+    operations = (*forward, *backward)
+    names = ("x", *(op.name for op in operations))
+    return Program(
+        name="there and back",
+        values=tuple(
+            Value(
+                name=n, shape=(SIZE,), dtype="float32", role="input" if n == "x" else "intermediate", path=n
+            )
+            for n in names
+        ),
+        operations=operations,
+        inputs=("x",),
+        outputs=("b0",),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _soon_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputing, "NEAR", 1)
+    monkeypatch.setattr(recomputing, "SPAN", 1)
+
+
+def choices(layers: int) -> tuple[Setting, list]:
+    setting = may_recompute(set_up(there_and_back(layers), CLUSTER, MESH))
+    priced = []
+    for chosen in itertools.product(*setting.problem.options):
+        try:
+            priced.append((chosen, setting.estimate(chosen)))
+        except ValueError:
+            continue  # what is dropped is wanted, or what is kept lies otherwise
+    return setting, priced
+
+
+PRICED = {}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.3, 1.1))
+def test_brute_force_finds_nothing_better(room: float) -> None:
+    if not PRICED:
+        PRICED["all"] = choices(3)
+    _, priced = PRICED["all"]
+    roomy = shard(there_and_back(3), CLUSTER, MESH)
+    limit = room * roomy.memory_bytes
+    fitting = [e.seconds for _, e in priced if e.memory_bytes <= limit]
+    if not fitting:
+        with pytest.raises(Infeasible):
+            shard(there_and_back(3), CLUSTER, MESH, memory_limit=limit)
+        return
+    sharded = shard(there_and_back(3), CLUSTER, MESH, memory_limit=limit)
+    assert sharded.seconds == pytest.approx(min(fitting), rel=1e-6)
+    assert sharded.memory_bytes <= limit
+    assert sharded.proven
+
+
+def test_memory_is_what_a_walk_through_the_program_finds() -> None:
+    setting, priced = choices(3)
+    for chosen, estimate in priced[:: max(1, len(priced) // 300)]:
+        assert walked_bytes(setting, chosen) <= estimate.memory_bytes * (1 + 1e-9)
+    tight = min(priced, key=lambda p: p[1].memory_bytes)
+    assert walked_bytes(setting, tight[0]) == pytest.approx(tight[1].memory_bytes)
+
+
+def walked_bytes(setting: Setting, chosen: tuple) -> float:
+    """Run the program, with second runs before their first reader; a value goes after its last reader."""
+    nodes = setting.nodes
+    size = setting.pricer.full_bytes("x")
+
+    def held(option: object) -> float:
+        layout = left_layout(option, 0)
+        return 0.0 if layout is None else size / (2 if layout[0] >= 0 else 1)
+
+    second = {
+        nodes.operations[a.operation].name: (a, chosen[nodes.first_again + j])
+        for j, a in enumerate(nodes.agains)
+    }
+    runs: list[tuple[str, float, list[str]]] = []
+    for i, op in enumerate(nodes.operations):
+        for name, (again, option) in second.items():
+            if again.first == i and isinstance(option, AgainOption) and option.option:
+                runs.append(
+                    (
+                        f"{name} again",
+                        held(option),
+                        [at(n, again.first, second) for n in nodes.operations[again.operation].inputs],
+                    )
+                )
+        runs.append((op.name, held(chosen[1 + i]), [at(n, i, second) for n in op.inputs]))
+    last = {name: k for k, (_, _, reads) in enumerate(runs) for name in reads}
+    last |= {"x": len(runs), "b0": len(runs)}
+    live, peak = {"x": held(chosen[0])}, 0.0
+    for k, (name, bytes_, _) in enumerate(runs):
+        live[name] = bytes_
+        peak = max(peak, sum(live.values()))
+        live = {n: b for n, b in live.items() if last.get(n, k) > k}
+    return peak
+
+
+def at(name: str, position: int, second: dict) -> str:
+    """Which of its two runs a reader has a value from."""
+    if name not in second:
+        return name
+    again, option = second[name]
+    return f"{name} again" if option.option and position > again.values[0].last_early else name
+
+
+def test_what_is_kept_is_cheapest_to_run_again_last() -> None:
+    program = there_and_back(6)
+    roomy = shard(program, CLUSTER, {"data": 1})
+    tight = shard(program, CLUSTER, {"data": 1}, memory_limit=0.75 * roomy.memory_bytes)
+    assert roomy.recomputed == ()
+    assert {o.name for o in tight.recomputed} < {f"f{i}" for i in range(6)}
+    assert tight.seconds > roomy.seconds
+    with pytest.raises(Infeasible):
+        shard(program, CLUSTER, {"data": 1}, memory_limit=0.75 * roomy.memory_bytes, recompute=False)
+
+
+def test_only_what_is_wanted_late_may_run_again() -> None:
+    found = agains(there_and_back(4))
+    assert [a.operation for a in found] == [0, 1, 2]
+    assert [(a.first, a.values[0].last_early, a.values[0].last_late) for a in found] == [
+        (7, 1, 7),
+        (5, 2, 6),
+        (5, 3, 5),
+    ]
