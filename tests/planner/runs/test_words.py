@@ -117,3 +117,12 @@ def test_embedding_and_head_may_have_a_stage_each() -> None:
     row = {**row, "hardware": {**row["hardware"], "n_gpus": 6, "gpus_per_node": 6}}
     plan, _ = plan_from_run(row)
     assert evaluate(plan).step_time_s > 0
+
+
+def test_a_dense_mlp_is_little_of_a_mixture() -> None:
+    mixture = {"experts": 8, "topk": 2, "moe_ffn_hidden": 1024}
+    row = changed(recompute="selective:mlp")
+    assert plan_from_run(row)[0].plan.recompute == "full"
+    plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
+    assert plan.plan.recompute == "none"
+    assert "recompute=none" in assumed
