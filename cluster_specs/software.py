@@ -182,7 +182,9 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
         "attention_backward": best.attention_backward * share,
         "sustained": 1.0,
     }
-    return device.model_copy(update={"efficiency": best.model_copy(update=rates)})
+    exponentials = device.exponentials and device.exponentials * share
+    efficiency = best.model_copy(update=rates)
+    return device.model_copy(update={"efficiency": efficiency, "exponentials": exponentials})
 
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
