@@ -52,6 +52,8 @@ class DeviceSpec(Record):
     """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
     lanes: int = Field(default=1, gt=0)
     """Elements to a multiple of which the innermost dim of an array is padded in memory."""
+    exponentials: float | None = Field(default=None, gt=0)
+    """Exponentials of all units [1/s], which a fused attention computes beside its products; None: not told apart."""
     kernel_launch: Seconds = Field(ge=0)
     """Least time between the starts of two dependent kernels [s]."""
     power: Watts | None = None

@@ -132,6 +132,8 @@ class SoftwareSpec(Record):
     """Relative slow-down for every doubling of the number of nodes."""
     uncertainty: float = Field(ge=0)
     """Half-width of the 80 % interval of step time, relative: the interval is [t / (1 + u), t (1 + u)]."""
+    uncertainty_experts: float = Field(ge=0)
+    """The same of models with experts."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
     schedules: tuple[str, ...] = Field(min_length=1)
@@ -182,7 +184,9 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
         "attention_backward": best.attention_backward * share,
         "sustained": 1.0,
     }
-    return device.model_copy(update={"efficiency": best.model_copy(update=rates)})
+    exponentials = device.exponentials and device.exponentials * share
+    efficiency = best.model_copy(update=rates)
+    return device.model_copy(update={"efficiency": efficiency, "exponentials": exponentials})
 
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:

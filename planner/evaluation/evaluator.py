@@ -301,7 +301,8 @@ class Evaluator:
         tokens = batch * self.graph.dims[self.graph.token_dim]
         useful, repeated = model_flops(self.graph, batch), self._repeated_flops(plan)
         rate = 1 / (step.total * plan.num_devices)
-        spread = 1 + self.software.uncertainty
+        mixture = "experts" in self.graph.dims
+        spread = 1 + (self.software.uncertainty_experts if mixture else self.software.uncertainty)
         return Estimate(
             step_time_s=step.total,
             step_time_interval_s=(step.total / spread, step.total * spread),

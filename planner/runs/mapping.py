@@ -351,6 +351,9 @@ def _recompute_every(text: str) -> int:
 
 def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
     text = run.parallel.recompute
+    mixture = ((run.model.model_extra or {}).get("experts") or 0) > 1
+    if mixture and text is not None and re.fullmatch(vocabulary.DENSE_MLP, text):
+        return assume.default("recompute", None, "none")
     if text == "selective":
         return vocabulary.STACK_HABITS[stack].selective
     return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")

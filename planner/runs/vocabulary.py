@@ -68,6 +68,12 @@ RECOMPUTES: Table = (
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
+DENSE_MLP = r"selective:mlp"
+"""Recomputes feed-forward layers without experts, of which mixtures have few or none.
+
+Source: NVIDIA/Megatron-LM ``--recompute-modules``: ``mlp`` is the dense MLP, ``moe`` the layer of experts.
+"""
+
 SCHEDULES: Table = (
     (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
     (r"gpipe|afab|all[ -]forward[ -]all[ -]backward", Meaning("gpipe")),

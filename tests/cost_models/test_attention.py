@@ -172,3 +172,24 @@ def test_heads_off_alignment_lose_the_matrix_units() -> None:
     )
     assert odd > 3 * aligned
     assert padded < 1.1 * aligned
+
+
+@pytest.mark.parametrize(
+    ("attention_forward", "measured"), [(648 / 989.4, 497e12), (370 / 989.4, 324e12), (595 / 989.4, 413e12)]
+)
+def test_exponentials_slow_small_heads_as_published(attention_forward: float, measured: float) -> None:
+    """FlashAttention-3, FlashAttention-2 and cuDNN on H100 (arXiv:2407.08608, figure 5, 16k tokens, not causal)."""
+    h100 = load_device("h100-sxm-80g")
+    efficiency = h100.efficiency.model_copy(update={"attention_forward": attention_forward})
+    device = h100.model_copy(update={"efficiency": efficiency})
+    shape = AttentionShape(1, 32, 16384, 16384, 64, 64, 32, causal=False)
+    rate = attention_flops(shape) / attention_seconds(shape, device, "bf16").seconds
+    assert rate == pytest.approx(measured, rel=0.13)
+
+
+@pytest.mark.parametrize("dim", [128, 192, 256])
+def test_exponentials_cost_nothing_beyond_the_measured_heads(dim: int) -> None:
+    h100 = load_device("h100-sxm-80g")
+    shape = replace(LONG, qk_dim=dim, v_dim=dim)
+    free = h100.model_copy(update={"exponentials": None})
+    assert attention_seconds(shape, h100, "bf16") == attention_seconds(shape, free, "bf16")

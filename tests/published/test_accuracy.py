@@ -1,13 +1,13 @@
 """Errors on published runs do not grow beyond those recorded by ``benchmarks/accuracy.py``."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import accuracy
+import judging
 import pytest
+import stalls
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, float] = json.loads((HERE / "errors.json").read_text())
@@ -15,50 +15,38 @@ SLACK = 0.01
 """Absolute; a change that costs more on any figure has to say why and record it anew."""
 
 
-def _accuracy() -> ModuleType:
-    path = HERE.parent.parent / "benchmarks" / "accuracy.py"
-    spec = importlib.util.spec_from_file_location("accuracy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def measured() -> tuple[ModuleType, dict[str, Any], dict[str, Any]]:
-    """The script, and every file's verdicts and report."""
-    module = _accuracy()
+def measured() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every file's verdicts and report."""
     judged, reports = {}, {}
-    for name in (*module.RUNS, *module.LIVE):
-        judged[name], reports[name] = module.judge(name)
-    return module, judged, reports
+    for name in (*judging.RUNS, *judging.LIVE):
+        judged[name], reports[name] = judging.judge(name)
+    return judged, reports
 
 
-def test_errors_do_not_grow(measured: tuple[ModuleType, dict[str, Any], dict[str, Any]]) -> None:
-    module, judged, reports = measured
-    now = module.recorded(judged, reports)
+def test_errors_do_not_grow(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    judged, reports = measured
+    now = accuracy.recorded(judged, reports)
     assert now.keys() == RECORDED.keys()
     worse = {name: (RECORDED[name], value) for name, value in now.items() if value > RECORDED[name] + SLACK}
     assert not worse
 
 
-def test_no_series_is_in_both_splits(measured: tuple[ModuleType, dict[str, Any], dict[str, Any]]) -> None:
-    module, judged, _ = measured
+def test_no_series_is_in_both_splits(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    judged, _ = measured
     splits: dict[str, set[str]] = {}
     for rows in judged.values():
         for row in rows:
             splits.setdefault(row.series, set()).add(row.split)
     assert all(len(found) == 1 for found in splits.values())
-    assert splits.keys() >= module.FIT_SERIES | module.INTERVAL_SERIES
+    assert splits.keys() >= judging.FIT_SERIES | judging.INTERVAL_SERIES
 
 
 def test_the_model_beats_a_constant_mfu_where_nothing_was_fitted(
-    measured: tuple[ModuleType, dict[str, Any], dict[str, Any]],
+    measured: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    module, judged, _ = measured
-    rows = [r for name in module.RUNS for r in judged[name] if r.split == "report"]
+    judged, _ = measured
+    rows = [r for name in judging.RUNS for r in judged[name] if r.split == "report"]
     ours = [abs(r.row.step_time_error) for r in rows if r.row.step_time_error is not None]
     peer = [abs(r.baseline_error) for r in rows if r.baseline_error is not None]
     assert len(ours) == len(peer) > 150
@@ -66,9 +54,39 @@ def test_the_model_beats_a_constant_mfu_where_nothing_was_fitted(
 
 
 def test_most_measurements_lie_inside_the_interval(
-    measured: tuple[ModuleType, dict[str, Any], dict[str, Any]],
+    measured: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    module, judged, _ = measured
-    rows = [r for name in module.RUNS for r in judged[name] if r.split == "report"]
-    share = module.inside(rows)
+    judged, _ = measured
+    rows = [r for name in judging.RUNS for r in judged[name] if r.split == "report"]
+    share = judging.inside(rows)
     assert 0.7 < share < 0.95
+
+
+def test_stalls_are_found_and_bound_any_order(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    judged, _ = measured
+    stalled, found = stalls.orders(judged["sweep_h100"])
+    everything, steady, ceiling = found.values()
+    assert 0 < stalled < len(judged["sweep_h100"]) / 3
+    assert everything.median < ceiling.median
+    assert steady.median > everything.median
+
+
+def test_a_stall_is_a_micro_batch_slower_than_a_larger_one() -> None:
+    def run(micro_batch: int, seconds: float) -> stalls.Run:
+        return stalls.Run(("m", 2), ("m", 1, 1, True), micro_batch, 8, seconds, seconds)
+
+    steady, larger, stalled = run(1, 8.0), run(2, 15.0), run(1, 80.0)
+    assert stalls.without_stall([steady, larger, stalled]) == [8.0, 15.0, 8.0]
+    assert stalls.without_stall([larger, run(4, 31.0)]) == [15.0, 31.0]
+
+
+def test_leaving_a_series_out_takes_away_what_the_others_err_by() -> None:
+    def row(series: str, error: float) -> judging.Judged:
+        verdict = judging.Row(id=series, step_time_error=error)
+        return judging.Judged(verdict, series, "h100", judging.split_of(series), {})
+
+    found = judging.left_out(
+        [row("llm-foundry", 0.1), row("torchtitan", 0.21), row("NeMo perf summary", 0.331)]
+    )
+    assert found["llm-foundry"] == [pytest.approx((0.1, 1.1 / 1.21 - 1))]
+    assert found["torchtitan"] == [pytest.approx((0.21, 0.1))]

@@ -97,6 +97,16 @@ def test_embedding_and_head_are_on_one_stage_each(cuts: tuple[int, ...]) -> None
     assert sum(stage.seconds for stage in stages) == pytest.approx(sum(stage.seconds for stage in even))
 
 
+@pytest.mark.parametrize(("model", "kind"), [("llama-3.1-8b", ""), ("mixtral-8x7b", "_experts")])
+def test_intervals_are_wider_where_experts_are(model: str, kind: str) -> None:
+    evaluator = evaluator_of(model, 8, stack="nemo")
+    found = evaluator.estimate(Parallelism(data=8, zero_stage=1, shard_degree=8))
+    spread = 1 + getattr(evaluator.software, f"uncertainty{kind}")
+    low, high = found.step_time_interval_s
+    assert (low * spread, high / spread) == pytest.approx((found.step_time_s, found.step_time_s))
+    assert evaluator.software.uncertainty < evaluator.software.uncertainty_experts
+
+
 @pytest.mark.parametrize(("model", "plan"), PLANS, ids=range(len(PLANS)))
 def test_rates_follow_from_the_step_time(model: str, plan: Parallelism) -> None:
     estimate = evaluator_of(model, 64, "dgx-h100:2", seq_len=512).estimate(plan)

@@ -1,0 +1,177 @@
+"""Published runs with the verdict on each: the split by series, our errors, and those of the usual rule of thumb.
+
+A series (the table or tool that runs come from) belongs to the fit split or to the report split as a whole:
+constants may be fitted on the first, never on the second. The peer beside our figures is a constant MFU and a pipeline
+bubble, its MFU fitted per device on the same fit split.
+"""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.evaluation import evaluate
+from planner.plans import Estimate, Plan
+from planner.validation import Row, ValidationReport, validate
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "tests" / "published"
+
+FIT_SERIES = frozenset(
+    {
+        "Alpa OSDI22",
+        "BLOOM topology study",
+        "DGXC benchmarking",
+        "MLPerf Llama3.1-8B",
+        "Megatron-Bridge perf summary",
+        "Zero-bubble PP",
+        "bigscience 1.3B V100",
+        "llm-foundry",
+        "nanotron-sweep",
+        "torchtitan",
+        "vTrain single-node",
+    }
+)
+"""Series on which constants were fitted; all others are only reported. Of the jax-xla stack only the interval
+was taken from ``INTERVAL_SERIES``."""
+
+INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
+
+RUNS = {
+    "runs_gpu": "published GPU runs",
+    "runs_tpu": "published TPU runs",
+    "sweep_h100": "systematic sweep on H100 (every third point)",
+    "grid_a100": "single-node grid on A100 (every fourth point)",
+}
+"""File of runs in tests/published -> what it is."""
+
+LIVE = {
+    "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
+    "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
+}
+
+
+class Judged(NamedTuple):
+    """One run with the verdict on it."""
+
+    row: Row
+    series: str
+    device: str
+    split: str
+    source: Mapping[str, Any]
+    """As published."""
+    baseline_error: float | None = None
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    """Rows of one file of tests/published."""
+    return [json.loads(line) for line in (PUBLISHED / f"{name}.jsonl").read_text().splitlines()]
+
+
+def split_of(series: str) -> str:
+    """``fit`` or ``report``."""
+    return "fit" if series in FIT_SERIES | INTERVAL_SERIES else "report"
+
+
+class Bookkeeper:
+    """The evaluator, remembering what it was asked and what it said."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Plan, Estimate]] = []
+
+    def __call__(self, plan: Plan) -> Estimate:
+        estimate = evaluate(plan)
+        self.seen.append((plan, estimate))
+        return estimate
+
+
+def judge(name: str) -> tuple[list[Judged], ValidationReport]:
+    """Every row of a file, with our error and that of the constant MFU of its device."""
+    raw, book = load(name), Bookkeeper()
+    report = validate(raw, book)
+    # Of a run that leaves something open several plans are priced; the one that was scored has its numbers.
+    priced = iter(book.seen)
+    known = [
+        next(pair for pair in priced if pair[1].step_time_s == row.predicted.step_time_s)
+        if row.predicted is not None
+        else None
+        for row in report.rows
+    ]
+    judged = []
+    for source, row, pair in zip(raw, report.rows, known, strict=True):
+        series = str(source.get("series"))
+        device = pair[0].cluster.device.name if pair else "?"
+        judged.append(Judged(row, series, device, split_of(series), source))
+    return with_baseline(judged, known), report
+
+
+def with_baseline(judged: Sequence[Judged], known: Sequence[tuple[Plan, Estimate] | None]) -> list[Judged]:
+    """Errors of ``useful FLOPs / (MFU peak devices) (1 + (p - 1) / (m v))`` with the fit split's median MFU."""
+    ideal = [_ideal_seconds(pair, row.row) for pair, row in zip(known, judged, strict=True)]
+    mfu: dict[str, list[float]] = defaultdict(list)
+    for row, times in zip(judged, ideal, strict=True):
+        if times is not None and row.split == "fit":
+            mfu[row.device].append(times[0] / times[1])
+    typical = {device: statistics.median(values) for device, values in mfu.items()}
+    usual = statistics.median([v for values in mfu.values() for v in values]) if mfu else None
+    result = []
+    for row, times in zip(judged, ideal, strict=True):
+        share = typical.get(row.device, usual)
+        error = None if times is None or share is None else times[0] / share / times[1] - 1
+        result.append(row._replace(baseline_error=error))
+    return result
+
+
+def _ideal_seconds(pair: tuple[Plan, Estimate] | None, row: Row) -> tuple[float, float] | None:
+    """(seconds at full peak with the bubble, measured seconds)."""
+    if pair is None or row.step_time_error is None:
+        return None
+    plan, estimate = pair
+    p, ways = plan.plan, plan.plan.num_microbatches * plan.plan.virtual_stages
+    bubble = 1 + (p.pipeline - 1) / ways
+    measured = estimate.step_time_s / (1 + row.step_time_error)
+    return estimate.mfu * estimate.step_time_s * bubble, measured
+
+
+def inside(rows: Iterable[Judged]) -> float | None:
+    """Share of measured step times inside the 80 % interval."""
+    found = [r.row.inside_interval for r in rows if r.row.inside_interval is not None]
+    return sum(found) / len(found) if found else None
+
+
+def grouped(rows: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str, list[Judged]]:
+    """Runs with a measured time, by ``key``, in order."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        if row.row.step_time_error is not None:
+            groups[key(row)].append(row)
+    return dict(sorted(groups.items()))
+
+
+def median_of_series(rows: Iterable[Judged]) -> float:
+    """Median over the series of the report split of the median absolute error of each."""
+    groups = grouped((r for r in rows if r.split == "report"), lambda r: r.series)
+    return statistics.median(
+        statistics.median(abs(r.row.step_time_error or 0.0) for r in rows) for rows in groups.values()
+    )
+
+
+def left_out(rows: Iterable[Judged]) -> dict[str, list[tuple[float, float]]]:
+    """Series -> (error, error with the series left out) of each of its runs.
+
+    As if the rate of a device had been fitted on the runs of all other fit series on that device: predictions are
+    multiplied by what takes away the median error of those. A device on which no other series was fitted stays as is.
+    """
+    logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.row.step_time_error is not None:
+            logs[row.device][row.series].append(math.log1p(row.row.step_time_error))
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for by_series in logs.values():
+        for series, errors in by_series.items():
+            others = [e for s, es in by_series.items() if s != series and split_of(s) == "fit" for e in es]
+            shift = statistics.median(others) if others else 0.0
+            found[series] += [(math.expm1(error), math.expm1(error - shift)) for error in errors]
+    return dict(sorted(found.items()))

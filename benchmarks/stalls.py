@@ -1,0 +1,111 @@
+"""Runs of the sweep that stalled, found without a model, and what they leave of any order of alternatives.
+
+A micro-batch cannot take longer than a larger one on the same mesh, but for noise. A run whose micro-batches took more
+than twice as long as those of another run with as large or larger ones, same model, same degrees, is called stalled:
+polling, a slow node, a slow network, nothing in its row says which. No model can tell such runs from others, so that
+their order has a ceiling: that of a model which is exact wherever a run did not stall.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from judging import Judged
+
+from planner.validation import spearman
+
+FACTOR = 2.0
+"""Over the time of a micro-batch that is as large or larger."""
+
+MIN_RUNS = 4
+"""Fewest runs of a group whose order is worth a correlation."""
+
+
+class Run(NamedTuple):
+    """One run of the sweep."""
+
+    group: tuple[str, int]
+    """Model and number of nodes: the runs of one are alternatives to each other."""
+    mesh: tuple[object, ...]
+    micro_batch: int
+    num_microbatches: int
+    predicted: float
+    """Of a step [s]."""
+    measured: float
+
+    @property
+    def each(self) -> float:
+        """Measured, of one micro-batch [s]."""
+        return self.measured / self.num_microbatches
+
+
+class Order(NamedTuple):
+    """Rank correlations of predicted and measured time within the groups."""
+
+    median: float
+    least: float
+    groups: int
+    best_among_three: int
+    """Groups whose fastest run is among the three that we say are fastest."""
+
+
+def runs_of(judged: Iterable[Judged]) -> list[Run]:
+    """Rows with a measured time."""
+    return [_run(row) for row in judged if row.row.step_time_error is not None]
+
+
+def _run(row: Judged) -> Run:
+    assert row.row.predicted is not None
+    assert row.row.step_time_error is not None
+    parallel, nodes = row.source["parallel"], row.source["nodes"]
+    model = row.source["model"]["name"]
+    predicted = row.row.predicted.step_time_s
+    return Run(
+        group=(model, nodes),
+        mesh=(model, parallel["tp"], parallel["pp"], nodes > 1),
+        micro_batch=parallel["micro_batch"],
+        num_microbatches=parallel["grad_accum"],
+        predicted=predicted,
+        measured=predicted / (1 + row.row.step_time_error),
+    )
+
+
+def without_stall(runs: Sequence[Run]) -> list[float]:
+    """Time that each run would have taken had it not stalled [s]; as measured where it did not."""
+    by_mesh: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        by_mesh[run.mesh].append(run)
+    times = []
+    for run in runs:
+        others = [o.each for o in by_mesh[run.mesh] if o.micro_batch >= run.micro_batch and o is not run]
+        least = min(others, default=run.each)
+        times.append(run.num_microbatches * least if run.each > FACTOR * least else run.measured)
+    return times
+
+
+def order(runs: Sequence[Run], predicted: Sequence[float]) -> Order:
+    """How well ``predicted`` [s] orders the runs of every group."""
+    groups: Mapping[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for run, seconds in zip(runs, predicted, strict=True):
+        groups[run.group].append((seconds, run.measured))
+    found = {name: spearman(pairs) for name, pairs in groups.items() if len(pairs) >= MIN_RUNS}
+    known = sorted(value for value in found.values() if value is not None)
+    best = sum(min(p, key=_measured) in sorted(p)[:3] for name, p in groups.items() if name in found)
+    return Order(statistics.median(known), known[0], len(known), best)
+
+
+def _measured(pair: tuple[float, float]) -> float:
+    return pair[1]
+
+
+def orders(judged: Iterable[Judged]) -> tuple[int, Mapping[str, Order]]:
+    """(how many runs stalled, whose order -> how good it is)."""
+    runs = runs_of(judged)
+    unstalled = without_stall(runs)
+    steady = [run for run, time in zip(runs, unstalled, strict=True) if time == run.measured]
+    return len(runs) - len(steady), {
+        "ours, all runs": order(runs, [run.predicted for run in runs]),
+        "ours, runs that did not stall": order(steady, [run.predicted for run in steady]),
+        "a model exact but for stalls, all runs": order(runs, unstalled),
+    }

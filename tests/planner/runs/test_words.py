@@ -1,0 +1,128 @@
+"""Rows in the words of other people's logs become plans as well, or say which word has no meaning."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import InputError
+from planner.plans import Plan
+from planner.runs import parse_run, plan_from_run
+from planner.runs.files import load_rows
+
+SAMPLE = Path(__file__).parents[2] / "data" / "runs_sample.jsonl"
+ROW: dict[str, Any] = next(row for row in load_rows(SAMPLE) if row["id"] == "us-0001")
+
+
+def planned(**parallel: Any) -> tuple[Plan, tuple[str, ...]]:
+    return plan_from_run(changed(**parallel))
+
+
+def changed(**parallel: Any) -> dict[str, Any]:
+    return {**ROW, "parallel": {**ROW["parallel"], **parallel}}
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "meaning"),
+    [
+        ("precision", "bf16-mixed", "bf16"),
+        ("precision", "fp8 (delayed scaling)", "fp8"),
+        ("precision", "BFloat16", "bf16"),
+        ("recompute", True, "full"),
+        ("recompute", False, "none"),
+        ("recompute", ["mla_up_proj"], "none"),
+        ("recompute", "selective:core_attn+mlp", "full"),
+        ("recompute", "selective:core_attn", "attention"),
+        ("schedule", "AFAB", "gpipe"),
+        ("optim", "fused AdamW", "adamw"),
+        ("attention", "TE fused attention", "flash"),
+        ("attention", "unfused", "plain"),
+        ("sharding", "zero1", 1),
+        ("sharding", "FSDP", 3),
+        ("sharding", "none", 0),
+        ("stack", "Megatron-LM", "megatron"),
+        ("stack", "torchtitan", "torch-fsdp2"),
+    ],
+)
+def test_words_of_other_logs_have_a_meaning(field: str, text: object, meaning: object) -> None:
+    plan, _ = planned(**{"pp": 2, "dp": 4, "zero_stage": None, field: text})
+    found = {
+        "precision": plan.job.precision,
+        "recompute": plan.plan.recompute,
+        "schedule": plan.plan.schedule,
+        "optim": plan.job.optimizer,
+        "attention": plan.job.attention,
+        "sharding": plan.plan.zero_stage,
+        "stack": plan.job.stack,
+    }
+    assert found[field] == meaning
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("precision", "mxfp4"), ("optim", "adagrad"), ("attn", "no flash")]
+)
+def test_words_without_a_meaning_are_refused(field: str, text: str) -> None:
+    with pytest.raises(InputError, match="has no equivalent|is not understood"):
+        planned(**{field: text})
+
+
+def test_degrees_that_are_not_printed_follow_from_the_devices() -> None:
+    plan, assumed = planned(dp=2, tp=None)
+    assert plan.plan.tensor == 4
+    assert "tp=4" in assumed
+    assert planned(cp=0, ep=0, vp=0)[0].plan == planned()[0].plan
+
+
+def test_the_usual_precision_is_one_that_the_device_has() -> None:
+    row = changed(precision=None)
+    row = {**row, "hardware": {**row["hardware"], "gpu": "Tesla V100-SXM2-32GB", "intra_link": None}}
+    plan, assumed = plan_from_run(row)
+    assert plan.job.precision == "fp16"
+    assert "precision=fp16" in assumed
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100", "h100 sxm 80gb"])
+def test_devices_are_known_by_what_drivers_print(name: str) -> None:
+    plan, _ = plan_from_run({**ROW, "hardware": {**ROW["hardware"], "gpu": name}})
+    assert plan.cluster.device.name == "h100-sxm-80g"
+
+
+def test_what_only_informs_a_reader_may_be_anything() -> None:
+    extra = {
+        "url": "x",
+        "flags": None,
+        "check": "ok",
+        "nodes": 0.5,
+        "notes": ["a", "b"],
+        "id": 7,
+        "source": [],
+    }
+    plan, assumed = plan_from_run({**ROW, **extra})
+    assert plan.plan == plan_from_run(ROW)[0].plan
+    assert "ignored url" in assumed
+
+
+def test_a_zero_is_no_measurement() -> None:
+    run = parse_run({**ROW, "measured": {"step_time_s": 0, "memory_gib_per_gpu": float("nan")}})
+    assert run.measured is not None
+    assert run.measured.step_time_s is None
+    assert run.measured.memory_gib_per_gpu is None
+
+
+def test_embedding_and_head_may_have_a_stage_each() -> None:
+    """As in the rows of Zero-Bubble's baseline, whose layers are two fewer than stages."""
+    from planner.evaluation import evaluate
+
+    row = changed(dp=1, pp=6, vp=3, schedule="interleaved 1F1B", global_batch=12, stack="megatron")
+    row = {**row, "hardware": {**row["hardware"], "n_gpus": 6, "gpus_per_node": 6}}
+    plan, _ = plan_from_run(row)
+    assert evaluate(plan).step_time_s > 0
+
+
+def test_a_dense_mlp_is_little_of_a_mixture() -> None:
+    mixture = {"experts": 8, "topk": 2, "moe_ffn_hidden": 1024}
+    row = changed(recompute="selective:mlp")
+    assert plan_from_run(row)[0].plan.recompute == "full"
+    plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
+    assert plan.plan.recompute == "none"
+    assert "recompute=none" in assumed
