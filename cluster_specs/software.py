@@ -80,6 +80,8 @@ class SoftwareSpec(Record):
     """Bytes per element that a norm keeps beside its input."""
     attention_copies: float = Field(ge=0)
     """Copies of its result that attention keeps for itself, in the layout of its kernel."""
+    softmax_residuals: float = Field(ge=0)
+    """Bytes that an attention of several kernels keeps for each probability beside the one that its product reads."""
     stores_listed: bool
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool

@@ -20,7 +20,7 @@ from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
-RESIDUALS = ("statistics", "activated_gate", "log_sum_exp")
+RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
 """Attributes that name what an operator keeps for its own backward."""
 
 Assignment = Mapping[str, Strategy]
@@ -167,7 +167,7 @@ def _residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict
     software = pricer.software
     found: dict[str, float] = {}
     for op in block.ops:
-        statistics, gate, log_sum_exp = (str(op.attributes.get(key)) for key in RESIDUALS)
+        statistics, gate, log_sum_exp, probabilities = (str(op.attributes.get(key)) for key in RESIDUALS)
         if statistics in sizes:
             normed = block.tensor[op.inputs[0]]
             found[statistics] = software.norm_residuals * sizes[normed.name] / pricer.element_bytes(normed)
@@ -176,6 +176,9 @@ def _residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict
         if log_sum_exp in sizes:
             made = block.tensor[op.outputs[0]]
             found[log_sum_exp] = software.attention_copies * sizes[made.name] / _padding(pricer, made)
+        if probabilities in sizes:
+            element = pricer.element_bytes(block.tensor[probabilities])
+            found[probabilities] = software.softmax_residuals * sizes[probabilities] / element
     return found
 
 

@@ -15,7 +15,7 @@ from cost_models.memory import state_bytes
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
-from planner.evaluation.stages import StageCost, reduces_every_microbatch
+from planner.evaluation.stages import StageCost
 from planner.evaluation.states import sharded_elements
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
@@ -92,8 +92,8 @@ def resident_states(
     return states
 
 
-def passing_gradients(rank: Rank, phase: str, sharded: float) -> dict[str, float]:
-    """Gradients in this phase where they are no resident state; ``sharded`` is what they come to in the end [bytes].
+def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
+    """Gradients in this phase where they are no resident state [bytes].
 
     Before they come into being, only those of earlier micro-batches are there.
     """
@@ -101,16 +101,15 @@ def passing_gradients(rank: Rank, phase: str, sharded: float) -> dict[str, float
     if life == "step":
         return {}
     if phase == "optimizer" or life == phase:
-        return {"gradients": sharded}
+        return {"gradients": rank.gradients}
     if plan.num_microbatches == 1:
         return {}
-    whole = plan.zero_stage >= 2 and not reduces_every_microbatch(plan, rank.software)
-    return {"gradients": rank.whole / rank.weight * rank.reduced if whole else sharded}
+    return {"gradients": rank.elements * rank.reduced if rank.adds_up_whole else rank.gradients}
 
 
 def cast_weights(rank: Rank, shard: float) -> float:
     """Copies in the training type of the layers' share of ``shard`` elements of fp32 weights [bytes]."""
-    whole = rank.whole / rank.weight
+    whole = rank.elements
     ahead = rank.software.casts_ahead and "weights" not in rank.plan.offload
     if not (ahead and rank.job.master_weights and whole):
         return 0.0
@@ -131,10 +130,11 @@ def device_memory(
     States never move, so that they leave no holes in the allocator's blocks. Near the device's ``limit`` [bytes]
     the allocator gives back some of what it holds without need.
     """
-    rank = Rank(stages, activations, job, plan, software)
     groups = [g for stage in stages for g in stage.weights]
+    gradients = model_states(groups, job, plan, mesh, software)["gradients"]
+    rank = Rank(stages, activations, job, plan, software, gradients)
     states = resident_states(groups, job, plan, mesh, software)
-    passing = passing_moments(rank, model_states(groups, job, plan, mesh, software)["gradients"], mesh)
+    passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
@@ -151,8 +151,8 @@ def device_memory(
     return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase, states, passing)
 
 
-def passing_moments(rank: Rank, gradients: float, mesh: Mesh) -> tuple[Moment, ...]:
-    """What there is beside resident states at each moment, in turn; ``gradients`` is what all come to [bytes]."""
+def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
+    """What there is beside resident states at each moment, in turn [bytes]."""
     plan, software = rank.plan, rank.software
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
@@ -164,7 +164,7 @@ def passing_moments(rank: Rank, gradients: float, mesh: Mesh) -> tuple[Moment, .
     temporaries = shard * software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
     here = "optimizer" not in plan.offload
     during.append(Moment("optimizer", {"optimizer_temporaries": temporaries if here else 0.0}))
-    return tuple(Moment(phase, passing_gradients(rank, phase, gradients) | at) for phase, at in during)
+    return tuple(Moment(phase, passing_gradients(rank, phase) | at) for phase, at in during)
 
 
 def num_communicators(plan: Parallelism) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import gathered_bytes
-from planner.evaluation.stages import StageCost, gathers_weights
+from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
 
@@ -40,6 +40,8 @@ class Rank(NamedTuple):
     job: Job
     plan: Parallelism
     software: SoftwareSpec
+    gradients: float = 0.0
+    """What they come to in the end [bytes]."""
 
     @property
     def weight(self) -> float:
@@ -68,6 +70,11 @@ class Rank(NamedTuple):
         return max(stage.workspace_bytes for stage in self.stages)
 
     @property
+    def boundary(self) -> float:
+        """What one block hands to the next, or the gradient of it [bytes]."""
+        return max(stage.boundary_bytes for stage in self.stages)
+
+    @property
     def ends(self) -> float:
         """Elements of embedding and head."""
         return sum(elements for stage in self.stages for elements in stage.end_units)
@@ -89,9 +96,26 @@ class Rank(NamedTuple):
         return sharded or "weights" in self.plan.offload
 
     @property
+    def elements(self) -> float:
+        """Of all weights of the rank, gathered."""
+        return sum(g.elements for stage in self.stages for g in stage.weights)
+
+    @property
     def whole(self) -> float:
         """Bytes of all weights of the rank, gathered."""
-        return sum(g.elements for stage in self.stages for g in stage.weights) * self.weight
+        return self.elements * self.weight
+
+    @property
+    def adds_up_whole(self) -> bool:
+        """Whether gradients of several micro-batches wait whole for the last one."""
+        several = self.plan.zero_stage >= 2 and self.plan.num_microbatches > 1
+        return several and not reduces_every_microbatch(self.plan, self.software)
+
+    def sharded(self, elements: float) -> dict[str, float]:
+        """Gradients of so many weights, reduced; with more micro-batches those of all are there all along."""
+        if self.plan.num_microbatches > 1 or not self.elements:
+            return {}
+        return {"gradients": self.gradients * max(0.0, elements) / self.elements}
 
 
 def moments(rank: Rank) -> Iterator[Moment]:
@@ -117,28 +141,70 @@ def _at_loss(rank: Rank) -> dict[str, float]:
 
 
 def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
-    """FSDP: the last layer's backward, the next one's, and its end, where its gradients wait whole.
+    """FSDP: gradients are copied into a buffer in the type of the wire, which stays until the next layer's are.
 
-    The layer after the one that computes is gathered ahead. A layer's gradients are copied into a buffer in the type
-    of the wire, which stays until the next layer's are; those of the root stay to the end of the backward.
+    The layer after the one that computes is gathered ahead, or as many as there are.
     """
-    software, plan = rank.software, rank.plan
-    layer, saved = rank.largest * rank.weight, rank.layer_activations
-    root = 0.0 if software.wraps_ends else rank.ends
-    gathered = following = gathered_bytes(rank.largest, root, rank.weight, software.prefetch_units)
+    plan = rank.plan
+    layer, root = rank.largest * rank.weight, 0.0 if rank.software.wraps_ends else rank.ends
+    gathered = 0.0
     if plan.zero_stage == 2:
-        gathered, following = rank.whole, rank.whole - layer
-    elif not rank.shards_weights:
-        gathered = following = 0.0
+        gathered = rank.whole
+    elif rank.shards_weights:
+        gathered = gathered_bytes(rank.largest, root, rank.weight, rank.software.prefetch_units)
     if not rank.frees_gradients:
-        bucket = min(software.gradient_bucket, rank.largest * rank.reduced) if _reduces(plan) else 0.0
+        bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if _reduces(plan) else 0.0
         yield _passing(rank.activations, gathered, bucket, rank.workspace)
         return
-    head = rank.head * (rank.reduced if software.wraps_ends else rank.weight)
-    reduced = (0.0 if software.wraps_ends else head) + rank.largest * rank.reduced
-    yield _passing(rank.activations, gathered, head, rank.workspace)
-    yield _passing(rank.activations - saved, following, reduced, rank.workspace)
-    yield _passing(max(0.0, rank.activations - 2 * saved), following, reduced + layer, 0.0)
+    head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
+    yield _passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
+    following = rank.whole - layer if plan.zero_stage == 2 else gathered
+    yield from _last_layer_done(rank, following, 0.0 if rank.software.wraps_ends else head)
+    yield from _backward_done(rank)
+
+
+def _last_layer_done(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:
+    """FSDP after the last layer's backward: its gradients wait whole; then the next layer's weights, and its backward.
+
+    ``head`` is what the root's gradients take, which stay to the end. Where gradients of several micro-batches are
+    added up whole, the buffer takes their place.
+    """
+    layer = rank.largest * rank.weight
+    buffer, own = rank.largest * rank.reduced, layer
+    waiting = buffer
+    if rank.adds_up_whole:
+        waiting = own = 0.0
+    done = rank.sharded(rank.largest)
+    left = rank.activations - rank.layer_activations
+    ahead = rank.whole - layer if rank.plan.zero_stage == 2 else following - layer
+    yield _passing(left, ahead, head + buffer + own, rank.boundary)
+    yield _passing(left, following, head + waiting, rank.boundary) | done
+    yield _passing(left, min(following, rank.whole - layer), head + waiting, rank.workspace) | done
+
+
+def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP at the end of the backward: gradients of the first layer, then of the root, wait whole; others are sharded.
+
+    Where embedding and head are units of their own, the embedding's gradients come last.
+    """
+    if rank.adds_up_whole:
+        return
+    others, layer = rank.elements - rank.ends, rank.largest * (rank.weight + rank.reduced)
+    embedding = rank.ends - rank.head
+    if rank.software.wraps_ends:
+        yield _passing(0.0, 0.0, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
+        yield _passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
+        return
+    root = rank.ends * rank.weight if rank.shards_weights else 0.0
+    yield _passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
+    yield _passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
+
+
+def _last_reduced(rank: Rank, elements: float) -> float:
+    """Whole gradients with the buffer of their reduction; then its result, beside those that were made last [bytes]."""
+    made_last = (rank.ends - rank.head) * rank.weight
+    result = elements * rank.reduced / rank.plan.shard_degree
+    return elements * rank.reduced + max(elements * rank.weight, made_last + result)
 
 
 def _at_head(rank: Rank) -> dict[str, float]:

@@ -43,6 +43,9 @@ class Values(NamedTuple):
         return tuple(self.tensors[index]["dims"])
 
 
+LOGITS = {"vocab"}
+"""Dims of results that leave their product in fp32, as the loss wants them."""
+
 Operator = Callable[[Mapping[str, Any], Values, Values, Sequence[Mapping[str, Any]], Setting], Sequence[Any]]
 """(operator, inputs, weights, tensors of the outputs, setting) -> outputs."""
 
@@ -66,7 +69,8 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
     for output in outputs:
         array, dims = pending.pop(0)
         equation = f"{spell(inputs.dims(0))},{spell(dims)}->{spell(output['dims'])}"
-        result = jnp.einsum(equation, x, array)
+        logits = jnp.float32 if set(output["dims"]) >= LOGITS else None
+        result = jnp.einsum(equation, x, array, preferred_element_type=logits)
         while pending and set(pending[0][1]) < set(output["dims"]):
             bias, bias_dims = pending.pop(0)
             result = result + align(bias, bias_dims, output["dims"])
