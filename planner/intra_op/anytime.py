@@ -12,32 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.local_polytope import solve_program
-from planner.intra_op.messages import Bound, Relaxation
+from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
-from planner.intra_op.shrinking import Mask, shrink
+from planner.intra_op.shrinking import shrink
+from planner.intra_op.tree import solve_tree
 
-SMALL_PROGRAM, LARGE_PROGRAM = 100_000, 600_000
-"""Entries of a proof that the integer program decides at once, and of one that it may be tried on at all."""
+SMALL, LARGE = 10_000, 400_000
+"""Entries of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING = 0.5, 0.25, 0.5
+REDUCING, RELAXING, SEARCHING = 0.5, 0.25, 0.3
 """Shares of the time left that go into the reductions, into one round of messages, and of search."""
 
-SWEEPS_PER_PRICE = 3
-PRICES_PER_CHOICE = 8
-FIRST_PATIENCE, PATIENCE = 5, 25
-"""Changes of the prices without a better bound, after which messages wait for a better choice, or first for the
-integer program: often they have proven the optimum by then, in a fraction of its time."""
-LEAST_DROPPED = 0.02
-"""Share of the strategies that fixing must drop before the proof is reduced anew."""
-
+PRICES_PER_LOOK = 20
+"""Changes of the prices between two looks at the bound."""
+LEAST_GAIN = 0.001
+"""Share by which the bound must rise between two looks for messages to go on."""
+PATIENCE = 3.0
+"""Times that the search goes through all nodes without success before it ends."""
 DEAR_MEMORY = 100.0
 """Price of a whole memory row, in largest costs, that makes memory come first."""
-
-MARGIN = 1e-9
-"""Relative rounding allowed to bounds before a strategy goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +85,13 @@ class _Anytime:
         """Everything, in turns, until the best choice is proven or time is up."""
         try:
             self._start()
-            if self._open():
-                self._relax(self._soon(RELAXING), FIRST_PATIENCE)
+            while self._open() and self.proof.entries > SMALL:
+                self._relax(self._soon(RELAXING))
                 self._fix()
-            if self.proof.entries > SMALL_PROGRAM:
-                self._take_turns()
+                self._search(self._soon(SEARCHING))
+                self._fix()
+                if self.proof.entries <= LARGE:
+                    break
             if self._open():
                 self._decide()
         except Infeasible:  # the proof is empty: nothing beats the best choice
@@ -115,35 +112,24 @@ class _Anytime:
         unproven = self.found is None or self.lower_bound <= self.found.cost - 1
         return unproven and time.monotonic() < self.deadline
 
-    def _take_turns(self) -> None:
-        """Messages, search and fixing, until the proof is small or there is just time left for a program."""
-        turns = 0
-        while self._open() and self.proof.entries > SMALL_PROGRAM:
-            self._relax(self._soon(RELAXING))
-            self._search(self._soon(SEARCHING))
-            self._fix()
-            turns += 1
-            if turns > 1 and self.proof.entries <= LARGE_PROGRAM:
-                return
-
     def _soon(self, share: float) -> float:
         now = time.monotonic()
         return now + share * (self.deadline - now)
 
-    def _relax(self, deadline: float, patience: int = PATIENCE) -> None:
-        rounds = since_better = 0
-        while rounds == 0 or (self._open() and since_better < patience and time.monotonic() < deadline):
-            self.relaxation.sweep()
-            bound = self.relaxation.bound()
-            since_better = 0 if bound.value > self.lower_bound else since_better + 1
-            self._prove_by(bound)
-            if rounds % PRICES_PER_CHOICE == 0:
-                self._look()
-            target = self.found.cost if self.found else bound.value + abs(bound.value)
-            self.relaxation.reprice(bound.value, target)
-            for _ in range(SWEEPS_PER_PRICE - 1):
+    def _relax(self, deadline: float) -> None:
+        """Better messages and prices, as long as they close the gap fast enough."""
+        gained = np.inf
+        while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
+            before = self.relaxation.value()
+            target = min(self.found.cost if self.found else np.inf, before + abs(before))
+            for _ in range(PRICES_PER_LOOK):
+                self.relaxation.reprice(self.relaxation.value(), target)
                 self.relaxation.sweep()
-            rounds += 1
+                if time.monotonic() > deadline:
+                    break
+            self._prove_by(self.relaxation.bound())
+            self._look()
+            gained = (self.relaxation.value() - before) / max(abs(before), 1.0)
 
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))
@@ -165,38 +151,40 @@ class _Anytime:
 
     def _search(self, deadline: float) -> None:
         if self.found is not None and self._open():
-            search = NeighbourhoodSearch(self.core, self.found)
-            search.improve(deadline)
+            prices = self.relaxation.known_prices
+            search = NeighbourhoodSearch(self.core, self.found, prices)
+            search.improve(deadline, PATIENCE)
             self.found = search.found
 
     def _fix(self) -> None:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
         if self.found is None:
             return
-        bound, cost = self.relaxation.bound(), self.found.cost
-        kept = {v: _may_be_better(bound, margins, cost) for v, margins in bound.margins.items()}
-        dropped = sum(int((~mask).sum()) for mask in kept.values())
-        if dropped < LEAST_DROPPED * sum(mask.size for mask in kept.values()):
-            return  # new messages would cost more than that is worth
-        for v, mask in kept.items():
-            self.proof.keep(v, np.flatnonzero(mask))
+        messages, prices, labels = (
+            self.relaxation.messages,
+            self.relaxation.known_prices,
+            dict(self.proof.labels),
+        )
+        self._prove(self.relaxation.fix(self.found.cost))
         shrink(self.proof, self._soon(REDUCING))
-        self.relaxation = Relaxation(self.proof, self.relaxation.known_prices)
+        kept = {
+            (v, w): messages[v, w][np.searchsorted(labels[v], self.proof.labels[v])]
+            for v in self.proof.nodes
+            for w in self.proof.tables[v]
+            if (v, w) in messages
+        }
+        self.relaxation = Relaxation(self.proof, prices, kept)
+        self.relaxation.sweep()
 
     def _decide(self) -> None:
-        """Let the integer program decide."""
+        """Let branches and the integer program decide."""
         cutoff = self.found.cost if self.found else np.inf
-        answer = solve_program(self.proof, self.deadline, cutoff)
+        answer = solve_tree(self.proof, self.relaxation.known_prices, self.deadline, cutoff)
         if answer.choice is not None:
-            self._take(self.proof.expand(answer.choice))
+            self._take(answer.choice)
         self._prove(answer.lower_bound)
 
 
 def _largest_cost(network: Network) -> float:
     tables = (t for v in network.nodes for t in (network.costs[v], *network.tables[v].values()))
     return max(float(t[np.isfinite(t)].max(initial=0.0)) for t in tables)
-
-
-def _may_be_better(bound: Bound, margins: Array, cost: float) -> Mask:
-    least = bound.value - MARGIN * abs(bound.value) + margins
-    return np.asarray(least <= cost - 1)

@@ -45,6 +45,11 @@ def settle(network: Network) -> set[int]:
     return changed | _renumber(network, _binding(network))
 
 
+def one_hot(network: Network, choice: Mapping[int, int]) -> dict[int, Array]:
+    """Weights of a choice: one for the strategy that each node takes."""
+    return {v: np.eye(1, network.costs[v].size, s)[0] for v, s in choice.items()}
+
+
 def demand(network: Network, weights: Mapping[int, Array]) -> Array:
     """Bytes that a choice takes of each row's capacity, or a mixture: weights of each node's strategies."""
     change = np.zeros(network.capacity.size + 1)

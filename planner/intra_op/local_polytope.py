@@ -20,7 +20,7 @@ Dantzig, Fulkerson and Johnson, "Solution of a large-scale traveling-salesman pr
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import highspy
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.liveness import demand, violated
+from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
@@ -46,16 +47,16 @@ WHOLE = 0.9
 ROUNDING = 1e-9
 """Relative; what a bound may be too high by."""
 
-COST_TOLERANCE = 1e-6
-"""Relative; reduced costs are trusted no further."""
-
 LEAST_DROPPED = 0.05
-"""Share of the strategies that reduced costs must drop before the program is made anew."""
+"""Share of the entries that must go before the relaxation is worth solving anew."""
 
 PUNCTUALITY = 0.9
 """Share of the time left that the solver is told, since it looks at its clock only now and then."""
 
 MAX_ROWS_AT_ONCE = 30
+
+SWEEPS = 5
+"""Sweeps of messages before the first relaxation."""
 
 Positions = dict[int, int]
 """Node -> position of its strategy among those left."""
@@ -82,27 +83,48 @@ class _Rows(NamedTuple):
 class LocalPolytope:
     """The program of one network, and the solver that holds it."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, rows: Collection[int] = ()) -> None:
+        """With the memory ``rows``, by original number, that are still there."""
         self.network = network
         self.nodes = sorted(network.nodes)
         sizes = [network.costs[v].size for v in self.nodes]
         self.first = dict(zip(self.nodes, np.cumsum([0, *sizes]).tolist(), strict=False))
         """Node -> column of its first strategy; the others follow."""
         self.num_binary = sum(sizes)
-        self.used: set[int] = set()
-        """Memory rows in the program."""
-        costs, rows = _columns_and_rows(network, self.nodes, self.first, self.num_binary)
+        self.used: dict[int, int] = {}
+        """Memory row -> its place among the rows of the program."""
+        costs, ties = _columns_and_rows(network, self.nodes, self.first, self.num_binary)
         largest = float(costs.max(initial=1.0))
         self.scale = float(np.ldexp(1.0, LARGEST_EXPONENT - int(np.frexp(largest)[1])))
-        self.solver = _load(self.scale * costs, rows)
+        self.solver = _load(self.scale * costs, ties)
         self.solver.setOptionValue("mip_abs_gap", WHOLE * self.scale)
+        for at, row in enumerate(network.rows.tolist()):
+            if row in rows:
+                self.add_row(at)
+
+    @property
+    def rows(self) -> set[int]:
+        """Original numbers of the memory rows in the program."""
+        return {int(self.network.rows[row]) for row in self.used}
+
+    def use_interior_point(self) -> None:
+        """For programs on which the simplex method takes long."""
+        self.solver.setOptionValue("solver", "ipm")
+        self.solver.setOptionValue("run_crossover", "off")
+
+    def relax(self, deadline: float) -> float:
+        """The value of the linear relaxation under all memory rows; -inf where time was short."""
+        value = -np.inf
+        for answer in _answers(self, deadline, integral=False):
+            value = answer.lower_bound
+        return value
 
     def add_row(self, row: int) -> None:
         """Put a memory row into the program, in units of its capacity."""
-        self.used.add(row)
+        self.used[row] = self.solver.getNumRow()
         bytes_ = np.concatenate([self._bytes(v, row) for v in self.nodes])
         columns = np.flatnonzero(bytes_).astype(np.int32)
-        unit = max(float(self.network.capacity[row]), 1.0)
+        unit = self._unit(row)
         right = float(self.network.capacity[row]) / unit
         self.solver.addRow(-np.inf, right, columns.size, columns, bytes_[columns] / unit)
 
@@ -127,6 +149,9 @@ class LocalPolytope:
         indices = np.array(columns, dtype=np.int32)
         self.solver.addRow(-np.inf, members - 1.0, indices.size, indices, np.ones(indices.size))
 
+    def _unit(self, row: int) -> float:
+        return max(float(self.network.capacity[row]), 1.0)
+
     def _bytes(self, v: int, row: int) -> Array:
         total = np.zeros(self.network.costs[v].size)
         for (first, last), bytes_ in self.network.pieces[v].items():
@@ -148,10 +173,21 @@ class LocalPolytope:
         values = np.array(self.solver.getSolution().col_value)
         return {v: values[at : at + self.network.costs[v].size] for v, at in self.first.items()}
 
-    def reduced_costs(self) -> dict[int, Array]:
-        """By how much the last relaxation says each strategy lifts the bound, by node."""
-        duals = np.array(self.solver.getSolution().col_dual) / self.scale
-        return {v: duals[at : at + self.network.costs[v].size] for v, at in self.first.items()}
+    def relaxation(self) -> Relaxation:
+        """What the duals of the last linear relaxation say, as messages and prices; any prove a bound."""
+        duals = np.array(self.solver.getSolution().row_dual) / self.scale
+        messages = {}
+        place = len(self.nodes)
+        for u in self.nodes:
+            for v, table in self.network.tables[u].items():
+                if u < v:
+                    ends = np.split(duals[place : place + sum(table.shape)], [table.shape[0]])
+                    messages[u, v], messages[v, u] = ends
+                    place += sum(table.shape)
+        prices = {
+            int(self.network.rows[row]): max(0.0, -duals[at]) / self._unit(row) for row, at in self.used.items()
+        }
+        return Relaxation(self.network, prices, messages)
 
     def bound(self, *, integral: bool) -> float:
         """What the last run proved."""
@@ -160,41 +196,45 @@ class LocalPolytope:
         return float(value) / self.scale + self.network.constant
 
 
-def solve_program(network: Network, deadline: float, cutoff: float = np.inf) -> ProgramAnswer:
+def solve_program(
+    network: Network, deadline: float, cutoff: float = np.inf, prices: Mapping[int, float] | None = None
+) -> ProgramAnswer:
     """The cheapest choice of a reduced network below ``cutoff``, found before the clock says ``deadline``.
 
-    Reduced costs of the relaxation drop strategies that only dearer choices contain, and the network, which
-    the choice refers to, is reduced further while that drops enough. The bound is ``inf`` where no choice
-    costs less than the cutoff, or none is allowed.
+    Duals of the relaxation drop strategies, and pairs of them, that only dearer choices contain, and the
+    network, which the choice refers to, is reduced further while that drops enough. The bound is ``inf`` where
+    no choice costs less than the cutoff, or none is allowed. Known ``prices`` of memory, by original row, help.
     """
     bound = network.constant
+    rows: Collection[int] = prices or {}
+    if np.isfinite(cutoff):
+        _fix_by_messages(network, deadline, cutoff, prices or {})
     while network.nodes:
-        program = LocalPolytope(network)
-        relaxed = -np.inf
-        for answer in _answers(program, deadline, integral=False):
-            relaxed = answer.lower_bound
-            bound = max(bound, relaxed)
+        program = LocalPolytope(network, rows)
+        relaxed = program.relax(deadline)
+        bound, rows = max(bound, relaxed), program.rows
         if bound - ROUNDING * abs(bound) > cutoff - WHOLE:
             return ProgramAnswer(None, np.inf)
-        if np.isinf(relaxed) or not _fix(program, relaxed, cutoff, deadline):
+        if np.isinf(relaxed) or np.isinf(cutoff):
             return _decide(program, bound, deadline)
+        before = network.entries
+        program.relaxation().fix(cutoff)
+        shrink(network, deadline)
+        if network.entries > (1 - LEAST_DROPPED) * before:
+            return _decide(LocalPolytope(network, rows), bound, deadline)
     if network.constant > cutoff - WHOLE:
         return ProgramAnswer(None, np.inf)
     return ProgramAnswer({}, network.constant)
 
 
-def _fix(program: LocalPolytope, relaxed: float, cutoff: float, deadline: float) -> bool:
-    """Drop strategies whose reduced cost leads to the cutoff, and reduce the network, if they are many."""
-    network = program.network
-    limit = cutoff - WHOLE - relaxed + COST_TOLERANCE * abs(relaxed)
-    kept = {v: np.flatnonzero(lift <= limit) for v, lift in program.reduced_costs().items()}
-    dropped = program.num_binary - sum(k.size for k in kept.values())
-    if dropped < LEAST_DROPPED * program.num_binary:
-        return False
-    for v, k in kept.items():
-        network.keep(v, k)
+def _fix_by_messages(
+    network: Network, deadline: float, cutoff: float, prices: Mapping[int, float]
+) -> None:
+    relaxation = Relaxation(network, prices)
+    for _ in range(SWEEPS):
+        relaxation.sweep()
+    relaxation.fix(cutoff)
     shrink(network, deadline)
-    return True
 
 
 def _decide(program: LocalPolytope, bound: float, deadline: float) -> ProgramAnswer:

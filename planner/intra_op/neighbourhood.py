@@ -5,6 +5,7 @@ CP 1998 (large neighbourhood search).
 """
 
 import bisect
+import math
 import random
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.intra_op.liveness import demand
+from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import Positions, solve_program
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -69,34 +70,40 @@ def greedy(relaxation: Relaxation) -> Found | None:
 class NeighbourhoodSearch:
     """Improves a choice by solving one part of the network after another."""
 
-    def __init__(self, network: Network, found: Found) -> None:
+    def __init__(self, network: Network, found: Found, prices: Mapping[int, float] | None = None) -> None:
+        """Start from ``found``; ``prices`` of memory, by original row, help to solve the parts."""
         self.network = network
+        known = prices or {}
+        self.prices = {k: known[row] for k, row in enumerate(network.rows.tolist()) if row in known}
         self.found = found
-        self.taken = demand(network, _weights(network, found.choice))
+        self.taken = demand(network, one_hot(network, found.choice))
         self.size = FIRST_PART
         self.order = sorted(network.nodes)
         self.random = random.Random(0)
         self.turn = 0
         self.local: list[float] = []
 
-    def improve(self, deadline: float) -> None:
-        """Solve parts until the clock (`time.monotonic`) says so."""
-        while time.monotonic() < deadline:
+    def improve(self, deadline: float, patience: float = math.inf) -> None:
+        """Solve parts until the clock (`time.monotonic`) says so, or so many times all nodes without success."""
+        tried = 0
+        while time.monotonic() < deadline and tried < patience * len(self.order):
             self.turn += 1
+            cost = self.found.cost
             part = self._window() if self.turn % 2 else self._ball()
             start = time.monotonic()
             self._solve(part, min(deadline, start + SECONDS_PER_PART))
+            tried = tried + len(part) if self.found.cost == cost else 0
             quick = time.monotonic() - start < QUICK_PART
             self.size = int(self.size * GROWTH if quick else max(SMALLEST_PART, self.size / GROWTH**2))
 
     def _solve(self, nodes: set[int], deadline: float) -> None:
         inside = {v: self.found.choice[v] for v in nodes}
-        capacity = self.network.capacity - self.taken + demand(self.network, _weights(self.network, inside))
+        capacity = self.network.capacity - self.taken + demand(self.network, one_hot(self.network, inside))
         whole = self.network.part(nodes, self.found.choice, capacity)
         before, part = whole.cost(inside), whole.copy()
         try:
             shrink(part, deadline)
-            answer = solve_program(part, deadline, cutoff=before)
+            answer = solve_program(part, deadline, before, self.prices)
         except Infeasible:  # nothing below the cutoff is left
             return
         if answer.choice is None:
@@ -109,8 +116,8 @@ class NeighbourhoodSearch:
 
     def _take(self, candidate: Mapping[int, int], change: float) -> None:
         old = {v: self.found.choice[v] for v in candidate}
-        self.taken = self.taken + demand(self.network, _weights(self.network, candidate))
-        self.taken = self.taken - demand(self.network, _weights(self.network, old))
+        self.taken = self.taken + demand(self.network, one_hot(self.network, candidate))
+        self.taken = self.taken - demand(self.network, one_hot(self.network, old))
         self.found = Found({**self.found.choice, **candidate}, self.found.cost + change)
 
     def _window(self) -> set[int]:
@@ -142,7 +149,3 @@ class NeighbourhoodSearch:
         return float(
             self.network.costs[v][choice[v]] + sum(t[choice[v], choice[w]] for w, t in tables.items())
         )
-
-
-def _weights(network: Network, choice: Mapping[int, int]) -> dict[int, Array]:
-    return {v: np.eye(1, network.costs[v].size, s)[0] for v, s in choice.items()}

@@ -67,6 +67,12 @@ class Network:
         copy.constant, copy.rows = self.constant, self.rows
         return copy
 
+    def fork(self) -> "Network":
+        """The same network under the same numbers, with the same decisions, to be reduced on its own."""
+        fork = self.copy()
+        fork.labels, fork.decisions = dict(self.labels), list(self.decisions)
+        return fork
+
     def part(self, nodes: Iterable[int], choice: Mapping[int, int], capacity: Array) -> "Network":
         """The network of ``nodes`` while all others keep ``choice``, with the ``capacity`` that these leave.
 
@@ -84,8 +90,8 @@ class Network:
 
     @property
     def entries(self) -> int:
-        """Entries of all tables: the size of the network."""
-        return sum(t.size for v in self.nodes for t in self.tables[v].values()) // 2
+        """Allowed entries of all tables: the size of the network."""
+        return sum(np.count_nonzero(t < np.inf) for v in self.nodes for t in self.tables[v].values()) // 2
 
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where the nodes that are left take these positions."""
@@ -106,6 +112,11 @@ class Network:
     def remove_table(self, u: int, v: int) -> None:
         """Take out the costs between two nodes."""
         del self.tables[u][v], self.tables[v][u]
+
+    def forbid(self, u: int, v: int, pairs: npt.NDArray[np.bool_]) -> None:
+        """Forbid pairs of strategies; [strategy of u, strategy of v]."""
+        self.tables[u][v] = np.where(pairs, np.inf, self.tables[u][v])
+        self.tables[v][u] = self.tables[u][v].T
 
     def keep(self, v: int, kept: npt.NDArray[np.intp]) -> None:
         """Leave only some strategies of a node, ascending positions; raises `Infeasible` where there are none."""

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, local_polytope
+from planner.intra_op import anytime, local_polytope, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.iopddl import ContestProblem
-from planner.intra_op.liveness import demand
+from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import solve_program
 from planner.intra_op.messages import Relaxation
-from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, _weights, greedy
+from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.shrinking import shrink
 
 
@@ -45,7 +45,8 @@ def test_equals_brute_force(problem):
 def test_equals_brute_force_in_turns(problem):
     """Messages, search and fixing, as for a problem too large for the program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(anytime, "SMALL_PROGRAM", -1)
+        patch.setattr(anytime, "SMALL", -1)
+        patch.setattr(tree, "SMALL", -1)
         patch.setattr(anytime, "RELAXING", 0.001)
         patch.setattr(anytime, "SEARCHING", 0.001)
         check(problem)
@@ -98,7 +99,7 @@ def test_what_the_solver_lets_through_is_covered(problem):
     except Infeasible:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_polytope.LocalPolytope, "add_row", lambda self, row: self.used.add(row))
+        patch.setattr(local_polytope.LocalPolytope, "add_row", lambda self, row: self.used.update({row: 0}))
         answer = solve_program(network, soon())
     least, _ = best_of_network(network)
     assert answer.lower_bound == pytest.approx(least)
@@ -161,7 +162,7 @@ def test_search_only_ever_improves_and_keeps_count():
     found = search.found
     assert found.cost == pytest.approx(network.cost(found.choice))
     assert found.cost < start.cost
-    assert search.taken == pytest.approx(demand(network, _weights(network, found.choice)))
+    assert search.taken == pytest.approx(demand(network, one_hot(network, found.choice)))
     choice = [s for _, s in sorted(network.expand(found.choice).items())]
     assert problem.fits(choice)
     assert problem.cost(choice) == found.cost
@@ -170,8 +171,8 @@ def test_search_only_ever_improves_and_keeps_count():
 def test_turns_end_with_the_same_proof(monkeypatch):
     problem = random_contest_problem(60, 4, seed=7, share=0.1)
     at_once = solve_contest_problem(problem, soon(60.0))
-    monkeypatch.setattr(anytime, "SMALL_PROGRAM", -1)
-    monkeypatch.setattr(anytime, "LEAST_DROPPED", 1e-9)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(tree, "SMALL", -1)
     monkeypatch.setattr(anytime, "RELAXING", 0.02)
     monkeypatch.setattr(anytime, "SEARCHING", 0.02)
     in_turns = solve_contest_problem(problem, soon(60.0))
