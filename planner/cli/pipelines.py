@@ -15,6 +15,8 @@ from planner.cli.thresholds import check_thresholds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from planner.pipeline.questions import PipelineAnswer
+
 Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for each: 1 or 1,1,2.")]
 
 
@@ -64,13 +66,7 @@ def simulate(
         max_active=max_active,
     )
     answer = run(question)
-    files = {}
-    if csv is not None:
-        files[csv] = str(answer.timeline.schedule)
-    if trace is not None:
-        from planner.pipeline.trace import to_chrome_trace
-
-        files[trace] = to_chrome_trace(answer.timeline)
+    files = _drawn(answer, csv, trace)
     write_files(files)
     dumped = {"schema": "meshwright/pipeline/1", **answer.facts, "files": list(map(str, files))}
 
@@ -152,6 +148,17 @@ def token_slices(
         return slices_report(answer)
 
     _give(dumped, output, report)
+
+
+def _drawn(answer: "PipelineAnswer", csv: Path | None, trace: Path | None) -> dict[Path, str]:
+    """Contents of the files that were asked for."""
+    from planner.pipeline.trace import to_chrome_trace
+
+    contents: dict[Path | None, Callable[[], str]] = {
+        csv: lambda: str(answer.timeline.schedule),
+        trace: lambda: to_chrome_trace(answer.timeline),
+    }
+    return {path: content() for path, content in contents.items() if path is not None}
 
 
 def _give(answer: dict[str, Any], output: OutputOptions, report: "Callable[[], RenderableType]") -> None:

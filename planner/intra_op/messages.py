@@ -93,7 +93,9 @@ class _Level(NamedTuple):
 class Relaxation:
     """Messages and prices of one network."""
 
-    def __init__(self, network: Network, prices: Mapping[int, float], messages: Messages | None = None) -> None:
+    def __init__(
+        self, network: Network, prices: Mapping[int, float], messages: Messages | None = None
+    ) -> None:
         """Start from known ``prices``, by original row, and ``messages``, or none."""
         self.network = network
         self.order = sorted(network.nodes)
