@@ -21,7 +21,10 @@ def sized(source: str, devices: int | None = None) -> ClusterSpec:
         return load_cluster(source)
     name = source if _is_file(source) else source.partition(":")[0]
     if "+" in source and not _is_file(source):
-        raise InputError(f"{source} mixes kinds of nodes: name it with its sizes, and leave the devices open")
+        raise InputError(
+            f"{source} mixes kinds of nodes, so a number of devices does not say of which: compare sizes with what-if, "
+            "each named in full, as dgx-a100-80g:2+dgx-h100:2 dgx-a100-80g:2+dgx-h100:4"
+        )
     file = None if _is_file(source) else cluster_files().get(name.lower())
     if file is not None and file.slices is not None:
         return load_cluster(f"{name}:{_shape_of(name, file.slices.usual, devices)}")

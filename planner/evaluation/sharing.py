@@ -31,7 +31,7 @@ MOST_KEPT = 4
 MOST_ENTRIES = 1_000_000
 """Of one `Kept`, less than a gigabyte; a fuller one is dropped."""
 
-NO_PRICE_DEPENDS_ON = {"name", "price", "sources", "host", "nodes", "links", "others", "between"}
+NO_PRICE_DEPENDS_ON = {"name", "price", "sources", "nodes", "links", "others", "between"}
 """Fields of a cluster; its links come into `fabric` as groups see them."""
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 
 from cluster_specs.sizing import default_sizes
 from planner.errors import PlannerError
@@ -15,6 +16,9 @@ LIKELY = ((MODEL, DEVICES), ("llama-3.1-70b", 64), (MODEL, 64))
 """Models and devices of `CLUSTER` that are planned as soon as a server starts: what the page asks first, and what makes
 the other sizes of these models quick, whose prices are the same."""
 
+STOPS = 3
+"""Sizes on either side of the last question that are planned next."""
+
 
 def beginnings() -> Iterator[Asked]:
     """`LIKELY`, as the form asks it."""
@@ -24,13 +28,12 @@ def beginnings() -> Iterator[Asked]:
 
 
 def neighbours(asked: Asked) -> Iterator[Asked]:
-    """The next stops of the slider of sizes, up and down."""
+    """The next `STOPS` of the slider of sizes up and down, the nearest first."""
     sizes = default_sizes(asked.cluster, MOST_OFFERED)
-    larger = next((n for n in sizes if n > asked.devices), None)
-    smaller = next((n for n in reversed(sizes) if n < asked.devices), None)
-    for devices in (larger, smaller):
-        if devices is not None:
-            yield asked.model_copy(update={"devices": devices})
+    larger = [n for n in sizes if n > asked.devices][:STOPS]
+    smaller = [n for n in reversed(sizes) if n < asked.devices][:STOPS]
+    for pair in zip_longest(larger, smaller):
+        yield from (asked.model_copy(update={"devices": n}) for n in pair if n is not None)
 
 
 class Ahead:

@@ -15,7 +15,7 @@ from planner.sweep.records import Status
 
 PACKAGES = ("cluster_specs", "cost_models", "planner")
 
-NOT_ASKED = {"name", "price", "sources", "host"}
+NOT_ASKED = {"name", "price", "sources"}
 """Fields of a cluster on which no plan depends."""
 
 

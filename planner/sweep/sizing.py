@@ -223,13 +223,13 @@ def _verdict(chosen: Point | None, planned: Sequence[Point], goal: Goal, more: M
 
 def _steps(kind: str, more: Mapping[str, Refined]) -> str:
     """How finely the sizes of the kind that was chosen were looked at."""
-    if kind not in more:
-        return ""
-    tried = more[kind]
-    return (
-        f" Of {kind}, sizes from {tried.from_devices} to {tried.to_devices} devices were tried in steps of "
-        f"{tried.every_devices} or finer, and both neighbours of this one."
-    )
+    if kind in more:
+        tried = more[kind]
+        return (
+            f" Of {kind}, sizes from {tried.from_devices} to {tried.to_devices} devices were tried in steps of "
+            f"{tried.every_devices} or finer, and both neighbours of this one."
+        )
+    return f" Of {kind}, no size lies between those tried." if node_of(kind) else " Usual slices were tried."
 
 
 def _why_not(planned: Sequence[Point], goal: Goal) -> str:

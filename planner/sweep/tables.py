@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,10 @@ def to_csv(sweep: Sweep) -> str:
 
 def to_parquet(sweep: Sweep) -> bytes:
     """The table as a Parquet file; raises ``InputError`` where pyarrow is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("Parquet needs pyarrow: pip install 'meshwright[parquet]', or write .csv") from None
+    _check_pyarrow()
+    import pyarrow
+    import pyarrow.parquet
+
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_uniform(rows(sweep))), buffer)
     return buffer.getvalue()
@@ -99,9 +99,16 @@ FORMATS: Mapping[str, Any] = {".json": to_json, ".csv": to_csv, ".parquet": to_p
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file whose suffix no format has; raises ``InputError``."""
+    """Refuse a file whose suffix no format has, or whose package is missing; raises ``InputError``."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: write a sweep as one of {', '.join(FORMATS)}")
+    if FORMATS[path.suffix.lower()] is to_parquet:
+        _check_pyarrow()
+
+
+def _check_pyarrow() -> None:
+    if find_spec("pyarrow") is None:
+        raise InputError("Parquet needs pyarrow: pip install 'meshwright[parquet]', or write .csv")
 
 
 def content(sweep: Sweep, path: Path) -> str | bytes:

@@ -80,6 +80,7 @@ def test_counts_and_batches_share_and_other_hardware_does_not() -> None:
     assert kept(two) is kept(changed(two, {"price.per_device_hour": 1}))
     for knob in ("compute", "memory", "memory-bandwidth", "scale-up", "network", "latency"):
         assert kept(changed(two, {knob: "2x"})) is not kept(two), knob
+    assert kept(changed(two, {"host.memory": "1 TB"})) is not kept(two)
     assert kept(sized("dgx-h100", 8)) is not kept(two)
 
 

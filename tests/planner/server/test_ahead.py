@@ -17,10 +17,10 @@ def test_the_neighbours_are_the_next_stops_of_the_slider(question: dict[str, Any
         found = neighbours(Asked.model_validate({**question, "devices": devices, "cluster": cluster}))
         return [each.devices for each in found]
 
-    assert sizes(16) == [24, 8]
-    assert sizes(8) == [16]
-    assert sizes(40) == [48, 32]
-    assert sizes(16, "tpu-v5e") == [32, 8]
+    assert sizes(16) == [24, 8, 32, 48]
+    assert sizes(8) == [16, 24, 32]
+    assert sizes(40) == [48, 32, 64, 24, 96, 16]
+    assert sizes(16, "tpu-v5e") == [32, 8, 64, 4, 128, 1]
 
 
 def test_what_is_likely_at_first_can_be_asked() -> None:

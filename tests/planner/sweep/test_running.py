@@ -186,6 +186,7 @@ def test_keys_tell_questions_apart() -> None:
         {"tensor": (2,)},
         {"compute": ("2x",)},
         {"latency": ("2x",)},
+        {"host.memory": ("1 TB",)},
     ]
     fixed = {name: value for name, value in PINS.items() if name != "tensor"}
     questions = [next(iter(cells({**base, **change}, fixed))).question for change in changes]  # type: ignore[dict-item]

@@ -89,6 +89,8 @@ def test_against_every_count_of_nodes(every_count: list[Point], days: float) -> 
         assert money(chosen) == min(map(money, good))
         steps = answer.refined.get(chosen.inputs.cluster)
         assert steps is None or steps.every_devices == 8
+        said = "no size lies between those tried" if steps is None else "in steps of 8 or finer"
+        assert said in answer.verdict
 
 
 def test_sizes_between_the_usual_ones_are_found(every_count: list[Point]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from small import AXES, PINS
 
 from planner.errors import InputError
+from planner.sweep import tables
 from planner.sweep.records import Sweep
 from planner.sweep.running import sweep
 from planner.sweep.tables import content, rows
@@ -43,3 +44,10 @@ def test_parquet_is_the_same_table(answer: Sweep) -> None:
 def test_unknown_formats_are_refused(answer: Sweep) -> None:
     with pytest.raises(InputError, match=r"one of \.json, \.csv, \.parquet"):
         content(answer, Path("a.xlsx"))
+
+
+def test_a_missing_package_is_said_before_anything_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="Parquet needs pyarrow"):
+        tables.check_format(Path("a.parquet"))
+    tables.check_format(Path("a.csv"))
