@@ -49,6 +49,7 @@ class Settings:
     replicate: int | None = None
     """Copies of the states."""
     sequence_parallel: bool = True
+    experts_over_tensor: bool = False
     recompute: str = "none"
     schedule: str = "1f1b"
     offload: tuple[str, ...] = ()
