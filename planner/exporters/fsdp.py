@@ -11,7 +11,7 @@ from planner.errors import Unsupported
 from planner.evaluation.setting import ranks_of
 from planner.exporters.header import describe
 from planner.exporters.placements import Layout, data_mesh, layer_prefix, layout_of
-from planner.exporters.script import policy_of, refuse_context_without_shards, render_strings
+from planner.exporters.script import refuse_context_without_shards, render_strings
 from planner.exporters.stages import cuts_of, policies_of
 from planner.exporters.tensor_parallel import Styles, embedding_styles, module_styles, reads_sequence_split
 from planner.pipeline.generators import SCHEDULES
@@ -21,7 +21,7 @@ FILE, TARGET = "fsdp2_plan.py", "fsdp2"
 
 DTYPES: Mapping[str, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "products", "alternate", "full")
 
 
 def to_fsdp2(plan: Plan) -> dict[str, str]:
@@ -35,11 +35,9 @@ def to_fsdp2(plan: Plan) -> dict[str, str]:
     check_fsdp(plan, TARGET)
     _check_context(layout)
     _check_experts(plan)
-    policies = policies_of(plan.plan)
-    if len(policies) > 1:
-        raise Unsupported("target fsdp2 recomputes all stages alike; plan again with --recompute")
-    if not policies <= set(RECOMPUTE):
-        raise Unsupported(f"target fsdp2 recomputes {', '.join(RECOMPUTE)}, not {policy_of(plan.plan)!r}")
+    other = sorted(policies_of(plan.plan) - set(RECOMPUTE))
+    if other:
+        raise Unsupported(f"target fsdp2 recomputes {', '.join(RECOMPUTE)}, not {other[0]!r}")
     template = Template(files("planner.exporters").joinpath("templates", FILE + ".template").read_text())
     return {FILE: template.substitute(_job(plan) | _pipeline(layout) | _model(layout))}
 
@@ -114,11 +112,19 @@ def _job(plan: Plan) -> dict[str, str]:
         "seq_len": str(job.seq_len),
         "model_dtype": DTYPES["fp32"] if mixed else compute,
         "param_dtype": compute if mixed else "None",
-        "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[job.grad_dtype],
+        "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[job.reduce_dtype or job.grad_dtype],
         "reshard": str(p.zero_stage == 3),
-        "recompute": f'"{policy_of(plan.plan)}"',
+        "recompute": _render_recompute(plan),
         "offload": str("weights" in p.offload),
     }
+
+
+def _render_recompute(plan: Plan) -> str:
+    """``RECOMPUTE`` of the script: the policy, or one for each stage where they differ."""
+    policies = policies_of(plan.plan)
+    if len(policies) == 1:
+        return f'"{next(iter(policies))}"'
+    return render_strings(stage.recompute or plan.plan.recompute for stage in plan.plan.stages)
 
 
 def _model(layout: Layout) -> dict[str, str]:

@@ -48,7 +48,7 @@ def to_fsdp1(plan: Plan) -> dict[str, str]:
         "num_microbatches": str(p.num_microbatches),
         "seq_len": str(job.seq_len),
         "param_dtype": DTYPES[job.precision] if mixed else "None",
-        "reduce_dtype": DTYPES[job.grad_dtype] if mixed else "None",
+        "reduce_dtype": DTYPES[job.reduce_dtype or job.grad_dtype] if mixed else "None",
         "recompute": str(policy_of(p) == "full"),
         "layers": render_layers(layout),
     }

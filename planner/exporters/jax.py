@@ -16,6 +16,8 @@ from planner.exporters.partition_specs import (
 )
 from planner.exporters.placements import Layout, layout_of, recompute_policy
 from planner.exporters.script import render_strings, render_tuple
+from planner.graph import Block
+from planner.operators import saved_tensors
 from planner.plans import Plan
 
 FILE = "jax_shardings.py"
@@ -30,8 +32,12 @@ REMAT: Mapping[str, tuple[str, str]] = {
         "    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,\n"
         "    jax.checkpoint_policies.save_only_these_names($names),\n)",
     ),
+    "products": ('"block"', "jax.checkpoint_policies.dots_with_no_batch_dims_saveable"),
+    "mlp": ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
+    "alternate": ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
 }
-"""Recompute policy -> what to wrap, and JAX's policy, as code; ``$names`` are the results of attention."""
+"""Recompute policy -> what to wrap, and JAX's policy, as code; ``$names`` are the results of attention, ``$kept`` all
+that the policy keeps."""
 
 
 def to_jax(plan: Plan) -> dict[str, str]:
@@ -107,8 +113,15 @@ def _remat(layout: Layout) -> dict[str, str]:
     blocks = [block for block, _ in layout.graph.instances()]
     kernels = [(block, op) for block in blocks for op in block.ops if op.kind == "attention"]
     names = ", ".join(f'"{block.name}.{result}"' for block, op in kernels for result in op.outputs)
+    kept = ", ".join(f'"{block.name}.{name}"' for block in blocks for name in made_and_saved(block, policy))
     scope, code = REMAT[policy]
-    return {"remat_scope": scope, "remat_policy": Template(code).substitute(names=names)}
+    return {"remat_scope": scope, "remat_policy": Template(code).substitute(names=names, kept=kept)}
+
+
+def made_and_saved(block: Block, policy: str) -> tuple[str, ...]:
+    """Activations that ``policy`` keeps until the backward pass, of those that have names in the exported module."""
+    made = {name for op in block.ops for name in op.outputs}
+    return tuple(name for name in saved_tensors(block, policy) if name in made)
 
 
 def render_spec(spec: Iterable[Entry]) -> str:

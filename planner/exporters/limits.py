@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.errors import Unsupported
-from planner.exporters.stages import cuts_of, departures, policies_of, sizes_of
+from planner.exporters.stages import cuts_of, departures, has_experts, policies_of, sizes_of
 from planner.plans import Plan
 
 Aspect = Literal[
     "axes", "precision", "optimizer", "weights", "layout", "stages", "recompute", "sequence", "schedule",
-    "states", "offload", "loss",
+    "states", "offload", "loss", "experts",
 ]  # fmt: skip
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -38,6 +38,8 @@ class Limits(NamedTuple):
     uneven_stages: bool = False
     sequence_parallel: bool | None = None
     """What tensor parallelism does with norms and residuals here; None is as asked."""
+    experts_over_tensor: bool | None = False
+    """What tensor parallelism does with experts: gives each rank whole ones, or parts of each; None is as asked."""
     offload: tuple[str, ...] = ()
     fused_loss: bool = False
     """A loss in chunks can be asked for, or is the training script's own affair."""
@@ -129,6 +131,12 @@ def _offload(plan: Plan, limits: Limits) -> Iterator[str]:
         yield f"offload of the {what}"
 
 
+def _experts(plan: Plan, limits: Limits) -> Iterator[str]:
+    wanted, p = limits.experts_over_tensor, plan.plan
+    if p.tensor > 1 and wanted is not None and p.experts_over_tensor != wanted and has_experts(plan):
+        yield "tensor ranks with " + ("parts of every expert" if wanted else "whole experts")
+
+
 def _loss(plan: Plan, limits: Limits) -> Iterator[str]:
     if plan.job.fused_loss and not limits.fused_loss:
         yield "a loss computed in chunks"
@@ -148,6 +156,7 @@ CHECKS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[str]]] = MappingProxyT
         "states": _states,
         "offload": _offload,
         "loss": _loss,
+        "experts": _experts,
     }
 )
 

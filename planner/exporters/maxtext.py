@@ -21,7 +21,14 @@ from planner.plans import Plan
 
 TARGET, FILE = "maxtext", "maxtext.yml"
 
-RECOMPUTE = MappingProxyType({"selective": "minimal_with_context", "full": "full"})
+RECOMPUTE = MappingProxyType(
+    {
+        "selective": "minimal_with_context",
+        "products": "minimal",
+        "mlp": "save_dot_with_context_except_mlp",
+        "full": "full",
+    }
+)
 """Policy -> ``remat_policy``: ``minimal_with_context`` keeps the results of products and of attention.
 
 There is none that keeps everything: ``none`` gives ``jax.checkpoint`` no policy, with which it keeps nothing (0.2.5,

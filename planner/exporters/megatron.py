@@ -36,6 +36,14 @@ RECOMPUTE: Mapping[str, Settings] = MappingProxyType(
 )
 """Policy -> settings; what is recomputed by ``selective`` is listed in ``recompute_modules``."""
 
+DISPATCHERS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "all_to_all": {"moe_token_dispatcher_type": "alltoall"},
+        "once_per_node": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+    }
+)
+"""How tokens reach their experts -> settings; Megatron would gather all tokens unasked."""
+
 STRATEGIES = MappingProxyType({2: "optim_grads", 3: "optim_grads_params"})
 """ZeRO stage -> ``data_parallel_sharding_strategy`` of Megatron-FSDP."""
 
@@ -53,6 +61,7 @@ LIMITS = Limits(
     axes=("tensor", "pipeline", "context", "expert"),
     schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
     uneven_stages=True,
+    experts_over_tensor=None,
     offload=("optimizer",),
 )
 
@@ -118,6 +127,9 @@ def settings(plan: Plan) -> dict[str, Settings]:
         model["cp_comm_type"] = EXCHANGES[job.context_exchange]
     if p.experts_over_tensor:
         model["expert_tensor_parallel_size"] = 1
+    if p.expert > 1:
+        model |= DISPATCHERS[job.token_exchange]
+        model |= {"overlap_moe_expert_parallel_comm": True} if job.overlap_experts else {}
     if job.attention == "plain":
         model["attention_backend"] = "unfused"
     optimizer: Settings = {"optimizer": LIMITS.optimizers[job.optimizer]}

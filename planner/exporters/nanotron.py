@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from planner.errors import Unsupported
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits
 from planner.exporters.script import TORCH_PRECISIONS, policy_of
@@ -32,6 +33,8 @@ LIMITS = Limits(
 def to_nanotron(plan: Plan) -> dict[str, str]:
     """``nanotron.yaml`` for ``plan``; raises ``Unsupported`` beyond `LIMITS`."""
     check_limits(plan, TARGET, LIMITS)
+    if plan.plan.virtual_stages > 1:
+        raise Unsupported(f"target {TARGET} has one stage a rank; plan with --virtual-stages 1")
     note = "# Merge these sections into a full configuration: data, model, tokenizer and learning rate are yours.\n"
     return {FILE: f"{comments(plan)}\n{note}" + yaml.safe_dump(_config(plan), sort_keys=False)}
 

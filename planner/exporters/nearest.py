@@ -77,6 +77,12 @@ def _offload(plan: Plan, limits: Limits) -> Iterator[Mend]:
     yield Mend(f"offload {', '.join(kept) or 'nothing'}", {"offload": kept})
 
 
+def _experts(plan: Plan, limits: Limits) -> Iterator[Mend]:
+    over = not plan.plan.experts_over_tensor
+    words = "whole experts on" if over else "parts of every expert on"
+    yield Mend(f"{words} each tensor rank", {"experts_over_tensor": over})
+
+
 def _loss(plan: Plan, limits: Limits) -> Iterator[Mend]:
     yield Mend("the whole logits at once", fused_loss=False)
 
@@ -91,12 +97,13 @@ MENDS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[Mend]]] = MappingProxyT
         "states": _states,
         "offload": _offload,
         "loss": _loss,
+        "experts": _experts,
     }
 )
 """Aspect -> ways to mend it; the others decide what is trained, or on how many devices, and are not touched."""
 
 
-RULED: tuple[Aspect, ...] = ("states", "sequence")
+RULED: tuple[Aspect, ...] = ("states", "sequence", "experts")
 """Aspects that rules of a single target concern: what `Limits` allow may still be refused together."""
 
 

@@ -22,6 +22,7 @@ from planner.exporters import (
 )
 from planner.exporters.limits import Limits, expresses, refused
 from planner.exporters.nearest import nearest_within
+from planner.exporters.unsaid import unsaid
 from planner.plans import Plan
 
 Exporter = Callable[[Plan], Mapping[str, str]]
@@ -205,13 +206,16 @@ def targets() -> tuple[Target, ...]:
 def export(plan: Plan, target: str) -> dict[str, str]:
     """The files of ``target`` for ``plan``: name -> text.
 
+    What the target has no word for and can do without stands in the header (`planner.exporters.unsaid`).
+
     Raises ``UnknownName`` for a target that is not in `EXPORTERS`, ``Unsupported`` with the reason for a plan
     that the target cannot express.
     """
     if target not in EXPORTERS:
         raise UnknownName("export target", target, EXPORTERS)
     _refuse_unlike(plan, target)
-    return dict(EXPORTERS[target].export(plan))
+    noted = plan.model_copy(update={"warnings": (*plan.warnings, *unsaid(plan, target))})
+    return dict(EXPORTERS[target].export(noted))
 
 
 def _refuse_unlike(plan: Plan, target: str) -> None:

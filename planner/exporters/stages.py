@@ -16,6 +16,11 @@ def num_layers(plan: Plan) -> int:
     return build_graph(plan.model, plan.job.seq_len).num_layers
 
 
+def has_experts(plan: Plan) -> bool:
+    """Whether the plan's model is a mixture of experts."""
+    return "experts" in build_graph(plan.model, plan.job.seq_len).dims
+
+
 def cuts_of(plan: Plan) -> tuple[int, ...]:
     """Boundaries of the stages in layers, from 0 to all of them: as written, or even."""
     p = plan.plan

@@ -26,10 +26,10 @@ OLD_TARGET, TARGET = "torchtitan-0.2", "torchtitan"
 
 TOML_FILE, PYTHON_FILE, FLAGS_FILE = "torchtitan.toml", "config_registry.py", "torchtitan_flags.txt"
 
-RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
-"""Policy -> ``activation_checkpoint.mode``."""
+RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
+"""Policy -> ``activation_checkpoint.mode``; its selective mode by operators recomputes every second product."""
 
-CLASSES = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+CLASSES = {"none": "None", "alternate": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 """Policy -> ``activation_checkpoint`` from 0.3.0 on."""
 
 LIMITS = Limits(
@@ -42,6 +42,7 @@ LIMITS = Limits(
     schedules={name: entry.torch_name for name, entry in SCHEDULES.items() if entry.torch_name},
     uneven_stages=True,
     half_weights=True,
+    experts_over_tensor=None,
 )
 
 OLD_LIMITS = LIMITS._replace(sequence_parallel=True, every=True)
@@ -69,10 +70,6 @@ MODELS: Mapping[str, Base] = {
 }
 """Our name -> torchtitan's; any other model gets the settings alone."""
 
-SELECTIVE_NOTE = (
-    "selective: torchtitan computes every second matrix product of a layer again, which the plan keeps."
-)
-
 NO_MODEL = "torchtitan ships no configuration of this model: name your own"
 
 
@@ -81,9 +78,8 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
     check_limits(plan, OLD_TARGET, OLD_LIMITS)
     _check(plan, OLD_TARGET)
     p = plan.plan
-    parallelism = _parallelism(plan, "output") | {
-        "expert_tensor_parallel_degree": p.tensor if p.expert > 1 else 1
-    }
+    split = p.expert > 1 and not p.experts_over_tensor
+    parallelism = _parallelism(plan, "output") | {"expert_tensor_parallel_degree": p.tensor if split else 1}
     base = MODELS.get(plan.model.name)
     sections: dict[str, Mapping[str, Any]] = {
         "training": _training(plan),
@@ -104,7 +100,7 @@ def to_torchtitan(plan: Plan) -> dict[str, str]:
     """
     check_limits(plan, TARGET, LIMITS)
     _check(plan, TARGET)
-    if plan.plan.tensor > 1 and plan.plan.expert > 1:
+    if plan.plan.tensor > 1 and plan.plan.expert > 1 and not plan.plan.experts_over_tensor:
         raise Unsupported(
             f"target {TARGET} spreads experts over tensor-parallel ranks, the plan splits each over them; "
             f"plan with --tensor 1, or export to {OLD_TARGET}"
@@ -128,8 +124,7 @@ def _check(plan: Plan, target: str) -> None:
 
 
 def _notes(plan: Plan, base: Base | None) -> list[str]:
-    notes = [SELECTIVE_NOTE] if policy_of(plan.plan) == "selective" else []
-    return notes if base is not None else [*notes, NO_MODEL + "."]
+    return [] if base is not None else [NO_MODEL + "."]
 
 
 def _training(plan: Plan) -> dict[str, Any]:
@@ -141,7 +136,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "dtype": "float32" if job.master_weights else compute,
         "mixed_precision_param": compute,
-        "mixed_precision_reduce": "float32",
+        "mixed_precision_reduce": TORCH_PRECISIONS[job.reduce_dtype or job.grad_dtype],
     }
 
 
@@ -154,7 +149,7 @@ def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
         "fsdp_reshard_after_forward": "always" if p.zero_stage == 3 else "never",
         "tensor_parallel_degree": p.tensor,
         "context_parallel_degree": p.context,
-        "expert_parallel_degree": p.expert,
+        "expert_parallel_degree": p.expert * (p.tensor if p.experts_over_tensor else 1),
         "pipeline_parallel_degree": p.pipeline,
     }
     if p.pipeline > 1:
@@ -178,7 +173,7 @@ def _checkpointing(policy: str, every: int) -> dict[str, str]:
     if every > 1:
         return {"mode": "selective", "selective_ac_option": str(every)}
     mode = {"mode": RECOMPUTE[policy]}
-    return mode | {"selective_ac_option": "op"} if policy == "selective" else mode
+    return mode | {"selective_ac_option": "op"} if policy == "alternate" else mode
 
 
 def _literal(value: object) -> str:

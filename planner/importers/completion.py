@@ -46,6 +46,7 @@ def complete(
         "micro_batch": micro,
         "num_microbatches": count,
         **_states(settings, data, source),
+        "experts_over_tensor": settings.experts_over_tensor,
         "sequence_parallel": settings.sequence_parallel or settings.tensor == 1,
         "recompute": settings.recompute,
         "recompute_every": settings.recompute_every,

@@ -73,13 +73,16 @@ def read_megatron(keys: Keys, around: Surroundings) -> Settings:
     sizes = {name: keys.integer(key) for name, key in SIZES.items()}
     policy, assumed = _recompute(keys, around.layers)
     assumed += _inexact(keys)
+    tensor, expert = keys.degree("tensor-model-parallel-size"), keys.degree("expert-model-parallel-size")
+    whole = tensor > 1 and expert % tensor == 0 and keys.integer("expert-tensor-parallel-size") == 1
     settings = Settings(
         STACK,
         devices=nodes * per_node if nodes and per_node else None,
-        tensor=keys.degree("tensor-model-parallel-size"),
+        tensor=tensor,
         pipeline=keys.degree("pipeline-model-parallel-size"),
         context=keys.degree("context-parallel-size"),
-        expert=keys.degree("expert-model-parallel-size"),
+        expert=expert // tensor if whole else expert,
+        experts_over_tensor=whole,
         micro_batch=keys.integer("micro-batch-size"),
         global_batch=keys.integer("global-batch-size"),
         seq_len=keys.integer("seq-length"),
@@ -105,12 +108,20 @@ def _job(keys: Keys) -> dict[str, Any]:
         "context_exchange": keys.word("cp-comm-type", EXCHANGES, None),
     }
     keys.flag("use-flash-attn")
+    if keys.get("moe-token-dispatcher-type") == "flex":
+        job["token_exchange"] = "once_per_node"
+    if keys.flag("overlap-moe-expert-parallel-comm"):
+        job["overlap_experts"] = True
     return job
 
 
 def _inexact(keys: Keys) -> list[str]:
     experts, tensor = keys.integer("expert-tensor-parallel-size"), keys.degree("tensor-model-parallel-size")
-    if keys.degree("expert-model-parallel-size") > 1 and experts not in (None, tensor):
+    if (
+        keys.degree("expert-model-parallel-size") > 1
+        and experts not in (None, tensor)
+        and (experts != 1 or keys.degree("expert-model-parallel-size") % tensor)
+    ):
         return [f"experts split over {tensor} tensor ranks (expert-tensor-parallel-size says {experts})"]
     return []
 

@@ -49,6 +49,7 @@ class Settings:
     replicate: int | None = None
     """Copies of the states."""
     sequence_parallel: bool = True
+    experts_over_tensor: bool = False
     recompute: str = "none"
     recompute_every: int = 1
     schedule: str = "1f1b"

@@ -27,6 +27,9 @@ RESHARD = {"default": None, "always": 3, "never": 2}
 
 MODES = {"none": "none", "selective": "selective", "full": "full"}
 
+EVERY_SECOND = "op"
+"""``selective_ac_option`` that recomputes every second matrix product of a layer; numbers are whole layers."""
+
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 IGNORED = (
@@ -45,11 +48,15 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
         keys.degree(f"parallelism.{name}_parallel_degree")
         for name in ("tensor", "context", "expert", "pipeline")
     )
+    whole = (
+        tensor > 1 and expert % tensor == 0 and keys.degree("parallelism.expert_tensor_parallel_degree") == 1
+    )
     settings = Settings(
         STACK,
         tensor=tensor,
         context=context,
-        expert=expert,
+        expert=expert // tensor if whole else expert,
+        experts_over_tensor=whole,
         seq_len=keys.integer("training.seq_len"),
         global_batch=_positive(keys.integer("training.global_batch_size", least=-1)),
         **_recompute(keys),
@@ -70,19 +77,19 @@ def _recompute(keys: Keys) -> dict[str, Any]:
     """A number as ``selective_ac_option`` is that of layers, of which the first is recomputed whole."""
     policy = keys.word("activation_checkpoint.mode", MODES, "selective")
     option = "activation_checkpoint.selective_ac_option"
-    if policy != "selective" or keys.get(option) == "op":
+    if policy != "selective":
         return {"recompute": policy}
+    if keys.get(option) == EVERY_SECOND:
+        return {"recompute": "alternate"}
     return {"recompute": "full", "recompute_every": keys.integer(option) or 2}
 
 
 def _inexact(keys: Keys, tensor: int, expert: int) -> list[str]:
     """What torchtitan does that the plan only comes near to."""
     found = []
-    if _recompute(keys)["recompute"] == "selective":
-        found.append("recompute=selective (every second matrix product is computed again too)")
-    if expert > 1 and tensor > 1 and keys.degree("parallelism.expert_tensor_parallel_degree") != tensor:
+    split = keys.degree("parallelism.expert_tensor_parallel_degree")
+    if expert > 1 and tensor > 1 and split != tensor and (split > 1 or expert % tensor):
         found.append("experts split over tensor ranks (expert_tensor_parallel_degree says otherwise)")
-    keys.get("parallelism.expert_tensor_parallel_degree")
     return found
 
 

@@ -1,11 +1,16 @@
 """The exported FSDP2 script trains a small model of the plan's family, on gloo processes, as one process does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.timeline import step_timeline
 from planner.exporters.fsdp import to_fsdp2
-from planner.plans import Plan
+from planner.exporters.stages import has_experts
+from planner.pipeline.generators import generate, refusal
+from planner.pipeline.schedule import Schedule
+from planner.plans import Parallelism, Plan
 from planner.verification.miniature import SEQ_LEN, scaled_down
 from planner.verification.process import run_program
 from planner.verification.record import Comparison, Verification, training_checks
@@ -53,21 +58,61 @@ def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
 
 
 def _memory(plan: Plan, python: str | None) -> Iterator[Comparison]:
-    """Live tensors of a rank at full size, as torch's tracker counts them under fake tensors."""
-    if plan.plan.pipeline > 1:
+    """Live tensors of a rank of each stage at full size, as torch's tracker counts them under fake tensors."""
+    if _untracked(plan):
         return
     task = {"family": plan.model.family, "config": dict(plan.model.config), "seq": plan.job.seq_len}
-    found = run_program("torch_memory", to_fsdp2(plan), task, NEEDS, python)["peak_bytes"]
-    estimate = plan.estimate or evaluate(plan)
-    yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=found["Total"])
-    states = sum(estimate.memory.get(part, 0) for part in STATES)
-    tracked = sum(found[part] for part in TRACKED_STATES)
-    yield Comparison(name="parameters and moments", unit="bytes", predicted=states, found=tracked)
+    found = []
+    for rank, actions in enumerate(_schedule(plan.plan).ranks):
+        order = [(stage, work.name, micro) for stage, work, micro in actions]
+        part = {"part": (rank, plan.plan.pipeline), "order": order}
+        found.append(run_program("torch_memory", to_fsdp2(plan), task | part, NEEDS, python)["peak_bytes"])
+    if plan.plan.pipeline == 1:
+        estimate = plan.estimate or evaluate(plan)
+        yield _live("live memory", estimate.tensor_bytes, found[0])
+        yield _states("parameters and moments", estimate.memory, found[0])
+        return
+    memory = step_timeline(Evaluator(plan.model, plan.cluster, plan.job), plan.plan).memory
+    for rank, (device, tracked) in enumerate(zip(memory, found, strict=True)):
+        yield _live(f"live memory of pipeline rank {rank}", device.tensors, tracked)
+        yield _states(f"parameters and moments of pipeline rank {rank}", device.components, tracked)
+
+
+def _live(name: str, predicted: float, tracked: Mapping[str, float]) -> Comparison:
+    return Comparison(name=name, unit="bytes", predicted=predicted, found=tracked["Total"])
+
+
+def _states(name: str, components: Mapping[str, float], tracked: Mapping[str, float]) -> Comparison:
+    ours = sum(components.get(part, 0) for part in STATES)
+    theirs = sum(tracked[part] for part in TRACKED_STATES)
+    return Comparison(name=name, unit="bytes", predicted=ours, found=theirs)
+
+
+def _schedule(p: Parallelism) -> Schedule:
+    """The order of work; of schedules that do not hold all micro-batches only as many as fill the pipeline twice."""
+    holds_all = p.schedule in ("gpipe", "breadth-first")
+    count = p.num_microbatches if holds_all else min(p.num_microbatches, 2 * p.pipeline)
+    if p.pipeline == 1:
+        return generate("gpipe", 1, 1, 1)
+    refused = refusal(p.schedule, p.pipeline, p.virtual_stages, count)
+    return generate(p.schedule, p.pipeline, p.virtual_stages, p.num_microbatches if refused else count)
+
+
+def _untracked(plan: Plan) -> str:
+    """Why the memory of the plan is not tracked, or nothing."""
+    p = plan.plan
+    if has_experts(plan):
+        return (
+            "memory at full size is not tracked for experts: how many tokens one gets is known when it runs"
+        )
+    if p.data * p.context == 1 or p.zero_stage == 0:
+        return "memory at full size is tracked where data-parallel ranks share states"
+    return ""
 
 
 def _notes(plan: Plan) -> Iterator[str]:
     yield "steps are in fp32 with SGD, where a wrong scale of a gradient shows"
-    if plan.plan.pipeline > 1:
-        yield "memory at full size is tracked without pipelines only"
-    else:
-        yield "memory is that of one rank with fake tensors on the CPU; temporaries of grouped updates are left out"
+    yield _untracked(plan) or (
+        "memory is that of one rank (of each stage) with fake tensors on the CPU; temporaries of grouped updates "
+        "are left out"
+    )

@@ -10,6 +10,7 @@ none on a device, so the temporaries of such updates are left out.
 Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
 """
 
+import copy
 import json
 import math
 import sys
@@ -20,9 +21,14 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import masking_utils
 
 from planner.verification.programs.torch_models import NoModel, Task, build, load, mean_loss
+
+Action = tuple[int, str, int]
+"""Stage, F or B, micro-batch."""
 
 
 def main(path: str) -> None:
@@ -36,40 +42,79 @@ def main(path: str) -> None:
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Peak of live tensors on rank 0 [bytes]."""
+    """Peak of live tensors [bytes], by category, on the first rank of a part of the pipeline."""
     exported = load(task["exported"])
-    world = math.prod(exported.MESH_SHAPE)
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    world, (part, parts) = math.prod(exported.MESH_SHAPE), task["part"]
+    dist.init_process_group("fake", rank=part * (world // parts), world_size=world, store=FakeStore())
+    if "cp" in exported.MESH_NAMES:  # a mask that hides nothing is left out, as it is of real tensors
+        masking_utils._ignore_causal_mask_sdpa = lambda *args, **kwargs: True
+    peak = _peak(exported, task, [tuple(action) for action in task["order"]])
+    dist.destroy_process_group()
+    return {"version": torch.__version__, "peak_bytes": peak}
+
+
+def _peak(exported: Any, task: Task, order: list[Action]) -> dict[str, float]:
+    """Of a rank that runs its stages in ``order``."""
     mesh = exported.make_mesh("cpu")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = build(task, exported.MODEL_DTYPE)
-    exported.parallelise(model, mesh)  # its parameters are fake, but a mesh's ranks must be real
+        stages = sorted({stage for stage, _, _ in order})
+        parts = {s: exported.StagePart(copy.deepcopy(model), s, mesh["tp"]) for s in stages}
+    for part in parts.values():
+        exported.parallelise(part.model, mesh)  # its parameters are fake, but a mesh's ranks must be real
+    modules = [part.model for part in parts.values()]
+    root = (
+        modules[0]
+        if len(modules) == 1
+        else fully_shard(torch.nn.Sequential(*modules), mesh=exported.data_ranks(mesh))
+    )
+    if not isinstance(root, FSDPModule):
+        raise NoModel("memory is tracked where data-parallel ranks share states")
     with fake:
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], foreach=False)
         tokens = torch.zeros((exported.MICRO_BATCH, task["seq"]), dtype=torch.int64)
-        labels = torch.zeros_like(tokens)
-        tracker = FSDPMemTracker(model, optimizer)
-        tracker.track_inputs((tokens, labels))
+        tokens = exported.context_part(mesh, tokens)
+        hidden = _hidden(exported, mesh, tokens, model.config.hidden_size)
+        tracker = FSDPMemTracker(root, optimizer)
+        tracker.track_inputs((tokens,))
         with tracker:
-            _step(exported, model, optimizer, tokens, labels)
-            tracker.reset_mod_stats()
-            _step(exported, model, optimizer, tokens, labels)
+            for actions in ([action for action in order if action[2] == 0], order):
+                _run(exported, parts, actions, (tokens, hidden), tracker)
+                optimizer.step()
+                if exported.NUM_MICROBATCHES == 1:  # else gradients stay, as they do for the last of them
+                    optimizer.zero_grad()
             peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
-    dist.destroy_process_group()
-    return {
-        "version": torch.__version__,
-        "peak_bytes": {getattr(kind, "value", str(kind)): size for kind, size in peak.items()},
-    }
+    return {getattr(kind, "value", str(kind)): size for kind, size in peak.items()}
 
 
-def _step(exported: Any, model: Any, optimizer: Any, tokens: Any, labels: Any) -> None:
-    """One micro-batch and an update. Where there are more, gradients stay, as they do for the last of them."""
-    with exported.loss_context():
-        (mean_loss(model(tokens).logits, labels) / exported.NUM_MICROBATCHES).backward()
-    optimizer.step()
-    if exported.NUM_MICROBATCHES == 1:
-        optimizer.zero_grad()
+def _hidden(exported: Any, mesh: Any, tokens: Any, size: int) -> Any:
+    """What a stage hands to the next."""
+    batch, length = tokens.shape
+    length //= mesh["tp"].size() if exported.SPLIT_SEQUENCE else 1
+    return torch.zeros((batch, length, size), dtype=exported.PARAM_DTYPE or exported.MODEL_DTYPE)
+
+
+def _run(
+    exported: Any, parts: dict[int, Any], actions: list[Action], given: tuple[Any, Any], tracker: Any
+) -> None:
+    """Forwards and backwards of micro-batches; what waits for its backward stays, as in torch's pipelines."""
+    tokens, hidden = given
+    held: dict[tuple[int, int], Any] = {}
+    for stage, work, micro in actions:
+        if work == "F":
+            tracker.memory_tracking.pop(parts[stage].model, None)  # it wants to hear of a root once a step
+            entry = torch.empty_like(hidden, requires_grad=True) if stage else tokens
+            with exported.loss_context():
+                result = parts[stage](entry)
+                if stage == len(exported.STAGES) - 1:
+                    result = mean_loss(result, tokens) / exported.NUM_MICROBATCHES
+            held[stage, micro] = (entry, result)
+        else:
+            _, result = held.pop((stage, micro))
+            with exported.loss_context():
+                result.backward(None if result.dim() == 0 else torch.empty_like(result))
+            del result
 
 
 if __name__ == "__main__":

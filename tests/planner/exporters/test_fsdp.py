@@ -159,7 +159,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         "plan again with --tensor 1, or export to jax",
     ),
     "zero 1": ({"data": 2, "zero_stage": 1}, "plan again with --zero 2 or 3"),
-    "attention": ({"recompute": "attention"}, "recomputes none, selective, full, not 'attention'"),
+    "attention": (
+        {"recompute": "attention"},
+        "recomputes none, selective, products, alternate, full, not 'attention'",
+    ),
     "weights": ({"offload": ("weights",)}, "weights and optimizer together, not weights alone"),
     "activations": ({"offload": ("activations",)}, "does not offload activations"),
     "uneven heads": ({"tensor": 8}, r"operator qkv splits kv_heads = 4 unevenly over 8 ranks"),

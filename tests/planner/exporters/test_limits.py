@@ -12,6 +12,8 @@ from planner.exporters.registry import EXPORTERS, LIMITS, export
 from planner.exporters.stages import with_cuts
 from planner.plans import Parallelism, Plan
 
+EXPERTS = tiny_model(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=8)
+
 LEAST = Limits(
     zero_stages=(3,), recompute={"none": "no"}, precision={"bf16": "yes"}, optimizers={"adamw": "a"}
 )
@@ -67,6 +69,12 @@ CASES: dict[str, tuple[Plan, Limits, str, str]] = {
     "ZeRO": (plan_of(zero_stage=1, sharding="NO_SHARD"), LEAST, "states", r"ZeRO 1 \(it has 3\)"),
     "hybrid": (plan_of(shard_degree=2), LEAST, "states", "ZeRO 3 over 2 of 4 ranks"),
     "offload": (plan_of(offload=("optimizer",)), LEAST, "offload", "offload of the optimizer"),
+    "whole experts": (
+        tiny_plan(EXPERTS, {"precision": "bf16"}, **SHARDED, tensor=2, experts_over_tensor=True),
+        SPLIT,
+        "experts",
+        "tensor ranks with whole experts",
+    ),
     "loss": (plan_of({"fused_loss": True}), LEAST, "loss", "a loss computed in chunks"),
 }
 

@@ -58,7 +58,7 @@ CASES: dict[str, Case] = {
         Given(),
         {
             "data": 2, "tensor": 8, "pipeline": 4, "virtual_stages": 2, "schedule": "interleaved", "zero_stage": 2,
-            "recompute": "selective", "num_microbatches": 256,
+            "recompute": "alternate", "num_microbatches": 256,
         },
     ),
     "nanotron_parallelism.yaml": (

@@ -24,14 +24,22 @@ def of_llama(**degrees: Any) -> Plan:
 
 
 def test_pipeline_with_tensor_and_sharding_trains_as_one_process_does() -> None:
-    plan = of_llama(
-        **SHARDED, tensor=2, pipeline=2, virtual_stages=2, schedule="interleaved", recompute="selective"
-    )
+    model = tiny_model(num_hidden_layers=8).model_copy(update={"architecture": "decoder"})
+    choice = {"virtual_stages": 2, "schedule": "interleaved", "recompute": "selective"}
+    plan = tiny_plan(model, {"precision": "bf16"}, **SHARDED, tensor=2, pipeline=2, **choice)
     answer = verify(plan, "torch")
     assert answer.passed, answer.failures()
     assert "8 gloo processes (data 2, tensor 2, pipeline 2)" in answer.what
     assert answer.checks[1].expected < answer.checks[0].expected
-    assert not answer.comparisons
+    parts = ("live memory", "parameters and moments")
+    assert [c.name for c in answer.comparisons] == [
+        f"{p} of pipeline rank {r}" for r in range(2) for p in parts
+    ]
+    for states in answer.comparisons[1::2]:
+        assert states.error == pytest.approx(0, abs=0.02)  # norms are whole on both tensor ranks
+    assert (
+        answer.comparisons[0].found > answer.comparisons[2].found
+    )  # more micro-batches wait on the first rank
 
 
 FULL = {"zero_stage": 3, "sharding": "FULL_SHARD"}

@@ -1,0 +1,76 @@
+"""Choices of a plan that a target has no word for, and that do not keep it from running: said in the header.
+
+What a target must not leave out is in `planner.exporters.limits`; this is the rest, so that nothing that the prediction
+counts on is dropped in silence.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from planner.plans import Plan
+
+
+def _reduces_in(plan: Plan) -> bool:
+    return plan.job.reduce_dtype is not None and plan.job.precision != "fp32"
+
+
+def _half_gradients(plan: Plan) -> bool:
+    return plan.job.grad_dtype == "bf16" and plan.job.precision != "fp32"
+
+
+def _half_weights(plan: Plan) -> bool:
+    return not plan.job.master_weights and plan.job.precision != "fp32"
+
+
+def _splits_activations(plan: Plan) -> bool:
+    return "activations" in plan.plan.offload and plan.plan.offload_share < 1
+
+
+CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
+    {
+        "attention": (lambda plan: plan.job.attention == "plain", "attention without a fused kernel"),
+        "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
+        "token_exchange": (
+            lambda plan: plan.plan.expert > 1 and plan.job.token_exchange == "once_per_node",
+            "tokens sent once to each node that has experts for them",
+        ),
+        "overlap_experts": (
+            lambda plan: plan.plan.expert > 1 and plan.job.overlap_experts,
+            "tokens on their way to experts beside the computation of another micro-batch",
+        ),
+        "master_weights": (_half_weights, "no fp32 copies of the weights"),
+        "grad_dtype": (_half_gradients, "gradients accumulated in bf16"),
+        "reduce_dtype": (_reduces_in, "gradients reduced in the type that the job names"),
+        "fused_loss": (lambda plan: plan.job.fused_loss, "a loss computed in chunks"),
+        "offload_share": (_splits_activations, "only a share of the activations on the host"),
+    }
+)
+"""Field of the plan -> whether it departs from what frameworks do unasked, and what the prediction counts on then."""
+
+LIMITED = frozenset({"master_weights", "fused_loss"})
+"""Fields that `Limits` judge, for targets that have them."""
+
+SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "jax": frozenset(),
+        "fsdp2": frozenset({"master_weights", "grad_dtype", "reduce_dtype"}),
+        "fsdp1": frozenset({"master_weights", "grad_dtype", "reduce_dtype"}),
+        "accelerate": frozenset({"master_weights"}),
+        "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
+        "torchtitan": LIMITED | {"grad_dtype", "reduce_dtype"},
+        "torchtitan-0.2": LIMITED | {"grad_dtype", "reduce_dtype"},
+        "megatron-lm": LIMITED | {"attention", "token_exchange", "overlap_experts", "grad_dtype"},
+        "megatron-bridge": LIMITED | {"attention", "token_exchange", "overlap_experts", "grad_dtype"},
+        "maxtext": LIMITED | {"attention", "grad_dtype"},
+        "nanotron": LIMITED | {"grad_dtype"},
+    }
+)
+"""Target -> fields that its files say, or its exporter refuses; the others say those in `LIMITED` only."""
+
+
+def unsaid(plan: Plan, target: str) -> Iterator[str]:
+    """Sentences for the header of a file of ``target``."""
+    said = SAYS.get(target, LIMITED)
+    for field, (departs, words) in CHOICES.items():
+        if field not in said and departs(plan):
+            yield f"not in this configuration, but in the prediction: {words}; see to it in the training script"
