@@ -7,6 +7,7 @@ from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
 from planner.search.space import tensor_degrees
 
@@ -49,8 +50,8 @@ def _check_names(pins: Pins) -> None:
         raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
     if pins.schedule is not None and is_written_out(pins.schedule):
         schedule_entry(pins.schedule)
-    elif pins.schedule is not None and pins.schedule not in SCHEDULES:
-        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
+    elif pins.schedule not in (None, AUTOMATIC, *SCHEDULES):
+        raise InputError(f"--schedule {pins.schedule!r}: use {AUTOMATIC} or one of {', '.join(SCHEDULES)}")
 
 
 def _check_sharding(pins: Pins) -> None:
@@ -76,7 +77,7 @@ def _check_pipeline(pins: Pins) -> None:
         raise InputError(
             f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on"
         )
-    if pins.schedule is None or pins.virtual_stages is None or pins.pipeline == 1:
+    if not pins.schedule or pins.schedule == AUTOMATIC or pins.virtual_stages is None or pins.pipeline == 1:
         return
     least, most = schedule_entry(pins.schedule).stages_per_rank
     if stages < least or (most is not None and stages > most):

@@ -27,13 +27,13 @@ def plan(
         Infeasible: nothing fits; says the least memory and what would make it fit.
     """
     asked = pins or Pins()
-    automatic = asked.schedule == AUTOMATIC
-    if automatic:
-        asked = asked.model_copy(update={"schedule": None})
-    chosen = pooled.plan_pools if cluster.others or asked.unequal_stages else recommend.plan
+    differ = cluster.others or asked.unequal_stages
     with uncollected():
-        answer = chosen(model, cluster, job, asked, objective, top, progress)
-        return rescheduled(answer) if automatic and answer.plan.pipeline > 1 else answer
+        if not differ:
+            return recommend.plan(model, cluster, job, asked, objective, top, progress)
+        answer = pooled.plan_pools(model, cluster, job, asked, objective, top, progress)
+        found = asked.schedule == AUTOMATIC and answer.plan.pipeline > 1
+        return rescheduled(answer) if found else answer
 
 
 def rescheduled(answer: Plan, schedule: str = AUTOMATIC) -> Plan:

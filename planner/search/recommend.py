@@ -6,12 +6,14 @@ from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
 from planner.pipeline.generators import schedule_label, stage_to_rank
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
 from planner.search.placing import mesh_of, sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
+from planner.search.scheduling import own_schedule
 
 MOST_SAVED = 2.0
 """Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
@@ -60,16 +62,20 @@ def plan(
 def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
     """The best plan with its stages written out, once boundaries are moved and late stages recompute less.
 
-    Plans that are close come into it too, as they may gain more.
+    Plans that are close come into it too, as they may gain more. Where the schedule is to be found, each gets its own.
     """
     best, chosen, least = outcome.found[0], None, outcome.found[0].estimate.step_time_s
     for found in outcome.found if search.objective == "time" else outcome.found[:1]:
         saved = (
             MOST_SAVED * found.estimate.time.get("recompute", 0.0) + MOST_MOVED * found.estimate.step_time_s
         )
+        if search.pins.schedule == AUTOMATIC:
+            saved += found.estimate.time.get("bubble", 0.0)
         if chosen is not None and found.estimate.step_time_s - saved > least:
             continue
         option = finished(search, found)
+        if search.pins.schedule == AUTOMATIC:
+            option = own_schedule(search.evaluator, option, least)
         seconds = search.evaluator.estimate(option).step_time_s
         if chosen is None or seconds < least:
             best, chosen, least = found, option, seconds

@@ -21,7 +21,7 @@ from planner.inter_op.ordered import Bounded, cuts_in_order
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.placing import placed
-from planner.search.rescheduling import Answer, only_others, priced, under, ways
+from planner.search.rescheduling import ONE_BY_ONE, Answer, only_others, priced, under, ways
 from planner.search.space import divisors
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
@@ -95,7 +95,7 @@ class UnequalSearch:
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
         self._ways, self._only_others = ways(evaluator, pins), only_others(pins)
-        self._base = "1f1b" if self._only_others else pins.schedule or "1f1b"
+        self._base = next((name for name in ONE_BY_ONE if name == pins.schedule), "1f1b")
         held = batch if self._base == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
         self.evaluated = 0
