@@ -110,7 +110,10 @@ class PinOptions:
     sharding: Annotated[
         str | None, _pin("--sharding", help="FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.")
     ] = None
-    recompute: Annotated[str | None, _pin("--recompute", help="none, selective, attention or full.")] = None
+    recompute: Annotated[
+        str | None,
+        _pin("--recompute", help="none, selective, attention or full; one for each stage: full,none."),
+    ] = None
     schedule: Annotated[
         str | None,
         _pin("--schedule", help="Pipeline schedule (`meshwright schedules`), a CSV of one, or automatic."),

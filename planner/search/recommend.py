@@ -102,7 +102,16 @@ def with_stages(search: Search, found: Found) -> Parallelism:
     for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
         devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
         sharding = sharding_of(graph, shardings, (start, end))
-        stages.append(StagePlan(blocks=(start, end), devices=devices, mesh=mesh_of(plan), sharding=sharding))
+        own = plan.stages[s].recompute if plan.stages else None
+        stages.append(
+            StagePlan(
+                blocks=(start, end),
+                devices=devices,
+                mesh=mesh_of(plan),
+                sharding=sharding,
+                recompute=None if own == plan.recompute else own,
+            )
+        )
     return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
 
 

@@ -20,7 +20,7 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Estimate, Parallelism, Pins
 from planner.search.placing import sharding_of
 from planner.search.recomputing import by_rank
-from planner.search.space import searched_schedules
+from planner.search.space import searched_schedules, stage_policies
 from planner.search.submeshes import PoolPrices
 
 ONE_BY_ONE = ("1f1b", "eager-1f1b", "gpipe")
@@ -59,6 +59,12 @@ def ways(evaluator: Evaluator, pins: Pins) -> tuple[Way, ...]:
     """
     if pins.schedule and pins.schedule != AUTOMATIC:
         _check(pins.schedule)
+    if stage_policies(pins):
+        if only_others(pins):
+            raise InputError(
+                f"--recompute {pins.recompute}: where stages differ, for {', '.join(ONE_BY_ONE)} only"
+            )
+        return ()
     found = []
     for name in searched_schedules(evaluator.software, pins):
         least, most = schedule_entry(name).stages_per_rank

@@ -12,7 +12,8 @@ moved and recomputation relaxed stage by stage, where that makes them faster.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -37,6 +38,20 @@ breadth-first holds more activations than interleaved 1F1B for the same bubble, 
 kernels is not in the cost model."""
 
 SEARCHED_POLICIES = ("none", "selective", "full")
+
+
+SEPARATOR = ","
+
+
+def stage_policies(pins: Pins) -> tuple[str, ...]:
+    """The policy of each stage; empty where they are not fixed stage by stage."""
+    several = pins.recompute is not None and SEPARATOR in pins.recompute
+    return tuple(policy.strip() for policy in (pins.recompute or "").split(SEPARATOR)) if several else ()
+
+
+def commonest(policies: Sequence[str]) -> str:
+    """The policy that most stages have; a plan's own."""
+    return Counter(policies).most_common(1)[0][0]
 
 
 class Candidate(NamedTuple):
@@ -109,7 +124,9 @@ def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
     For smaller ones memory optimisations and copies of the domain do the job: the order in which practitioners
     decide. A search that finds nothing without pipelines looks at them too.
     """
-    if any(pin is not None for pin in (pins.pipeline, pins.virtual_stages, pins.schedule)):
+    if stage_policies(pins) or any(
+        p is not None for p in (pins.pipeline, pins.virtual_stages, pins.schedule)
+    ):
         return True
     return evaluator.setting.parameters > PARAMETERS_PER_DEVICE * scale_up_size(evaluator.cluster)
 
@@ -191,6 +208,8 @@ def searched_schedules(software: SoftwareSpec, pins: Pins) -> tuple[str, ...]:
 
 def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tuple[str, int]]:
     """(schedule, virtual stages) for ``p`` ranks and ``m`` micro-batches."""
+    if p == 1 and len(stage_policies(pins)) > 1:
+        return
     if p == 1:
         alone = pins.schedule if pins.schedule not in (None, AUTOMATIC) else None
         yield alone or "1f1b", pins.virtual_stages or 1
@@ -202,6 +221,8 @@ def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tup
         for v in _pinned(range(1, most + 1), pins.virtual_stages):
             if name == "interleaved" and v == 1 and pins.schedule in (None, AUTOMATIC):
                 continue  # that is 1f1b
+            if len(stage_policies(pins)) not in (0, v * p):
+                continue
             if v * p <= evaluator.graph.num_layers and not refusal(name, p, v, m):
                 yield name, v
 
@@ -216,6 +237,8 @@ def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
 
 def policies(pins: Pins) -> tuple[str, ...]:
     """Rematerialisation policies that are looked at."""
+    if stage_policies(pins):
+        return (commonest(stage_policies(pins)),)
     return (pins.recompute,) if pins.recompute else SEARCHED_POLICIES
 
 
