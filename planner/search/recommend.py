@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.models.model import Model
 from planner.pipeline.generators import schedule_label, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
-from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
+from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
 from planner.search.placing import mesh_of, sharding_of
@@ -23,23 +21,10 @@ MOST_MOVED = 0.02
 """Share of a step that moving boundaries between stages may save: plans that are further behind are left alone."""
 
 
-def plan(
-    model: Model,
-    cluster: ClusterSpec,
-    job: Job,
-    pins: Pins | None = None,
-    objective: Objective = "time",
-    top: int = 5,
-    progress: Progress | None = None,
+def recommended(
+    evaluator: Evaluator, pins: Pins, objective: Objective, top: int, progress: Progress | None = None
 ) -> Plan:
-    """The best plan for training ``model`` on ``cluster``, with its estimate and the next best.
-
-    Raises:
-        InputError: pins that contradict model, cluster or job.
-        Infeasible: nothing fits; says the least memory and what would make it fit.
-    """
-    pins = pins or Pins()
-    evaluator = Evaluator(model, cluster, job)
+    """The best plan of stages that are alike, and the next best; errors as `planner.search.plan`."""
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, objective)
     outcome = search.run(top, progress)
@@ -47,9 +32,9 @@ def plan(
     estimate = evaluator.estimate(chosen)
     others = [found for found in outcome.found if found is not best]
     return Plan(
-        model=model,
-        cluster=cluster,
-        job=job,
+        model=evaluator.model,
+        cluster=evaluator.whole,
+        job=evaluator.job,
         plan=chosen,
         estimate=estimate,
         optimality=outcome.optimality,
