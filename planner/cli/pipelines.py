@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.commands import ClusterArgument, ModelArgument
-from planner.cli.files import print_json, read_schedule, write_files
+from planner.cli.files import print_json, write_files
 from planner.cli.numbers import parse_numbers
 from planner.cli.options import JobOptions, OutputOptions
 from planner.cli.thresholds import check_thresholds
@@ -21,7 +21,7 @@ Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for
 def simulate(
     output: OutputOptions,
     schedule: Annotated[
-        str, typer.Option(help="A name, a CSV file, automatic, or an asynchronous pipeline.")
+        str, typer.Option(help="A name, FILE.csv, FILE.py:FUNCTION, automatic, or an asynchronous pipeline.")
     ] = "1f1b",
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.", min=1)] = 4,
     virtual_stages: Annotated[int, typer.Option(help="Stages on each rank.", min=1)] = 1,
@@ -47,9 +47,10 @@ def simulate(
     meshwright simulate --schedule zb-h1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input 18.086
     """
     from planner.pipeline.questions import PipelineQuestion, run
+    from planner.runs.schedules import own_schedule
 
     question = PipelineQuestion(
-        schedule=read_schedule(schedule) or schedule,
+        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, microbatches)),
         ranks=ranks,
         virtual_stages=virtual_stages,
         microbatches=microbatches,
