@@ -15,13 +15,16 @@ from planner.cli.thresholds import check_thresholds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from planner.pipeline.questions import PipelineAnswer
+
 Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for each: 1 or 1,1,2.")]
 
 
 def simulate(
     output: OutputOptions,
     schedule: Annotated[
-        str, typer.Option(help="A name, FILE.csv, FILE.py:FUNCTION, automatic, or an asynchronous pipeline.")
+        str,
+        typer.Option(help="A name, FILE.csv, FILE.py:FUNCTION, automatic, pipedream, pipedream-2bw, ampnet."),
     ] = "1f1b",
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.", min=1)] = 4,
     virtual_stages: Annotated[int, typer.Option(help="Stages on each rank.", min=1)] = 1,
@@ -65,13 +68,7 @@ def simulate(
         max_active=max_active,
     )
     answer = run(question)
-    files = {}
-    if csv is not None:
-        files[csv] = str(answer.timeline.schedule)
-    if trace is not None:
-        from planner.pipeline.trace import to_chrome_trace
-
-        files[trace] = to_chrome_trace(answer.timeline)
+    files = _files(answer, csv, trace)
     write_files(files)
     dumped = {"schema": "meshwright/pipeline/1", **answer.facts, "files": list(map(str, files))}
 
@@ -81,6 +78,17 @@ def simulate(
         return pipeline_report(answer, list(map(str, files)))
 
     _give(dumped, output, report)
+
+
+def _files(answer: "PipelineAnswer", csv: Path | None, trace: Path | None) -> dict[Path, str]:
+    files = {}
+    if csv is not None:
+        files[csv] = str(answer.timeline.schedule)
+    if trace is not None:
+        from planner.pipeline.trace import to_chrome_trace
+
+        files[trace] = to_chrome_trace(answer.timeline)
+    return files
 
 
 def parameter_server(
