@@ -49,6 +49,8 @@ def plan(
 
         plan("llama-3.1-70b", "dgx-h100:16", global_batch=1024, seq_len=8192, tensor=8)
 
+    ``schedule`` may also be a function that makes one (`planner.runs.schedules`).
+
     Raises:
         InputError: something cannot be read, or contradicts something else.
         Infeasible: nothing fits; says the least memory and what would make it fit.
@@ -149,11 +151,12 @@ def _question(
     of_pins = {name: value for name, value in options.items() if name in Pins.model_fields}
     base_job = {} if job is None else job.model_dump()
     base_pins = {} if pins is None else pins.model_dump()
+    whole_job = validated(Job, {**base_job, **of_job}, "job")
     return Question(
         model if isinstance(model, Model) else load_model(model),
         cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster),
-        validated(Job, {**base_job, **of_job}, "job"),
-        validated(Pins, {**base_pins, **of_pins}, "pins"),
+        whole_job,
+        validated(Pins, _with_schedule({**base_pins, **of_pins}, whole_job), "pins"),
     )
 
 
@@ -175,3 +178,14 @@ def load_model(source: str | Path | Program) -> Model:
     from planner.tracing.lifting.reading import load_model as from_file
 
     return from_file(source)
+
+
+def _with_schedule(pins: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The pins with what a function makes in place of the function, where the schedule is one."""
+    if not callable(pins.get("schedule")):
+        return pins
+    from planner.runs.schedules import numbers_of, written
+
+    pipeline, virtual, data, micro = map(pins.get, ("pipeline", "virtual_stages", "data", "micro_batch"))
+    numbers = numbers_of(pipeline, virtual, data, micro, job.global_batch)
+    return {**pins, "schedule": written(pins["schedule"], *numbers)}

@@ -45,7 +45,7 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
     """
     model, cluster, job, pins = question
     if cluster.others or pins.unequal_stages:
-        return plan_pools(model, cluster, job, pins, progress=progress)
+        return plan_pools(Evaluator(model, cluster, job), pins, progress=progress)
     evaluator = Evaluator(model, cluster, job)
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, "time")

@@ -59,7 +59,7 @@ def plan(
             model,
             cluster,
             job.to_job(),
-            pins.to_pins(),
+            pins.to_pins(job.to_job().global_batch),
             objective=cast("Objective", objective),
             top=top,
             progress=_counted(progress),
@@ -79,7 +79,9 @@ def fit(
     from planner import api
 
     with Progress(output.quiet) as progress:
-        answer = api.fit(model, cluster, job.to_job(), pins.to_pins(), progress=_counted(progress))
+        answer = api.fit(
+            model, cluster, job.to_job(), pins.to_pins(job.to_job().global_batch), progress=_counted(progress)
+        )
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)

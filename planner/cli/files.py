@@ -90,21 +90,16 @@ def read_mapping(source: str) -> dict[str, Any]:
     return parse_mapping(sys.stdin.read(), ".json", "stdin")
 
 
-def read_schedule(name: str | None) -> str | None:
-    """A schedule's name as it is; of a CSV file its text, which the plan then holds; ``InputError`` if it is none."""
-    from planner.runs.files import read_schedule as read
-
-    return read(Path(name)) if name is not None and name.lower().endswith(".csv") else name
-
-
 def with_schedule(plan: "Plan", schedule: str | None) -> "Plan":
-    """The plan under another schedule: a name, a CSV file, or automatic; as it is for None."""
-    name = read_schedule(schedule)
-    if name is None:
+    """The plan under another schedule: a name, a CSV file, a function, or automatic; as it is for None."""
+    if schedule is None:
         return plan
+    from planner.runs.schedules import own_schedule
     from planner.search import rescheduled
 
-    return rescheduled(plan, name)
+    degrees = plan.plan
+    numbers = (degrees.pipeline, degrees.virtual_stages, degrees.num_microbatches)
+    return rescheduled(plan, own_schedule(schedule, lambda: numbers))
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def compare_methods(
             load_model(model),
             load_cluster(cluster),
             job.to_job(),
-            pins.to_pins(),
+            pins.to_pins(job.to_job().global_batch),
             methods=tuple(method) if method else tuple(METHODS),
             budget=budget,
             seed=seed,

@@ -119,10 +119,16 @@ class PinOptions:
     sharding: Annotated[
         str | None, _pin("--sharding", help="FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.")
     ] = None
-    recompute: Annotated[str | None, _pin("--recompute", help="none, selective, attention or full.")] = None
+    recompute: Annotated[
+        str | None,
+        _pin("--recompute", help="none, selective, attention or full; one for each stage: full,none."),
+    ] = None
     schedule: Annotated[
         str | None,
-        _pin("--schedule", help="Pipeline schedule (`meshwright schedules`), a CSV of one, or automatic."),
+        _pin(
+            "--schedule",
+            help="Pipeline schedule (`meshwright schedules`), FILE.csv, FILE.py:FUNCTION, or automatic.",
+        ),
     ] = None
     offload: Annotated[
         list[str] | None, _pin("--offload", help="Keep on the host: optimizer, weights, activations or none.")
@@ -131,9 +137,11 @@ class PinOptions:
         bool, _pin("--unequal-stages", help="Stages may differ in devices, mesh and recomputation.")
     ] = False
 
-    def to_pins(self) -> "Pins":
-        """The `Pins`; ``InputError`` where ``--no-...`` contradicts a degree."""
-        from planner.cli.files import read_schedule
+    def to_pins(self, global_batch: int | None = None) -> "Pins":
+        """The `Pins`; ``InputError`` where ``--no-...`` contradicts a degree.
+
+        ``global_batch`` says how many micro-batches there are, for a schedule that a function makes.
+        """
         from planner.plans import Pins
 
         degrees = {axis: self._degree(axis) for axis in PINNED_TO_ONE}
@@ -146,11 +154,19 @@ class PinOptions:
                 "zero_stage": self.zero,
                 "sharding": None if self.sharding is None else self.sharding.upper(),
                 "recompute": self.recompute,
-                "schedule": read_schedule(self.schedule),
+                "schedule": self._schedule(global_batch),
                 "offload": offload,
                 "unequal_stages": self.unequal_stages or None,
             }
         )
+
+    def _schedule(self, global_batch: int | None) -> str | None:
+        if self.schedule is None:
+            return None
+        from planner.runs.schedules import numbers_of, own_schedule
+
+        degrees = (self.pipeline, self.virtual_stages, self.data, self.micro_batch)
+        return own_schedule(self.schedule, lambda: numbers_of(*degrees, global_batch))
 
     def _degree(self, axis: str) -> int | None:
         degree: int | None = getattr(self, axis)
@@ -180,7 +196,9 @@ class OutputOptions:
 
 ScheduleOption = Annotated[
     str | None,
-    typer.Option("--schedule", help="Another pipeline schedule: a name, a CSV file, or automatic."),
+    typer.Option(
+        "--schedule", help="Another pipeline schedule: a name, FILE.csv, FILE.py:FUNCTION, or automatic."
+    ),
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])

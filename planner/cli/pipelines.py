@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.commands import ClusterArgument, ModelArgument
-from planner.cli.files import print_json, read_schedule, write_files
+from planner.cli.files import print_json, write_files
 from planner.cli.numbers import parse_numbers
 from planner.cli.options import JobOptions, OutputOptions
 from planner.cli.thresholds import check_thresholds
@@ -23,7 +23,8 @@ Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for
 def simulate(
     output: OutputOptions,
     schedule: Annotated[
-        str, typer.Option(help="A name, a CSV file, automatic, or an asynchronous pipeline.")
+        str,
+        typer.Option(help="A name, FILE.csv, FILE.py:FUNCTION, automatic, pipedream, pipedream-2bw, ampnet."),
     ] = "1f1b",
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.", min=1)] = 4,
     virtual_stages: Annotated[int, typer.Option(help="Stages on each rank.", min=1)] = 1,
@@ -49,9 +50,10 @@ def simulate(
     meshwright simulate --schedule zb-h1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input 18.086
     """
     from planner.pipeline.questions import PipelineQuestion, run
+    from planner.runs.schedules import own_schedule
 
     question = PipelineQuestion(
-        schedule=read_schedule(schedule) or schedule,
+        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, microbatches)),
         ranks=ranks,
         virtual_stages=virtual_stages,
         microbatches=microbatches,
@@ -66,7 +68,7 @@ def simulate(
         max_active=max_active,
     )
     answer = run(question)
-    files = _drawn(answer, csv, trace)
+    files = _files(answer, csv, trace)
     write_files(files)
     dumped = {"schema": "meshwright/pipeline/1", **answer.facts, "files": list(map(str, files))}
 
@@ -76,6 +78,17 @@ def simulate(
         return pipeline_report(answer, list(map(str, files)))
 
     _give(dumped, output, report)
+
+
+def _files(answer: "PipelineAnswer", csv: Path | None, trace: Path | None) -> dict[Path, str]:
+    files = {}
+    if csv is not None:
+        files[csv] = str(answer.timeline.schedule)
+    if trace is not None:
+        from planner.pipeline.trace import to_chrome_trace
+
+        files[trace] = to_chrome_trace(answer.timeline)
+    return files
 
 
 def parameter_server(
@@ -148,17 +161,6 @@ def token_slices(
         return slices_report(answer)
 
     _give(dumped, output, report)
-
-
-def _drawn(answer: "PipelineAnswer", csv: Path | None, trace: Path | None) -> dict[Path, str]:
-    """Contents of the files that were asked for."""
-    from planner.pipeline.trace import to_chrome_trace
-
-    contents: dict[Path | None, Callable[[], str]] = {
-        csv: lambda: str(answer.timeline.schedule),
-        trace: lambda: to_chrome_trace(answer.timeline),
-    }
-    return {path: content() for path, content in contents.items() if path is not None}
 
 
 def _give(answer: dict[str, Any], output: OutputOptions, report: "Callable[[], RenderableType]") -> None:

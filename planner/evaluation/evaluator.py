@@ -77,7 +77,7 @@ class Evaluator:
 
     def __init__(self, model: Model, cluster: ClusterSpec, job: Job) -> None:
         """Raises ``InputError`` where a device has no rate for the job's precision."""
-        self.whole = cluster
+        self.model, self.whole = model, cluster
         cluster, *others = cluster.pools
         self.pools: tuple[Evaluator, ...] = (self, *(Evaluator(model, pool, job) for pool in others))
         software = load_software(job.stack)

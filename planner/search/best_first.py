@@ -28,7 +28,8 @@ from planner.search.bounds import (
     pipeline_seconds,
     unavoidable,
 )
-from planner.search.space import Candidate, candidates, policies, searches_pipelines
+from planner.search.policies import cut_by_policy, with_bare_stages
+from planner.search.space import Candidate, candidates, policies, searches_pipelines, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit
 
 Progress = Callable[[int, int], None]
@@ -160,7 +161,8 @@ class Search:
         self._assignments = Assignments(evaluator)
         self._cuts: dict[Candidate, tuple[int, ...]] = {}
         self._whole: dict[tuple[object, ...], Floors] = evaluator.kept.searched_as("floors")
-        self._unavoidable = unavoidable(evaluator.pricer(ALONE), policies(pins))
+        self._policies = stage_policies(pins)
+        self._unavoidable = unavoidable(evaluator.pricer(ALONE), self._policies or policies(pins))
         self._levels = (self.main_floor, self.policy_floor, self.floor, self.staged_time, self.staged_floor)
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self.nearest: Found | None = None
@@ -181,8 +183,12 @@ class Search:
             plan, shardings = parallelism(c), self.sharding(c)
             evaluator, graph = self.evaluator, self.evaluator.graph
             layers = tuple(Counter(graph.sequence).items())
-            whole = evaluator.stage(plan, StageShape(layers, True, True), c.recompute, shardings)
-            single = [evaluator.block(plan, name, c.recompute, shardings) for name, _ in layers]
+            shape, fastest = StageShape(layers, True, True), "none" if self._policies else c.recompute
+            whole = evaluator.stage(plan, shape, fastest, shardings)
+            if self._policies:
+                under = (evaluator.stage(plan, shape, policy, shardings) for policy in set(self._policies))
+                whole = whole._replace(saved_bytes=min(cost.saved_bytes for cost in under))
+            single = [evaluator.block(plan, name, fastest, shardings) for name, _ in layers]
             job, software = evaluator.job, evaluator.software
             resident = resident_states(whole.weights, job, plan, evaluator.mesh(plan), software)
             states = sum(resident.values())
@@ -192,7 +198,9 @@ class Search:
 
     def _early_floor(self, c: Candidate) -> float:
         software = self.evaluator.software
-        return early_floor(c, self._unavoidable, self.evaluator.job, software)
+        saved = self._unavoidable.saved
+        least = min(self._policies, key=lambda policy: saved[policy], default=c.recompute)
+        return early_floor(c._replace(recompute=least), self._unavoidable, self.evaluator.job, software)
 
     def _least_on_host(self, c: Candidate) -> float:
         return least_on_host(c, self._unavoidable, self.evaluator) if c.offload else 0.0
@@ -210,6 +218,7 @@ class Search:
 
     def _main_floor(self, c: Candidate) -> float:
         """Seconds of the main layers alone under the candidate's policy."""
+        c = c._replace(recompute="none") if self._policies else c
         key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
         if key not in self._least:
             self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
@@ -243,18 +252,23 @@ class Search:
     def staged_time(self, c: Candidate) -> Floor:
         """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""
         plan, shardings = parallelism(c), self.sharding(c)
-        if c not in self._cuts:
+        if c not in self._cuts and self._policies:
+            self._cuts[c] = cut_by_policy(self.evaluator, plan, shardings, self._policies, self.limit)
+        elif c not in self._cuts:
             self._cuts[c] = cut_layers(self.evaluator, plan, shardings)
-        return Floor(self.evaluator.floor(plan, shardings, self._cuts[c]), 0.0)
+        return Floor(self.evaluator.floor(self._staged(c, plan), shardings, self._cuts[c]), 0.0)
+
+    def _staged(self, c: Candidate, plan: Parallelism) -> Parallelism:
+        """The plan with its stages' policies, where those are fixed."""
+        return with_bare_stages(plan, self._cuts[c], self._policies) if self._policies else plan
 
     def staged_floor(self, c: Candidate) -> Floor:
         """The same with the memory of the stages; those that do not fit are recut."""
         seconds = self.staged_time(c).seconds
         plan, shardings = parallelism(c), self.sharding(c)
-        memory = self.evaluator.memory(plan, shardings, self._cuts[c])
-        recut = (
-            cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if memory > self.limit else None
-        )
+        memory = self.evaluator.memory(self._staged(c, plan), shardings, self._cuts[c])
+        tight = memory > self.limit and not self._policies
+        recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if tight else None
         if recut is None:
             return Floor(seconds, memory)
         self._cuts[c] = recut
@@ -268,7 +282,7 @@ class Search:
         plan, shardings = parallelism(c), self.sharding(c)
         if c not in self._cuts:
             self.staged_floor(c)
-        plan = plan.model_copy(update={"sequence_parallel": splits_sequence(shardings)})
+        plan = self._staged(c, plan).model_copy(update={"sequence_parallel": splits_sequence(shardings)})
         return Found(c, plan, self._cuts[c], self.evaluator.estimate(plan, shardings, self._cuts[c]))
 
     def _bound(self, seconds: float, c: Candidate) -> tuple[float, ...]:

@@ -7,8 +7,9 @@ from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
-from planner.search.space import tensor_degrees
+from planner.search.space import stage_policies, tensor_degrees
 
 ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
     "NO_SHARD": (0, 1),
@@ -40,17 +41,20 @@ def check_choices(evaluator: Evaluator, pins: Pins) -> None:
     Raises ``InputError``.
     """
     _check_names(pins)
+    _check_policies(pins)
     _check_sharding(pins)
     _check_offload(evaluator, pins)
 
 
 def _check_names(pins: Pins) -> None:
-    if pins.recompute is not None and pins.recompute not in RECOMPUTE_POLICIES:
-        raise InputError(f"--recompute {pins.recompute!r}: use one of {', '.join(RECOMPUTE_POLICIES)}")
+    for policy in stage_policies(pins) or ((pins.recompute,) if pins.recompute is not None else ()):
+        if policy not in RECOMPUTE_POLICIES:
+            known = ", ".join(RECOMPUTE_POLICIES)
+            raise InputError(f"--recompute {pins.recompute!r}: use one of {known}, or one for each stage")
     if pins.schedule is not None and is_written_out(pins.schedule):
         schedule_entry(pins.schedule)
-    elif pins.schedule is not None and pins.schedule not in SCHEDULES:
-        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)}")
+    elif pins.schedule not in (None, AUTOMATIC, *SCHEDULES):
+        raise InputError(f"--schedule {pins.schedule!r}: use {AUTOMATIC} or one of {', '.join(SCHEDULES)}")
 
 
 def _check_sharding(pins: Pins) -> None:
@@ -78,13 +82,22 @@ def _check_pipeline(pins: Pins) -> None:
         raise InputError(
             f"--virtual-stages {stages} contradicts a pipeline of 1: stages need devices to alternate on"
         )
-    if pins.schedule is None or pins.virtual_stages is None or pins.pipeline == 1:
+    if not pins.schedule or pins.schedule == AUTOMATIC or pins.virtual_stages is None or pins.pipeline == 1:
         return
     least, most = schedule_entry(pins.schedule).stages_per_rank
     if stages < least or (most is not None and stages > most):
         legal = f"exactly {least}" if least == most else f"at least {least}"
         raise InputError(
             f"--virtual-stages {stages} contradicts --schedule {schedule_label(pins.schedule)}, which has {legal}"
+        )
+
+
+def _check_policies(pins: Pins) -> None:
+    given, p, v = len(stage_policies(pins)), pins.pipeline or 1, pins.virtual_stages or 1
+    if given and (given % p or given % v or (pins.pipeline and pins.virtual_stages and given != p * v)):
+        raise InputError(
+            f"--recompute {pins.recompute} is for {given} stages, which contradicts a pipeline of "
+            f"{pins.pipeline or 'any'} x {pins.virtual_stages or 'any'} virtual stages"
         )
 
 

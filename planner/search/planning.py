@@ -5,9 +5,10 @@ from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Pins, Plan
-from planner.search import pooled, recommend
 from planner.search.best_first import Progress
 from planner.search.garbage import uncollected
+from planner.search.pooled import plan_pools
+from planner.search.recommend import recommended
 from planner.search.scheduling import with_schedule
 
 
@@ -27,13 +28,13 @@ def plan(
         Infeasible: nothing fits; says the least memory and what would make it fit.
     """
     asked = pins or Pins()
-    automatic = asked.schedule == AUTOMATIC
-    if automatic:
-        asked = asked.model_copy(update={"schedule": None})
-    chosen = pooled.plan_pools if cluster.others or asked.unequal_stages else recommend.plan
+    evaluator = Evaluator(model, cluster, job)
     with uncollected():
-        answer = chosen(model, cluster, job, asked, objective, top, progress)
-        return rescheduled(answer) if automatic and answer.plan.pipeline > 1 else answer
+        if not (cluster.others or asked.unequal_stages):
+            return recommended(evaluator, asked, objective, top, progress)
+        answer = plan_pools(evaluator, asked, objective, top, progress)
+        found = asked.schedule == AUTOMATIC and answer.plan.pipeline > 1
+        return rescheduled(answer) if found else answer
 
 
 def rescheduled(answer: Plan, schedule: str = AUTOMATIC) -> Plan:

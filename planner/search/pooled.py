@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.models.model import Model
-from planner.plans import Alternative, Estimate, Job, Objective, Optimality, Parallelism, Pins, Plan
+from planner.plans import Alternative, Estimate, Objective, Optimality, Parallelism, Pins, Plan
 from planner.search.best_first import Progress, Search
 from planner.search.pins import check_choices
 from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
@@ -15,9 +14,7 @@ from planner.search.unequal import UnequalOutcome, UnequalSearch
 
 
 def plan_pools(
-    model: Model,
-    cluster: ClusterSpec,
-    job: Job,
+    evaluator: Evaluator,
     pins: Pins,
     objective: Objective = "time",
     top: int = 5,
@@ -31,10 +28,10 @@ def plan_pools(
     """
     if objective != "time":
         raise InputError(f"--objective {objective}: where stages differ, plans are searched for time only")
-    evaluator = Evaluator(model, cluster, job)
+    cluster = evaluator.whole
     check_choices(evaluator, pins)
     search = UnequalSearch(evaluator, pins)
-    alone, proofs = _alone(evaluator, model, job, pins, top, progress)
+    alone, proofs = _alone(evaluator, pins, top, progress)
     known = min((answer.estimate.step_time_s for answer in alone), default=float("inf"))
     outcome = search.run(known, progress)
     found = sorted((*alone, *outcome.found), key=lambda answer: answer.estimate.step_time_s)[:top]
@@ -45,9 +42,9 @@ def plan_pools(
         )
     best = found[0]
     return Plan(
-        model=model,
+        model=evaluator.model,
         cluster=cluster,
-        job=job,
+        job=evaluator.job,
         plan=best.plan,
         estimate=best.estimate,
         optimality=_optimality(best.estimate, known, outcome, proofs),
@@ -64,14 +61,14 @@ def plan_pools(
 
 
 def _alone(
-    evaluator: Evaluator, model: Model, job: Job, pins: Pins, top: int, progress: Progress | None
+    evaluator: Evaluator, pins: Pins, top: int, progress: Progress | None
 ) -> tuple[list[Answer], list[Optimality]]:
     """The best plans on each pool by itself, with the others idle."""
     answers: list[Answer] = []
     proofs: list[Optimality] = []
     start = 0
     for pool in evaluator.whole.pools:
-        search = Search(Evaluator(model, pool, job), pins, "time")
+        search = Search(Evaluator(evaluator.model, pool, evaluator.job), pins, "time")
         try:
             outcome = search.run(top, progress)
         except Infeasible:

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.models.model import Model
 from planner.pipeline.generators import schedule_label, stage_to_rank
-from planner.plans import Alternative, Estimate, Job, Objective, Parallelism, Pins, Plan, StagePlan
+from planner.pipeline.questions import AUTOMATIC
+from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
 from planner.search.pins import check_pins
 from planner.search.placing import mesh_of, sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
+from planner.search.scheduling import own_schedule
 
 MOST_SAVED = 2.0
 """Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
@@ -21,23 +21,10 @@ MOST_MOVED = 0.02
 """Share of a step that moving boundaries between stages may save: plans that are further behind are left alone."""
 
 
-def plan(
-    model: Model,
-    cluster: ClusterSpec,
-    job: Job,
-    pins: Pins | None = None,
-    objective: Objective = "time",
-    top: int = 5,
-    progress: Progress | None = None,
+def recommended(
+    evaluator: Evaluator, pins: Pins, objective: Objective, top: int, progress: Progress | None = None
 ) -> Plan:
-    """The best plan for training ``model`` on ``cluster``, with its estimate and the next best.
-
-    Raises:
-        InputError: pins that contradict model, cluster or job.
-        Infeasible: nothing fits; says the least memory and what would make it fit.
-    """
-    pins = pins or Pins()
-    evaluator = Evaluator(model, cluster, job)
+    """The best plan of stages that are alike, and the next best; errors as `planner.search.plan`."""
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, objective)
     outcome = search.run(top, progress)
@@ -45,9 +32,9 @@ def plan(
     estimate = evaluator.estimate(chosen)
     others = [found for found in outcome.found if found is not best]
     return Plan(
-        model=model,
-        cluster=cluster,
-        job=job,
+        model=evaluator.model,
+        cluster=evaluator.whole,
+        job=evaluator.job,
         plan=chosen,
         estimate=estimate,
         optimality=outcome.optimality,
@@ -60,16 +47,20 @@ def plan(
 def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
     """The best plan with its stages written out, once boundaries are moved and late stages recompute less.
 
-    Plans that are close come into it too, as they may gain more.
+    Plans that are close come into it too, as they may gain more. Where the schedule is to be found, each gets its own.
     """
     best, chosen, least = outcome.found[0], None, outcome.found[0].estimate.step_time_s
     for found in outcome.found if search.objective == "time" else outcome.found[:1]:
         saved = (
             MOST_SAVED * found.estimate.time.get("recompute", 0.0) + MOST_MOVED * found.estimate.step_time_s
         )
+        if search.pins.schedule == AUTOMATIC:
+            saved += found.estimate.time.get("bubble", 0.0)
         if chosen is not None and found.estimate.step_time_s - saved > least:
             continue
         option = finished(search, found)
+        if search.pins.schedule == AUTOMATIC:
+            option = own_schedule(search.evaluator, option, least)
         seconds = search.evaluator.estimate(option).step_time_s
         if chosen is None or seconds < least:
             best, chosen, least = found, option, seconds
@@ -96,7 +87,16 @@ def with_stages(search: Search, found: Found) -> Parallelism:
     for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
         devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
         sharding = sharding_of(graph, shardings, (start, end))
-        stages.append(StagePlan(blocks=(start, end), devices=devices, mesh=mesh_of(plan), sharding=sharding))
+        own = plan.stages[s].recompute if plan.stages else None
+        stages.append(
+            StagePlan(
+                blocks=(start, end),
+                devices=devices,
+                mesh=mesh_of(plan),
+                sharding=sharding,
+                recompute=None if own == plan.recompute else own,
+            )
+        )
     return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
 
 

@@ -62,11 +62,20 @@ def by_rank(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     return with_policies(plan, chosen)
 
 
-class _Stages:
-    """Stages of one plan by layers, each with the fastest policy that fits."""
+class OwnPolicies:
+    """Stages of one plan by layers, one on each rank, each with the fastest of its policies that fits."""
 
-    def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        plan: Parallelism,
+        shardings: Shardings,
+        limit: float,
+        policies: Sequence[Sequence[str]],
+    ) -> None:
+        """``policies`` are those that each stage may have."""
         self._evaluator, self._plan, self._shardings, self._limit = evaluator, plan, shardings, limit
+        self._policies = [tuple(of_stage) for of_stage in policies]
         order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
         self._in_flight = peak_in_flight(order)
         self._known: dict[tuple[object, ...], tuple[float, str] | None] = {}
@@ -74,10 +83,10 @@ class _Stages:
     def best(self, start: int, end: int, stage: int) -> tuple[float, str] | None:
         """Seconds and policy; None where no policy fits."""
         shape = self._evaluator.shape(start, end)
-        key = (shape, self._in_flight[stage])
+        key = (shape, self._in_flight[stage], self._policies[stage])
         if key not in self._known:
             found = []
-            for policy in SEARCHED_POLICIES:
+            for policy in self._policies[stage]:
                 cost = self._evaluator.stage(self._plan, shape, policy, self._shardings)
                 held = self._in_flight[stage] * cost.saved_bytes
                 evaluator, mesh = self._evaluator, self._evaluator.mesh(self._plan)
@@ -88,24 +97,23 @@ class _Stages:
             self._known[key] = min(found, default=None)
         return self._known[key]
 
-
-def _recut(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
-    """Layers cut anew, every stage with its own policy; the plan as it was where that is impossible."""
-    stages = _Stages(evaluator, plan.model_copy(update={"stages": ()}), shardings, limit)
-
-    def seconds(start: int, end: int, stage: int) -> float:
-        best = stages.best(start, end, stage)
+    def seconds(self, start: int, end: int, stage: int) -> float:
+        """Of a stage that fits, for one micro-batch [s]."""
+        best = self.best(start, end, stage)
         assert best is not None  # asked only where the stage fits
         return best[0]
 
+    def fits(self, start: int, end: int, stage: int) -> bool:
+        """Whether any of its policies does."""
+        return self.best(start, end, stage) is not None
+
+
+def _recut(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
+    """Layers cut anew, every stage with its own policy; the plan as it was where that is impossible."""
+    bare, free = plan.model_copy(update={"stages": ()}), [SEARCHED_POLICIES] * plan.pipeline
+    stages, layers = OwnPolicies(evaluator, bare, shardings, limit, free), evaluator.graph.num_layers
     try:
-        cut = partition_layers(
-            evaluator.graph.num_layers,
-            plan.pipeline,
-            seconds,
-            lambda start, end, stage: stages.best(start, end, stage) is not None,
-            plan.num_microbatches,
-        )
+        cut = partition_layers(layers, plan.pipeline, stages.seconds, stages.fits, plan.num_microbatches)
     except Infeasible:
         return plan
     moved = tuple(_moved(evaluator, plan, s, layers) for s, layers in enumerate(cut.stages))

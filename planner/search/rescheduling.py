@@ -16,10 +16,11 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.sites import seen_by
 from planner.inter_op.partition import partition_layers
 from planner.pipeline.generators import is_written_out, refusal, schedule_entry, schedule_label, stage_to_rank
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Estimate, Parallelism, Pins
 from planner.search.placing import sharding_of
 from planner.search.recomputing import by_rank
-from planner.search.space import BY_PIN_ONLY
+from planner.search.space import searched_schedules, stage_policies
 from planner.search.submeshes import PoolPrices
 
 ONE_BY_ONE = ("1f1b", "eager-1f1b", "gpipe")
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
 
 def only_others(pins: Pins) -> bool:
     """Whether the pins leave none of `ONE_BY_ONE`."""
-    return (pins.virtual_stages or 1) > 1 or pins.schedule not in (None, *ONE_BY_ONE)
+    return (pins.virtual_stages or 1) > 1 or pins.schedule not in (None, AUTOMATIC, *ONE_BY_ONE)
 
 
 def ways(evaluator: Evaluator, pins: Pins) -> tuple[Way, ...]:
@@ -56,11 +57,16 @@ def ways(evaluator: Evaluator, pins: Pins) -> tuple[Way, ...]:
 
     Raises ``InputError`` where stages that differ cannot have what is pinned.
     """
-    if pins.schedule is not None:
+    if pins.schedule and pins.schedule != AUTOMATIC:
         _check(pins.schedule)
-    offered = (s for s in evaluator.software.schedules if s not in (*BY_PIN_ONLY, *ONE_BY_ONE))
+    if stage_policies(pins):
+        if only_others(pins):
+            raise InputError(
+                f"--recompute {pins.recompute}: where stages differ, for {', '.join(ONE_BY_ONE)} only"
+            )
+        return ()
     found = []
-    for name in [pins.schedule] if pins.schedule else offered:
+    for name in searched_schedules(evaluator.software, pins):
         least, most = schedule_entry(name).stages_per_rank
         numbers = range(least, min(most or MOST_VIRTUAL, MOST_VIRTUAL) + 1)
         found += [Way(name, v) for v in ([pins.virtual_stages] if pins.virtual_stages else numbers)]

@@ -10,14 +10,17 @@ from planner.evaluation.memory import device_memory
 from planner.evaluation.moments import kept_share
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import send_seconds, stage_times
+from planner.evaluation.step import send_seconds, stage_times, step_floor
 from planner.pipeline.activations import held
 from planner.pipeline.automatic import find_schedule
-from planner.pipeline.generators import refusal, stage_to_rank
+from planner.pipeline.generators import refusal, schedule_entry, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.pipeline.schedule import to_csv
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
+
+MOST_ACTIONS = 30_000
+"""Of a pipeline that a schedule is made for within a search: some forty orders of them are tried."""
 
 HALVINGS = 40
 """Of the interval in which the room for activations is sought."""
@@ -64,6 +67,19 @@ def found_schedule(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     option = plan.model_copy(update={"schedule": to_csv(schedule)})
     before, after = evaluator.estimate(plan), evaluator.estimate(option)
     return option if after.fits and after.step_time_s < before.step_time_s else plan
+
+
+def own_schedule(evaluator: Evaluator, plan: Parallelism, known: float) -> Parallelism:
+    """The plan under a schedule made for it, where that may take less than ``known`` [s] and is little work."""
+    actions = 3 * plan.pipeline * plan.virtual_stages * plan.num_microbatches
+    if plan.pipeline == 1 or copies_of(plan) > 1 or actions > MOST_ACTIONS:
+        return plan
+    waves = schedule_entry(plan.schedule).placement == "wave"
+    # Whatever the order, forwards have to come through the ranks before: as in a schedule that splits backwards.
+    split = "zb-v" if waves else "interleaved-zb"
+    shortest = plan.model_copy(update={"schedule": split})
+    floor = step_floor(evaluator.setting, shortest, evaluator.mesh(plan), evaluator.stages(plan))
+    return plan if floor >= known else found_schedule(evaluator, plan)
 
 
 class _Rank(NamedTuple):

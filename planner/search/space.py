@@ -5,19 +5,23 @@ scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_
 parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages, but
 only for a model that is too large for one scale-up domain (`searches_pipelines`) or on request;
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
-the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory).
+the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
+`AUTOMATIC` those as well.
 Layers are cut by what the slowest stage takes. The best plans of this space are finished outside of it: boundaries are
 moved and recomputation relaxed stage by stage, where that makes them faster.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
 from planner.pipeline.generators import refusal, schedule_entry
+from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Objective, Offload, Pins, Sharding, ZeroStage
 
 MIN_CONTEXT_TOKENS = 2048
@@ -29,10 +33,25 @@ MAX_VIRTUAL_STAGES = 8
 MAX_MICRO_BATCH = 32
 
 BY_PIN_ONLY = ("breadth-first", "dualpipev", "interleaved-zb", "zb-h1", "zb-h2", "zb-v")
-"""Schedules that are priced when asked for but not searched: breadth-first holds more activations than interleaved
-1F1B for the same bubble, and what a split backward costs in kernels and kept inputs is not in the cost model."""
+"""Schedules that are searched only where the schedule is to be found (`AUTOMATIC`), and priced when asked for:
+breadth-first holds more activations than interleaved 1F1B for the same bubble, and what a split backward costs in
+kernels is not in the cost model."""
 
 SEARCHED_POLICIES = ("none", "selective", "full")
+
+
+SEPARATOR = ","
+
+
+def stage_policies(pins: Pins) -> tuple[str, ...]:
+    """The policy of each stage; empty where they are not fixed stage by stage."""
+    several = pins.recompute is not None and SEPARATOR in pins.recompute
+    return tuple(policy.strip() for policy in (pins.recompute or "").split(SEPARATOR)) if several else ()
+
+
+def commonest(policies: Sequence[str]) -> str:
+    """The policy that most stages have; a plan's own."""
+    return Counter(policies).most_common(1)[0][0]
 
 
 class Candidate(NamedTuple):
@@ -105,7 +124,9 @@ def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
     For smaller ones memory optimisations and copies of the domain do the job: the order in which practitioners
     decide. A search that finds nothing without pipelines looks at them too.
     """
-    if any(pin is not None for pin in (pins.pipeline, pins.virtual_stages, pins.schedule)):
+    if stage_policies(pins) or any(
+        p is not None for p in (pins.pipeline, pins.virtual_stages, pins.schedule)
+    ):
         return True
     return evaluator.setting.parameters > PARAMETERS_PER_DEVICE * scale_up_size(evaluator.cluster)
 
@@ -178,20 +199,32 @@ def _zero_choices(
         yield zero, sharding, degree
 
 
+def searched_schedules(software: SoftwareSpec, pins: Pins) -> tuple[str, ...]:
+    """The pinned schedule, or those that are looked at; a schedule that is found need not be one of the stack's."""
+    if pins.schedule and pins.schedule != AUTOMATIC:
+        return (pins.schedule,)
+    offered = software.schedules
+    usual = tuple(s for s in offered if s not in BY_PIN_ONLY and not (s == "gpipe" and "1f1b" in offered))
+    return usual if pins.schedule is None else (*usual, *BY_PIN_ONLY)
+
+
 def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tuple[str, int]]:
     """(schedule, virtual stages) for ``p`` ranks and ``m`` micro-batches."""
-    if p == 1:
-        yield pins.schedule or "1f1b", pins.virtual_stages or 1
+    if p == 1 and len(stage_policies(pins)) > 1:
         return
-    offered = evaluator.software.schedules
-    searched = [s for s in offered if s not in BY_PIN_ONLY and not (s == "gpipe" and "1f1b" in offered)]
-    for name in [pins.schedule] if pins.schedule else searched:
+    if p == 1:
+        alone = pins.schedule if pins.schedule not in (None, AUTOMATIC) else None
+        yield alone or "1f1b", pins.virtual_stages or 1
+        return
+    for name in searched_schedules(evaluator.software, pins):
         most = min(
             schedule_entry(name).stages_per_rank[1] or MAX_VIRTUAL_STAGES, evaluator.graph.num_layers // p
         )
         for v in _pinned(range(1, most + 1), pins.virtual_stages):
-            if name == "interleaved" and v == 1 and pins.schedule is None:
+            if name == "interleaved" and v == 1 and pins.schedule in (None, AUTOMATIC):
                 continue  # that is 1f1b
+            if len(stage_policies(pins)) not in (0, v * p):
+                continue
             if v * p <= evaluator.graph.num_layers and not refusal(name, p, v, m):
                 yield name, v
 
@@ -206,6 +239,8 @@ def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
 
 def policies(pins: Pins) -> tuple[str, ...]:
     """Rematerialisation policies that are looked at."""
+    if stage_policies(pins):
+        return (commonest(stage_policies(pins)),)
     return (pins.recompute,) if pins.recompute else SEARCHED_POLICIES
 
 

@@ -14,7 +14,7 @@ from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
-from planner.search.space import SEARCHED_POLICIES, context_degrees, divisors, tensor_degrees
+from planner.search.space import SEARCHED_POLICIES, context_degrees, divisors, stage_policies, tensor_degrees
 
 MOST_STAGES = 8
 """Stages that a pool is cut into at most: stages that differ have one mesh for each, and meshes of a device or two are
@@ -66,11 +66,13 @@ class PoolPrices:
         self._layers: dict[tuple[object, ...], float] = {}
         self._offers: dict[tuple[object, ...], tuple[_Offer, ...]] = {}
 
-    def choice(self, shape: StageShape, size: int, share: Share, in_flight: int) -> Choice | None:
-        """The fastest way to run the stage that fits with so many micro-batches in flight."""
-        key = (shape, size, share)
+    def choice(
+        self, shape: StageShape, size: int, share: Share, in_flight: int, policy: str | None = None
+    ) -> Choice | None:
+        """The fastest way to run the stage that fits with so many micro-batches in flight, under any policy or one."""
+        key = (shape, size, share, policy)
         if key not in self._offers:
-            self._offers[key] = self._offers_for(shape, size, share)
+            self._offers[key] = self._offers_for(shape, size, share, policy)
         fitting = (offer.choice for offer in self._offers[key] if offer.room >= in_flight)
         return next(fitting, None)
 
@@ -88,10 +90,12 @@ class PoolPrices:
             self._layers[key] = min(more, default=math.inf)
         return self._layers[key]
 
-    def _offers_for(self, shape: StageShape, size: int, share: Share) -> tuple[_Offer, ...]:
+    def _offers_for(
+        self, shape: StageShape, size: int, share: Share, policy: str | None
+    ) -> tuple[_Offer, ...]:
         """Fastest first; a slower one is offered only where it has memory for more."""
         priced: list[tuple[float, int, Choice, StageCost]] = []
-        for local in self._locals(size, share):
+        for local in (one for one in self._locals(size, share) if policy in (None, one.recompute)):
             cost, shardings = self.cost(local, shape)
             mesh = self.evaluator.mesh(local)
             tail = tail_of(self.evaluator.setting, local, mesh, [cost])
@@ -146,7 +150,8 @@ class PoolPrices:
         """Every mesh of ``size`` devices and policy that the pins allow, as a plan of one stage."""
         evaluator, pins = self.evaluator, self.pins
         experts = evaluator.graph.dims.get("experts", 1)
-        policies = [pins.recompute] if pins.recompute else SEARCHED_POLICIES
+        pinned = stage_policies(pins) or ((pins.recompute,) if pins.recompute else SEARCHED_POLICIES)
+        policies = tuple(dict.fromkeys(pinned))
         for tensor in _pinned(tensor_degrees(evaluator.graph, evaluator.cluster), pins.tensor):
             for context in _pinned(context_degrees(evaluator.graph, evaluator.job.seq_len), pins.context):
                 data, rest = divmod(size, tensor * context)

@@ -21,8 +21,8 @@ from planner.inter_op.ordered import Bounded, cuts_in_order
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.placing import placed
-from planner.search.rescheduling import Answer, only_others, priced, under, ways
-from planner.search.space import divisors
+from planner.search.rescheduling import ONE_BY_ONE, Answer, only_others, priced, under, ways
+from planner.search.space import divisors, stage_policies
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
 Numbers = NDArray[np.int64]
@@ -91,11 +91,12 @@ class UnequalSearch:
     def __init__(self, evaluator: Evaluator, pins: Pins) -> None:
         """Nothing is priced yet. Raises ``InputError`` for pins that such stages cannot have."""
         _check(evaluator, pins)
-        self.evaluator, self.pins = evaluator, pins
+        self.evaluator, self.pins, self._policies = evaluator, pins, stage_policies(pins)
+        self._stages = pins.pipeline or len(self._policies) or None
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
         self._ways, self._only_others = ways(evaluator, pins), only_others(pins)
-        self._base = "1f1b" if self._only_others else pins.schedule or "1f1b"
+        self._base = next((name for name in ONE_BY_ONE if name == pins.schedule), "1f1b")
         held = batch if self._base == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
         self.evaluated = 0
@@ -197,7 +198,7 @@ class UnequalSearch:
         """The cuts of least time by the closed form, simulated and improved."""
         m = combination.share.num_microbatches
         try:
-            cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self.pins.pipeline)
+            cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self._stages)
         except Infeasible:
             return []
         answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
@@ -223,7 +224,7 @@ class UnequalSearch:
         self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
     ) -> Iterator[Bounded]:
         """Cuts by what their steps cannot be below."""
-        pinned, m = self.pins.pipeline, combination.share.num_microbatches
+        pinned, m = self._stages, combination.share.num_microbatches
         factor = 1 + self._slower(combination)
         extra = [
             self._beside(combination, stages) if pinned in (None, stages) else float("inf")
@@ -278,7 +279,13 @@ class UnequalSearch:
         """How a stage runs on a submesh with so many stages behind it."""
         share = combination.share
         held = in_flight(share.schedule, stages_after, share.num_microbatches)
-        return self.prices[combination.order[submesh.pool]].choice(shape, submesh.size, share, held)
+        policy = None
+        if self._policies:
+            if stages_after >= len(self._policies):
+                return None
+            policy = self._policies[-1 - stages_after]
+        prices = self.prices[combination.order[submesh.pool]]
+        return prices.choice(shape, submesh.size, share, held, policy)
 
     def _tables(self, combination: Combination, submeshes: Sequence[Submesh], slowest: float) -> _Tables:
         """What is known of every stage; those slower than ``slowest`` are left out."""

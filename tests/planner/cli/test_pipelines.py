@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from planner import plan
 from planner.pipeline.generators import generate
 
 Cli = Callable[..., Result]
@@ -189,3 +190,87 @@ def test_a_broken_schedule_is_named(cli: Cli, piped: str, tmp_path: Path, text: 
     result = cli("evaluate", piped, "--schedule", str(path))
     assert result.exit_code == 2
     assert any(part in result.stderr for part in message.split("|")), result.stderr
+
+
+MINE = """
+def mine(ranks, virtual_stages, microbatches):
+    forward = [[f"{r}F{k}" for k in range(microbatches)] for r in range(ranks)]
+    return [row + [f"{r}B{k}" for k in reversed(range(microbatches))] for r, row in enumerate(forward)]
+
+def broken(ranks, virtual_stages, microbatches):
+    return 1 / 0
+
+def short(ranks, virtual_stages, microbatches):
+    return mine(ranks, virtual_stages, microbatches - 1)
+
+def nothing(ranks, virtual_stages, microbatches):
+    return None
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(MINE)
+    return str(path)
+
+
+def test_a_function_is_a_schedule(cli: Cli, own: str, piped: str, tmp_path: Path) -> None:
+    options = ("--ranks", "4", "--microbatches", "8", "--json")
+    found, known = (
+        answer(cli("simulate", "--schedule", name, *options)) for name in (f"{own}:mine", "terapipe")
+    )
+    assert found["makespan_s"] == known["makespan_s"]
+    assert found["ranks"] == known["ranks"]
+    path = tmp_path / "plan.json"
+    judged = answer(cli("evaluate", piped, "--schedule", f"{own}:mine", "--json", "-o", str(path)))
+    assert judged["plan"]["schedule"].startswith("0F0,0F1,")
+    # The plan holds what the function made: nobody needs the file any more.
+    Path(own).unlink()
+    again = answer(cli("evaluate", str(path), "--json"))
+    assert again["estimate"] == judged["estimate"]
+
+
+def test_a_plan_can_be_pinned_to_a_function(cli: Cli, own: str) -> None:
+    job = ("llama-3.2-1b", "dgx-h100:1", "--global-batch", "16", "--seq-len", "2048", "--json", "--quiet")
+    numbers = ("--pipeline", "4", "--data", "2", "--micro-batch", "1")
+    found = answer(cli("plan", *job, *numbers, "--schedule", f"{own}:mine"))
+    assert found["plan"]["num_microbatches"] == 8
+    assert found["plan"]["schedule"].startswith("0F0,0F1,")
+    refused = cli("plan", *job, "--schedule", f"{own}:mine")
+    assert refused.exit_code == 2
+    assert "pin pipeline, data and micro-batch" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "broken",
+            "schedule broken failed for 2 ranks with 1 stages each and 4 micro-batches: ZeroDivisionError",
+        ),
+        ("short", "made 2 ranks with 2 stages in all and 3 micro-batches"),
+        ("nothing", "give a list of actions for each rank"),
+        ("absent", "has no function 'absent'; it has broken, mine, nothing, short"),
+    ],
+)
+def test_functions_that_make_no_schedule_are_refused(cli: Cli, own: str, name: str, message: str) -> None:
+    refused = cli("simulate", "--schedule", f"{own}:{name}", "--ranks", "2", "--microbatches", "4")
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_api_takes_a_function_too() -> None:
+    def mine(ranks: int, virtual_stages: int, microbatches: int) -> str:
+        return str(generate("1f1b", ranks, virtual_stages, microbatches))
+
+    numbers = {"pipeline": 4, "data": 2, "micro_batch": 1}
+    job = {"global_batch": 16, "seq_len": 2048}
+    own, named = (
+        plan("llama-3.2-1b", "dgx-h100:1", **job, **numbers, schedule=schedule, top=1)
+        for schedule in (mine, "1f1b")
+    )
+    assert own.estimate is not None
+    assert named.estimate is not None
+    assert own.estimate.step_time_s == named.estimate.step_time_s

@@ -83,6 +83,18 @@ CASES = {
         Job(global_batch=8, seq_len=1024),
         Pins(offload=("optimizer", "weights")),
     ),
+    "recomputation of each stage": Case(
+        small_llama(num_hidden_layers=4),
+        cluster_with(TWO_NODES, 6),
+        Job(global_batch=16, seq_len=1024),
+        Pins(tensor=1, context=1, recompute="full,selective"),
+    ),
+    "any schedule": Case(
+        small_llama(num_hidden_layers=4),
+        cluster_with(TWO_NODES, 8),
+        Job(global_batch=16, seq_len=1024),
+        Pins(pipeline=2, tensor=1, context=1, zero_stage=0, schedule="automatic"),
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from planner.evaluation import evaluate
 from planner.models.catalog import build_graph
 from planner.plans import Job, Pins, Plan
 from planner.search import plan
+from planner.search.space import BY_PIN_ONLY
 
 
 def answer_to(case: Case) -> Plan:
@@ -115,3 +116,19 @@ def test_the_device_that_is_said_to_suffice_suffices() -> None:
     enough = re.search(r"devices with (\d+) GiB", refusal.value.least_change)
     assert enough is not None
     assert answer_to(case._replace(cluster=cluster_with(TWO_NODES, int(enough[1]) + 1))).estimate is not None
+
+
+def test_a_schedule_that_is_found_is_no_slower_than_any_with_a_name() -> None:
+    case = CASES["any schedule"]
+    found = answer_to(case)
+    named = {}
+    for schedule in ("1f1b", "interleaved", *BY_PIN_ONLY):
+        try:
+            named[schedule] = step_time(
+                answer_to(case._replace(pins=case.pins.model_copy(update={"schedule": schedule})))
+            )
+        except Infeasible:
+            continue
+    assert {"1f1b", "zb-h1", "zb-v"} <= set(named)
+    assert step_time(found) <= min(named.values())
+    assert evaluate(found) == found.estimate

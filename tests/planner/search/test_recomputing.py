@@ -4,12 +4,14 @@ from itertools import combinations, pairwise, product
 
 import pytest
 
-from planner.errors import Infeasible
+from planner.errors import Infeasible, InputError
+from planner.evaluation import evaluate
 from planner.evaluation.evaluator import Evaluator
-from planner.plans import Job, Parallelism, Pins, StagePlan
+from planner.plans import Job, Parallelism, Pins, Plan, StagePlan
 from planner.search import plan
 from planner.search.recomputing import relaxed, with_policies
 from planner.search.space import SEARCHED_POLICIES
+from planner.search.unequal import UnequalSearch
 from tests.planner.search.small_cases import cluster_with, small_llama
 
 PINS = {"pipeline": 4, "tensor": 1, "data": 2, "schedule": "1f1b", "zero_stage": 0, "micro_batch": 1}
@@ -75,3 +77,64 @@ def test_recomputed_work_is_counted_by_stage() -> None:
     repeated = [e.hfu * e.step_time_s - e.mfu * e.step_time_s for e in map(evaluator.estimate, plans)]
     assert repeated[0] == pytest.approx(0)
     assert repeated[1] == pytest.approx(repeated[2] / 4)
+
+
+def policies_of(answer: Plan) -> list[str]:
+    return [stage.recompute or answer.plan.recompute for stage in answer.plan.stages]
+
+
+def test_a_policy_for_each_stage_can_be_fixed() -> None:
+    cluster, model = cluster_with("a100-4x-50g:2", 7), small_llama(num_hidden_layers=16)
+    job = Job(global_batch=32, seq_len=2048)
+    free = plan(model, cluster, job, Pins.model_validate(PINS), top=1)
+    pinned = plan(
+        model, cluster, job, Pins.model_validate({**PINS, "recompute": ",".join(policies_of(free))}), top=1
+    )
+    assert policies_of(pinned) == policies_of(free)
+    assert pinned.estimate is not None
+    assert free.estimate is not None
+    assert pinned.estimate.step_time_s <= free.estimate.step_time_s * (1 + 1e-9)
+    assert pinned.estimate == evaluate(pinned)
+
+
+def test_the_same_policy_for_each_stage_is_that_policy() -> None:
+    cluster, model = cluster_with("a100-4x-50g:2", 7), small_llama(num_hidden_layers=16)
+    job = Job(global_batch=32, seq_len=2048)
+    whole, each = (
+        plan(model, cluster, job, Pins.model_validate({**PINS, "recompute": policy}), top=1)
+        for policy in ("full", "full,full,full,full")
+    )
+    assert each.plan == whole.plan
+    assert each.estimate == whole.estimate
+
+
+def test_policies_under_which_nothing_fits_are_infeasible() -> None:
+    cluster, model = cluster_with("a100-4x-50g:2", 4), small_llama(num_hidden_layers=16)
+    asked = Pins.model_validate({**PINS, "recompute": "none,none,full,full"})
+    with pytest.raises(Infeasible, match="does not fit"):
+        plan(model, cluster, Job(global_batch=32, seq_len=2048), asked)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        (Pins(recompute="full,some"), "--recompute 'full,some': use one of"),
+        (
+            Pins(recompute="full,none,none", pipeline=2),
+            "is for 3 stages, which contradicts a pipeline of 2 x any",
+        ),
+        (Pins(recompute="full,none", pipeline=2, virtual_stages=2), "contradicts a pipeline of 2 x 2"),
+    ],
+)
+@pytest.mark.parametrize("unequal", [None, True])
+def test_policies_that_fit_no_pipeline_are_refused(pins: Pins, message: str, unequal: bool | None) -> None:
+    asked = pins.model_copy(update={"unequal_stages": unequal})
+    with pytest.raises(InputError, match=message):
+        plan(small_llama(), cluster_with("a100-4x-50g:2"), Job(global_batch=8, seq_len=1024), asked)
+
+
+def test_unlike_stages_keep_the_policies_that_are_fixed() -> None:
+    cluster, job = cluster_with("a100-4x-50g:2"), Job(global_batch=8, seq_len=1024)
+    asked = Pins(unequal_stages=True, recompute="full,none", tensor=1, context=1)
+    found = UnequalSearch(Evaluator(small_llama(num_hidden_layers=4), cluster, job), asked).run().found[0]
+    assert [stage.recompute or found.plan.recompute for stage in found.plan.stages] == ["full", "none"]
