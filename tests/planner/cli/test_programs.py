@@ -90,3 +90,23 @@ def test_a_plan_has_no_function(cli: Cli, tmp_path: Path) -> None:
     plan.write_text('{"schema": "meshwright/plan/1"}')
     result = cli("verify", str(plan), "--with", "jax", "--devices", "8")
     assert (result.exit_code, "are for sharded programs" in result.stderr) == (2, True)
+
+
+LLAMA = str(Path(__file__).parents[2] / "data" / "program_llama.json")
+
+
+def test_a_program_is_a_model(cli: Cli, tmp_path: Path) -> None:
+    out = str(tmp_path / "plan.json")
+    job = ("--global-batch", "64", "--seq-len", "4096", "--data", "8", "--top", "1")
+    assert cli("plan", LLAMA, "dgx-h100:1", *job, "-o", out).exit_code == 0
+    ours = json.loads(cli("evaluate", out, "--json").stdout)["estimate"]
+    theirs = json.loads(cli("plan", "llama-3-8b", "dgx-h100:1", *job, "--json").stdout)["estimate"]
+    assert ours["step_time_s"] == pytest.approx(theirs["step_time_s"], rel=0.02)
+    shown = json.loads(cli("models", LLAMA, "--json").stdout)
+    assert shown["parameters"] == 8_030_261_248
+
+
+def test_a_program_that_is_no_model_is_refused(cli: Cli) -> None:
+    result = cli("plan", PROGRAM, "dgx-h100:1", "--global-batch", "64", "--seq-len", "4096")
+    assert result.exit_code == 2
+    assert "holds its backward pass" in result.stderr

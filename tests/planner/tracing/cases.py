@@ -48,3 +48,13 @@ def branching() -> tuple[Any, ...]:
         return loss, jax.lax.cond(loss > 0, update, lambda params: params, params)
 
     return (every, params, params, *data)
+
+
+def mixed_gpt() -> tuple[Any, ...]:
+    """Weights in fp32, cast where they are used: they are gathered in bf16."""
+    case = jax_models.gpt(jax_layers.Sizes(layers=1))
+
+    def loss(params: Any, *data: Any) -> Any:
+        return case.loss(jax.tree.map(lambda w: w.astype("bfloat16"), params), *data)
+
+    return (jax.value_and_grad(loss), *case.arguments)

@@ -99,6 +99,18 @@ def mlp_plan() -> ShardedProgram:
 
 @pytest.mark.jax
 @needs_jax
+def test_sums_of_16_bits_run_in_32_on_a_cpu() -> None:
+    """Weights are fp32, products bf16: all that differs is that XLA's CPU backend widens what it sums."""
+    answer = verify_program(sharded(trace_function(f"{CASES}:mixed_gpt"), Expected()))
+    assert answer.passed, answer.failures()
+    assert answer.operators
+    for found in answer.operators:
+        wider = {kind: size * (2 if kind == "sum" else 1) for kind, size in found.priced.items()}
+        assert found.compiled == wider, found.operator
+
+
+@pytest.mark.jax
+@needs_jax
 def test_fewer_devices_keep_the_axes(mlp_plan: ShardedProgram) -> None:
     answer = verify_program(mlp_plan, devices=4)
     assert answer.passed
