@@ -26,6 +26,8 @@ class Draft:
     region: str
     key: str
     members: list[Member] = field(default_factory=list)
+    addends: list[str] = field(default_factory=list)
+    total: str = ""
 
     @classmethod
     def of(cls, op: Operation) -> "Draft":
@@ -34,7 +36,7 @@ class Draft:
         return cls(
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
-            op.region, op.key, members,
+            op.region, op.key, members, list(op.addends), op.total,
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -44,7 +46,7 @@ class Draft:
             outputs=tuple(self.outputs), sizes=tuple(self.sizes), reads=tuple(self.reads),
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
             halos=tuple(self.halos), times=self.times, region=self.region, key=self.key,
-            members=tuple(self.members),
+            members=tuple(self.members), addends=tuple(self.addends), total=self.total,
         )  # fmt: skip
 
     def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:

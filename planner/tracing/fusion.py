@@ -1,7 +1,8 @@
 """Element-wise operators and reductions that run as one kernel, under one layout.
 
 An operator joins the one that makes one of its inputs, if all its loops are among that one's and nothing that
-it needs besides waits for that one. Products, gathers and scans stay by themselves.
+it needs besides waits for that one. Products, gathers and scans stay by themselves. A kernel that begins by adding
+up products notes which (`planner.tracing.program.Operation.addends`): those may arrive as partial sums.
 """
 
 import heapq
@@ -10,10 +11,13 @@ from collections.abc import Mapping
 from planner.tracing.draft import Draft, finished
 from planner.tracing.program import Dims, Program
 
+ADDITIONS = frozenset({"add", "add_any"})
+"""Primitives, as the front ends call them, that add two arrays."""
+
 
 def fuse(program: Program) -> Program:
     """Loops merged into the loops that feed them."""
-    groups = _Groups()
+    groups = _Groups({name for name, readers in program.readers.items() if len(readers) == 1})
     for op in program.operations:
         groups.add(Draft.of(op))
     ends = {*program.outputs, *(n for t in program.ties for n in (t.source, t.target))}
@@ -25,7 +29,8 @@ def fuse(program: Program) -> Program:
 class _Groups:
     """Kernels so far, and what each waits for as the bits of a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_once: set[str]) -> None:
+        self.read_once = read_once
         self.groups: list[Draft] = []
         self.before: list[int] = []
         """Bit g: group g must run before."""
@@ -45,9 +50,26 @@ class _Groups:
                     if to is not None:
                         self._join(draft, group, to, needs)
                         return
+        if self._adds(draft) and all(map(self._is_product, draft.inputs)):
+            draft.addends, draft.total = list(draft.inputs), draft.outputs[0]
         self.groups.append(draft)
         self.before.append(self._waits(needs))
         self._record(draft, len(self.groups) - 1)
+
+    def _adds(self, draft: Draft) -> bool:
+        """Whether it adds arrays of one shape that nobody else reads."""
+        loops = set(range(len(draft.sizes)))
+        return (
+            len(draft.primitives) == 1
+            and draft.primitives[0] in ADDITIONS
+            and len(set(draft.inputs)) == 2
+            and self.read_once.issuperset(draft.inputs)
+            and all({f for dim in dims for f in dim} == loops for dims in (*draft.reads, *draft.writes))
+        )
+
+    def _is_product(self, name: str) -> bool:
+        group = self.groups[self.made[name][0]] if name in self.made else None
+        return group is not None and group.kind == "product" and not group.halos
 
     def _record(self, draft: Draft, group: int) -> None:
         for name, dims in zip(draft.outputs, draft.writes, strict=True):
@@ -89,6 +111,9 @@ class _Groups:
 
     def _join(self, draft: Draft, group: int, to: Mapping[int, tuple[int, ...]], needs: list[int]) -> None:
         other = self.groups[group]
+        rest = [n for n in draft.inputs if n != other.total]
+        if other.total in draft.inputs and self._adds(draft) and all(map(self._is_product, rest)):
+            other.addends, other.total = other.addends + rest, draft.outputs[0]
         draft.rename(to)
         for name, dims in zip(draft.inputs, draft.reads, strict=True):
             known = list(zip(other.inputs, other.reads, strict=True))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from planner.errors import InputError
 from planner.tracing.from_jax import branch_name, call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
+from planner.tracing.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.program import Dims, Operation
 from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
 
@@ -125,7 +126,7 @@ class _Runner:
 
         if not (equation.params.get("differentiated") and equation.params.get("prevent_cse")):
             return operands
-        plain = [_plain(x) for x in operands]
+        plain = [added_up(x) if isinstance(x, Parts) else _plain(x) for x in operands]
         apart = jax.lax.optimization_barrier(tuple(plain))
         known = [self.lies.get(id(x)) for x in plain]
         return [new if lay is None else self.put(new, lay[1]) for new, lay in zip(apart, known, strict=True)]
@@ -170,6 +171,14 @@ class _Runner:
             values.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
+    def _on_parts(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        """Views of parts and their additions; the last of these adds up the parts too."""
+        site = self.sites.get(title)
+        made = each_part(equation, [_plain(x) for x in operands])
+        if site is None or title != site.operation.total:
+            return list(made)
+        return [self.put(added_up(made[0]), _partition(site.writes[0], site.sharding.split))]
+
     def _owner(self, title: str) -> str:
         return self.sites[title].operation.name if title in self.sites else title
 
@@ -179,10 +188,15 @@ class _Runner:
         if equation.primitive.name == "cond":
             return self._cond(equation, title, operands)
         site = self.sites.get(title)
+        if any(isinstance(x, Parts) for x in operands):
+            return self._on_parts(equation, title, operands)
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
             for i, dims in zip(places, site.reads, strict=True):
                 operands[i] = self.put(operands[i], _partition(dims, site.sharding.split))
+            if site.sharding.parts and not site.operation.addends:
+                loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
+                return [product_in_parts(equation, operands, loops, site.sharding.parts)]
         made = equation.primitive.bind(*map(_plain, operands), **equation.params)
         found = list(made) if equation.primitive.multiple_results else [made]
         if site is None:

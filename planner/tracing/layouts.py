@@ -20,9 +20,11 @@ from planner.errors import InputError
 from planner.sharding.resharding import Move
 
 Layout = tuple[int, ...]
-"""Per mesh axis, the dim that it shards, or `WHOLE`."""
+"""Per mesh axis, the dim that it shards, or `WHOLE`, or `PARTS`."""
 
 WHOLE = -1
+PARTS = -2
+"""Along this axis the array is the sum of what the devices hold."""
 
 MAX_AXES = 3
 ALL = (1 << MAX_AXES) - 1
@@ -82,7 +84,7 @@ def splits(mesh: NamedMesh, shape: Sequence[int], layout: Layout) -> bool:
 
 def share(mesh: NamedMesh, layout: Layout) -> float:
     """Part of the array that one device holds."""
-    return 1 / mesh.degree([a for a, d in enumerate(layout) if d != WHOLE])
+    return 1 / mesh.degree([a for a, d in enumerate(layout) if d >= 0])
 
 
 def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) -> tuple[Move, ...]:
@@ -107,7 +109,8 @@ def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
     Local slices come first and gathers last. A code is made of the collective, of the axes that it crosses and of
     those that split its whole array, a bit each (`step_of` reads it).
     """
-    have, want = np.array(sources)[:, None, :], np.array(targets)[None, :, :]
+    have = np.maximum(np.array(sources), WHOLE)[:, None, :]  # what is in parts stays so, as if it were whole
+    want = np.maximum(np.array(targets), WHOLE)[None, :, :]
     bits = 1 << np.arange(have.shape[-1])
 
     def mask(where: npt.NDArray[np.bool_]) -> Codes:
@@ -125,6 +128,12 @@ def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
         _codes("all_gather", gathered, split & ~gathered),
     )
     return np.stack(found, axis=-1)
+
+
+def in_parts(sources: Sequence[Layout], targets: Sequence[Layout]) -> npt.NDArray[np.bool_]:
+    """[source, target]: whether one is in parts along an axis where the other is not."""
+    have, want = np.array(sources) == PARTS, np.array(targets) == PARTS
+    return np.asarray((have[:, None, :] != want[None, :, :]).any(axis=2))
 
 
 def _codes(collective: str, axes: Codes, split: Codes) -> Codes:

@@ -8,7 +8,7 @@ readers may find between them and the operator that makes a value its *second ru
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from planner.tracing.layouts import Layout, NamedMesh
+from planner.tracing.layouts import PARTS, Layout, NamedMesh
 from planner.tracing.options import Option, all_layouts, options
 from planner.tracing.program import Operation, Program
 from planner.tracing.recomputing import NEAR, Again, late_readers
@@ -164,6 +164,7 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[
     """Per node, what it can choose among; alike operators share one tuple."""
     shapes = {v.name: v.shape for v in program.values}
     known: dict[tuple[object, ...], tuple[NodeOption, ...]] = {}
+    lasting = {name for op in nodes.operations for name in op.addends}
     found: list[tuple[NodeOption, ...]] = [all_layouts(shapes[name], mesh.sizes) for name in nodes.inputs]
     for op in nodes.operations:
         key: tuple[object, ...] = (
@@ -173,9 +174,12 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[
             op.writes,
             op.whole,
             tuple(shapes[n] for n in op.outputs),
+            tuple(n in op.addends for n in op.inputs),
+            lasting.issuperset(op.outputs),
         )
         if key not in known:
-            known[key] = options(op, [shapes[n] for n in op.outputs], mesh)
+            shown = [shapes[n] for n in op.outputs]
+            known[key] = options(op, shown, mesh, lasting.issuperset(op.outputs))
         found.append(known[key])
     for copy in nodes.copies:
         layouts = all_layouts(shapes[copy.value], mesh.sizes)
@@ -233,7 +237,7 @@ def wanted_layout(option: NodeOption, link: Link) -> Layout | None:
 
 
 def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
-    """Whether the target has a value only as it does not lie, or wants one that is gone."""
+    """Whether the target has a value only as it does not lie, wants one that is gone, or parts where there are none."""
     if link.kept:
         assert isinstance(target, AgainOption)
         assert isinstance(source, Option)
@@ -241,4 +245,6 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
     have, want = given_layout(source, link), wanted_layout(target, link)
     if have is None:
         return want is not None
+    if want is not None and any((h == PARTS) != (w == PARTS) for h, w in zip(have, want, strict=True)):
+        return True
     return isinstance(target, CopyOption) and link.copied and not target.held and want != have

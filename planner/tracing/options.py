@@ -2,7 +2,8 @@
 
 An axis splits one factor of the operator, or none. A factor can be split where it is the major one of every dim
 that it indexes. Products, gathers and scatters leave a sum over a factor that their output lacks: it is reduced
-to all devices of the axis, or scattered over a dim of the output.
+to all devices of the axis, or scattered over a dim of the output, or, where products are only added up, left in
+parts for the kernel that adds them, which reduces or scatters their total.
 """
 
 import itertools
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.tracing.layouts import WHOLE, Layout, NamedMesh, splits
+from planner.tracing.layouts import PARTS, WHOLE, Layout, NamedMesh, splits
 from planner.tracing.program import Dims, Operation
 
 SUMMING = frozenset({"product", "lookup", "accumulate"})
@@ -34,9 +35,20 @@ class Option(NamedTuple):
         indexed = {f for dim in op.writes[output] for f in dim}
         return tuple(a for a, f in enumerate(self.split) if f != WHOLE and f not in indexed)
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Axes along which an output is left in parts, or inputs arrive so and are summed up here."""
+        arrays = (*self.reads, *self.writes)
+        return tuple(a for a in range(len(self.split)) if any(layout[a] == PARTS for layout in arrays))
 
-def options(op: Operation, shapes: Sequence[Sequence[int]], mesh: NamedMesh) -> tuple[Option, ...]:
-    """All of them, in a fixed order, the one that splits nothing last. ``shapes`` of the outputs."""
+
+def options(
+    op: Operation, shapes: Sequence[Sequence[int]], mesh: NamedMesh, lasting: bool = False
+) -> tuple[Option, ...]:
+    """All of them, in a fixed order, the one that splits nothing last.
+
+    ``shapes`` of the outputs; ``lasting`` says that partial sums may be left as they are.
+    """
     factors = splittable(op)
     found: list[Option] = []
     per_axis = [[f for f in factors if op.sizes[f] % n == 0] if n > 1 else [] for n in mesh.sizes]
@@ -47,8 +59,35 @@ def options(op: Operation, shapes: Sequence[Sequence[int]], mesh: NamedMesh) -> 
             if f >= 0
         ):
             reads = tuple(layout_of(dims, split) for dims in op.reads)
-            found += [Option(split, reads, w) for w in _outcomes(op, split, shapes, mesh)]
+            found += [Option(split, reads, w) for w in _outcomes(op, split, shapes, mesh, lasting)]
+            if op.addends:
+                found += [found[-1]._replace(reads=r) for r in _in_parts(op, found[-1], mesh)]
     return tuple(found)
+
+
+def total_layout(op: Operation, option: Option) -> Layout:
+    """How the total of a kernel's addends lies before it is summed up."""
+    dims = next(m.writes[0] for m in op.members if m.name == op.total)
+    whole = layout_of(dims, option.split)
+    return tuple(WHOLE if a in option.parts else d for a, d in enumerate(whole))
+
+
+def _in_parts(op: Operation, option: Option, mesh: NamedMesh) -> Iterator[tuple[Layout, ...]]:
+    """The reads of a kernel whose addends arrive in parts along some axes."""
+    dims = next(m.writes[0] for m in op.members if m.name == op.total)
+    total = layout_of(dims, option.split)
+    axes = [a for a, n in enumerate(mesh.sizes) if n > 1 and (total[a] != WHOLE or option.split[a] == WHOLE)]
+    for count in range(1, len(axes) + 1):
+        for parts in itertools.combinations(axes, count):
+            inner = ((a, b) for a in parts for b in range(a + 1, len(total)) if b not in parts)
+            if any(total[a] == total[b] != WHOLE for a, b in inner):
+                continue  # an inner axis already splits this dim: its blocks would have to change places
+            yield tuple(
+                tuple(PARTS if a in parts else d for a, d in enumerate(layout))
+                if name in op.addends
+                else layout
+                for name, layout in zip(op.inputs, option.reads, strict=True)
+            )
 
 
 def splittable(op: Operation) -> list[int]:
@@ -64,15 +103,17 @@ def layout_of(dims: Dims, split: Sequence[int]) -> Layout:
 
 
 def _outcomes(
-    op: Operation, split: Sequence[int], shapes: Sequence[Sequence[int]], mesh: NamedMesh
+    op: Operation, split: Sequence[int], shapes: Sequence[Sequence[int]], mesh: NamedMesh, lasting: bool
 ) -> Iterator[tuple[Layout, ...]]:
-    """How the outputs may be left: whole over the axes of a sum, or scattered along a dim."""
+    """How the outputs may be left: whole over the axes of a sum, or scattered along a dim, or all in parts."""
     plain = tuple(layout_of(dims, split) for dims in op.writes)
     indexed = {f for dim in op.writes[0] for f in dim} if op.writes else set()
     summed = [a for a, f in enumerate(split) if f != WHOLE and f not in indexed]
     if op.kind not in SUMMING or not summed:
         yield plain
         return
+    if lasting:
+        yield (tuple(PARTS if a in summed else d for a, d in enumerate(plain[0])),)
     dims = [d for d, n in enumerate(shapes[0]) if n > 1]
     for places in itertools.product((WHOLE, *dims), repeat=len(summed)):
         layout = list(plain[0])

@@ -16,8 +16,8 @@ from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
-from planner.tracing.layouts import WHOLE, Codes, Layout, NamedMesh, moves, share, step_of
-from planner.tracing.options import Option, layout_of
+from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, NamedMesh, moves, share, step_of
+from planner.tracing.options import Option, layout_of, total_layout
 from planner.tracing.program import Dims, Operation, Program, Value, elements
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
@@ -156,12 +156,27 @@ class ProgramPricer:
 
         Axes that split one factor and end in one place make one collective, as XLA's partitioner has it.
         """
+        if op.addends:
+            return self._totalled(op, option)
         summed = option.summed(op, 0) if op.outputs else ()
         if not summed:
             return ()
         local = self.full_bytes(op.outputs[0]) * share(self.mesh, layout_of(op.writes[0], option.split))
         ends = tuple((option.writes[0][axis], option.split[axis], axis) for axis in summed)
-        key = local, ends, op.times
+        return self._summed(local, ends, op.times)
+
+    def _totalled(self, op: Operation, option: Option) -> tuple[Exchange, ...]:
+        """The total of addends in parts: scattered along the dim that the kernel splits, or reduced to all."""
+        if not option.parts:
+            return ()
+        wanted = self._after(op, option)
+        local = self.full_bytes(op.addends[0]) * share(self.mesh, total_layout(op, option))
+        return self._summed(local, tuple((wanted[a], WHOLE, a) for a in option.parts), op.times)
+
+    def _summed(
+        self, local: float, ends: tuple[tuple[int, int, int], ...], times: int
+    ) -> tuple[Exchange, ...]:
+        key = local, ends, times
         if key not in self._sums:
             self._sums[key] = tuple(self._reduced(*key))
         return self._sums[key]
@@ -171,6 +186,7 @@ class ProgramPricer:
         together: dict[tuple[int, int], list[int]] = {}
         for dim, factor, axis in ends:
             together.setdefault((dim, factor), []).append(axis)
+        together = {end: axes for end, axes in together.items() if end[0] != PARTS}
         for (dim, _), axes in sorted(together.items(), reverse=True):  # scattered ones first: they leave less
             yield self._over("all_reduce" if dim == WHOLE else "reduce_scatter", axes, local, times)
             local /= 1 if dim == WHOLE else self.mesh.degree(axes)
@@ -221,11 +237,22 @@ class ProgramPricer:
         return self._products[key]
 
     def _traffic(self, op: Operation, option: Option) -> float:
-        """Every input read and every output written once."""
-        local = self._local_bytes(op.inputs, op.reads, option) + self._local_bytes(
-            op.outputs, op.writes, option
+        """Every input read and every output written once; a total of parts is written and read beside."""
+        read = sum(
+            self.full_bytes(n) * share(self.mesh, w) for n, w in zip(op.inputs, option.reads, strict=True)
         )
-        return stream_seconds(local, self.mesh.cluster.device).seconds
+        local = read + self._local_bytes(op.outputs, op.writes, option)
+        device = self.mesh.cluster.device
+        if not (op.addends and option.parts):
+            return stream_seconds(local, device).seconds
+        total = self.full_bytes(op.addends[0]) * share(self.mesh, total_layout(op, option))
+        summed = sum(n in op.addends for n in op.inputs) * total
+        later = local - summed + self.full_bytes(op.addends[0]) * share(self.mesh, self._after(op, option))
+        return stream_seconds(summed + total, device).seconds + stream_seconds(later, device).seconds
+
+    def _after(self, op: Operation, option: Option) -> Layout:
+        """How a total lies when it has been summed up."""
+        return layout_of(next(m.writes[0] for m in op.members if m.name == op.total), option.split)
 
     def _lookup(self, op: Operation, option: Option) -> float:
         """Rows that are read and written, and the indices."""

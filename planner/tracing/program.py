@@ -98,6 +98,9 @@ class Operation(Record):
     key: str = ""
     """Digest of the framework's parameters: with the inputs it says what is computed."""
     members: tuple[Member, ...] = ()
+    addends: tuple[str, ...] = ()
+    """Products among the inputs of which only their sum, ``total``, is needed: they may arrive as partial sums."""
+    total: str = ""
 
 
 class Tie(Record):

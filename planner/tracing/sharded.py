@@ -24,6 +24,8 @@ class OperatorSharding(Record):
     """Mesh axis -> the factor of the operator that it splits."""
     reads: tuple[Partition, ...]
     writes: tuple[Partition, ...]
+    parts: tuple[str, ...] = ()
+    """Axes along which a product is left as a sum of parts, or a kernel's addends arrive so and are summed there."""
 
 
 class CollectiveUse(Record):

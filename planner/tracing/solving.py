@@ -229,4 +229,5 @@ def _operator(
         split={axes[a]: f for a, f in enumerate(option.split) if f >= 0},
         reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
         writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
+        parts=tuple(axes[a] for a in option.parts),
     )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from planner.intra_op.problem import Array
 from planner.tracing.evaluation import held_share
-from planner.tracing.layouts import Codes, share, steps
+from planner.tracing.layouts import Codes, in_parts, share, steps
 from planner.tracing.nodes import (
     AgainOption,
     CopyOption,
@@ -127,14 +127,15 @@ class Tables:
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos)
         if key not in self.known:
-            alone: dict[tuple[int, ...], float] = {}
+            alone: dict[tuple[tuple[int, ...], ...], float] = {}
             found = []
             for option in self.options[node]:
                 assert isinstance(option, Option)
-                if option.split not in alone:
-                    alone[option.split] = self.pricer.unsummed(op, option).seconds
+                how = option.split, option.parts if op.addends else ()
+                if how not in alone:
+                    alone[how] = self.pricer.unsummed(op, option).seconds
                 sums = sum(e.seconds * e.times for e in self.pricer.sums(op, option))
-                found.append(alone[option.split] + sums)
+                found.append(alone[how] + sums)
             self.known[key] = np.array(found)
         return self.known[key]
 
@@ -221,6 +222,7 @@ class Tables:
         if (have, want) not in self.steps:
             self.steps[have, want] = steps(have, want)
         moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
+        moved[in_parts(have, want)] = np.inf
         if link.copied:
             claims = np.array([isinstance(t, CopyOption) and not t.held for t in right])
             moved[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
