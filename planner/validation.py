@@ -150,7 +150,8 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
         if _ran(run) and not estimate.fits:
             plan, estimate, assumed = _as_it_fits(run, plan, estimate, assumed, evaluate)
     except (InputError, PlannerError) as error:
-        return Scored(Row(id=name, measured=measured, skipped=str(error)), {}, "", None)
+        reason = str(error).removeprefix(f"run {row.get('id')}: ")
+        return Scored(Row(id=name, measured=measured, skipped=reason), {}, "", None)
     except ValidationError as error:
         return Scored(Row(id=name, measured=measured, skipped=first_problem(error)), {}, "", None)
     except Exception as error:  # one run that breaks the evaluator must not hide the verdict on all others

@@ -54,8 +54,9 @@ def _none_of_zero(value: Any) -> Any:
 
 
 def _none_of_nothing(value: Any) -> Any:
-    """A zero or NaN in place of a measurement says that there is none."""
-    return None if isinstance(value, float | int) and (value == 0 or math.isnan(value)) else value
+    """Zero, NaN, infinity, true or false in place of a measurement say that there is none."""
+    number = isinstance(value, float | int)
+    return None if number and (isinstance(value, bool) or value == 0 or not math.isfinite(value)) else value
 
 
 def _text(value: Any) -> Any:
@@ -216,6 +217,7 @@ def parse_run(row: Mapping[str, Any]) -> RunFile:
         row = {**row, "model": {"name": row["model"]}}
     if isinstance(row.get("hardware"), str):
         row = {**row, "hardware": {"cluster": row["hardware"]}}
+    row = {key: value for key, value in row.items() if value is not None or key in ("model", "hardware")}
     try:
         return RunFile.model_validate(row)
     except ValidationError as error:

@@ -102,6 +102,24 @@ def test_one_broken_estimate_does_not_hide_the_others(evaluator: Any) -> None:
     assert "ZeroDivisionError" in (report.rows[1].skipped or "")
 
 
+JUNK: tuple[Any, ...] = (None, True, 0, -3, 2.5, 10**9, float("nan"), "", "junk", [], ["x"], {}, {"a": 1})
+SECTIONS = ("model", "hardware", "parallel", "measured")
+FIELDS = [*SECTIONS, *(f"{section}.{key}" for section in SECTIONS for key in ROWS["us-0001"][section])]
+
+
+@pytest.mark.parametrize("field", [*FIELDS, "id", "series", "notes", "quality", "something else"])
+def test_any_value_of_any_field_is_evaluated_or_refused_with_a_reason(evaluator: Any, field: str) -> None:
+    section, _, key = field.partition(".")
+    base = ROWS["us-0001"]
+    rows = [{**base, section: {**base[section], key: junk} if key else junk} for junk in JUNK]
+    report = validate(rows, evaluator)
+    assert len(report.rows) == len(JUNK)
+    for result in report.rows:
+        assert (result.predicted is None) == bool(result.skipped)
+        assert "internal error" not in (result.skipped or "")
+        assert "\n" not in (result.skipped or "")
+
+
 def test_groups_partition_the_runs(evaluator: Any) -> None:
     report = validate(ROWS.values(), evaluator)
     for key, groups in report.summary.by.items():

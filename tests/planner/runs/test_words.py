@@ -103,10 +103,16 @@ def test_what_only_informs_a_reader_may_be_anything() -> None:
 
 
 def test_a_zero_is_no_measurement() -> None:
-    run = parse_run({**ROW, "measured": {"step_time_s": 0, "memory_gib_per_gpu": float("nan")}})
+    nothing = {"step_time_s": 0, "memory_gib_per_gpu": float("nan"), "tokens_per_s": float("inf")}
+    run = parse_run({**ROW, "measured": {**nothing, "tokens_per_s_per_gpu": True}})
     assert run.measured is not None
-    assert run.measured.step_time_s is None
-    assert run.measured.memory_gib_per_gpu is None
+    assert not any(getattr(run.measured, name) for name in (*nothing, "tokens_per_s_per_gpu"))
+
+
+def test_a_section_that_is_null_says_nothing() -> None:
+    assert parse_run({**ROW, "parallel": None, "measured": None}) == parse_run(
+        {key: value for key, value in ROW.items() if key not in ("parallel", "measured")}
+    )
 
 
 def test_embedding_and_head_may_have_a_stage_each() -> None:
