@@ -58,7 +58,7 @@ def plan(
         found = api.plan(
             model,
             cluster,
-            job.to_job(),
+            job.to_job(cluster),
             pins.to_pins(),
             objective=cast("Objective", objective),
             top=top,
@@ -79,7 +79,7 @@ def fit(
     from planner import api
 
     with Progress(output.quiet) as progress:
-        answer = api.fit(model, cluster, job.to_job(), pins.to_pins(), progress=_counted(progress))
+        answer = api.fit(model, cluster, job.to_job(cluster), pins.to_pins(), progress=_counted(progress))
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)

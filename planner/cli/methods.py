@@ -42,7 +42,7 @@ def compare_methods(
         answer = compare(
             load_model(model),
             load_cluster(cluster),
-            job.to_job(),
+            job.to_job(cluster),
             pins.to_pins(),
             methods=tuple(method) if method else tuple(METHODS),
             budget=budget,

@@ -52,16 +52,24 @@ class JobOptions:
     attention: Annotated[str, _job("--attention", help="flash or plain.")] = "flash"
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
     stack: Annotated[
-        str, _job("--stack", help="Software stack whose habits the memory and overlap follow.")
-    ] = "torch-fsdp2"
+        str | None, _job("--stack", help="Software whose habits count; torch-fsdp2, on TPUs jax-xla.")
+    ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
 
-    def to_job(self) -> "Job":
-        """The `Job`; ``InputError`` where a token batch is no whole number of sequences."""
-        from planner.plans import Job
+    def to_job(self, cluster: str) -> "Job":
+        """The `Job`, with what is usual on the devices of ``cluster`` where nothing else is said.
 
+        Raises ``InputError`` where a token batch is no whole number of sequences.
+        """
+        from cluster_specs.catalog import load_cluster
+        from planner.plans import Job
+        from planner.sweep.grid import USUAL
+
+        said = {} if self.stack is None else {"stack": self.stack}
         return Job.model_validate(
             {
+                **USUAL.get(load_cluster(cluster).device.kind, {}),
+                **said,
                 "global_batch": self._sequences(),
                 "seq_len": self.seq_len,
                 "precision": self.precision,
@@ -70,7 +78,6 @@ class JobOptions:
                 "grad_dtype": self.grad_dtype,
                 "attention": self.attention,
                 "fused_loss": self.fused_loss,
-                "stack": self.stack,
                 "memory_headroom": self.headroom,
             }
         )
