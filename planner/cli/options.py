@@ -44,7 +44,9 @@ class JobOptions:
     seq_len: Annotated[int, _job("--seq-len", help="Tokens per sequence.")]
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
     precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8 or fp32.")] = "bf16"
-    optimizer: Annotated[str, _job("--optimizer", help="adamw, adamw8bit, sgd, adafactor or muon.")] = "adamw"
+    optimizer: Annotated[
+        str, _job("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
+    ] = "adamw"
     master_weights: Annotated[
         bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")
     ] = True

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
+from cost_models.optimizers import optimizer_rule
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
@@ -160,7 +161,8 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
-    temporaries = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    in_place = optimizer_rule(rank.job.optimizer).in_place
+    temporaries = 0.0 if in_place else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
     during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
     return tuple(Moment(phase, passing_gradients(rank, phase) | at) for phase, at in during)
 

@@ -13,7 +13,9 @@ Cli = Callable[..., Result]
 
 
 def test_token_batches_become_sequences() -> None:
-    assert JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job("dgx-h100:1").global_batch == 512
+    assert (
+        JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job("dgx-h100:1").global_batch == 512
+    )
     with pytest.raises(InputError, match="the nearest is 8192"):
         JobOptions(global_batch=10_000, seq_len=8192, tokens=True).to_job("dgx-h100:1")
 
