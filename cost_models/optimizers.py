@@ -31,6 +31,8 @@ class OptimizerRule:
     """A version in one kernel exists."""
     quantized: bool = False
     """States are 8-bit with one fp32 scale per block."""
+    in_place: bool = False
+    """All kernels write to what they read, so that a version of several needs no temporaries."""
     orthogonalises: bool = False
     """The update multiplies matrices, so that its FLOPs depend on their shapes."""
 
@@ -45,7 +47,9 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
         "adamw": OptimizerRule(states=2, unfused_accesses=2 + 3 + 2 + 4 + 2 + 2 + 2 + 4),
         "adamw8bit": OptimizerRule(states=2, quantized=True),
         # momentum mul_; momentum add_ g; p add_ momentum
-        "sgd": OptimizerRule(states=1, unfused_accesses=2 + 3 + 3),
+        "sgd": OptimizerRule(states=1, unfused_accesses=2 + 3 + 3, in_place=True),
+        # p add_ g
+        "plain-sgd": OptimizerRule(states=0, unfused_accesses=3, in_place=True),
         # no first moment; the second is a row and a column per matrix, lost beside it:
         # norm p; mul_ p; two norms g; outer; div_, clamp_, rsqrt_ it; mul_ g; norm; add_ p
         "adafactor": OptimizerRule(
@@ -60,7 +64,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
         ),
     }
 )
-"""By the names of ``planner.plans.Optimizer``; ``sgd`` is with momentum."""
+"""By the names of ``planner.plans.Optimizer``; ``sgd`` is with momentum, ``plain-sgd`` without."""
 
 
 def optimizer_rule(name: str) -> OptimizerRule:

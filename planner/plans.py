@@ -18,7 +18,7 @@ SCHEMA: Final = "meshwright/plan/1"
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
-Optimizer = Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]

@@ -58,8 +58,8 @@ def plan(
         found = api.plan(
             model,
             cluster,
-            job.to_job(),
-            pins.to_pins(job.to_job().global_batch),
+            job.to_job(cluster),
+            pins.to_pins(job.to_job(cluster).global_batch),
             objective=cast("Objective", objective),
             top=top,
             progress=_counted(progress),
@@ -79,9 +79,8 @@ def fit(
     from planner import api
 
     with Progress(output.quiet) as progress:
-        answer = api.fit(
-            model, cluster, job.to_job(), pins.to_pins(job.to_job().global_batch), progress=_counted(progress)
-        )
+        given = job.to_job(cluster)
+        answer = api.fit(model, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress))
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)

@@ -42,8 +42,8 @@ def compare_methods(
         answer = compare(
             load_model(model),
             load_cluster(cluster),
-            job.to_job(),
-            pins.to_pins(job.to_job().global_batch),
+            job.to_job(cluster),
+            pins.to_pins(job.to_job(cluster).global_batch),
             methods=tuple(method) if method else tuple(METHODS),
             budget=budget,
             seed=seed,

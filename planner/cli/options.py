@@ -44,7 +44,9 @@ class JobOptions:
     seq_len: Annotated[int, _job("--seq-len", help="Tokens per sequence.")]
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
     precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8 or fp32.")] = "bf16"
-    optimizer: Annotated[str, _job("--optimizer", help="adamw, adamw8bit, sgd, adafactor or muon.")] = "adamw"
+    optimizer: Annotated[
+        str, _job("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
+    ] = "adamw"
     master_weights: Annotated[
         bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")
     ] = True
@@ -59,16 +61,24 @@ class JobOptions:
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
     ] = 1.0
     stack: Annotated[
-        str, _job("--stack", help="Software stack whose habits the memory and overlap follow.")
-    ] = "torch-fsdp2"
+        str | None, _job("--stack", help="Software whose habits count; torch-fsdp2, on TPUs jax-xla.")
+    ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
 
-    def to_job(self) -> "Job":
-        """The `Job`; ``InputError`` where a token batch is no whole number of sequences."""
-        from planner.plans import Job
+    def to_job(self, cluster: str) -> "Job":
+        """The `Job`, with what is usual on the devices of ``cluster`` where nothing else is said.
 
+        Raises ``InputError`` where a token batch is no whole number of sequences.
+        """
+        from cluster_specs.catalog import load_cluster
+        from planner.plans import Job
+        from planner.sweep.grid import USUAL
+
+        said = {} if self.stack is None else {"stack": self.stack}
         return Job.model_validate(
             {
+                **USUAL.get(load_cluster(cluster).device.kind, {}),
+                **said,
                 "global_batch": self._sequences(),
                 "seq_len": self.seq_len,
                 "precision": self.precision,
@@ -79,7 +89,6 @@ class JobOptions:
                 "fused_loss": self.fused_loss,
                 "context_exchange": self.context_exchange,
                 "expert_imbalance": self.expert_imbalance,
-                "stack": self.stack,
                 "memory_headroom": self.headroom,
             }
         )

@@ -152,7 +152,9 @@ def token_slices(
     from planner.api import load_model
     from planner.search.slicing import sliced
 
-    answer = sliced(load_model(model), load_cluster(cluster), job.to_job(), pipeline, tensor, granularity)
+    answer = sliced(
+        load_model(model), load_cluster(cluster), job.to_job(cluster), pipeline, tensor, granularity
+    )
     dumped = {"schema": "meshwright/token-slices/1", **answer._asdict()}
 
     def report() -> "RenderableType":

@@ -117,7 +117,9 @@ class SweptJobOptions:
     batch_tokens: Annotated[str | None, swept("--batch-tokens", help="The same in tokens.")] = None
     devices: Annotated[str | None, swept("--devices", help="Cluster sizes, instead of those named.")] = None
     precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp32.")] = "bf16"
-    optimizer: Annotated[str, swept("--optimizer", help="adamw, adamw8bit, sgd, adafactor, muon.")] = "adamw"
+    optimizer: Annotated[
+        str, swept("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
+    ] = "adamw"
     stack: Annotated[
         str | None, swept("--stack", help="Software stacks; torch-fsdp2 by default, jax-xla on TPUs.")
     ] = None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
+from cost_models.optimizers import optimizer_rule
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
@@ -161,9 +162,9 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
-    temporaries = shard * software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
-    here = "optimizer" not in plan.offload
-    during.append(Moment("optimizer", {"optimizer_temporaries": temporaries if here else 0.0}))
+    elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
+    temporaries = 0.0 if elsewhere else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
     return tuple(Moment(phase, passing_gradients(rank, phase) | at) for phase, at in during)
 
 

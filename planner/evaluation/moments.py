@@ -159,27 +159,47 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
     yield _passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
     following = rank.whole - layer if plan.zero_stage == 2 else gathered
-    yield from _last_layer_done(rank, following, 0.0 if rank.software.wraps_ends else head)
+    yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
     yield from _backward_done(rank)
 
 
-def _last_layer_done(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:
-    """FSDP after the last layer's backward: its gradients wait whole; then the next layer's weights, and its backward.
+def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:
+    """FSDP after the last layer's backward: its gradients wait whole; then the layer before it, and the second one.
 
-    ``head`` is what the root's gradients take, which stay to the end. Where gradients of several micro-batches are
-    added up whole, the buffer takes their place.
+    Between these two, activations go and sharded gradients come evenly. ``head`` is what the root's gradients take,
+    which stay to the end. Where gradients of several micro-batches are added up whole, the buffer takes their place.
     """
-    layer = rank.largest * rank.weight
+    layer, inner = rank.largest * rank.weight, rank.elements - rank.ends
     buffer, own = rank.largest * rank.reduced, layer
     waiting = buffer
     if rank.adds_up_whole:
         waiting = own = 0.0
-    done = rank.sharded(rank.largest)
     left = rank.activations - rank.layer_activations
     ahead = rank.whole - layer if rank.plan.zero_stage == 2 else following - layer
     yield _passing(left, ahead, head + buffer + own, rank.boundary)
-    yield _passing(left, following, head + waiting, rank.boundary) | done
-    yield _passing(left, min(following, rank.whole - layer), head + waiting, rank.workspace) | done
+    yield from _next_layer(rank, left, following, (head + waiting, own), rank.largest)
+    before = inner / rank.largest - 2 if rank.largest else 0.0
+    if before > 1:
+        left = max(0.0, rank.activations - before * rank.layer_activations)
+        if rank.plan.zero_stage == 2:
+            following -= (before - 1) * layer
+        yield from _next_layer(rank, left, following, (head + waiting, own), before * rank.largest)
+
+
+def _next_layer(
+    rank: Rank, left: float, gathered: float, gradients: tuple[float, float], done: float
+) -> Iterator[dict[str, float]]:
+    """A layer's weights leave the buffer of their gather; its backward; its end, with its own gradients whole.
+
+    ``left`` bytes of activations; ``gradients`` are those that wait and its own [bytes]; ``done`` elements before it.
+    """
+    waiting, own = gradients
+    sharded = rank.sharded(done)
+    during = min(gathered, rank.whole - done * rank.weight)
+    saved = rank.layer_activations
+    yield _passing(left, gathered, waiting, rank.boundary) | sharded
+    yield _passing(left, during, waiting, rank.workspace) | sharded
+    yield _passing(max(0.0, left - saved), during, waiting + own, rank.boundary) | sharded
 
 
 def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:

@@ -98,11 +98,13 @@ SCHEDULES: Table = (
 
 OPTIMIZERS: Table = (
     (r"adamw?(_?(foreach|fused))?", Meaning("adamw")),
-    (r"sgd|adafactor|muon|adamw8bit", Meaning("")),
+    (r"sgd", Meaning("plain-sgd")),
+    (r"sgd[-_ ]momentum", Meaning("sgd")),
+    (r"plain-sgd|adafactor|muon|adamw8bit", Meaning("")),
     (r"(adamw?_?8bit|8-?bit[-_ ]adamw?)", Meaning("adamw8bit")),
     (r"(?!.*8-?bit).*adamw?\b.*", Meaning("adamw", exact=False)),
 )
-"""``optim``."""
+"""``optim``; SGD without a word more has no momentum (PyTorch ``torch.optim.SGD``, optax ``sgd``)."""
 
 DTYPES: Table = (
     (r"fp32|float32", Meaning("fp32")),

@@ -63,7 +63,7 @@ SLIDERS = (
 
 CHOICES = {
     "job.precision": ("precision", ("bf16", "fp8", "fp16", "fp32")),
-    "job.optimizer": ("optimizer", ("adamw", "adamw8bit", "muon", "adafactor", "sgd")),
+    "job.optimizer": ("optimizer", ("adamw", "adamw8bit", "muon", "adafactor", "sgd", "plain-sgd")),
     "objective": ("best in", ("time", "cost", "devices")),
 }
 """Field -> label and values, the first of them chosen."""

@@ -7,7 +7,14 @@ from cluster_specs.errors import InputError, UnknownName
 from cost_models.compute import optimizer_seconds
 from cost_models.optimizers import OPTIMIZERS, newton_schulz_flops, optimizer_rule, update_bytes
 
-STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2 + 8 / 2048, "sgd": 4.0, "adafactor": 0.0, "muon": 4.0}
+STATE_BYTES = {
+    "adamw": 8.0,
+    "adamw8bit": 2 + 8 / 2048,
+    "sgd": 4.0,
+    "plain-sgd": 0.0,
+    "adafactor": 0.0,
+    "muon": 4.0,
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -21,7 +28,9 @@ def test_fused_traffic_reads_gradients_and_steps_states_and_weights(name: str) -
     assert update_bytes(name, 2, 4, True, True) == 4 + 2 * (STATE_BYTES[name] + 4) + 2
 
 
-@pytest.mark.parametrize(("name", "accesses"), [("adamw", 21), ("sgd", 8), ("adafactor", 19), ("muon", 14.5)])
+@pytest.mark.parametrize(
+    ("name", "accesses"), [("adamw", 21), ("sgd", 8), ("plain-sgd", 3), ("adafactor", 19), ("muon", 14.5)]
+)
 def test_traffic_kernel_by_kernel(name: str, accesses: float) -> None:
     assert update_bytes(name, 4, 4, False, False) == 4 * accesses
     assert update_bytes(name, 2, 4, True, False) == 4 * accesses + 2

@@ -13,9 +13,11 @@ Cli = Callable[..., Result]
 
 
 def test_token_batches_become_sequences() -> None:
-    assert JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job().global_batch == 512
+    assert (
+        JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job("dgx-h100:1").global_batch == 512
+    )
     with pytest.raises(InputError, match="the nearest is 8192"):
-        JobOptions(global_batch=10_000, seq_len=8192, tokens=True).to_job()
+        JobOptions(global_batch=10_000, seq_len=8192, tokens=True).to_job("dgx-h100:1")
 
 
 def test_no_axis_pins_its_degree_to_one() -> None:
@@ -36,3 +38,17 @@ def test_every_command_has_help_json_and_quiet(cli: Cli, command: str) -> None:
     assert result.exit_code == 0
     assert "--json" in result.output
     assert "--quiet" in result.output
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said", "stack"),
+    [
+        ("dgx-h100:1", None, "torch-fsdp2"),
+        ("tpu-v5e:4x4", None, "jax-xla"),
+        ("tpu-v5e:4x4", "torch-fsdp2", "torch-fsdp2"),
+    ],
+)
+def test_the_usual_software_of_a_device_unless_another_is_named(
+    cluster: str, said: str | None, stack: str
+) -> None:
+    assert JobOptions(global_batch=8, seq_len=8192, stack=said).to_job(cluster).stack == stack

@@ -105,7 +105,7 @@ def test_a_fused_loss_never_holds_all_logits() -> None:
         for fused in (False, True)
     )
     assert whole.memory["logits_and_loss"] > 12 * 8192 * 128256
-    assert fused.tensor_bytes < whole.tensor_bytes - 7 * 8192 * 128256
+    assert fused.tensor_bytes < whole.tensor_bytes - 6.5 * 8192 * 128256
     assert fused.peak_phase == "backward"
 
 
