@@ -15,7 +15,6 @@ from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network
-from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
 

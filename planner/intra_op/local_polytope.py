@@ -185,7 +185,8 @@ class LocalPolytope:
                     messages[u, v], messages[v, u] = ends
                     place += sum(table.shape)
         prices = {
-            int(self.network.rows[row]): max(0.0, -duals[at]) / self._unit(row) for row, at in self.used.items()
+            int(self.network.rows[row]): max(0.0, -duals[at]) / self._unit(row)
+            for row, at in self.used.items()
         }
         return Relaxation(self.network, prices, messages)
 
@@ -227,9 +228,7 @@ def solve_program(
     return ProgramAnswer({}, network.constant)
 
 
-def _fix_by_messages(
-    network: Network, deadline: float, cutoff: float, prices: Mapping[int, float]
-) -> None:
+def _fix_by_messages(network: Network, deadline: float, cutoff: float, prices: Mapping[int, float]) -> None:
     relaxation = Relaxation(network, prices)
     for _ in range(SWEEPS):
         relaxation.sweep()

@@ -18,7 +18,6 @@ from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import Positions, solve_program
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
-from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
 
 SECONDS_PER_PART, QUICK_PART = 4.0, 0.25

@@ -91,7 +91,9 @@ class Network:
     @property
     def entries(self) -> int:
         """Allowed entries of all tables: the size of the network."""
-        return sum(np.count_nonzero(t < np.inf) for v in self.nodes for t in self.tables[v].values()) // 2
+        return (
+            sum(int(np.count_nonzero(t < np.inf)) for v in self.nodes for t in self.tables[v].values()) // 2
+        )
 
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where the nodes that are left take these positions."""
