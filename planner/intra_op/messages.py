@@ -17,6 +17,7 @@ Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (20
 "Validation of subgradient optimization", Mathematical Programming 6 (1974).
 """
 
+import copy
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -91,6 +92,14 @@ class Relaxation:
         """What each strategy of a node pays for its memory."""
         at = self._layout.strategies(v)
         return np.asarray(self._priced[at] - self._layout.costs[at])
+
+    def with_dearer_memory(self, factor: float) -> "Relaxation":
+        """The same messages under prices that are higher by a factor."""
+        dearer = copy.copy(self)
+        dearer._into = self._into.copy()
+        dearer.prices = factor * self.prices
+        dearer._priced = dearer._price()
+        return dearer
 
     def sweep(self) -> None:
         """One pass through the nodes and one back."""
