@@ -19,7 +19,7 @@ from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
 
 SMALL, LARGE = 10_000, 400_000
-"""Entries of a proof that the integer program decides at once, and of one that may be parted into branches."""
+"""Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
 REDUCING, RELAXING, SEARCHING = 0.5, 0.25, 0.3
 """Shares of the time left that go into the reductions, into one round of messages, and of search."""
@@ -30,6 +30,11 @@ LEAST_GAIN = 0.001
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
+DEARER = (1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
+"""Factors on the prices of memory under which choices are read off the messages: at prices where the bound is
+best, a choice takes just too much as often as not."""
+SWEEPS_WHEN_DEARER = 4
+
 DEAR_MEMORY = 100.0
 """Price of a whole memory row, in largest costs, that makes memory come first."""
 
@@ -84,12 +89,12 @@ class _Anytime:
         """Everything, in turns, until the best choice is proven or time is up."""
         try:
             self._start()
-            while self._open() and self.proof.entries > SMALL:
+            while self._open() and self.proof.size > SMALL:
                 self._relax(self._soon(RELAXING))
                 self._fix()
                 self._search(self._soon(SEARCHING))
                 self._fix()
-                if self.proof.entries <= LARGE:
+                if self.proof.size <= LARGE:
                     break
             if self._open():
                 self._decide()
@@ -129,6 +134,12 @@ class _Anytime:
             self._prove_by(self.relaxation.bound())
             self._look()
             gained = (self.relaxation.value() - before) / max(abs(before), 1.0)
+        for factor in DEARER if self.relaxation.known_prices else ():
+            if time.monotonic() < deadline:
+                dearer = self.relaxation.with_dearer_memory(factor)
+                for _ in range(SWEEPS_WHEN_DEARER):
+                    dearer.sweep()
+                self._look(dearer)
 
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))

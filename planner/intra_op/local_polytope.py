@@ -47,8 +47,8 @@ WHOLE = 0.9
 ROUNDING = 1e-9
 """Relative; what a bound may be too high by."""
 
-LEAST_DROPPED = 0.05
-"""Share of the entries that must go before the relaxation is worth solving anew."""
+LEAST_DROPPED = 0.3
+"""Share of the network that must go before the relaxation is worth solving anew."""
 
 PUNCTUALITY = 0.9
 """Share of the time left that the solver is told, since it looks at its clock only now and then."""
@@ -218,10 +218,10 @@ def solve_program(
             return ProgramAnswer(None, np.inf)
         if np.isinf(relaxed) or np.isinf(cutoff):
             return _decide(program, bound, deadline)
-        before = network.entries
+        before = network.size
         program.relaxation().fix(cutoff)
         shrink(network, deadline)
-        if network.entries > (1 - LEAST_DROPPED) * before:
+        if network.size >= (1 - LEAST_DROPPED) * before:
             return _decide(LocalPolytope(network, rows), bound, deadline)
     if network.constant > cutoff - WHOLE:
         return ProgramAnswer(None, np.inf)

@@ -26,6 +26,9 @@ SMALLEST_PART = 30
 FIRST_PART = 200
 GROWTH = 1.15
 
+NODES_PER_SEED = 4
+"""Size of a part over the nodes that it grows from, where these are many."""
+
 TURNS_PER_LOOK = 50
 """Parts solved before it is looked up anew where the cost is."""
 
@@ -78,6 +81,8 @@ class NeighbourhoodSearch:
         self.taken = demand(network, one_hot(network, found.choice))
         self.size = FIRST_PART
         self.order = sorted(network.nodes)
+        self.crowds: dict[int, list[int]] = {}
+        """Row -> nodes alive at it, as far as looked up."""
         self.random = random.Random(0)
         self.turn = 0
         self.local: list[float] = []
@@ -88,7 +93,7 @@ class NeighbourhoodSearch:
         while time.monotonic() < deadline and tried < patience * len(self.order):
             self.turn += 1
             cost = self.found.cost
-            part = self._window() if self.turn % 2 else self._ball()
+            part = (self._window, self._ball, self._crowd)[self.turn % 3]()
             start = time.monotonic()
             self._solve(part, min(deadline, start + SECONDS_PER_PART))
             tried = tried + len(part) if self.found.cost == cost else 0
@@ -101,7 +106,7 @@ class NeighbourhoodSearch:
         whole = self.network.part(nodes, self.found.choice, capacity)
         before, part = whole.cost(inside), whole.copy()
         try:
-            shrink(part, deadline)
+            shrink(part, deadline=-math.inf)  # the program drops what is dear before it looks for more
             answer = solve_program(part, deadline, before, self.prices)
         except Infeasible:  # nothing below the cutoff is left
             return
@@ -128,8 +133,22 @@ class NeighbourhoodSearch:
 
     def _ball(self) -> set[int]:
         """Nodes around one node."""
+        return self._around([self._seed()])
+
+    def _crowd(self) -> set[int]:
+        """Nodes around some that are alive together where memory is dear, far apart as they may be."""
+        if not self.prices:
+            return self._ball()
+        [row] = self.random.choices(list(self.prices), list(self.prices.values()))
+        if row not in self.crowds:
+            pieces = self.network.pieces
+            self.crowds[row] = [v for v in self.order if any(a <= row < b for a, b in pieces[v])]
+        alive = self.crowds[row]
+        return self._around(self.random.sample(alive, min(len(alive), max(1, self.size // NODES_PER_SEED))))
+
+    def _around(self, seeds: list[int]) -> set[int]:
         nodes: set[int] = set()
-        border = [self._seed()]
+        border = list(seeds)
         while border and len(nodes) < self.size:
             v = border.pop(self.random.randrange(len(border)))
             if v not in nodes:

@@ -89,9 +89,10 @@ class Network:
         return part
 
     @property
-    def entries(self) -> int:
-        """Allowed entries of all tables: the size of the network."""
-        return sum(np.count_nonzero(t < np.inf) for v in self.nodes for t in self.tables[v].values()) // 2
+    def size(self) -> int:
+        """Strategies, and allowed entries of all tables."""
+        pairs = sum(int(np.count_nonzero(t < np.inf)) for v in self.nodes for t in self.tables[v].values())
+        return sum(c.size for c in self.costs.values()) + pairs // 2
 
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where the nodes that are left take these positions."""

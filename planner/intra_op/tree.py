@@ -28,7 +28,7 @@ from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
 
 SMALL = 10_000
-"""Entries of a network that the integer program decides without branches."""
+"""Size of a network that the integer program decides without branches."""
 
 FRACTION = 1e-5
 """Weights this close to one are taken as one."""
@@ -78,7 +78,7 @@ class _Tree:
         """Decide the branch with the least bound, or part it."""
         bound, _, network = heapq.heappop(self.open)
         try:
-            if network.entries <= SMALL or not network.nodes:
+            if network.size <= SMALL or not network.nodes:
                 self._decide(bound, network)
             else:
                 self._part(bound, network)

@@ -1,0 +1,180 @@
+"""A network's numbers laid out end to end, so that many nodes and edges are worked on at once.
+
+Nodes on one *level*, none of which are neighbours, lie together; of their edges, those whose tables have the
+same shape do. Every edge has a *message* into each of its ends, one number per strategy.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+
+Numbers = npt.NDArray[np.intp]
+
+
+class Tables(NamedTuple):
+    """Tables of one shape, and where the numbers that belong to them lie."""
+
+    edges: list[tuple[int, int]]
+    """Node and neighbour."""
+    costs: Array
+    """[edge, own strategy, the neighbour's]"""
+    own: Numbers
+    """[edge, own strategy]: place of the message into the node."""
+    other: Numbers
+    """[edge, the neighbour's strategy]: place of the message into the neighbour."""
+    neighbour: Numbers
+    """[edge]: position of the neighbour."""
+
+
+class Level(NamedTuple):
+    """Nodes that are worked on together."""
+
+    nodes: slice
+    """Their positions,"""
+    strategies: slice
+    """the places of their strategies,"""
+    messages: slice
+    """and those of the messages into them."""
+    strategy_of: Numbers
+    """Per message, the strategy that it is for, counted within the level."""
+    behind: list[Tables]
+    """Edges to nodes of lower levels,"""
+    ahead: list[Tables]
+    """and to nodes of higher ones."""
+    forward: Array
+    """Per message, the share of its strategy's cost that it takes ahead,"""
+    backward: Array
+    """or back."""
+
+
+class Layout:
+    """Where the numbers of a network lie."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        level_of = _levels(network)
+        self.nodes = sorted(network.nodes, key=lambda v: (level_of[v], v))
+        """By position."""
+        self.position = {v: k for k, v in enumerate(self.nodes)}
+        self.sizes = np.array([network.costs[v].size for v in self.nodes], dtype=np.intp)
+        self.first = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.intp)
+        """Per position, the place of the first strategy; the others follow."""
+        self.owner = np.repeat(np.arange(self.sizes.size), self.sizes)
+        """Per strategy, its node's position."""
+        self.costs = _joined([network.costs[v] for v in self.nodes])
+        """Per strategy."""
+        self.place: dict[int, dict[int, int]] = {}
+        """Node -> neighbour -> place of the message from their edge into the node."""
+        self.strategy_of = self._place_messages()
+        """Per message, the strategy that it is for."""
+        self.levels = [self._level(level_of, nodes) for nodes in _runs([level_of[v] for v in self.nodes])]
+        self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
+
+    def strategies(self, v: int) -> slice:
+        """Places of a node's strategies."""
+        k = self.position[v]
+        return slice(int(self.first[k]), int(self.first[k + 1]))
+
+    def edges(self) -> Iterator[Tables]:
+        """Every edge once."""
+        for level in self.levels:
+            yield from level.ahead
+
+    def _place_messages(self) -> Numbers:
+        places = 0
+        parts: list[Numbers] = []
+        for k, v in enumerate(self.nodes):
+            self.place[v] = {}
+            for w in self.network.tables[v]:
+                self.place[v][w] = places
+                places += int(self.sizes[k])
+                parts.append(np.arange(self.first[k], self.first[k + 1]))
+        return _joined(parts).astype(np.intp)
+
+    def _level(self, level_of: Mapping[int, int], nodes: slice) -> Level:
+        first, last = int(self.first[nodes.start]), int(self.first[nodes.stop])
+        places = np.searchsorted(self.strategy_of, [first, last])
+        behind: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        ahead: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        forward, backward = [np.zeros(0)], [np.zeros(0)]
+        for v in self.nodes[nodes]:
+            tables = self.network.tables[v]
+            higher = np.array([level_of[w] > level_of[v] for w in tables], dtype=np.bool_)
+            share = 1.0 / max(1, higher.sum(), higher.size - higher.sum())
+            size = self.network.costs[v].size
+            forward.append(np.repeat(higher * share, size))
+            backward.append(np.repeat(~higher * share, size))
+            for w, table in tables.items():
+                (ahead if level_of[w] > level_of[v] else behind)[table.shape].append((v, w))
+        return Level(
+            nodes, slice(first, last), slice(int(places[0]), int(places[1])),
+            self.strategy_of[places[0] : places[1]] - first,
+            [self._tables(edges) for edges in behind.values()],
+            [self._tables(edges) for edges in ahead.values()],
+            np.concatenate(forward), np.concatenate(backward),
+        )  # fmt: skip
+
+    def _tables(self, edges: list[tuple[int, int]]) -> Tables:
+        costs = np.stack([self.network.tables[v][w] for v, w in edges])
+        own = np.array([self.place[v][w] for v, w in edges])
+        other = np.array([self.place[w][v] for v, w in edges])
+        return Tables(
+            edges,
+            costs,
+            own[:, None] + np.arange(costs.shape[1]),
+            other[:, None] + np.arange(costs.shape[2]),
+            np.array([self.position[w] for _, w in edges]),
+        )
+
+
+class Pieces:
+    """Memory of all nodes, end to end."""
+
+    def __init__(self, network: Network, first: Mapping[int, int]) -> None:
+        items = [(v, rows, b) for v in first for rows, b in network.pieces[v].items()]
+        self.num_rows = network.capacity.size
+        self.rows = np.array([rows for _, rows, _ in items], dtype=np.intp).reshape(-1, 2)
+        self.piece = np.repeat(np.arange(len(items)), [b.size for _, _, b in items])
+        self.bytes_ = _joined([b for _, _, b in items])
+        self.strategy = _joined([np.arange(first[v], first[v] + b.size) for v, _, b in items]).astype(np.intp)
+
+    def priced(self, prices: Array, num_strategies: int) -> Array:
+        """What each strategy pays for its memory."""
+        total = np.concatenate([[0.0], np.cumsum(prices)])
+        price = total[self.rows[:, 1]] - total[self.rows[:, 0]]
+        paid = np.bincount(self.strategy, price[self.piece] * self.bytes_, num_strategies)
+        return np.asarray(paid, dtype=np.float64)
+
+    def taken(self, chosen: Numbers) -> Array:
+        """Bytes that the ``chosen`` strategies take of each row."""
+        is_chosen = np.isin(self.strategy, chosen)
+        bytes_ = np.bincount(self.piece[is_chosen], self.bytes_[is_chosen], len(self.rows))
+        change = np.bincount(self.rows[:, 0], bytes_, self.num_rows + 1)
+        change -= np.bincount(self.rows[:, 1], bytes_, self.num_rows + 1)
+        return np.asarray(np.cumsum(change)[:-1], dtype=np.float64)
+
+
+def _levels(network: Network) -> dict[int, int]:
+    """Longest path of ascending neighbours that ends in each node."""
+    levels: dict[int, int] = {}
+    for v in sorted(network.nodes):
+        levels[v] = 1 + max((levels[w] for w in network.tables[v] if w < v), default=-1)
+    return levels
+
+
+def _runs(values: list[int]) -> Iterator[slice]:
+    """Runs of equal values."""
+    starts = np.flatnonzero(np.diff(values, prepend=-1)).tolist()
+    for start, stop in itertools.pairwise([*starts, len(values)]):
+        yield slice(start, stop)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0)

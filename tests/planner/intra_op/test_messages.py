@@ -1,0 +1,101 @@
+import itertools
+import math
+
+import numpy as np
+from contest_problems import contest_problems, fits, random_contest_problem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import Infeasible
+from planner.intra_op.contest import network_of
+from planner.intra_op.levels import Layout
+from planner.intra_op.messages import Relaxation
+from planner.intra_op.network import Network
+from planner.intra_op.shrinking import shrink
+
+PRICES = st.dictionaries(st.integers(0, 9), st.sampled_from([0.25, 1.0, 7.0]))
+
+
+def allowed(network: Network, below: float) -> set[tuple[int, ...]]:
+    """Original strategies of every choice that fits and costs less than ``below``, by node."""
+    nodes = sorted(network.nodes)
+    choices = itertools.product(*(range(network.costs[v].size) for v in nodes))
+    positions = (dict(zip(nodes, choice, strict=True)) for choice in choices)
+    return {
+        tuple(int(network.labels[v][s]) for v, s in choice.items())
+        for choice in positions
+        if network.cost(choice) < below and fits(network, choice)
+    }
+
+
+@given(contest_problems(max_ends=2), PRICES, st.integers(0, 3), st.integers(1, 30))
+def test_fixing_keeps_every_choice_that_costs_less(problem, prices, sweeps, cost):
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        return
+    before = allowed(network, cost)
+    relaxation = Relaxation(network, prices)
+    for _ in range(sweeps):
+        relaxation.sweep()
+    try:
+        bound = relaxation.fix(cost)
+    except Infeasible:
+        assert not before
+        return
+    assert allowed(network, cost) == before
+    assert not before or bound <= min(network.cost(positions(network, labels)) for labels in before) + 1e-6
+
+
+def positions(network: Network, labels: tuple[int, ...]) -> dict[int, int]:
+    return {
+        v: int(np.searchsorted(network.labels[v], s))
+        for v, s in zip(sorted(network.nodes), labels, strict=True)
+    }
+
+
+def test_fixing_drops_strategies_and_pairs():
+    problem = random_contest_problem(60, 4, seed=3, share=0.6)
+    network = network_of(problem)
+    relaxation = Relaxation(network, {})
+    for _ in range(10):
+        relaxation.sweep()
+    strategies = sum(c.size for c in network.costs.values())
+    relaxation.fix(relaxation.bound().value + 500)
+    left = sum(c.size for c in network.costs.values())
+    assert left < strategies
+    entries = sum(t.size for v in network.nodes for t in network.tables[v].values()) // 2
+    assert network.size - left < entries
+
+
+def test_the_value_after_a_sweep_is_the_bound():
+    network = network_of(random_contest_problem(80, 4, seed=5, share=0.3))
+    relaxation = Relaxation(network, {3: 2.0, 40: 1.0})
+    for _ in range(3):
+        relaxation.sweep()
+        assert math.isclose(relaxation.value(), relaxation.bound().value, abs_tol=1e-6)
+
+
+def test_messages_can_be_carried_over():
+    network = network_of(random_contest_problem(80, 4, seed=5, share=0.3))
+    relaxation = Relaxation(network, {3: 2.0})
+    for _ in range(3):
+        relaxation.sweep()
+    again = Relaxation(network, relaxation.known_prices, relaxation.messages)
+    assert again.bound().value == relaxation.bound().value
+    dearer = relaxation.with_dearer_memory(2.0)
+    assert dearer.known_prices == {3: 4.0}
+    assert relaxation.known_prices == {3: 2.0}
+    v = min(v for v in network.nodes if relaxation.memory_costs(v).any())
+    assert np.allclose(dearer.memory_costs(v), 2 * relaxation.memory_costs(v))
+
+
+def test_no_neighbours_share_a_level():
+    network = network_of(random_contest_problem(80, 4, seed=1))
+    layout = Layout(network)
+    level_of = {v: k for k, level in enumerate(layout.levels) for v in layout.nodes[level.nodes]}
+    assert sorted(level_of) == sorted(network.nodes)
+    assert all(level_of[v] != level_of[w] for v in network.nodes for w in network.tables[v])
+    edges = [tuple(sorted(edge)) for tables in layout.edges() for edge in tables.edges]
+    assert sorted(edges) == sorted((v, w) for v in network.nodes for w in network.tables[v] if v < w)
