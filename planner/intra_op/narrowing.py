@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.anytime import MARGIN, NetworkAnswer, solve_network
-from planner.intra_op.messages import Bound, Relaxation
+from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 
