@@ -32,6 +32,9 @@ FIRST = "first"
 PATIENCE = 120.0
 """A search that takes longer is given up [s]."""
 
+WORTH_PREPARING = 20.0
+"""A search that takes longer is not done before anybody asks [s]."""
+
 Clock = Callable[[], float]
 Key = tuple[str, ...]
 
@@ -91,10 +94,13 @@ class Desk:
 
         Raises `Overtaken` as soon as somebody waits for another, and what `answer` raises.
         """
+        start = self._clock()
 
         def watch(looked: int, total: int) -> None:
             if not self.idle.is_set():
                 raise Overtaken
+            if self._clock() - start > WORTH_PREPARING:
+                raise TooLong
 
         self._found(asked.question(), asked, watch, first=True)
 
