@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from cluster_specs.units import format_bytes, format_seconds
@@ -146,7 +147,8 @@ class Desk:
         watch(0, 0)  # it may have waited for another search
         plan = search.plan(*question, objective=objective, top=1 if first else ALTERNATIVES, progress=watch)
         if self._shelf and not first:
-            self._shelf.put(key, plan)
+            with suppress(OSError):  # a full disk takes no answer away
+                self._shelf.put(key, plan)
         return _shown(plan, complete=not first)
 
     def _watch(self, tab: str, turn: int) -> Progress:
