@@ -110,7 +110,9 @@ def parse_duration(text: str) -> float:
     try:
         return parse_quantity(stripped, "s")
     except InputError:
-        raise InputError(f"{text!r} is no duration: write it as in 90d, 6w, 36h, 15min or 30s") from None
+        raise InputError(
+            f"{text!r} is not a quantity of time: write it as in 90d, 6w, 36h, 15min or 30s"
+        ) from None
 
 
 def format_duration(seconds: float, digits: int = 3) -> str:
