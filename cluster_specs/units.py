@@ -107,7 +107,12 @@ def parse_duration(text: str) -> float:
                 return float(number) * seconds
             except ValueError:
                 break
-    return parse_quantity(stripped, "s")
+    try:
+        return parse_quantity(stripped, "s")
+    except InputError:
+        raise InputError(
+            f"{text!r} is not a quantity of time: write it as in 90d, 6w, 36h, 15min or 30s"
+        ) from None
 
 
 def format_duration(seconds: float, digits: int = 3) -> str:

@@ -98,11 +98,11 @@ def serve(
     """
     import socket
 
-    from planner.server.keeping import usual_folder
     from planner.server.listening import listen
 
     if no_cache and cache is not None:
         raise InputError("--cache and --no-cache contradict each other: give one")
+    folder = cache or (None if no_cache else _usual_folder(output.quiet))
     if host not in LOOPBACK and not output.quiet:
         sys.stderr.write(f"warning: whoever reaches {host} can ask this server, without a password\n")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -116,4 +116,18 @@ def serve(
         else:
             typer.echo(f"serving {url} until interrupted")
         sys.stdout.flush()
-        listen(listener, host, None if no_cache else cache or usual_folder(), ahead)
+        listen(listener, host, folder, ahead)
+
+
+def _usual_folder(quiet: bool) -> Path | None:
+    """The user's folder for plans; None, and a warning, where it cannot be made."""
+    from planner.server.keeping import usual_folder
+
+    try:
+        folder = usual_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        if not quiet:
+            sys.stderr.write(f"warning: plans are not kept between runs: {error}\n")
+        return None
+    return folder

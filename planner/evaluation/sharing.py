@@ -25,7 +25,7 @@ from planner.sharding.pricing import Pricer
 
 Key = tuple[object, ...]
 
-MOST_KEPT = 4
+MOST_KEPT = 8
 """Kinds of evaluators whose prices are kept."""
 
 MOST_ENTRIES = 1_000_000

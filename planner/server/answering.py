@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from cluster_specs.units import format_bytes, format_seconds
@@ -31,6 +32,9 @@ FIRST = "first"
 
 PATIENCE = 120.0
 """A search that takes longer is given up [s]."""
+
+WORTH_PREPARING = 20.0
+"""A search that takes longer is not done before anybody asks [s]."""
 
 Clock = Callable[[], float]
 Key = tuple[str, ...]
@@ -91,10 +95,13 @@ class Desk:
 
         Raises `Overtaken` as soon as somebody waits for another, and what `answer` raises.
         """
+        start = self._clock()
 
         def watch(looked: int, total: int) -> None:
             if not self.idle.is_set():
                 raise Overtaken
+            if self._clock() - start > WORTH_PREPARING:
+                raise TooLong
 
         self._found(asked.question(), asked, watch, first=True)
 
@@ -140,7 +147,8 @@ class Desk:
         watch(0, 0)  # it may have waited for another search
         plan = search.plan(*question, objective=objective, top=1 if first else ALTERNATIVES, progress=watch)
         if self._shelf and not first:
-            self._shelf.put(key, plan)
+            with suppress(OSError):  # a full disk takes no answer away
+                self._shelf.put(key, plan)
         return _shown(plan, complete=not first)
 
     def _watch(self, tab: str, turn: int) -> Progress:

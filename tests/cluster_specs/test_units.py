@@ -23,6 +23,7 @@ from cluster_specs.units import (
     format_quantity,
     format_rate,
     format_seconds,
+    parse_duration,
     parse_quantity,
 )
 
@@ -82,6 +83,29 @@ def test_bad_quantities_say_what_would_be_right(text: str, unit: Unit, words: li
         parse_quantity(text, unit)
     assert repr(text) in str(caught.value)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90d", 90 * 86400),
+        ("6w", 6 * 7 * 86400),
+        ("1.5 h", 5400),
+        ("15min", 900),
+        ("30s", 30),
+        ("20 us", 2e-5),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["15m", "soon", "", "d", "5 parsec"])
+def test_what_is_no_duration_is_told_how_to_be_one(text: str) -> None:
+    with pytest.raises(
+        InputError, match="is not a quantity of time: write it as in 90d, 6w, 36h, 15min or 30s"
+    ):
+        parse_duration(text)
 
 
 @given(st.floats(min_value=1e-3, max_value=1e20), st.integers(min_value=2, max_value=9))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -70,6 +71,32 @@ def test_tokens_are_those_of_the_run(cli: Cli, run_file: str, tmp_path: Path) ->
     refused = cli("report", str(sweep), "-o", str(path), "--tokens", "1e12")
     assert refused.exit_code == 2
     assert "a sweep says for itself" in refused.stderr
+
+
+@pytest.fixture(autouse=True)
+def own_folder_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def test_plans_are_kept_where_that_can_be(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, own_folder_for_caches: Path
+) -> None:
+    from planner.server import listening
+
+    served: list[Any] = []
+    monkeypatch.setattr(listening, "listen", lambda listener, host, *more: served.append(more))
+    cli("serve", "--port", "0", "--quiet")
+    cli("serve", "--port", "0", "--no-cache", "--no-ahead")
+    own_folder_for_caches.rename(own_folder_for_caches.with_name("moved"))
+    own_folder_for_caches.write_text("in the way")
+    warned = cli("serve", "--port", "0")
+    assert "warning: plans are not kept between runs" in warned.stderr
+    assert warned.exit_code == 0
+    assert served == [(own_folder_for_caches / "meshwright" / "plans", True), (None, False), (None, True)]
+    refused = cli("serve", "--cache", "here", "--no-cache")
+    assert refused.exit_code == 2
+    assert "contradict each other" in refused.stderr
 
 
 def test_a_port_in_use_is_a_sentence(cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 
@@ -38,12 +39,23 @@ MIXTURE = Model(
 )
 
 
-def question(
-    model: Model, kind: str, devices: int, batch: int = 64, **knobs: str
-) -> tuple[Model, ClusterSpec, Job]:
+class Asked(NamedTuple):
+    """What the search is asked."""
+
+    model: Model
+    cluster: ClusterSpec
+    job: Job
+    pins: Pins = Pins()
+
+
+def question(model: Model, kind: str, devices: int, batch: int = 64, **knobs: str) -> Asked:
     stack = "jax-xla" if kind.startswith("tpu") else "torch-fsdp2"
     cluster = changed(sized(kind, devices), knobs) if knobs else sized(kind, devices)
-    return model, cluster, Job(global_batch=batch, seq_len=1024, stack=stack)
+    return Asked(model, cluster, Job(global_batch=batch, seq_len=1024, stack=stack))
+
+
+def pinned(**pins: object) -> Asked:
+    return question(MIXTURE, "dgx-h100", 16)._replace(pins=Pins.model_validate(pins))
 
 
 SERIES = {
@@ -51,20 +63,27 @@ SERIES = {
     "counts, with experts": [question(MIXTURE, "dgx-h100", n) for n in (16, 8, 32)],
     "counts of a torus": [question(GPT2, "tpu-v5e", n) for n in (4, 16, 8)],
     "networks": [question(GPT2, "dgx-h100", 32, network=f"{x}x") for x in (0.25, 1, 4)],
+    "pins": [
+        pinned(tensor=2),
+        pinned(recompute="full", zero_stage=3),
+        pinned(pipeline=2),
+        pinned(offload=("optimizer",)),
+        pinned(pipeline=2, schedule="gpipe", tensor=1),
+    ],
     "batches": [question(GPT2, "l40s-8x", 16, batch=batch) for batch in (16, 64, 48)],
 }
 
 
-def answers(asked: Sequence[tuple[Model, ClusterSpec, Job]], before: Callable[[], None]) -> list[str]:
+def answers(asked: Sequence[Asked], before: Callable[[], None]) -> list[str]:
     found = []
     for each in asked:
         before()
-        found.append(plan(*each, Pins()).to_json())
+        found.append(plan(*each).to_json())
     return found
 
 
 @pytest.mark.parametrize("asked", SERIES.values(), ids=SERIES)
-def test_answers_are_the_same_byte_by_byte(asked: Sequence[tuple[Model, ClusterSpec, Job]]) -> None:
+def test_answers_are_the_same_byte_by_byte(asked: Sequence[Asked]) -> None:
     alone = answers(asked, forget)
     forget()
     assert answers(asked, lambda: None) == alone
@@ -121,7 +140,7 @@ def test_the_oldest_and_the_fullest_are_dropped(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_operators_without_a_batch_are_noticed() -> None:
-    graph = Evaluator(*question(GPT2, "dgx-h100", 8)).graph
+    graph = Evaluator(*question(GPT2, "dgx-h100", 8)[:3]).graph
     assert all_have_batch(graph)
     without = Graph.model_validate_json(graph.model_dump_json().replace('"batch",', ""))
     assert not all_have_batch(without)

@@ -8,7 +8,7 @@ import pytest
 
 from planner.server import answering
 from planner.server.ahead import LIKELY, Ahead, beginnings, neighbours
-from planner.server.answering import Desk, Overtaken
+from planner.server.answering import Desk, Overtaken, TooLong
 from planner.server.asking import Asked
 
 
@@ -74,6 +74,12 @@ def test_what_has_no_plan_is_passed_over(question: dict[str, Any]) -> None:
             break
         threading.Event().wait(0.05)
     assert [key[1] for key in desk._replies] == ["llama-3.2-1b"]
+
+
+def test_long_searches_are_left_to_whoever_asks(question: dict[str, Any]) -> None:
+    moments = iter(range(0, 10_000, 15))
+    with pytest.raises(TooLong):
+        Desk(clock=lambda: float(next(moments))).prepare(Asked.model_validate(question))
 
 
 def test_nothing_is_prepared_while_somebody_waits(question: dict[str, Any]) -> None:

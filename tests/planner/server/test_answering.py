@@ -74,6 +74,16 @@ def test_first_answers_are_not_kept_on_disk(question: dict[str, Any], tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_takes_no_answer_away(
+    question: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Shelf, key: str, plan: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Shelf, "put", full)
+    assert Desk(Shelf(tmp_path)).answer(asked(question)).complete
+
+
 def test_plans_written_longest_ago_make_room(
     question: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,8 @@ def test_it_follows_the_sliders(opened: Page, address: str) -> None:
     opened.wait_for("document.getElementById('state').textContent.startsWith('Searching')")
     settled(opened)
     assert "2x" in opened.text("label:has([name=compute]) .value")
+    assert opened.text("#state").endswith("with what came close.")  # a new question, answered in two steps
+    assert opened.count("#contenders") == 1
     assert opened.complaints(address) == []
 
 
