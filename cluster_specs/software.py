@@ -56,8 +56,6 @@ class SoftwareSpec(Record):
     """Share of tensor-parallel communication that hides behind the product next to it."""
     overlap_expert: float = Field(ge=0, le=1)
     """Share of the exchange of tokens between experts that hides behind compute."""
-    overlap_pipeline: float = Field(ge=0, le=1)
-    """Share of point-to-point time between stages that hides behind compute."""
     overlap_slowdown: float = Field(ge=0)
     """Relative slow-down of compute while a collective runs beside it."""
     keeps_copy: bool
