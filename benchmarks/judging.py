@@ -64,6 +64,11 @@ class Judged(NamedTuple):
     """As published."""
     baseline_error: float | None = None
 
+    @property
+    def printed(self) -> bool:
+        """Its source prints all parallel settings (quality A), rather than some being inferred."""
+        return self.source.get("quality") == "A"
+
 
 def load(name: str) -> list[dict[str, Any]]:
     """Rows of one file of tests/published."""

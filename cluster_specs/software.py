@@ -58,8 +58,6 @@ class SoftwareSpec(Record):
     """Share of the exchange of tokens between experts that hides behind compute."""
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"]
     """How keys and values are exchanged where the sequence is split: all at once, or in steps beside attention."""
-    overlap_pipeline: float = Field(ge=0, le=1)
-    """Share of point-to-point time between stages that hides behind compute."""
     overlap_slowdown: float = Field(ge=0)
     """Relative slow-down of compute while a collective runs beside it."""
     keeps_copy: bool

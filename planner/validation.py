@@ -234,6 +234,7 @@ def _properties(run: RunFile, plan: Plan) -> dict[str, str]:
     experts = run.model.model_extra or {}
     return {
         "series": run.series or "unknown",
+        "quality": str(run.quality or "unknown"),
         "gpu": plan.cluster.device.name,
         "precision": plan.job.precision,
         "stack": plan.job.stack,
