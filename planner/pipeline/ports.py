@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.pipeline.dependencies import NOWHERE, Dependencies, Floats, Integers
 from planner.pipeline.schedule import Pass
@@ -22,7 +23,10 @@ Ports: TypeAlias = Literal["endless", "rank", "wire"]
 INFINITY = float("inf")
 
 SAME_MOMENT = 1e-12
-"""Relative to the step: a result that comes so little before the port is free does not wait."""
+"""Relative to the step: times that differ by less are the same."""
+
+ROUNDS = 12
+"""In which arrivals settle where few results collide."""
 
 
 class Work(NamedTuple):
@@ -81,17 +85,35 @@ def producers(dependencies: Dependencies) -> Integers:
     return np.where(paired, first[dependencies.source], dependencies.source).astype(np.int32)
 
 
-def collide(sent: Transfers, ends: Floats) -> bool:
-    """Whether a port would be wanted twice at once if every result set off when it is there."""
+def settled(sent: Transfers, ends: Floats) -> Floats | None:
+    """By transfer, from being handed over to its arrival [s], if actions end when ``ends`` says.
+
+    A result sets off when it is there, the one before it is through, and the receiver has dealt with those that asked
+    earlier. From the times without ports on, these are applied until nothing changes; None where that takes long.
+    """
     takes_time = sent.seconds > 0
-    start, seconds = ends[sent.handed][takes_time], sent.seconds[takes_time]
-    least = SAME_MOMENT * float(ends.max())
-    for way in (sent.way_out[takes_time], sent.way_in[takes_time]):
-        order = np.lexsort((start, way))
-        gap = start[order][1:] - (start + seconds)[order][:-1]
-        if bool(((way[order][1:] == way[order][:-1]) & (gap < -least)).any()):
-            return True
-    return False
+    ready, seconds = ends[sent.handed][takes_time], sent.seconds[takes_time]
+    way_out, way_in = sent.way_out[takes_time], sent.way_in[takes_time]
+    in_turn = np.lexsort((ready, way_out))
+    through = ready + seconds
+    for _ in range(ROUNDS):
+        asked = np.maximum(ready, _before(through, way_out, in_turn))
+        served = np.lexsort((asked, way_in))
+        later = np.maximum(asked, _before(through, way_in, served)) + seconds
+        if np.array_equal(later, through):
+            waits = np.zeros_like(sent.seconds)
+            waits[takes_time] = through - ready
+            return waits
+        through = later
+    return None
+
+
+def _before(through: Floats, way: Integers, order: NDArray[np.int64]) -> Floats:
+    """When the way was free of the one before, by transfer; 0 for the first on it."""
+    before = np.zeros_like(through)
+    same = way[order][1:] == way[order][:-1]
+    before[order[1:]] = np.where(same, through[order][:-1], 0.0)
+    return before
 
 
 class _Transfer(NamedTuple):

@@ -11,7 +11,6 @@ from planner.pipeline.dependencies import (
     Dependencies,
     Floats,
     Integers,
-    peak_bytes,
     peak_in_flight,
     peak_in_flight_by_stage,
 )
@@ -130,23 +129,11 @@ class Timeline:
         """Most microbatches that each stage has in flight: from F until B or W."""
         return peak_in_flight_by_stage(self.dependencies)
 
-    def memory_peak(
-        self, stage_activation_bytes: Sequence[float], until_weight: Sequence[float] | None = None
-    ) -> tuple[float, ...]:
-        """Most activation memory of each rank [B].
-
-        ``stage_activation_bytes`` is what a microbatch stores on each stage; of that, ``until_weight`` is
-        kept until the weight gradient (all of it, if not given), the rest until the input gradient.
-        """
-        kept = stage_activation_bytes if until_weight is None else until_weight
-        freed = [whole - part for whole, part in zip(stage_activation_bytes, kept, strict=True)]
-        return peak_bytes(self.dependencies, freed, kept)
-
     def memory_over_time(self, held: Held) -> tuple[tuple[tuple[float, float], ...], ...]:
         """By rank, the activations [B] from each moment [s] on at which they change.
 
         They come when a forward starts and go when the gradient that needs them last is done, so that at any
-        moment at least as much is there as `memory_peak` counts between actions; without overlapped pairs the peaks
+        moment at least as much is there as `peak_bytes` counts between actions; without overlapped pairs the peaks
         are the same.
         """
         return tuple(

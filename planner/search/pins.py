@@ -54,7 +54,7 @@ def _check_names(pins: Pins) -> None:
     if pins.schedule is not None and is_written_out(pins.schedule):
         schedule_entry(pins.schedule)
     elif pins.schedule not in (None, AUTOMATIC, *SCHEDULES):
-        raise InputError(f"--schedule {pins.schedule!r}: use {AUTOMATIC} or one of {', '.join(SCHEDULES)}")
+        raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)} or {AUTOMATIC}")
 
 
 def _check_sharding(pins: Pins) -> None:

@@ -85,7 +85,7 @@ class PoolPrices:
             one, two = (StageShape(((name, count),), False, False) for count in (1, 2))
             more = (
                 self.cost(local, two)[0].seconds - self.cost(local, one)[0].seconds
-                for local in self._locals(size, share)
+                for local in self.meshes(size, share)
             )
             self._layers[key] = min(more, default=math.inf)
         return self._layers[key]
@@ -95,7 +95,7 @@ class PoolPrices:
     ) -> tuple[_Offer, ...]:
         """Fastest first; a slower one is offered only where it has memory for more."""
         priced: list[tuple[float, int, Choice, StageCost]] = []
-        for local in (one for one in self._locals(size, share) if policy in (None, one.recompute)):
+        for local in (one for one in self.meshes(size, share) if policy in (None, one.recompute)):
             cost, shardings = self.cost(local, shape)
             mesh = self.evaluator.mesh(local)
             tail = tail_of(self.evaluator.setting, local, mesh, [cost])
@@ -141,7 +141,8 @@ class PoolPrices:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _locals(self, size: int, share: Share) -> tuple[Parallelism, ...]:
+    def meshes(self, size: int, share: Share) -> tuple[Parallelism, ...]:
+        """Every mesh of so many devices with every policy, as a plan of one stage."""
         if (size, share) not in self._meshes:
             self._meshes[size, share] = tuple(self._degrees(size, share))
         return self._meshes[size, share]

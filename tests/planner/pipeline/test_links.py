@@ -3,13 +3,21 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.pipeline.dependencies import arranged
 from planner.pipeline.generators import SCHEDULES, generate, refusal
+from planner.pipeline.ports import Work, run_queued, transfers
 from planner.pipeline.schedule import Action, Pass, Schedule
-from planner.pipeline.simulator import StageTimes, makespan, simulate
+from planner.pipeline.simulator import (
+    StageTimes,
+    _run,
+    makespan,
+    simulate,
+)
 
 NAMED = [name for name, entry in SCHEDULES.items() if name not in ("dualpipe", "dualpipev")]
 
@@ -165,3 +173,35 @@ def test_a_rank_sends_and_receives_one_thing_at_a_time() -> None:
             for side in ("sender", "receiver"):
                 sent = sorted((t.start, t.end) for t in timeline.transfers() if getattr(t, side) == rank)
                 assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(sent))
+
+
+@given(
+    st.sampled_from(NAMED),
+    st.sampled_from(["rank", "wire"]),
+    st.floats(0.01, 1.5),
+    st.tuples(*[st.floats(0.3, 2)] * 3),
+)
+def test_settling_is_queueing(name, ports, p2p, seconds) -> None:
+    """Whether queues are simulated or arrivals settle without them: the same comes out."""
+    p, v, m = numbers(name)
+    dependencies = arranged(name, p, v, m)
+    base = np.array([seconds[0], seconds[1] + seconds[2], seconds[1], seconds[2]])
+    length = base[dependencies.work] * (1 + 0.013 * dependencies.stage**1.3)
+    length[0] = 0.0
+    hops = np.append(p2p * (1 + 0.017 * np.arange(p * v - 1) ** 1.3), 0.0)
+    work = Work(length, np.zeros_like(length), hops)
+    sent = transfers(dependencies, hops, ports)
+    ran, queued = _run(dependencies, work, ports), run_queued(dependencies, work, sent)
+    assert ran.ends == pytest.approx(queued.ends, rel=1e-9)
+    assert ran.delivered[sent.producer] == pytest.approx(queued.delivered[sent.producer], rel=1e-9)
+
+
+def test_few_collisions_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen ranks with six stages each: results collide, and no queue has to be simulated."""
+    times = StageTimes.uniform(96, 1, 1.1, 0.93)
+    schedule = generate("interleaved", 16, 6, 64)
+    free = simulate(schedule, times, 0.2)
+    monkeypatch.setattr("planner.pipeline.simulator.run_queued", None)
+    line = simulate(schedule, times, 0.2, ports="rank")
+    assert (line.delivered > free.delivered + 1e-9).any()
+    assert line.makespan >= free.makespan

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cost_models import bubbles
 from planner.errors import InputError
+from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import SCHEDULES, generate, refusal
 from planner.pipeline.schedule import Schedule
 from planner.pipeline.simulator import StageTimes, makespan, simulate
@@ -45,7 +46,7 @@ def test_recorded_makespan_bubble_and_memory(row: dict[str, Any]) -> None:
     assert timeline.bubble_fraction == EXACT(row["bubble"], abs=1e-12)
     assert timeline.idle_in_window == EXACT(row["idle_in_window"], abs=1e-9)
     assert list(timeline.peak_in_flight) == row["peak_inflight"]
-    until_input = timeline.memory_peak((1.0,) * stages, until_weight=(0.0,) * stages)
+    until_input = peak_bytes(timeline.dependencies, (1.0,) * stages, (0.0,) * stages)
     assert list(until_input) == row["peak_inflight_until_I"]
     if row["closed_form_bubble"] is not None:
         assert timeline.bubble_fraction == EXACT(row["closed_form_bubble"])
@@ -221,7 +222,7 @@ def test_closed_forms_and_simulator_agree_on_memory(name: str) -> None:
     for _, p, v, m in covered(name):
         stages = p * v
         timeline = simulate(generate(name, p, v, m), StageTimes.uniform(stages, 1.0, 1.0, 1.0))
-        until_input = timeline.memory_peak((1 / v,) * stages, until_weight=(0.0,) * stages)
+        until_input = peak_bytes(timeline.dependencies, (1 / v,) * stages, (0.0,) * stages)
         for rank in range(p):
             held = bubbles.in_flight(name, bubbles.PipelineShape(p, m, 1.0, 1.0, 1.0, v), rank)
             assert until_input[rank] == EXACT(held.activations), (p, v, m)

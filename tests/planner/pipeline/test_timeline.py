@@ -54,9 +54,8 @@ def test_memory_is_what_a_walk_through_the_order_finds(timeline: Timeline, data:
     schedule = timeline.schedule
     sizes = st.lists(st.floats(0.0, 10.0), min_size=schedule.num_stages, max_size=schedule.num_stages)
     until_input, until_weight = data.draw(sizes), data.draw(sizes)
-    whole = [a + b for a, b in zip(until_input, until_weight, strict=True)]
     expected = [max(map(sum, history)) for history in held(schedule, until_input, until_weight)]
-    assert timeline.memory_peak(whole, until_weight) == pytest.approx(expected, abs=1e-9)
+    assert peak_bytes(timeline.dependencies, until_input, until_weight) == pytest.approx(expected, abs=1e-9)
     counts = held(schedule, [0.0] * schedule.num_stages, [1.0] * schedule.num_stages)
     assert timeline.peak_in_flight_by_stage == tuple(
         max(now[stage] for history in counts for now in history) for stage in range(schedule.num_stages)
@@ -67,11 +66,11 @@ def test_memory_is_what_a_walk_through_the_order_finds(timeline: Timeline, data:
 def test_zero_bubble_memory(p: int, m: int) -> None:
     """arXiv:2401.10241, table 2: (p-i+1) M_B + (i-1) M_W and (2p-2i+1) M_B + (2i-2) M_W, i from 1."""
     whole, weight = 34.0, 32.0
-    times = StageTimes.uniform(p, 1.0, 1.0, 1.0)
     workers = range(1, p + 1)
-    h1 = simulate(generate("zb-h1", p, 1, m), times).memory_peak((whole,) * p, (weight,) * p)
+    kept = ((whole - weight,) * p, (weight,) * p)
+    h1 = peak_bytes(arranged("zb-h1", p, 1, m), *kept)
     assert h1 == pytest.approx([(p - i + 1) * whole + (i - 1) * weight for i in workers])
-    h2 = simulate(generate("zb-h2", p, 1, m), times).memory_peak((whole,) * p, (weight,) * p)
+    h2 = peak_bytes(arranged("zb-h2", p, 1, m), *kept)
     assert h2 == pytest.approx([(2 * p - 2 * i + 1) * whole + (2 * i - 2) * weight for i in workers])
 
 
@@ -79,8 +78,9 @@ def test_zero_bubble_memory(p: int, m: int) -> None:
 def test_interleaved_memory(p: int, v: int, m: int) -> None:
     """Korthikanti et al., arXiv:2205.05198: the first rank holds L (1 + (p-1)/(pv)) layers' activations."""
     layers_per_stage = 1.0 / (p * v)  # of all L layers
-    timeline = simulate(generate("interleaved", p, v, m), StageTimes.uniform(p * v, 1.0, 1.0, 1.0))
-    assert timeline.memory_peak((layers_per_stage,) * p * v)[0] == pytest.approx(1 + (p - 1) / (p * v))
+    stages = ((layers_per_stage,) * p * v, (0.0,) * p * v)
+    held_first = peak_bytes(arranged("interleaved", p, v, m), *stages)[0]
+    assert held_first == pytest.approx(1 + (p - 1) / (p * v))
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 3), (4, 16), (8, 32)])

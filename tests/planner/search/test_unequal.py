@@ -10,14 +10,16 @@ from cluster_specs.pools import join
 from planner.errors import InputError, Unsupported
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import ranks_of
+from planner.evaluation.step import Tail
 from planner.evaluation.timeline import step_timeline
 from planner.exporters.registry import export
 from planner.models.catalog import load_model
 from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Job, Parallelism, Pins, Plan, StagePlan
 from planner.search import plan
+from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE
-from planner.search.submeshes import in_flight, submesh_sizes
+from planner.search.submeshes import Choice, in_flight, submesh_sizes
 from planner.search.unequal import Combination, Stage, UnequalSearch
 from tests.planner.search.small_cases import small_llama, small_mixture
 
@@ -280,3 +282,37 @@ def test_other_schedules_are_tried_where_the_stack_has_them() -> None:
     free = UnequalSearch(Evaluator(small_llama(), mixed(), job), Pins()).run()
     assert free.found[0].estimate.step_time_s <= plain.estimate.step_time_s
     assert {answer.plan.schedule for answer in free.found} == {"1f1b", "interleaved"}
+
+
+def every_mesh_and_policy(search: UnequalSearch, combination: Combination):
+    """Every cut with every mesh and policy on every stage: nothing is chosen beforehand."""
+    evaluator, submeshes = search.evaluator, search.submeshes(combination)
+    room = 1 - evaluator.job.memory_headroom
+    for stages in every_cut(search, combination):
+        layers = tuple(pairwise((0, *(stage.end for stage in stages))))
+        used = [submeshes[stage.submesh] for stage in stages]
+        pools = [combination.order[submesh.pool] for submesh in used]
+        ways = [
+            [Choice(0.0, Tail(0, 0), 0.0, way, search.prices[pool].shardings(way)) for way in ways]
+            for pool, ways in (
+                (pool, search.prices[pool].meshes(submesh.size, combination.share))
+                for pool, submesh in zip(pools, used, strict=True)
+            )
+        ]
+        for choices in product(*ways):
+            estimate = evaluator.estimate(placed(evaluator, combination.share, layers, choices, pools))
+            if estimate.memory_bytes <= room * estimate.memory_limit_bytes:
+                yield estimate.step_time_s
+
+
+@pytest.mark.parametrize("gib", [2.0, 2.6])
+def test_equals_every_mesh_and_policy_on_every_stage(gib: float) -> None:
+    cluster = join([tight(pair("dgx-a100-80g"), gib), tight(pair("dgx-h100"), gib + 1)], None, "x")
+    model = small_llama(num_hidden_layers=3)
+    pins = Pins(context=1, zero_stage=1, schedule="1f1b")
+    search = UnequalSearch(Evaluator(model, cluster, Job(global_batch=4, seq_len=2048)), pins)
+    every = [step for c in search.combinations() for step in every_mesh_and_policy(search, c)]
+    found = search.run().found
+    assert bool(found) == bool(every)
+    if every:
+        assert found[0].estimate.step_time_s == pytest.approx(min(every))
