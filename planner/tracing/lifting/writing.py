@@ -69,7 +69,7 @@ class BlockWriter:
         if value not in self.called:
             integer = self.lifted.plain.value[value].dtype.startswith(("int", "uint", "bool"))
             data = value in self.lifted.plain.program.inputs
-            dims = sorted(self.naming.dims(value), key=lambda d: d in FEATURES)  # attention reads them last
+            dims = sorted(self.naming.dims(value), key=_place)
             self.called[value] = self._declare(
                 Tensor(
                     name=_word(self.lifted.plain.value[value].path or value) if data else name,
@@ -243,6 +243,11 @@ class BlockWriter:
             gate = Tensor(name=f"{name}_gate", dims=made)
             attributes["activated_gate"] = self._declare(gate)
         return "elementwise", attributes, name
+
+
+def _place(dim: str) -> int:
+    """Where a dim stands in activations, as attention has it: batch, positions, heads and others, inside a head."""
+    return 0 if dim == BATCH else 1 if dim.endswith("seq") else 3 if dim in FEATURES else 2
 
 
 def _word(text: str) -> str:
