@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.graph import BATCH, Block, Op, Tensor
+from planner.tracing.lifting.fused import PART
 from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, Kernel
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
@@ -83,16 +84,18 @@ class BlockWriter:
     def _weight(self, raw: str) -> str:
         """The tensor of a parameter: positions in it are a table's, which no job lengthens."""
         parameter = self.lifted.root(raw)
-        if parameter not in self.weights:
+        key, _, part = (raw if raw in self.lifted.parts else parameter).partition(PART)
+        key = f"{parameter}{PART}{part}" if part else key
+        if key not in self.weights:
             dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
             if "positions" in dims and "positions" not in self.naming.sizes:
                 self.naming.sizes["positions"] = self.naming.sizes["seq"]
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
                 path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
-            tensor = Tensor(name=_word(path.replace("{layer}", "")), dims=dims, role="weight", path=path)
-            self.weights[parameter] = self._declare(tensor)
-        return self.weights[parameter]
+            name = _word(f"{path.replace('{layer}', '')}_{part}")
+            self.weights[key] = self._declare(Tensor(name=name, dims=dims, role="weight", path=path))
+        return self.weights[key]
 
     def _operator(self, kernel: Kernel) -> None:
         kind, attributes, name = self._described(kernel)
@@ -112,7 +115,7 @@ class BlockWriter:
         """Kind, attributes, and a name."""
         if kernel.role == "matmul":
             self._check_product(kernel)
-            words = (path.rpartition(".")[2] for path in self._paths(kernel))
+            words = dict.fromkeys(path.rpartition(".")[2] for path in self._paths(kernel))
             return "matmul", {}, self._numbered("_".join(words) or "matmul")
         if kernel.role == "attention":
             name = self._numbered("attention")
