@@ -3,7 +3,7 @@
 Each part becomes a product of its own with its share of the weight, as a graph has it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from copy import deepcopy
 
 from planner.tracing.draft import Draft
@@ -16,14 +16,17 @@ PART = "@"
 """Between the name of a parameter and the number of its part."""
 
 
-def separated(found: Plain, is_weight: Callable[[str], bool], root: Callable[[str], str]) -> dict[str, str]:
+def separated(
+    found: Plain, biases: Set[int], is_weight: Callable[[str], bool], root: Callable[[str], str]
+) -> dict[str, str]:
     """Replace such products in ``found``; part of a parameter -> the parameter.
 
-    ``root`` says what a name stands for, ``is_weight`` whether that is a parameter.
+    ``biases`` are the ids of sums that belong to products; ``root`` says what a name stands for, ``is_weight``
+    whether that is a parameter.
     """
     maker = {d.outputs[0]: d for d in found.drafts if d.kind == "product"}
     readers: dict[str, int] = {}
-    for draft in found.drafts:
+    for draft in (d for d in found.drafts if id(d) not in biases):
         for name in map(root, draft.inputs):
             readers[name] = readers.get(name, 0) + 1
     parts: dict[str, str] = {}

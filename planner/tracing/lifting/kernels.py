@@ -11,6 +11,8 @@ from planner.tracing.lifting.plain import Plain, no_graph
 Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
 
 ADDS = frozenset({"add", "add_any"})
+SCALES = frozenset({"mul", "div"})
+"""With one operand that varies they scale: no kernel of their own."""
 INTEGERS = ("int", "uint", "bool")
 EXPONENTIALS = frozenset({"exp", "_softmax", "_log_softmax", "_safe_softmax", "logsumexp"})
 
@@ -69,8 +71,7 @@ def kernels_of(found: Plain) -> Lifted:
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
     producer = {name: d for d in rest for name in d.outputs}
     biases = {id(d) for d in rest if _is_bias(d, lifted, producer)}
-    found.drafts[:] = [d for d in found.drafts if id(d) not in biases]
-    lifted.parts = separated(found, lifted.is_weight, lifted.root)
+    lifted.parts = separated(found, biases, lifted.is_weight, lifted.root)
     lifted.alias.update(lifted.parts)
     aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
     rest = [d for d in found.drafts if id(d) not in aliased]
@@ -88,7 +89,9 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     loops, sliced = draft.kind in ("loop", "view"), draft.kind == "boundary" and "/slice." in draft.name
     prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
     counted = loops and all(lifted.plain.value[n].dtype.startswith(INTEGERS) for n in names)
-    if prepared or counted:
+    scaled = loops and len(names) == 1 and set(draft.primitives) <= SCALES
+    scaled = scaled and draft.name not in lifted.plain.masked
+    if prepared or counted or scaled:
         if draft.kind == "lookup":
             lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))

@@ -188,3 +188,6 @@ def test_modules_of_transformers(name: str) -> None:
     assert bool(graph.tied) is (name == "gpt2")
     attention = next(op for op in graph.block["layer"].ops if op.kind == "attention")
     assert attention.attributes["causal"] is True
+    layer = graph.block["layer"]
+    projection = next(op for op in layer.ops if op.kind == "matmul")
+    assert [layer.tensor[n].dims[-1] for n in projection.outputs] == ["head_dim"] * 3
