@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.tracing.draft import Draft
+from planner.tracing.lifting.fused import separated
 from planner.tracing.lifting.plain import Plain, no_graph
 
 Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
 
 ADDS = frozenset({"add", "add_any"})
+SCALES = frozenset({"mul", "div"})
+"""With one operand that varies they scale: no kernel of their own."""
 INTEGERS = ("int", "uint", "bool")
 EXPONENTIALS = frozenset({"exp", "_softmax", "_log_softmax", "_safe_softmax", "logsumexp"})
 
@@ -45,6 +48,8 @@ class Lifted:
     """Name -> what it is another name of: rows of a stack, what indices say, a weight in another type."""
     tables: dict[str, str] = field(default_factory=dict)
     """Rows that are read at fixed positions -> the whole table."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """Part of a parameter -> the parameter."""
 
     def root(self, name: str) -> str:
         """What ``name`` stands for."""
@@ -65,7 +70,11 @@ def kernels_of(found: Plain) -> Lifted:
     lifted = Lifted(found)
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
     producer = {name: d for d in rest for name in d.outputs}
-    rest = [d for d in rest if not _is_bias(d, lifted, producer)]
+    biases = {id(d) for d in rest if _is_bias(d, lifted, producer)}
+    lifted.parts = separated(found, biases, lifted.is_weight, lifted.root)
+    lifted.alias.update(lifted.parts)
+    aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
+    rest = [d for d in found.drafts if id(d) not in aliased]
     lifted.kernels = _Sorter(lifted, rest).kernels()
     _keep_used_outputs(lifted, rest)
     return lifted
@@ -80,7 +89,9 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     loops, sliced = draft.kind in ("loop", "view"), draft.kind == "boundary" and "/slice." in draft.name
     prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
     counted = loops and all(lifted.plain.value[n].dtype.startswith(INTEGERS) for n in names)
-    if prepared or counted:
+    scaled = loops and len(names) == 1 and set(draft.primitives) <= SCALES
+    scaled = scaled and draft.name not in lifted.plain.masked
+    if prepared or counted or scaled:
         if draft.kind == "lookup":
             lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
@@ -214,7 +225,8 @@ class _Sorter:
     def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
         made = {n for d in drafts for n in d.outputs}
         read = list(dict.fromkeys(self.lifted.root(n) for d in drafts for n in d.inputs))
-        raw = {self.lifted.root(n): n for d in drafts for n in d.inputs if self.lifted.is_weight(n)}
+        parts, root = self.lifted.parts, self.lifted.root
+        raw = {n if n in parts else root(n): n for d in drafts for n in d.inputs if self.lifted.is_weight(n)}
         return Kernel(
             role,
             drafts,

@@ -44,14 +44,13 @@ def graph_of(program: Program) -> Graph:
         blocks["last"] = tail
     graph = Graph(
         name=program.name,
-        dims=naming.sizes,
+        dims={"seq": 1, **naming.sizes},  # without positions an input is one token
         follows=follows(naming),
         blocks=tuple(blocks.values()),
         layers=_folded(names),
         first="first" if "first" in blocks else None,
         last="last" if "last" in blocks else None,
         tied=tuple((f"first.{owners[p]}", f"last.{readers[p]}") for p in owners if p in readers),
-        token_dim="seq" if "seq" in naming.sizes else "hidden",
     )
     _check_parameters(program, graph)
     return graph

@@ -65,9 +65,6 @@ class Naming:
                         self.join(first, second)
         for tie in self.lifted.plain.program.ties:
             self._join_values(tie.source, tie.target)
-        for name, other in self.lifted.alias.items():
-            if len(self._flat(name)) == len(self._flat(other)):
-                self._join_values(name, other)
 
     def _flat(self, name: str) -> list[Class]:
         return [loop for dim in self.indexed.get(name, []) for loop in dim]

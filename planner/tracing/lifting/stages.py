@@ -39,9 +39,10 @@ def stages_of(lifted: Lifted) -> tuple[Stage, list[Stage], Stage]:
     Raises ``Unsupported`` where a layer reads what others than the one before it have made.
     """
     loops = list(dict.fromkeys(k.region for k in lifted.kernels if k.region))
-    if loops:
-        return _of_loops(lifted, loops)
-    return _of_paths(lifted)
+    first, layers, last = _of_loops(lifted, loops) if loops else _of_paths(lifted)
+    made = {n for k in last.kernels for n in k.outputs}
+    last.outputs = tuple(n for n in map(lifted.root, lifted.plain.program.outputs) if n in made)
+    return first, layers, last
 
 
 def _of_loops(lifted: Lifted, loops: Sequence[str]) -> tuple[Stage, list[Stage], Stage]:

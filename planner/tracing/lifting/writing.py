@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.graph import BATCH, Block, Op, Tensor
-from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, Kernel
+from planner.tracing.lifting.fused import PART
+from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, Kernel
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
@@ -67,9 +68,9 @@ class BlockWriter:
 
     def _tensor(self, value: str, name: str) -> str:
         if value not in self.called:
-            integer = self.lifted.plain.value[value].dtype.startswith(("int", "uint", "bool"))
+            integer = self.lifted.plain.value[value].dtype.startswith(INTEGERS)
             data = value in self.lifted.plain.program.inputs
-            dims = sorted(self.naming.dims(value), key=lambda d: d in FEATURES)  # attention reads them last
+            dims = sorted(self.naming.dims(value), key=_place)
             self.called[value] = self._declare(
                 Tensor(
                     name=_word(self.lifted.plain.value[value].path or value) if data else name,
@@ -83,16 +84,18 @@ class BlockWriter:
     def _weight(self, raw: str) -> str:
         """The tensor of a parameter: positions in it are a table's, which no job lengthens."""
         parameter = self.lifted.root(raw)
-        if parameter not in self.weights:
+        key, _, part = (raw if raw in self.lifted.parts else parameter).partition(PART)
+        key = f"{parameter}{PART}{part}" if part else key
+        if key not in self.weights:
             dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
             if "positions" in dims and "positions" not in self.naming.sizes:
                 self.naming.sizes["positions"] = self.naming.sizes["seq"]
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
                 path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
-            tensor = Tensor(name=_word(path.replace("{layer}", "")), dims=dims, role="weight", path=path)
-            self.weights[parameter] = self._declare(tensor)
-        return self.weights[parameter]
+            name = _word(f"{path.replace('{layer}', '')}_{part}")
+            self.weights[key] = self._declare(Tensor(name=name, dims=dims, role="weight", path=path))
+        return self.weights[key]
 
     def _operator(self, kernel: Kernel) -> None:
         kind, attributes, name = self._described(kernel)
@@ -103,23 +106,17 @@ class BlockWriter:
             for i, v in enumerate(kernel.outputs)
         )
         if not outputs:
-            outputs = (self._loss(kernel, name),)
+            raise no_graph(f"operator {kernel.drafts[-1].name} makes nothing that anything reads")
         self.ops.append(
             Op(name=name, kind=kind, inputs=inputs, outputs=outputs, weights=weights, attributes=attributes)
         )
-
-    def _loss(self, kernel: Kernel, name: str) -> str:
-        raise no_graph(f"operator {kernel.drafts[-1].name} makes nothing that anything reads")
 
     def _described(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Kind, attributes, and a name."""
         if kernel.role == "matmul":
             self._check_product(kernel)
-            return (
-                "matmul",
-                {},
-                self._numbered("_".join(w.rpartition(".")[2] for w in self._paths(kernel)) or "matmul"),
-            )
+            words = dict.fromkeys(path.rpartition(".")[2] for path in self._paths(kernel))
+            return "matmul", {}, self._numbered("_".join(words) or "matmul")
         if kernel.role == "attention":
             name = self._numbered("attention")
             return "attention", self._attention(kernel, name), name
@@ -128,10 +125,9 @@ class BlockWriter:
         return self._loops(kernel)
 
     def _paths(self, kernel: Kernel) -> list[str]:
-        found = [
-            self.lifted.plain.value[self.lifted.root(w)].path.removesuffix(".weight") for w in kernel.weights
-        ]
-        return [p for p in found if not p.endswith("bias")]
+        value = self.lifted.plain.value
+        paths = (value[self.lifted.root(w)].path.removesuffix(".weight") for w in kernel.weights)
+        return [path for path in paths if not path.endswith("bias")]
 
     def _numbered(self, name: str) -> str:
         taken, found, number = {op.name for op in self.ops}, _word(name), 2
@@ -171,7 +167,7 @@ class BlockWriter:
 
     def _loops(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Loss, norm, mean or element-wise, by what is summed and what comes out."""
-        wide = max(kernel.inputs, key=lambda n: (self.naming_size(n), n))
+        wide = max(kernel.inputs, key=lambda n: (self.lifted.plain.size(n), n))
         dims = self.naming.dims(wide)
         made = self.naming.dims(kernel.outputs[0]) if kernel.outputs else ()
         summed = self._summed(kernel)
@@ -184,16 +180,12 @@ class BlockWriter:
                 name=f"{name}_statistics",
                 dims=tuple(d for d in dims if d not in over),
                 dtype="fp32",
-                scale=min(2, self._means(kernel)),
+                scale=min(2, sum(len(d.reductions) for d in kernel.drafts)),
             )
             return "norm", {"over": " ".join(over), "statistics": self._declare(moments)}, name
         if summed - set(made):
             return "pool", {}, self._numbered("pool")
         return self._elementwise(kernel)
-
-    def naming_size(self, value: str) -> int:
-        """Elements of a value."""
-        return self.lifted.plain.size(value)
 
     def _summed(self, kernel: Kernel) -> set[str]:
         number = {id(d): i for i, d in enumerate(self.naming.drafts)}
@@ -201,9 +193,6 @@ class BlockWriter:
             self.naming.find((number[id(d)], f)) for d in kernel.drafts for r in d.reductions for f in r.over
         }
         return {self.naming.names[x] for x in loops if x in self.naming.names}
-
-    def _means(self, kernel: Kernel) -> int:
-        return max(1, sum(len(d.reductions) for d in kernel.drafts))
 
     def _ending(self, kernel: Kernel, wide: str, dims: Sequence[str]) -> tuple[str, Attributes, str]:
         """A loss: cross-entropy where labels meet a softmax, else a number per sequence."""
@@ -243,6 +232,11 @@ class BlockWriter:
             gate = Tensor(name=f"{name}_gate", dims=made)
             attributes["activated_gate"] = self._declare(gate)
         return "elementwise", attributes, name
+
+
+def _place(dim: str) -> int:
+    """Where a dim stands in activations, as attention has it: batch, positions, heads and others, inside a head."""
+    return 0 if dim == BATCH else 1 if dim.endswith("seq") else 3 if dim in FEATURES else 2
 
 
 def _word(text: str) -> str:

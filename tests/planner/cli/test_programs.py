@@ -106,6 +106,15 @@ def test_a_program_is_a_model(cli: Cli, tmp_path: Path) -> None:
     assert shown["parameters"] == 8_030_261_248
 
 
+@pytest.mark.jax
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_a_function_is_a_model_that_exports_and_verifies(cli: Cli, tmp_path: Path) -> None:
+    out, job = str(tmp_path / "plan.json"), ("--global-batch", "64", "--seq-len", "16", "--tensor", "2")
+    assert cli("plan", f"{CASES}:gpt_loss", "dgx-h100:1", *job, "-o", out).exit_code == 0
+    answer = json.loads(cli("verify", out, "--with", "jax", "--json").stdout)
+    assert answer["passed"] is True
+
+
 def test_a_program_that_is_no_model_is_refused(cli: Cli) -> None:
     result = cli("plan", PROGRAM, "dgx-h100:1", "--global-batch", "64", "--seq-len", "4096")
     assert result.exit_code == 2

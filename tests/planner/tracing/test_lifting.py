@@ -1,6 +1,7 @@
 """A traced program as blocks: the same model as the one that its configuration makes."""
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,7 @@ def test_a_traced_llama_is_the_shipped_one(llama: Graph) -> None:
 
 @pytest.mark.parametrize("degrees", DEGREES, ids=str)
 def test_its_plans_cost_what_those_of_the_configuration_do(llama: Graph, degrees: dict[str, int]) -> None:
-    job = {"global_batch": 64, "seq_len": 4096, "micro_batch": 1, "recompute": "none", "zero": 2}
-    job["zero_stage"] = job.pop("zero")
+    job = {"global_batch": 64, "seq_len": 4096, "micro_batch": 1, "recompute": "none", "zero_stage": 2}
     traced = model_of(Program.model_validate_json(LLAMA.read_text()))
     ours, theirs = (
         plan(model, "dgx-h100:1", top=1, **job, **degrees).estimate for model in (traced, "llama-3-8b")
@@ -81,13 +81,8 @@ def test_models_keep_their_parameters(name: str) -> None:
     program = traced(name, layers=4)
     graph = graph_of(program)
     shapes = [v.shape for v in program.values if v.role == "parameter"]
-    total = 0
-    for shape in shapes:
-        size = 1
-        for n in shape:
-            size *= n
-        total += size
-    assert count_parameters(graph) == total
+    assert count_parameters(graph) == sum(map(math.prod, shapes))
+    assert graph.dims[graph.token_dim] == (1 if name == "mlp" else 16)
     assert graph.num_layers == 4
     assert len(graph.layers) <= 2  # the first of the MLP reads the data
     assert graph.layers[-1].count >= 3
@@ -193,3 +188,6 @@ def test_modules_of_transformers(name: str) -> None:
     assert bool(graph.tied) is (name == "gpt2")
     attention = next(op for op in graph.block["layer"].ops if op.kind == "attention")
     assert attention.attributes["causal"] is True
+    layer = graph.block["layer"]
+    projection = next(op for op in layer.ops if op.kind == "matmul")
+    assert [layer.tensor[n].dims[-1] for n in projection.outputs] == ["head_dim"] * 3
