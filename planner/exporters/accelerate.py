@@ -14,8 +14,8 @@ from planner.errors import Unsupported
 from planner.exporters.fsdp import check_fsdp
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits
-from planner.exporters.placements import Layout, data_mesh, layout_of, recompute_policy
-from planner.exporters.script import SCRIPTS_OWN
+from planner.exporters.placements import Layout, data_mesh, layout_of
+from planner.exporters.script import SCRIPTS_OWN, policy_of
 from planner.plans import Plan
 
 FILE = "accelerate_fsdp2.yaml"
@@ -50,7 +50,7 @@ def to_accelerate(plan: Plan) -> dict[str, str]:
 
 
 def _check(layout: Layout) -> None:
-    p, job, policy = layout.plan.plan, layout.plan.job, recompute_policy(layout.plan)
+    p, job, policy = layout.plan.plan, layout.plan.job, policy_of(layout.plan.plan)
     if p.expert > 1:
         raise Unsupported(
             "target accelerate has no expert parallelism; plan with --expert 1, or export to fsdp2"
@@ -116,7 +116,7 @@ def _config(layout: Layout) -> dict[str, Any]:
 
 def _fsdp(layout: Layout) -> dict[str, Any]:
     """Layers to wrap are not named: accelerate asks the model (``_no_split_modules``)."""
-    p, policy = layout.plan.plan, recompute_policy(layout.plan)
+    p, policy = layout.plan.plan, policy_of(layout.plan.plan)
     config = {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": p.zero_stage == 3,

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from planner.errors import Unsupported
+from planner.exporters.fsdp1 import WHOLE
 from planner.exporters.header import describe
 from planner.exporters.limits import Limits, check_limits
 from planner.exporters.script import SCRIPTS_OWN, commented, policy_of, script_notes
@@ -20,9 +21,6 @@ from planner.plans import Plan
 TARGET = "accelerate-fsdp1"
 
 FILE = "accelerate_fsdp1.yaml"
-
-STRATEGIES = MappingProxyType({0: "NO_SHARD", 2: "SHARD_GRAD_OP", 3: "FULL_SHARD"})
-"""ZeRO stage -> ``fsdp_sharding_strategy`` over all ranks."""
 
 HYBRIDS = MappingProxyType({2: "HYBRID_SHARD_ZERO2", 3: "HYBRID_SHARD"})
 """ZeRO stage -> ``fsdp_sharding_strategy`` that shards inside each node and replicates across nodes."""
@@ -34,7 +32,7 @@ RECOMPUTE = MappingProxyType({"none": "false", "full": "true"})
 """Policy -> ``fsdp_activation_checkpointing``."""
 
 LIMITS = Limits(
-    zero_stages=tuple(STRATEGIES),
+    zero_stages=tuple(WHOLE),
     hybrid=tuple(HYBRIDS),
     recompute=RECOMPUTE,
     precision=PRECISIONS,
@@ -53,7 +51,7 @@ def to_accelerate_fsdp1(plan: Plan) -> dict[str, str]:
 def _strategy(plan: Plan) -> str:
     p, node = plan.plan, min(plan.cluster.devices_per_node, plan.plan.data)
     if not p.zero_stage or p.shard_degree == p.data:
-        return STRATEGIES[p.zero_stage]
+        return WHOLE[p.zero_stage]
     if p.shard_degree != node:
         raise Unsupported(
             f"target {TARGET} shards over the {node} devices of a node, the plan over {p.shard_degree}; "

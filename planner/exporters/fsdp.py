@@ -184,6 +184,7 @@ def _pipeline(layout: Layout) -> dict[str, str]:
         "stages": str(tuple(zip(cuts, cuts[1:], strict=False))),
         "ranks": str(ranks_of(plan.plan)),
         "schedule": SCHEDULES[plan.plan.schedule].torch_name or "",
+        "split_backward": str(plan.plan.pipeline > 1 and SCHEDULES[plan.plan.schedule].splits_backward),
         "embeddings": str(before),
         "head": str(after),
     }
@@ -197,11 +198,13 @@ def _outside(layout: Layout, block: str | None) -> tuple[str, ...]:
 
 def _check_pipeline(layout: Layout, before: tuple[str, ...]) -> None:
     plan, graph = layout.plan.plan, layout.graph
-    known = [name for name, entry in SCHEDULES.items() if entry.torch_name and not entry.splits_backward]
+    known = [name for name, entry in SCHEDULES.items() if entry.torch_name]
     if plan.schedule not in known:
+        raise Unsupported(f"target fsdp2 has no schedule {plan.schedule}, only {', '.join(known)}")
+    if SCHEDULES[plan.schedule].splits_backward and plan.zero_stage == 3:
         raise Unsupported(
-            f"target fsdp2 has no schedule {plan.schedule}, only {', '.join(known)} (torch splits no backward pass "
-            f"of a model from outside)"
+            f"target fsdp2 keeps weights gathered between the two backward passes of schedule {plan.schedule} (with "
+            f"ZeRO 3 torch 2.13 computes wrong gradients of weights); plan again with --zero 2"
         )
     if graph.tied:
         raise Unsupported(

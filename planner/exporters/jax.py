@@ -14,8 +14,8 @@ from planner.exporters.partition_specs import (
     mesh_sizes,
     parameter_spec,
 )
-from planner.exporters.placements import Layout, layout_of, recompute_policy
-from planner.exporters.script import render_strings, render_tuple
+from planner.exporters.placements import Layout, layout_of
+from planner.exporters.script import policy_of, render_strings, render_tuple
 from planner.graph import Block
 from planner.operators import saved_tensors
 from planner.plans import Plan
@@ -107,7 +107,7 @@ def _activations(layout: Layout) -> dict[str, str]:
 
 
 def _remat(layout: Layout) -> dict[str, str]:
-    policy = recompute_policy(layout.plan)
+    policy = policy_of(layout.plan.plan)
     if policy not in REMAT:
         raise Unsupported(f"target jax has no remat policy for {policy!r}, only for {', '.join(REMAT)}")
     blocks = [block for block, _ in layout.graph.instances()]

@@ -269,9 +269,3 @@ def _only_stage(plan: Parallelism, target: str) -> StagePlan | None:
                     f"target {target} splits a block alike in all stages, the plan does not ({block})"
                 )
     return plan.stages[0].model_copy(update={"sharding": found})
-
-
-def recompute_policy(plan: Plan) -> str:
-    """The policy of the only stage."""
-    stages = plan.plan.stages
-    return (stages[0].recompute if stages else None) or plan.plan.recompute

@@ -55,7 +55,7 @@ _TARGETS = (
         (
             "data, tensor, sequence, context and expert parallelism, operator by operator",
             "ZeRO 0 to 3 and hybrid sharding",
-            "recompute none, selective, attention, full",
+            "recompute none, selective, products, mlp, alternate, attention, full",
             "optimizer offload",
         ),
         ("pipelines", "offload of weights and activations", "uneven splits (pad the vocabulary)"),
@@ -68,12 +68,13 @@ _TARGETS = (
         (
             "fully sharded (ZeRO 2, 3), hybrid and replicated data parallelism",
             "tensor and sequence parallelism of linear layers and vocabulary-parallel loss",
-            "pipelines of any stages: schedules gpipe, 1f1b, interleaved, breadth-first",
-            "recompute none, selective, full",
+            "pipelines of any stages: all schedules of torch; those that split the backward pass up to ZeRO 2",
+            "context parallelism of plain causal attention; experts spread over data-parallel ranks",
+            "recompute none, selective, products, alternate, full, by stage",
             "fp32 or bf16 gradient reduction",
             "offload of parameters and optimizer together",
         ),
-        ("context parallelism", "expert parallelism", "zero-bubble schedules", "ZeRO 1", "fp8"),
+        ("context parallelism of windowed attention", "expert beside tensor parallelism", "ZeRO 1", "fp8"),
         fsdp.to_fsdp2,
     ),
     _target(

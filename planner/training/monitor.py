@@ -114,6 +114,7 @@ class Monitor:
                 "pp": p.pipeline,
                 "cp": p.context,
                 "ep": p.expert,
+                "etp": 1 if p.experts_over_tensor else None,
                 "vp": p.virtual_stages,
                 "dp_shard": p.shard_degree,
                 "zero_stage": p.zero_stage,

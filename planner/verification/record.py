@@ -1,6 +1,6 @@
 """What a verification found: checks that pass or fail, and numbers of a framework beside ours."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from cluster_specs.record import Record
@@ -31,10 +31,10 @@ class Check(Record):
 
 
 def training_checks(found: Mapping[str, Any]) -> tuple[Check, ...]:
-    """Losses of two steps, and the largest distance of a parameter beside the largest change of one.
+    """Losses of two steps, the largest distance of a parameter beside the largest change of one, norm of gradients.
 
     ``found`` has what a program of `planner.verification.programs` found: ``loss`` on one device, ``parallel_loss``,
-    ``distance`` and ``moved``.
+    ``distance`` and ``moved``; ``norm`` and ``parallel_norm`` if it knows them.
     """
     names = ("loss", "loss after one step")
     losses = [
@@ -48,7 +48,17 @@ def training_checks(found: Mapping[str, Any]) -> tuple[Check, ...]:
         error=found["distance"] / found["moved"],
         limit=PARAMETER_LIMIT,
     )
-    return (*losses, apart)
+    return (*losses, apart, *_norms(found))
+
+
+def _norms(found: Mapping[str, Any]) -> Iterator[Check]:
+    """Of all gradients, where every rank knows it."""
+    if "norm" in found:
+        one, many = found["norm"], found["parallel_norm"]
+        error = abs(many / one - 1)
+        yield Check(
+            name="norm of the gradients", expected=one, found=many, error=error, limit=PARAMETER_LIMIT
+        )
 
 
 class Comparison(Record):

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.verification.programs.torch_models import NoModel, Task, build, load, mean_loss
 
-LEARNING_RATE, STEPS = 0.1, 2
+LEARNING_RATE, STEPS, NEVER_CLIPPED = 0.1, 2, 1e6
 
 BATCHED = ("dp_replicate", "dp_shard", "ep")
 """Axes of the mesh whose ranks have sequences of their own, outermost first."""
@@ -54,9 +54,9 @@ def _worker(rank: int, task: Task, world: int, store: str, result: str) -> None:
     labels = tokens.roll(-1, 1)
     reference = build(task, exported.MODEL_DTYPE).eval()  # without dropout, so that all draw the same
     start = {name: p.detach().clone() for name, p in reference.named_parameters()}
-    expected = _train_alone(reference, tokens, labels)
+    expected, norm = _train_alone(reference, tokens, labels)
     model = build(task, exported.MODEL_DTYPE).eval()
-    losses, parameters = _train(exported, model, tokens, labels)
+    losses, parameters, parallel_norm = _train(exported, model, tokens, labels)
     target = dict(reference.named_parameters())
     found = {
         "version": torch.__version__,
@@ -66,26 +66,30 @@ def _worker(rank: int, task: Task, world: int, store: str, result: str) -> None:
         "moved": max(float((p - start[name]).detach().abs().max()) for name, p in target.items()),
         "distance": _distance(parameters, target),
     }
+    if parallel_norm is not None:
+        found |= {"norm": norm, "parallel_norm": parallel_norm}
     if rank == 0:
         Path(result).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _train_alone(model: Any, tokens: Any, labels: Any) -> list[float]:
+def _train_alone(model: Any, tokens: Any, labels: Any) -> tuple[list[float], float]:
+    """Losses of the steps, and the norm of the last one's gradients."""
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    losses = []
+    losses, norm = [], 0.0
     for _ in range(STEPS):
         loss = mean_loss(model(tokens).logits, labels)
         loss.backward()
         losses.append(float(loss.detach()))
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
         optimizer.step()
         optimizer.zero_grad()
-    return losses
+    return losses, norm
 
 
-def _train(exported: Any, model: Any, tokens: Any, labels: Any) -> tuple[list[float], Named]:
-    """Losses of the whole batch, and this rank's parameters by their names."""
+def _train(exported: Any, model: Any, tokens: Any, labels: Any) -> tuple[list[float], Named, float | None]:
+    """Losses of the whole batch, this rank's parameters by their names, and the last norm where ranks have it all."""
     piped = len(exported.STAGES) > 1
     if piped:
         mesh = exported.make_mesh("cpu")
@@ -96,15 +100,16 @@ def _train(exported: Any, model: Any, tokens: Any, labels: Any) -> tuple[list[fl
         modules = [model]
     own, targets = _mine(exported, mesh, tokens), _mine(exported, mesh, labels)
     optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], LEARNING_RATE, foreach=False)
-    losses = []
+    losses, norm = [], None
     for _ in range(STEPS):
         if piped:
             losses.append(_piped_step(exported, schedule, mesh, own, targets))
         else:
             losses.append(_step(exported, model, own, targets))
+            norm = float(exported.clip_gradients(model.parameters(), NEVER_CLIPPED))
         optimizer.step()
         optimizer.zero_grad()
-    return losses, {_plain(n): p for m in modules for n, p in m.named_parameters()}
+    return losses, {_plain(n): p for m in modules for n, p in m.named_parameters()}, norm
 
 
 def _step(exported: Any, model: Any, tokens: Any, labels: Any) -> float:

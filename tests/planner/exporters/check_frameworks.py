@@ -104,6 +104,26 @@ def torchtitan(path, processes):
     }
 
 
+def torchtitan_python(path):
+    """The exported module, applied to a configuration of torchtitan's own classes (0.3.0, in a folder of its own)."""
+    sys.path.insert(0, os.environ["TORCHTITAN_0_3"])
+    package = types.ModuleType("torchtitan")
+    package.__path__ = [str(Path(os.environ["TORCHTITAN_0_3"]) / "torchtitan")]
+    sys.modules["torchtitan"] = package
+    from torchtitan.config import TrainingConfig
+
+    spec = importlib.util.spec_from_file_location("registry", path)
+    registry = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(registry)
+    training = TrainingConfig()
+    config = registry.apply(types.SimpleNamespace(training=training))
+    return {
+        "parallelism": dataclasses.asdict(config.parallelism),
+        "training": dataclasses.asdict(dataclasses.replace(training)),
+        "checkpointing": type(config.activation_checkpoint).__qualname__,
+    }
+
+
 def megatron(path):
     """The sections of the overrides as Megatron Core's dataclasses take them, with their checks of each other.
 

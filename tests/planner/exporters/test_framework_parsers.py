@@ -1,6 +1,7 @@
 """Exported files mean to the framework's own parser what the plan says."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,39 @@ def test_torchtitan_reads_its_toml(case: str, tmp_path: Path) -> None:
         assert found["parallelism"]["pipeline_parallel_schedule"] == "GPipe"
         assert found["training"]["local_batch_size"] == plan.plan.num_microbatches
         assert [len(part) for part in found["parallelism"]["module_fqns_per_model_part"]] == [1 + 3, 5 + 2]
+
+
+TITAN_PYTHON: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "hybrid, tensor, alternate": (
+        TITAN["hybrid, tensor"][0] | {"recompute": "alternate"},
+        {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},
+        "SelectiveAC.Config",
+    ),
+    "context, ZeRO 2, full": (
+        TITAN["context"][0] | {"recompute": "full", "zero_stage": 2, "sharding": "SHARD_GRAD_OP"},
+        {"context_parallel_degree": 2, "fsdp_reshard_after_forward": "never"},
+        "FullAC.Config",
+    ),
+    "pipeline": (
+        TITAN["pipeline"][0],
+        {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "GPipe"},
+        "NoneType",
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(
+    "TORCHTITAN_0_3" not in os.environ, reason="torchtitan 0.3.0 is in no folder named by TORCHTITAN_0_3"
+)
+@pytest.mark.parametrize("case", TITAN_PYTHON)
+def test_torchtitan_takes_its_python(case: str, tmp_path: Path) -> None:
+    degrees, expected, checkpointing = TITAN_PYTHON[case]
+    plan = tiny_plan(tiny_model(num_hidden_layers=8), job=BF16, **degrees)
+    found = read(plan, "torchtitan", "torchtitan_python", tmp_path)
+    assert {key: found["parallelism"][key] for key in expected} == expected
+    assert found["checkpointing"] == checkpointing
+    assert (found["training"]["global_batch_size"], found["training"]["seq_len"]) == (16, 16)
 
 
 ZERO1: dict[str, Any] = SHARDED | {"zero_stage": 1, "sharding": "NO_SHARD"}

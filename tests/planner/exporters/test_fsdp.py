@@ -136,10 +136,17 @@ def test_offload_and_resharding_are_constants() -> None:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "schedule": ({"pipeline": 2, "schedule": "v-half"}, "no schedule v-half, only gpipe, 1f1b"),
+    "schedule": ({"pipeline": 2, "schedule": "v-half"}, "no schedule v-half, only gpipe, 1f1b, .*zb-v"),
     "split backward": (
-        {"pipeline": 2, "virtual_stages": 2, "schedule": "zb-v"},
-        "no schedule zb-v, only .* splits no backward",
+        {
+            "pipeline": 2,
+            "virtual_stages": 2,
+            "schedule": "zb-v",
+            "data": 2,
+            "zero_stage": 3,
+            "shard_degree": 2,
+        },
+        "between the two backward passes of schedule zb-v .* --zero 2",
     ),
     "context": (
         {"context": 2},

@@ -54,6 +54,10 @@ SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek-v2-lite", FULL | {"data": 4, "expert": 2, "context": 2, "shard_degree": 8},
     ),
     "experts in a pipeline": ("gpt-oss-120b", FULL | {"data": 2, "expert": 2, "shard_degree": 2, "pipeline": 2}),
+    "split backward, ZeRO 2": (
+        "llama-3.1-8b",
+        {"data": 2, "pipeline": 2, "virtual_stages": 2, "schedule": "zb-v", "zero_stage": 2, "shard_degree": 2},
+    ),
     "context and tensor, selective": (
         "qwen3-8b", FULL | {"data": 2, "context": 2, "tensor": 2, "shard_degree": 4, "recompute": "selective"},
     ),
