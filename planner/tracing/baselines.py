@@ -1,7 +1,8 @@
 """Plans as people write them: layouts for the inputs, and everything else follows.
 
 Each operator takes what is cheapest next to what is already decided, first in the program's order, then again
-until nothing changes: as a partitioner propagates annotations, and no worse.
+until nothing changes: as a partitioner propagates annotations, and no worse. Last, products that are only added up
+are summed once where that is cheaper, as when their weights stand side by side in one array.
 """
 
 import math
@@ -11,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from planner.errors import InputError
+from planner.intra_op.problem import Array
 from planner.tracing.layouts import WHOLE, Layout, NamedMesh
 from planner.tracing.nodes import Nodes
-from planner.tracing.options import all_layouts
+from planner.tracing.options import Option, all_layouts
 from planner.tracing.problem import LayoutProblem
 from planner.tracing.program import Program, Value
 
@@ -25,20 +27,11 @@ Rules = Mapping[str, Sequence[str | None | tuple[str, ...]]]
 
 def follow(problem: LayoutProblem, nodes: Nodes, fixed: Mapping[int, int]) -> list[int]:
     """An option per node, by number, where the nodes in ``fixed`` keep theirs."""
-    around: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.options]
-    for u, v, moves in problem.links:
-        around[u].append((v, moves.full))
-        around[v].append((u, moves.full.T))
+    around = _Around(problem)
     chosen: dict[int, int] = dict(fixed)
 
     def best(node: int) -> int:
-        costs = problem.seconds[node].copy()
-        for other, table in around[node]:
-            if other in chosen and other != node:
-                costs = costs + table[:, chosen[other]]
-            elif other == node:
-                costs = costs + np.diagonal(table)
-        return int(costs.argmin())
+        return int(np.where(around.parts[node], np.inf, around.costs(node, chosen)).argmin())
 
     order = _order(nodes)
     for _ in range(SWEEPS):
@@ -48,7 +41,53 @@ def follow(problem: LayoutProblem, nodes: Nodes, fixed: Mapping[int, int]) -> li
                 chosen[node] = best(node)
         if chosen == before:
             break
+    first = len(nodes.inputs)
+    made = {name: first + i for i, op in enumerate(nodes.operations) for name in op.outputs}
+    for i, op in enumerate(nodes.operations):
+        if op.addends:
+            chosen |= around.summed_once(first + i, [made[name] for name in op.addends], chosen)
     return [chosen[node] for node in range(len(problem.options))]
+
+
+class _Around:
+    """What the options of a node cost next to those chosen for others."""
+
+    def __init__(self, problem: LayoutProblem) -> None:
+        self.seconds = problem.seconds
+        self.links: list[list[tuple[int, Array]]] = [[] for _ in problem.options]
+        for u, v, moves in problem.links:
+            self.links[u].append((v, moves.full))
+            self.links[v].append((u, moves.full.T))
+        self.parts = [
+            np.array([isinstance(o, Option) and bool(o.parts) for o in options])
+            for options in problem.options
+        ]
+
+    def costs(self, node: int, chosen: Mapping[int, int]) -> Array:
+        """By option [s]."""
+        costs = self.seconds[node].copy()
+        for other, table in self.links[node]:
+            if other in chosen and other != node:
+                costs = costs + table[:, chosen[other]]
+            elif other == node:
+                costs = costs + np.diagonal(table)
+        return costs
+
+    def summed_once(
+        self, kernel: int, products: Sequence[int], chosen: Mapping[int, int]
+    ) -> Mapping[int, int]:
+        """The best choice for a kernel and the products that it adds up, left in parts, if that is better."""
+        without = {n: c for n, c in chosen.items() if n not in (kernel, *products)}
+        joint, partners = self.costs(kernel, without), []
+        for product in products:
+            table = next(t for other, t in self.links[kernel] if other == product)
+            both = table + self.costs(product, without)[None, :]
+            partners.append(both.argmin(axis=1))
+            joint = joint + both.min(axis=1)
+        best = int(joint.argmin())
+        if joint[best] >= joint[chosen[kernel]] or not self.parts[kernel][best]:
+            return {}
+        return {kernel: best, **{p: int(at[best]) for p, at in zip(products, partners, strict=True)}}
 
 
 def _order(nodes: Nodes) -> list[int]:

@@ -112,11 +112,13 @@ def node_bytes(
     if isinstance(option, AgainOption):
         again = nodes.agains[node - nodes.first_again]
         outputs = nodes.operations[again.operation].outputs
-        late = [0.0] * len(again.values)
-        for k, value in enumerate(again.values):
+        found = []
+        for value in again.values:
             layout = left_layout(option, outputs.index(value.name))
-            late[k] = 0.0 if layout is None else pricer.full_bytes(value.name) * share(mesh, layout)
-        return [*(late if option.kept is not None else [0.0] * len(late)), *late]
+            held = 0.0 if layout is None else pricer.full_bytes(value.name) * share(mesh, layout)
+            own = held if option.shared or value.last_own >= 0 else 0.0
+            found += [own if option.kept is not None else 0.0, own, held if option.shared else 0.0]
+        return found
     name = nodes.inputs[node]
     return [pricer.full_bytes(name) * share(mesh, option) * held_share(program, name, state_share)]
 

@@ -68,8 +68,9 @@ class _Groups:
         )
 
     def _is_product(self, name: str) -> bool:
+        """Of matrices; convolutions are not left in parts."""
         group = self.groups[self.made[name][0]] if name in self.made else None
-        return group is not None and group.kind == "product" and not group.halos
+        return group is not None and group.kind == "product" and not group.primitives[0].startswith("conv")
 
     def _record(self, draft: Draft, group: int) -> None:
         for name, dims in zip(draft.outputs, draft.writes, strict=True):

@@ -12,6 +12,7 @@ from planner.tracing.from_jax import branch_name, call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.program import Dims, Operation
+from planner.tracing.recomputing import agains, late_readers
 from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
 
 SCOPE = "mw["
@@ -109,6 +110,7 @@ class _Runner:
         for op in sharded.program.operations:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
+        self.second = _SecondRuns(self)
 
     def put(self, array: Any, partition: Partition) -> Any:
         """``array`` constrained; scalars and what does not divide are left alone."""
@@ -171,9 +173,8 @@ class _Runner:
             values.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _on_parts(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+    def _on_parts(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
         """Views of parts and their additions; the last of these adds up the parts too."""
-        site = self.sites.get(title)
         made = each_part(equation, [_plain(x) for x in operands])
         if site is None or title != site.operation.total:
             return list(made)
@@ -188,8 +189,17 @@ class _Runner:
         if equation.primitive.name == "cond":
             return self._cond(equation, title, operands)
         site = self.sites.get(title)
+        if site is not None:
+            operands = self.second.late(site.operation, operands)
+        read = list(operands)
+        made = self.placed(equation, title, site, operands)
+        self.second.remember(equation, title, read, made)
+        return made
+
+    def placed(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
+        """Outputs of an equation, its arrays where ``site`` says."""
         if any(isinstance(x, Parts) for x in operands):
-            return self._on_parts(equation, title, operands)
+            return self._on_parts(equation, title, site, operands)
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
             for i, dims in zip(places, site.reads, strict=True):
@@ -271,6 +281,95 @@ class _Runner:
             return array
         with jax.named_scope(scope_of(name)):
             return self.put(array, _partition(getattr(site, side)[0], site.sharding.split))
+
+
+class _Made(NamedTuple):
+    """What an array was computed by."""
+
+    array: Any
+    equation: Any
+    title: str
+    operands: list[Any]
+    place: int
+
+
+class _SecondRuns:
+    """Operators that a plan recomputes: their late readers get arrays made anew of what is kept.
+
+    What is kept is held back until the reader's other operands are there, so that nothing is made anew too early.
+    """
+
+    def __init__(self, runner: _Runner) -> None:
+        self.runner = runner
+        self.sharding = {s.name: s for s in runner.sharded.recomputed}
+        program = runner.sharded.program
+        found = [a for a in agains(program) if program.operations[a.operation].name in self.sharding]
+        late = late_readers(program, found)
+        self.late_readers = {
+            (program.operations[a.operation].name, program.operations[r].name)
+            for a in found
+            for v in a.values
+            for r in late[v.name]
+        }
+        self.made: dict[int, _Made] = {}
+        self.again: dict[int, Any] = {}
+        self.held: dict[int, tuple[Any, Any]] = {}
+
+    def remember(self, equation: Any, title: str, operands: list[Any], made: Sequence[Any]) -> None:
+        """Note where arrays come from."""
+        for place, array in enumerate(made) if self.sharding else ():
+            if all(array is not x for x in operands):
+                self.made[id(array)] = _Made(array, equation, title, operands, place)
+
+    def late(self, reader: Operation, operands: list[Any]) -> list[Any]:
+        """Operands of an equation, made anew where its operator comes late."""
+        if not any(reader.name == late for _, late in self.late_readers):
+            return operands
+        waits = [self._maker(x) for x in operands]
+        again = [w is not None and (w, reader.name) in self.late_readers for w in waits]
+        trigger = next(
+            (x for x, a in zip(operands, again, strict=True) if not a and hasattr(x, "shape")), None
+        )
+        return [self._anew(x, trigger) if a else x for x, a in zip(operands, again, strict=True)]
+
+    def _maker(self, array: Any) -> str | None:
+        """The operator whose output an array is, or is a view of."""
+        made = self.made.get(id(array))
+        if made is None:
+            return None
+        if made.title in self.runner.sites:
+            return self.runner.sites[made.title].operation.name
+        makers = (self._maker(x) for x in made.operands)
+        return next((m for m in makers if m is not None), None)
+
+    def _anew(self, array: Any, trigger: Any) -> Any:
+        """An array computed a second time, from what is kept or computed a second time too."""
+        import jax
+
+        if id(array) in self.again:
+            return self.again[id(array)]
+        made, maker = self.made.get(id(array)), self._maker(array)
+        if made is None or maker not in self.sharding:
+            return self._held_back(array, trigger)
+        operands = [self._anew(x, trigger) for x in made.operands]
+        site = self.runner.sites.get(made.title)
+        if site is not None:
+            site = site._replace(sharding=self.sharding[site.operation.name])
+        with jax.named_scope(scope_of(maker)):
+            found = self.runner.placed(made.equation, made.title, site, operands)[made.place]
+        self.again[id(array)] = found
+        return found
+
+    def _held_back(self, array: Any, trigger: Any) -> Any:
+        import jax
+
+        if trigger is None or not hasattr(array, "shape"):
+            return array
+        if id(array) not in self.held:
+            held, _ = jax.lax.optimization_barrier((array, trigger))
+            known = self.runner.lies.get(id(array))
+            self.held[id(array)] = (array, held if known is None else self.runner.put(held, known[1]))
+        return self.held[id(array)][1]
 
 
 def _partition(dims: Dims, split: Mapping[str, int]) -> Partition:

@@ -41,9 +41,13 @@ def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
 
 
 def _late_intervals(again: Again) -> list[Interval]:
-    """When each value of a second run is kept for it, and then from when it could run."""
-    kept = [(v.last_early + 1, max(v.last_early + 1, again.first)) for v in again.values]
-    return kept + [(max(v.last_early + 1, again.first), v.last_late + 1) for v in again.values]
+    """Per value of a second run: when it is kept for it, held for late readers, and for other second runs."""
+    found = []
+    for v in again.values:
+        start = max(v.last_early + 1, again.first)
+        own = max(start, v.last_own + 1)
+        found += [(v.last_early + 1, start), (start, own), (own, max(own, v.last_late + 1))]
+    return found
 
 
 def _region_starts(program: Program) -> dict[str, int]:

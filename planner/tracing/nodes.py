@@ -34,6 +34,8 @@ class Link(NamedTuple):
     """Against the order of the program: the target's *output* is the layout that is wanted."""
     kept: bool = False
     """From an operator to its second run, which may keep what was made only as it lies."""
+    again: bool = False
+    """Between second runs."""
     early: bool = False
     """Between second runs, of which the source's would come too late: it must have kept what is wanted."""
 
@@ -61,6 +63,8 @@ class AgainOption(NamedTuple):
     """How it runs again."""
     kept: tuple[Layout, ...] | None = None
     """How the outputs lie that are kept."""
+    shared: bool = False
+    """Held for other second runs too, not only for late readers."""
 
 
 class Nodes(NamedTuple):
@@ -133,7 +137,14 @@ def nodes_of(program: Program, agains: Sequence[Again] = ()) -> Nodes:
         made = Slot(len(inputs) + a.operation, 0)
         links.append(Link(op.outputs[0], made, Slot(node, 0), op.times, kept=True))
         links += [
-            Link(n, again.get(n, at[n]), Slot(node, k), op.times, early=first.get(n, 0) > a.first)
+            Link(
+                n,
+                again.get(n, at[n]),
+                Slot(node, k),
+                op.times,
+                again=n in again,
+                early=first.get(n, 0) > a.first,
+            )
             for k, n in enumerate(op.inputs)
         ]
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
@@ -189,18 +200,20 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[
         found.append(known[key])
     for again in nodes.agains:
         first = found[len(nodes.inputs) + again.operation]
-        key = ("again", id(first))
+        key = ("again", id(first), again.for_others)
         if key not in known:
-            known[key] = tuple(_second_runs(first))
+            known[key] = tuple(_second_runs(first, again.for_others))
         found.append(known[key])
     return found
 
 
-def _second_runs(first: Sequence[NodeOption]) -> Iterator[AgainOption]:
+def _second_runs(first: Sequence[NodeOption], for_others: bool) -> Iterator[AgainOption]:
     """Nothing, what was made in each way that it may lie, and a run in each way."""
+    runs = [o for o in first if isinstance(o, Option)]
     yield AgainOption()
-    yield from (AgainOption(kept=w) for w in dict.fromkeys(o.writes for o in first if isinstance(o, Option)))
-    yield from (AgainOption(option=o) for o in first if isinstance(o, Option))
+    for shared in (False, True) if for_others else (True,):
+        yield from (AgainOption(kept=w, shared=shared) for w in dict.fromkeys(o.writes for o in runs))
+        yield from (AgainOption(option=o, shared=shared) for o in runs)
 
 
 def left_layout(option: NodeOption, place: int) -> Layout | None:
@@ -215,7 +228,11 @@ def left_layout(option: NodeOption, place: int) -> Layout | None:
 
 def given_layout(option: NodeOption, link: Link) -> Layout | None:
     """How a link's source leaves the array for its target."""
-    if link.early and isinstance(option, AgainOption) and option.kept is None:
+    if (
+        link.again
+        and isinstance(option, AgainOption)
+        and not (option.shared and (option.kept or not link.early))
+    ):
         return None
     return left_layout(option, link.source.place)
 

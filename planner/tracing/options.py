@@ -45,7 +45,7 @@ class Option(NamedTuple):
 def options(
     op: Operation, shapes: Sequence[Sequence[int]], mesh: NamedMesh, lasting: bool = False
 ) -> tuple[Option, ...]:
-    """All of them, in a fixed order, the one that splits nothing last.
+    """All of them, in a fixed order.
 
     ``shapes`` of the outputs; ``lasting`` says that partial sums may be left as they are.
     """

@@ -28,8 +28,10 @@ class Late(NamedTuple):
     name: str
     last_early: int
     """Position of the last reader that has what the first run made."""
+    last_own: int
+    """Position of the last reader that has what is kept or made anew; -1 where there is none."""
     last_late: int
-    """Position of the last one that has what is kept or made anew."""
+    """The same with the second runs that may read it."""
 
 
 class Again(NamedTuple):
@@ -40,6 +42,11 @@ class Again(NamedTuple):
     first: int
     """Position of the operator before which it runs again."""
     values: tuple[Late, ...]
+
+    @property
+    def for_others(self) -> bool:
+        """Whether it makes a difference that other second runs may read its values."""
+        return any(v.last_own < v.last_late for v in self.values)
 
 
 def agains(program: Program) -> tuple[Again, ...]:
@@ -54,7 +61,7 @@ def agains(program: Program) -> tuple[Again, ...]:
             early, late = _parted(i, program.readers.get(name, ()))
             wanted[name].update(late)
             if wanted[name]:
-                values.append(Late(name, max((i, *early)), max(wanted[name])))
+                values.append(Late(name, max((i, *early)), max(late, default=-1), max(wanted[name])))
         if values:
             first = _first(at for name in op.outputs for at in wanted[name])
             found.append(Again(i, first, tuple(values)))

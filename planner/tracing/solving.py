@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
-from planner.errors import InputError
+from planner.errors import Infeasible, InputError, SolverStopped
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
@@ -18,7 +18,7 @@ from planner.tracing.nodes import AgainOption, NodeOption, Nodes, made_layout, n
 from planner.tracing.options import Option
 from planner.tracing.passes import clean
 from planner.tracing.pricing import ProgramPricer
-from planner.tracing.problem import LayoutProblem, chosen_options, layout_problem
+from planner.tracing.problem import TICKS, LayoutProblem, chosen_options, layout_problem
 from planner.tracing.program import Operation, Program
 from planner.tracing.recomputing import Again, agains
 from planner.tracing.repeats import alike
@@ -121,29 +121,60 @@ def shard(
     Raises `Infeasible` where nothing fits, ``InputError`` for the mesh or the cluster.
     """
     deadline = time.monotonic() + seconds
-    setting = plain = set_up(program, cluster, mesh, **conditions)
-    answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + seconds / 2)
-    chosen = chosen_options(setting.problem, answer.choice)
-    estimate = setting.estimate(chosen)
-    if estimate.memory_bytes > setting.memory_limit:
+    setting = set_up(program, cluster, mesh, **conditions)
+    best = _solved(setting, math.inf, time.monotonic() + seconds / 2)
+    if best.estimate.memory_bytes > setting.memory_limit:
         if conditions.get("recompute", True):
-            setting = may_recompute(setting, conditions.get("fold"))
-        answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline)
-        chosen = chosen_options(setting.problem, answer.choice)
-        estimate = setting.estimate(chosen)
-    problem = setting.problem
-    rounded = (len(problem.seconds) + len(problem.links)) / 2
-    bound = min(max(0.0, answer.lower_bound - rounded) * problem.tick, estimate.seconds)
-    compared = {
-        n: e.seconds for n, e in baseline_estimates(plain).items() if e.memory_bytes <= plain.memory_limit
-    }
-    return _result(setting, chosen, estimate).model_copy(
+            best = _in_little_memory(best, conditions.get("fold"), deadline)
+        else:
+            best = _solved(setting, setting.memory_limit, deadline)
+    baselines = baseline_estimates(setting).items()
+    return _result(best.setting, best.chosen, best.estimate).model_copy(
         update={
-            "lower_bound_seconds": bound,
-            "proven": answer.lower_bound > answer.cost - 1,
-            "baselines": compared,
+            "lower_bound_seconds": min(best.bound, best.estimate.seconds),
+            "proven": best.proven,
+            "baselines": {n: e.seconds for n, e in baselines if e.memory_bytes <= setting.memory_limit},
         }
     )
+
+
+class _Solved(NamedTuple):
+    """The best choice found in a setting, and what is proven."""
+
+    setting: Setting
+    chosen: tuple[NodeOption, ...]
+    estimate: ProgramEstimate
+    bound: float
+    """[s]"""
+    proven: bool
+
+
+def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
+    problem = setting.problem
+    answer = solve_narrowed(problem.network(limit), deadline)
+    chosen = chosen_options(problem, answer.choice)
+    rounded = (len(problem.seconds) + len(problem.links)) / 2
+    bound = max(0.0, answer.lower_bound - rounded) * problem.tick
+    return _Solved(setting, chosen, setting.estimate(chosen), bound, answer.lower_bound > answer.cost - 1)
+
+
+def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Solved:
+    """With second runs, unless without them the limit costs nothing; ``free`` is without a limit."""
+    limit = free.setting.memory_limit
+    try:
+        first = _solved(free.setting, limit, (time.monotonic() + deadline) / 2)
+    except (Infeasible, SolverStopped):
+        first = None
+    if first and free.proven and first.estimate.seconds <= free.estimate.seconds * (1 + 1 / TICKS):
+        return first._replace(proven=True)
+    try:
+        second = _solved(may_recompute(free.setting, fold), limit, deadline)
+    except SolverStopped:
+        if first is None:
+            raise
+        return first._replace(bound=free.bound, proven=False)
+    best = second if first is None else min(second, first, key=lambda s: s.estimate.seconds)
+    return best._replace(bound=max(free.bound, second.bound), proven=second.proven)
 
 
 def price_layouts(setting: Setting, rules: Rules) -> ProgramEstimate:

@@ -118,8 +118,11 @@ class Tables:
                 [self.pricer.arrival(self.nodes.inputs[node], made_layout(o, 0)) for o in self.options[node]]
             )
         if node >= self.nodes.first_again:
-            again = self.seconds(first + self.nodes.agains[node - self.nodes.first_again].operation)
-            return np.concatenate([np.zeros(len(self.options[node]) - again.size), again])
+            operation = first + self.nodes.agains[node - self.nodes.first_again].operation
+            place = {option: i for i, option in enumerate(self.options[operation])}
+            runs = [o.option if isinstance(o, AgainOption) else None for o in self.options[node]]
+            seconds = self.seconds(operation)
+            return np.array([0.0 if o is None else seconds[place[o]] for o in runs])
         if node >= first + len(self.nodes.operations):
             return np.zeros(len(self.options[node]))
         op = self.nodes.operations[node - first]
@@ -140,7 +143,7 @@ class Tables:
         return self.known[key]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
-        """Bytes of each option, output by output; of a second run, what it keeps, and then what it has."""
+        """Bytes of each option, output by output; of a second run as its intervals are."""
         choices = self.options[node]
         first = len(self.nodes.inputs)
         if node >= self.nodes.first_again:
@@ -160,12 +163,14 @@ class Tables:
 
     def _held_late(self, again: Again, choices: tuple[NodeOption, ...]) -> tuple[Array, ...]:
         outputs = self.nodes.operations[again.operation].outputs
-        late = [
-            self._shares(choices, outputs.index(v.name)) * self.pricer.full_bytes(v.name)
-            for v in again.values
-        ]
-        kept = [isinstance(o, AgainOption) and o.kept is not None for o in choices]
-        return (*(np.where(kept, held, 0.0) for held in late), *late)
+        kept = np.array([isinstance(o, AgainOption) and o.kept is not None for o in choices])
+        shared = np.array([isinstance(o, AgainOption) and o.shared for o in choices])
+        found = []
+        for value in again.values:
+            held = self._shares(choices, outputs.index(value.name)) * self.pricer.full_bytes(value.name)
+            own = np.where(shared | (value.last_own >= 0), held, 0.0)
+            found += [np.where(kept, own, 0.0), own, np.where(shared, held, 0.0)]
+        return tuple(found)
 
     def _shares(self, choices: tuple[NodeOption, ...], place: int) -> Array:
         """Part of an array that one device holds, by option."""
@@ -189,7 +194,7 @@ class Tables:
             )
         else:
             left, rows = self._spots(
-                ("given", id(before), link.source.place, link.early),
+                ("given", id(before), link.source.place, link.again, link.early),
                 lambda: [given_layout(o, link) for o in before],
             )
             how = ("wanted", id(after), link.target.place, link.returned, link.copied)

@@ -59,3 +59,21 @@ def mixed_gpt() -> tuple[Any, ...]:
         return case.loss(jax.tree.map(lambda w: w.astype("bfloat16"), params), *data)
 
     return (jax.value_and_grad(loss), *case.arguments)
+
+
+def blocks() -> tuple[Any, ...]:
+    """Two transformer blocks out of line, whose backward pass can recompute what the forward pass made."""
+    size = jax_layers.Sizes(layers=2, batch=16, length=32)
+
+    def loss(layers: Any, x: Any, y: Any) -> Any:
+        for layer in layers:
+            x = jax_layers.mlp_block(layer["mlp"], jax_layers.attention(layer["attention"], x, size))
+        return ((x - y) ** 2).mean()
+
+    layer = {
+        "attention": jax_layers.attention_weights(size),
+        "mlp": jax_layers.mlp_weights(size, gated=True),
+    }
+    data = jax_layers.f(size, size.batch, size.length, size.width)
+    case = jax_layers.Case(loss, [layer] * size.layers, (data, data), {})
+    return (case.step, *case.arguments)

@@ -1,0 +1,33 @@
+"""Temporary memory of `cases.blocks` under a plan, with its second runs and without them: two numbers of bytes.
+
+python check_second_runs.py sharded.json
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import cases  # noqa: E402
+import jax  # noqa: E402
+
+from planner.tracing.jax_apply import apply_shardings, input_shardings  # noqa: E402
+from planner.tracing.sharded import ShardedProgram  # noqa: E402
+
+
+def temporary_bytes(sharded):
+    step, *arguments = cases.blocks()
+    mesh = jax.make_mesh(tuple(sharded.mesh.values()), tuple(sharded.mesh))
+    layouts = input_shardings(sharded, mesh, tuple(arguments))
+    placed = jax.tree.map(
+        lambda a, layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=layout), tuple(arguments), layouts
+    )
+    run = jax.jit(apply_shardings(step, sharded, mesh, tuple(arguments)))
+    return run.lower(*placed).compile().memory_analysis().temp_size_in_bytes
+
+
+if __name__ == "__main__":
+    plan = ShardedProgram.model_validate_json(Path(sys.argv[1]).read_text())
+    print(temporary_bytes(plan), temporary_bytes(plan.model_copy(update={"recomputed": ()})))

@@ -1,0 +1,48 @@
+"""Images split over devices: borders that neighbours exchange, by what JAX computes and by the bytes."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+from planner.tracing.from_jax import from_jax  # noqa: E402
+from planner.tracing.solving import set_up  # noqa: E402
+
+pytestmark = pytest.mark.jax
+BATCH, ROWS, COLUMNS, CHANNELS, OUT, DEVICES = 2, 32, 16, 4, 8, 4
+
+
+def convolved(x, w, padding="SAME"):
+    return jax.lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize("window", [3, 5])
+def test_the_priced_borders_are_what_a_part_of_the_image_lacks(window: int) -> None:
+    shapes = (BATCH, ROWS, COLUMNS, CHANNELS), (window, window, CHANNELS, OUT)
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in shapes)
+    program = from_jax(convolved, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), parameters=1)
+    setting = set_up(program, "dgx-h100:1", {"image": DEVICES})
+    (op,) = setting.program.operations
+    rows = next(h for h in op.halos if op.sizes[h.factor] == ROWS)
+    option = next(o for o in setting.problem.options[-1] if o.split == (rows.factor,))
+    (exchange,) = setting.pricer.operation(op, option).exchanges
+    assert exchange.collective == "send"
+    assert exchange.full_bytes == rows.elements * BATCH * COLUMNS * CHANNELS * 4
+
+    part, border = ROWS // DEVICES, rows.elements // 2
+    padded = np.pad(x, ((0, 0), (border, border), (0, 0), (0, 0)))
+    side = window // 2
+    whole = convolved(x, w)
+    for k in range(DEVICES):
+        seen = padded[:, k * part : (k + 1) * part + 2 * border]
+        made = convolved(seen, w, ((0, 0), (side, side)))
+        np.testing.assert_allclose(made, whole[:, k * part : (k + 1) * part], rtol=1e-4, atol=1e-4)
+
+
+def test_no_border_where_windows_are_points() -> None:
+    shapes = (BATCH, ROWS, COLUMNS, CHANNELS), (1, 1, CHANNELS, OUT)
+    program = from_jax(convolved, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), parameters=1)
+    setting = set_up(program, "dgx-h100:1", {"image": DEVICES})
+    (op,) = setting.program.operations
+    assert op.halos == ()
