@@ -367,7 +367,7 @@ FAR_OFF = """\
 * Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
   right for the runs published before.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
-  of its products alone would be twice the device's memory. Two runs of DeepSpeed ZeRO-3 (530B on 640, 1T on 1,024
+  of its products alone would be 270 of 173 GiB. Two runs of DeepSpeed ZeRO-3 (530B on 640, 1T on 1,024
   A100) are called impossible too: it gathers matrix by matrix, we count layers, and nothing says whether checkpoints
   were on the host.
 * Unsplit sequences: about half of the sweep's runs without pipeline hold two more arrays of the whole width per layer

@@ -200,7 +200,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
-    (r"Zero-bubble", Origin("megatron", "plain")),
+    (r"Zero-bubble", Origin("megatron-2021", "plain")),
     (
         r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),
