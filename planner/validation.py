@@ -321,6 +321,8 @@ def _fit_statistics(rows: Sequence[Row]) -> FitStatistics:
     ran = crashed = wrong_ran = wrong_crashed = 0
     for row in rows:
         outcome = _ran(row.measured)
+        if outcome is None and row.step_time_error is not None:
+            outcome = True
         if row.predicted is None or outcome is None:
             continue
         if outcome:
