@@ -49,6 +49,7 @@ RUNS = {
 
 LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
+    "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
 }
 

@@ -147,7 +147,7 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
         run = parse_run(row)
         plan, assumed = plan_from_run(run)
         estimate = evaluate(plan)
-        if _ran(run) and not estimate.fits:
+        if _ran(measured) and not estimate.fits:
             plan, estimate, assumed = _as_it_fits(run, plan, estimate, assumed, evaluate)
     except (InputError, PlannerError) as error:
         reason = str(error).removeprefix(f"run {row.get('id')}: ")
@@ -160,13 +160,22 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
     return _compare(name, run, plan, estimate, assumed)
 
 
-def _ran(run: RunFile) -> bool:
-    """Whether the source says so, or prints how fast."""
-    measured = run.measured
-    if measured is None:
-        return False
-    printed = measured.step_time_s or measured.tokens_per_s or measured.tokens_per_s_per_gpu
-    return measured.ok if measured.ok is not None else printed is not None
+TOLD_BY_RUNNING = (
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu",
+    "memory_gib_per_gpu",
+)
+"""What a source can print of a run that ran only."""
+
+
+def _ran(measured: Mapping[str, Any]) -> bool | None:
+    """Whether a run ran: as its source says, or since it prints what only a run tells; None where it does neither."""
+    if measured.get("ok") is not None:
+        return bool(measured["ok"])
+    return True if any(measured.get(name) is not None for name in TOLD_BY_RUNNING) else None
 
 
 def _as_it_fits(
@@ -310,10 +319,10 @@ def error_statistics(errors: Sequence[float]) -> ErrorStatistics:
 
 
 def _fit_statistics(rows: Sequence[Row]) -> FitStatistics:
-    """A run that printed a time or said ``ok`` ran; one that said not ``ok`` crashed; others say nothing."""
+    """A run that printed a time, a rate or its memory ran; one that said not ``ok`` crashed; others say nothing."""
     ran = crashed = wrong_ran = wrong_crashed = 0
     for row in rows:
-        outcome = row.measured.get("ok")
+        outcome = _ran(row.measured)
         if outcome is None and row.step_time_error is not None:
             outcome = True
         if row.predicted is None or outcome is None:

@@ -212,7 +212,8 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
     others, layer = rank.elements - rank.ends, rank.largest * (rank.weight + rank.reduced)
     embedding = rank.ends - rank.head
     if rank.software.wraps_ends:
-        yield _passing(0.0, 0.0, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
+        ahead = embedding * rank.weight if rank.shards_weights else 0.0
+        yield _passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
         yield _passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
         return
     root = rank.ends * rank.weight if rank.shards_weights else 0.0

@@ -61,6 +61,12 @@ def _no_loss(run: RunFile, plan: Plan) -> bool:
     return run.parallel.fused_loss is None and not plan.job.fused_loss
 
 
+def _custom_remat(run: RunFile, plan: Plan) -> bool:
+    """MaxText's ``custom`` says for each tensor whether it stays, goes to the host or is made again."""
+    parallel = run.parallel
+    return parallel.recompute == "custom" and parallel.act_offload is None and not plan.plan.offload
+
+
 def _recompute(policy: str) -> Open:
     return Open("recompute", policy, _no_recompute, "plan", MappingProxyType({"recompute": policy}))
 
@@ -73,6 +79,7 @@ OPEN = (
     _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
     _job("attention", "flash", _no_attention, attention="flash"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
+    Open("act_offload", "true", _custom_remat, "plan", MappingProxyType({"offload": ("activations",)})),
     _recompute("selective"),
     _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
     _recompute("full"),

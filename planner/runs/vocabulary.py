@@ -220,12 +220,14 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
+    (r"Zero-bubble", Origin("megatron-2021", "plain")),
     (
-        r"Megatron|MegaScale|Zero-bubble|VocabularyParallelism|Kwai|AMD Primus",
+        r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),
     ),
 )
-"""Found in "series id gpu sharding devices" of a row; the first match wins. Before 2022 attention was not fused.
+"""Found in "series id gpu sharding devices" of a row; the first match wins. Before 2022 attention was not fused, nor
+was it in the runs of Zero-bubble PP: the memory that they print has the scores of every head and their dropout.
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs used the version
 that polls follows from their times (0.8 to 1.2 s per micro-batch of a pipeline, whatever its size).

@@ -73,3 +73,15 @@ def test_small_changes_come_first_and_alone() -> None:
     choices = [tuple(choice.fields) for choice in leaner_choices(run, plan_from_run(run)[0])]
     assert choices[0] == ("grad_dtype",)
     assert [len(fields) for fields in choices] == sorted(len(fields) for fields in choices)
+
+
+def test_a_custom_policy_may_send_activations_to_the_host() -> None:
+    """MaxText's recipe for Mixtral 8x22B on 256 v6e: the inputs of its layers alone are 21 of 31 GiB."""
+    lines = (PUBLISHED / "runs_tpu.jsonl").read_text().splitlines()
+    recipe = next(row for row in map(json.loads, lines) if row["id"] == "tpu-065")
+    row = validate([recipe]).rows[0]
+    assert row.predicted is not None
+    assert row.predicted.fits
+    assert "act_offload=true (fits only so)" in row.assumed
+    said = {**recipe, "parallel": {**recipe["parallel"], "act_offload": False}}
+    assert not [text for text in validate([said]).rows[0].assumed if "fits only so" in text]

@@ -1,0 +1,143 @@
+"""Live tensors of training steps by PyTorch's own tracker, kept as data: cases beside those that others measured.
+
+    pip install torch==2.13.0 && python benchmarks/tracking.py    # write tests/published/torch_tracked.jsonl again
+
+A Llama of few layers runs two steps under FSDP2 with fake tensors, on one process that takes itself for rank 0 of
+many; the peak of the second step counts. Norm and rotary positions keep what fused kernels keep. Updates need no
+temporaries: AdamW is fused, SGD in place.
+
+Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROWS = Path(__file__).resolve().parent.parent / "tests" / "published" / "torch_tracked.jsonl"
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 128256},
+    "1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn_hidden": 8192, "vocab": 128256},
+    "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
+}
+"""Widths of models; layers are few, as all are alike."""
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "8b-6/dp8-full-512": {"seq": 512, "recompute": "full"},
+    "8b-6/dp8-none-1024": {"seq": 1024},
+    "8b-6/dp2-full-2048": {"seq": 2048, "recompute": "full", "shard": 2},
+    "8b-6/dp4-full-256-kept": {"seq": 256, "recompute": "full", "shard": 4, "reshard": False},
+    "8b-6/dp8-full-512-ends": {"seq": 512, "recompute": "full", "wrap": "titan"},
+    "8b-6/dp4-full-512-ends": {"seq": 512, "recompute": "full", "wrap": "titan", "shard": 4},
+    "8b-6/dp8-every_second-1024-ends": {"seq": 1024, "recompute": "selective_op", "wrap": "titan"},
+    "1b-8/dp8-none-512-accumulated": {"seq": 512, "grad_accum": 4},
+    "1b-8/dp8-none-4096-bf16": {"seq": 4096, "master_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+    "1b-8/dp8-none-1024-fp32": {"seq": 1024, "precision": "fp32", "param_dtype": "float32"},
+    "1b-8/dp8-none-512-reduced_in_bf16": {"seq": 512, "reduce_dtype": "bfloat16"},
+    "7b-6/dp16-every_second-4096-mb2": {"seq": 4096, "recompute": "selective_op", "shard": 16, "micro_batch": 2},
+    "7b-6/dp16-none-1024-kept": {"seq": 1024, "shard": 16, "reshard": False},
+    "7b-6/dp2x8-full-1024": {"seq": 1024, "recompute": "full", "replicate": 2},
+    "7b-6/dp8-full-1024-sgd": {"seq": 1024, "recompute": "full", "optim": "sgd"},
+    "7b-6/dp2-none-256-ends": {"seq": 256, "shard": 2, "wrap": "titan"},
+    "7b-6/dp32-products-4096": {"seq": 4096, "recompute": "selective_op_all", "shard": 32},
+}  # fmt: skip
+"""Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
+
+USUAL: Mapping[str, Any] = {
+    "shard": 8, "replicate": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none", "precision": "bf16",
+    "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "optim": "adamw_fused",
+    "wrap": "block", "reshard": True,
+}  # fmt: skip
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """The case as a run (docs/formats.md), not yet measured."""
+    case = {**USUAL, **CASES[name]}
+    size, layers = name.partition("/")[0].split("-")
+    shard, replicate = case.pop("shard"), case.pop("replicate")
+    ranks, reshard = shard * replicate, case.pop("reshard")
+    sharding = "HYBRID_SHARD" if replicate > 1 else "FULL_SHARD" if reshard else "SHARD_GRAD_OP"
+    model = {"name": "llama-style", "layers": int(layers), **SIZES[size], "seq": case.pop("seq")}
+    return {
+        "id": f"torch-tracked/{name}",
+        "source": "benchmarks/tracking.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
+        "quality": "A",
+        "series": "torch-tracker",
+        "model": {**model, "gated_mlp": True, "tied": False},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks},
+        "parallel": {
+            "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1, "cp": 1, "ep": 1,
+            "sharding": sharding, "reshard_after_forward": reshard, "attn": "flash", "loss": "ce_fp32",
+            "global_batch": ranks * case["micro_batch"] * case["grad_accum"], **case,
+        },
+    }  # fmt: skip
+
+
+def measured(row: Mapping[str, Any]) -> int:
+    """Peak of live tensors in the second step of ``row`` [bytes]."""
+    import torch
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from tracked_model import Model, parallelised
+
+    sizes, plan = row["model"], row["parallel"]
+    dist.init_process_group("fake", rank=0, world_size=plan["dp"], store=FakeStore())
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        torch.set_default_dtype(getattr(torch, plan["master_dtype"]))
+        model = Model(sizes, plan["recompute"])
+        torch.set_default_dtype(torch.float32)
+    parallelised(model, plan)
+    with fake:
+        kinds: dict[str, Callable[..., Any]] = {
+            "adamw_fused": partial(torch.optim.AdamW, fused=True),
+            "sgd": partial(torch.optim.SGD, foreach=False),
+        }
+        optimizer = kinds[plan["optim"]](model.parameters())
+        tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
+        tracker = FSDPMemTracker(model, optimizer)
+        tracker.track_inputs((tokens,))
+        with tracker:
+            peaks = [_step(model, optimizer, tracker, tokens, plan["grad_accum"]) for _ in range(2)]
+    dist.destroy_process_group()
+    return peaks[-1]
+
+
+def _step(model: Any, optimizer: Any, tracker: Any, tokens: Any, micro_batches: int) -> int:
+    from torch.nn import functional
+
+    tracker._peak_mem.clear()  # it has no other way to forget the step before
+    tracker._peak_mem_snap.clear()
+    for i in range(micro_batches):
+        tracker.reset_mod_stats()
+        model.set_requires_gradient_sync(i == micro_batches - 1)
+        logits = model(tokens)
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+        del logits
+        (loss / micro_batches).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    snapshot = next(iter(tracker.get_tracker_snapshot("peak").values()))
+    return int(snapshot["Total"])
+
+
+def main(wanted: str) -> None:
+    """Measure the cases whose name has ``wanted``; rows that exist stay as they are."""
+    rows = {}
+    if ROWS.exists():
+        rows = {row["id"]: row for row in map(json.loads, ROWS.read_text().splitlines())}
+    for row in (row_of(name) for name in CASES if wanted in name):
+        row["measured"] = {"tensor_gib_per_gpu": measured(row) / 2**30}
+        rows[row["id"]] = row
+        print(f"{row['id']:50s} {row['measured']['tensor_gib_per_gpu']:8.3f} GiB", file=sys.stderr)
+        known = [rows[i] for i in map("torch-tracked/{}".format, CASES) if i in rows]
+        ROWS.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in known))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
