@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.messages import MARGIN, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, STEP, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -131,6 +131,7 @@ class _Anytime:
         while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
             before = self.relaxation.value()
             target = min(self.found.cost if self.found else np.inf, before + abs(before))
+            self.relaxation.step = STEP  # steps shorten faster than the messages follow
             for _ in range(PRICES_PER_LOOK):
                 self.relaxation.reprice(self.relaxation.value(), target)
                 self.relaxation.sweep()
