@@ -1,9 +1,10 @@
 """Large networks solved as well as time allows: a choice that fits and a proven bound at any moment.
 
 The network is reduced first. What is left, the *core*, is where choices are searched for; a copy of it, the
-*proof*, loses in addition every strategy that no choice better than the best known can contain (reduced-cost
-fixing), until the integer program can decide the rest. Every choice below the best known cost is in the proof,
-so the smaller of that cost and the bound of the proof is a bound of the whole.
+*proof*, loses in addition every strategy, and every pair of neighbours' strategies, that no choice better than
+the best known can contain (reduced-cost fixing), until branches and the integer program can decide the rest.
+Every choice below the best known cost is in the proof, so the smaller of that cost and the bound of the proof
+is a bound of the whole.
 """
 
 import time
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.messages import MARGIN, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, STEP, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
+
+LEAST_DROPPED = 0.02
+"""Share of the proof that fixing must drop before it is worth reducing anew."""
 
 SMALL, LARGE = 10_000, 400_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
@@ -83,6 +87,7 @@ class _Anytime:
         self.proof = core.copy()
         self.relaxation = Relaxation(self.proof, {})
         self.found: Found | None = None
+        self.searches = 0
         self.lower_bound = core.constant
 
     def run(self) -> None:
@@ -126,6 +131,7 @@ class _Anytime:
         while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
             before = self.relaxation.value()
             target = min(self.found.cost if self.found else np.inf, before + abs(before))
+            self.relaxation.step = STEP  # steps shorten faster than the messages follow
             for _ in range(PRICES_PER_LOOK):
                 self.relaxation.reprice(self.relaxation.value(), target)
                 self.relaxation.sweep()
@@ -161,8 +167,9 @@ class _Anytime:
 
     def _search(self, deadline: float) -> None:
         if self.found is not None and self._open():
+            self.searches += 1
             prices = self.relaxation.known_prices
-            search = NeighbourhoodSearch(self.core, self.found, prices)
+            search = NeighbourhoodSearch(self.core, self.found, prices, seed=self.searches)
             search.improve(deadline, PATIENCE)
             self.found = search.found
 
@@ -170,13 +177,11 @@ class _Anytime:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
         if self.found is None:
             return
-        messages, prices, labels = (
-            self.relaxation.messages,
-            self.relaxation.known_prices,
-            dict(self.proof.labels),
-        )
+        messages, prices = self.relaxation.messages, self.relaxation.known_prices
+        labels, size = dict(self.proof.labels), self.proof.size
         self._prove(self.relaxation.fix(self.found.cost))
-        shrink(self.proof, self._soon(REDUCING))
+        much = self.proof.size < (1 - LEAST_DROPPED) * size
+        shrink(self.proof, self._soon(REDUCING) if much else -np.inf)
         kept = {
             (v, w): messages[v, w][np.searchsorted(labels[v], self.proof.labels[v])]
             for v in self.proof.nodes

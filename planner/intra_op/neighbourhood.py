@@ -72,7 +72,9 @@ def greedy(relaxation: Relaxation) -> Found | None:
 class NeighbourhoodSearch:
     """Improves a choice by solving one part of the network after another."""
 
-    def __init__(self, network: Network, found: Found, prices: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self, network: Network, found: Found, prices: Mapping[int, float] | None = None, seed: int = 0
+    ) -> None:
         """Start from ``found``; ``prices`` of memory, by original row, help to solve the parts."""
         self.network = network
         known = prices or {}
@@ -83,7 +85,7 @@ class NeighbourhoodSearch:
         self.order = sorted(network.nodes)
         self.crowds: dict[int, list[int]] = {}
         """Row -> nodes alive at it, as far as looked up."""
-        self.random = random.Random(0)
+        self.random = random.Random(seed)
         self.turn = 0
         self.local: list[float] = []
 

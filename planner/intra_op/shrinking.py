@@ -14,7 +14,6 @@ Source: Goldstein, "Efficient rotamer elimination", Biophysical Journal 66 (1994
 Nonserial Dynamic Programming (1972).
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -189,12 +188,13 @@ def _no_more_memory(network: Network, v: int) -> Mask:
     if len(pieces) <= 1:
         takes = next(iter(pieces.values()), np.zeros(size))
         return np.asarray(takes[:, None] >= takes[None, :])
-    ends = sorted({row for rows in pieces for row in rows})
+    rows, bytes_ = np.array(list(pieces)), np.array(list(pieces.values()))
+    events = np.unique(rows)
+    change = np.zeros((events.size, size))
+    np.add.at(change, np.searchsorted(events, rows[:, 0]), bytes_)
+    np.subtract.at(change, np.searchsorted(events, rows[:, 1]), bytes_)
+    takes = np.cumsum(change, axis=0)
     mask = np.ones((size, size), dtype=np.bool_)
-    for first, last in itertools.pairwise(ends):
-        takes = np.zeros(size)
-        for rows, bytes_ in pieces.items():
-            if rows[0] <= first and last <= rows[1]:
-                takes = takes + bytes_
-        mask &= takes[:, None] >= takes[None, :]
+    for part in np.array_split(takes, 1 + takes.size * size // LARGEST_BATCH):
+        mask &= (part[:, :, None] >= part[:, None, :]).all(axis=0)
     return mask
