@@ -138,29 +138,33 @@ class UnequalSearch:
                 answer for one in sorted(found, key=_seconds)[:SIMULATED] for answer in self._others(one)
             ]
         found.sort(key=_seconds)
+        if found and found[0].plan.schedule != self._base and _seconds(found[0]) < known:
+            # The bounds so far are those of one stage on each rank.
+            proven = min(self.bound(c, waits=False) for _, _, c in bounded)
         return UnequalOutcome(tuple(found), min(proven, best), self.evaluated, excluded)
 
     # --- one combination ------------------------------------------------------------------------------
 
-    def bound(self, combination: Combination) -> float:
+    def bound(self, combination: Combination, waits: bool | None = None) -> float:
         """What no step of the combination can be below [s].
 
         Let u_k be the seconds for which pool k would work on a micro-batch with all its devices. Its slowest stage
         takes no less, and waits for the first micro-batch to come from the pools before it and for the last to go
         back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1, and layer l taking
         ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``. Under other schedules
-        than `ONE_BY_ONE` there is less to wait for, and only ``m y_k`` counts.
+        than `ONE_BY_ONE` there is less to wait for, and only ``m y_k`` counts: ``waits`` says which, if not the pins.
         """
+        waits = not self._only_others if waits is None else waits
         rates = np.array([self._rates(k, combination.share) for k in combination.order])
         whole, m = rates.sum(axis=1), combination.share.num_microbatches
         if np.isinf(whole).any():
             return float("inf")
         weights = np.zeros(len(whole))
         for k in reversed(range(len(whole))):
-            waiting = 0.0 if self._only_others else weights[k + 1 :].sum()
+            waiting = weights[k + 1 :].sum() if waits else 0.0
             weights[k] = max(0.0, (1 / whole[k] - waiting) / m)
         weights /= weights.sum()
-        behind = 0.0 if self._only_others else weights[::-1].cumsum()[::-1] - weights
+        behind = 0.0 if not waits else weights[::-1].cumsum()[::-1] - weights
         least = float(((m * weights + behind)[:, None] * rates).min(axis=0).sum())
         slower = 1 + self._slower(combination)
         return (least + self._beside(combination, len(combination.order))) * slower
