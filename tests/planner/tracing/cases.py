@@ -26,7 +26,6 @@ unet = _example("unet")
 dlrm = _example("dlrm")
 wide_gpt = _example("gpt", kv_heads=8, heads=8, width=64, ffn=256, batch=16)
 wide_llama = _example("llama", heads=8, kv_heads=8, width=64, ffn=256, batch=16)
-nothing = 3
 gpt_loss = (jax_models.gpt().loss, *jax_models.gpt().arguments)
 
 
