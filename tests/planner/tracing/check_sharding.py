@@ -44,21 +44,42 @@ def largest_error(found, expected):
     return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
 
 
+def blocks():
+    """Two transformer blocks out of line, whose backward pass can recompute what the forward pass made."""
+    size = jax_layers.Sizes(layers=2, batch=16, length=32)
+
+    def loss(layers, x, y):
+        for layer in layers:
+            x = jax_layers.mlp_block(layer["mlp"], jax_layers.attention(layer["attention"], x, size))
+        return ((x - y) ** 2).mean()
+
+    layer = {
+        "attention": jax_layers.attention_weights(size),
+        "mlp": jax_layers.mlp_weights(size, gated=True),
+    }
+    data = jax_layers.f(size, size.batch, size.length, size.width)
+    return jax_layers.Case(loss, [layer] * size.layers, (data, data), {})
+
+
+def temporary_bytes(case, sharded, mesh, placed):
+    run = jax.jit(apply_shardings(case.step, sharded, mesh, case.arguments))
+    return run.lower(*placed).compile().memory_analysis().temp_size_in_bytes
+
+
 def sums(uses):
     return sum(u.full_bytes * u.times for u in uses if u.collective in ("all_reduce", "reduce_scatter"))
 
 
 def main(name, room):
     kind = name.removesuffix(" with adam")
-    case = jax_models.MODELS[kind](
-        jax_layers.Sizes(layers=1, kv_heads=2 if name in ("llama", "mixtral") else 4)
-    )
+    sizes = jax_layers.Sizes(layers=1, kv_heads=2 if name in ("llama", "mixtral") else 4)
+    case = blocks() if kind == "blocks" else jax_models.MODELS[kind](sizes)
     case = case._replace(trains=kind != name)
     program = from_jax(case.step, *case.arguments)
     sharded = shard(program, slow_cluster(), AXES, seconds=20)
     if room < 1:
         limit = room * sharded.memory_bytes
-        sharded = shard(program, slow_cluster(), AXES, seconds=20, memory_limit=limit)
+        sharded = shard(program, slow_cluster(), AXES, seconds=60, memory_limit=limit)
     mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES))
     arrays = case.arrays()
     placed = jax.device_put(arrays, input_shardings(sharded, mesh, arrays))
@@ -78,6 +99,14 @@ def main(name, room):
                 "priced_sums": sums(sharded.collectives),
                 "compiled_sums": sums(compiled_collectives(text)),
                 "proven": sharded.proven,
+                "in_parts": sum(bool(o.parts) for o in sharded.operators),
+                "recomputed": [o.name for o in sharded.recomputed],
+                "temporary": compiled.memory_analysis().temp_size_in_bytes,
+                "temporary_if_kept": temporary_bytes(
+                    case, sharded.model_copy(update={"recomputed": ()}), mesh, placed
+                )
+                if sharded.recomputed
+                else None,
             }
         )
     )
