@@ -127,11 +127,12 @@ class _Anytime:
 
     def _relax(self, deadline: float) -> None:
         """Better messages and prices, as long as they close the gap fast enough."""
-        gained = np.inf
-        while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
+        stalled = 0
+        while self._open() and time.monotonic() < deadline and stalled < 2:
             before = self.relaxation.value()
             target = min(self.found.cost if self.found else np.inf, before + abs(before))
-            self.relaxation.step = STEP  # steps shorten faster than the messages follow
+            if stalled:
+                self.relaxation.step = STEP  # steps may have shortened faster than the messages followed
             for _ in range(PRICES_PER_LOOK):
                 self.relaxation.reprice(self.relaxation.value(), target)
                 self.relaxation.sweep()
@@ -139,7 +140,8 @@ class _Anytime:
                     break
             self._prove_by(self.relaxation.bound())
             self._look()
-            gained = (self.relaxation.value() - before) / max(abs(before), 1.0)
+            gained = self.relaxation.value() - before
+            stalled = stalled + 1 if gained <= LEAST_GAIN * abs(before) else 0
         for factor in DEARER if self.relaxation.known_prices else ():
             if time.monotonic() < deadline:
                 dearer = self.relaxation.with_dearer_memory(factor)
