@@ -86,8 +86,8 @@ class SoftwareSpec(Record):
     """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
-    accumulates_whole: bool
-    """Gradients of several micro-batches are added up whole, and reduced once, with the last."""
+    accumulates_whole: Literal["always", "in pipelines", "never"]
+    """When gradients of several micro-batches are added up whole, and reduced once, with the last."""
     casts_ahead: bool
     """Shards of all layers' weights are cast to the training type once a step, and kept until its backward ends."""
     loss_copies: float = Field(ge=0)

@@ -106,6 +106,16 @@ class Rank(NamedTuple):
         return self.elements * self.weight
 
     @property
+    def left_gathered(self) -> float:
+        """Weights of the rank's other stages, which PyTorch's pipelines leave gathered after a backward [bytes].
+
+        Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (``set_reshard_after_backward(False)``).
+        """
+        left = self.software.accumulates_whole == "in pipelines" and self.plan.zero_stage == 3
+        stages = self.plan.virtual_stages if self.plan.pipeline > 1 and left else 1
+        return self.whole * (stages - 1) / stages
+
+    @property
     def adds_up_whole(self) -> bool:
         """Whether gradients of several micro-batches wait whole for the last one."""
         several = self.plan.zero_stage >= 2 and self.plan.num_microbatches > 1
@@ -120,6 +130,13 @@ class Rank(NamedTuple):
 
 def moments(rank: Rank) -> Iterator[Moment]:
     """All of them but the optimizer's; the largest is the peak."""
+    for phase, passing in _of_one_stage(rank):
+        gathered = passing.get("gathered_weights", 0.0)
+        held = max(gathered, min(rank.whole, gathered + rank.left_gathered))
+        yield Moment(phase, passing | {"gathered_weights": held})
+
+
+def _of_one_stage(rank: Rank) -> Iterator[Moment]:
     yield Moment("loss", {"activations": rank.activations} | _at_loss(rank))
     if rank.software.gradient_life == "backward":
         yield Moment("head", _at_head(rank))

@@ -128,7 +128,9 @@ def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bo
 
 def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded, or on the host."""
-    return "weights" in plan.offload or (plan.zero_stage >= 2 and not software.accumulates_whole)
+    whole = software.accumulates_whole == "always"
+    whole |= software.accumulates_whole == "in pipelines" and plan.pipeline > 1
+    return "weights" in plan.offload or (plan.zero_stage >= 2 and not whole)
 
 
 class _UnitTime(NamedTuple):

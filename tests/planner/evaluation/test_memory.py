@@ -109,3 +109,27 @@ def test_the_answer_says_what_is_alive_when(gpt: Evaluator) -> None:
     peak = max(found.memory_over_step, key=lambda moment: moment.tensor_bytes)
     assert (peak.phase, peak.tensor_bytes) == (found.peak_phase, pytest.approx(found.tensor_bytes))
     assert peak.tensors.items() <= found.memory.items()
+
+
+def test_pipelines_of_torch_add_gradients_up_whole_and_reduce_them_once(gpt: Evaluator) -> None:
+    """torch/distributed/pipelining/stage.py: no synchronisation until `perform_reduce_grad`, after the last backward."""
+    sharded = {"data": 2, "zero_stage": 2, "sharding": "SHARD_GRAD_OP", "shard_degree": 2}
+    plan = pipelined("1f1b", **sharded)
+    found = gpt.estimate(plan)
+    held = sum(group.elements for group in gpt.stages(plan)[0].weights)
+    assert found.fullest_stage == 0
+    assert found.memory["gradients"] == pytest.approx(held * 2)
+    assert found.communication["reduce_scatter"] == pytest.approx(held * 2 / 2, rel=0.01)
+    alone = Parallelism.model_validate(sharded | {"micro_batch": 2, "num_microbatches": 16})
+    elements = sum(group.elements for group in gpt.stages(alone)[0].weights)
+    assert gpt.estimate(alone).communication["reduce_scatter"] == pytest.approx(
+        16 * elements * 2 / 2, rel=0.01
+    )
+
+
+def test_pipelines_of_torch_leave_other_stages_gathered(gpt: Evaluator) -> None:
+    sharded = {"data": 2, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 2, "virtual_stages": 3}
+    plan = pipelined("interleaved", **sharded)
+    whole = 2 * sum(g.elements for s in range(0, 12, 4) for g in gpt.stages(plan)[s].weights)
+    backward = [m for m in gpt.estimate(plan).memory_over_step if m.phase == "backward"]
+    assert max(m.tensors["gathered_weights"] for m in backward) > 2 / 3 * whole
