@@ -1,5 +1,10 @@
 """A plan with an estimate, made by hand, for everything that only reads plans."""
 
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec, Efficiency, LinkSpec
@@ -113,3 +118,9 @@ def megatron() -> dict[str, str]:
         "down": "ffn",
         "mlp_residual": "seq",
     }
+
+
+@pytest.fixture
+def hears_interrupts() -> dict[str, Callable[[], Any]]:
+    """For `Popen`: a child that ends on Ctrl-C also where the tests run in the background, which ignores it."""
+    return {"preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL)}

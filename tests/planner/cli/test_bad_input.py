@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -167,10 +168,11 @@ def test_fit_answers_and_ends_with_3(cli: Cli) -> None:
     assert "Any one of these makes it fit" in shown.stdout
 
 
-def test_interrupting_a_plan_ends_with_130() -> None:
+def test_interrupting_a_plan_ends_with_130(hears_interrupts: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "planner.cli", "plan", "deepseek-v3", "h800-8x:256"]
     job = ["--global-batch", "15360", "--seq-len", "4096", "-q"]
-    process = subprocess.Popen([*command, *job], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*command, *job], **pipes, **hears_interrupts)
     time.sleep(1.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -102,7 +103,7 @@ def test_every_error_has_its_code(
     assert one_sentence(result.stderr).startswith(sentence)
 
 
-def test_interrupting_a_search_ends_with_130(tmp_path: Path) -> None:
+def test_interrupting_a_search_ends_with_130(tmp_path: Path, hears_interrupts: dict[str, Any]) -> None:
     """A real signal to a real process, in the middle of a long plan."""
     command = [sys.executable, "-m", "planner.cli", "validate", str(tmp_path / "runs.jsonl")]
     row = {
@@ -111,7 +112,8 @@ def test_interrupting_a_search_ends_with_130(tmp_path: Path) -> None:
         "parallel": {"dp": 512},
     }
     (tmp_path / "runs.jsonl").write_text("\n".join(json.dumps({**row, "id": str(i)}) for i in range(200_000)))
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, **hears_interrupts)
     time.sleep(1.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -112,7 +112,7 @@ def test_the_answer_says_what_is_alive_when(gpt: Evaluator) -> None:
 
 
 def test_pipelines_of_torch_add_gradients_up_whole_and_reduce_them_once(gpt: Evaluator) -> None:
-    """torch/distributed/pipelining/stage.py: no synchronisation until `perform_reduce_grad`, after the last backward."""
+    """torch/distributed/pipelining/stage.py: nothing is reduced until `perform_reduce_grad`."""
     sharded = {"data": 2, "zero_stage": 2, "sharding": "SHARD_GRAD_OP", "shard_degree": 2}
     plan = pipelined("1f1b", **sharded)
     found = gpt.estimate(plan)

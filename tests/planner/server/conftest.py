@@ -26,8 +26,8 @@ def question() -> dict[str, Any]:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`meshwright serve`, and its ``http://127.0.0.1:port``."""
+def serving(**options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`meshwright serve`, and its ``http://127.0.0.1:port``; ``options`` of the process."""
     command = [
         sys.executable,
         "-m",
@@ -39,7 +39,8 @@ def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
         "--no-cache",
         "--no-ahead",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, **options) as server:
         assert server.stdout
         told = ""
         while not told.endswith("}\n"):
@@ -55,7 +56,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def own_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def own_server(hears_interrupts: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """One that a test may stop."""
-    with serving() as started:
+    with serving(**hears_interrupts) as started:
         yield started
