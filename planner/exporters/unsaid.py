@@ -26,10 +26,15 @@ def _splits_activations(plan: Plan) -> bool:
     return "activations" in plan.plan.offload and plan.plan.offload_share < 1
 
 
+def _exchanges_keys(plan: Plan) -> bool:
+    return plan.plan.context > 1 and plan.job.context_exchange is not None
+
+
 CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
     {
         "attention": (lambda plan: plan.job.attention == "plain", "attention without a fused kernel"),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
+        "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (
             lambda plan: plan.plan.expert > 1 and plan.job.token_exchange == "once_per_node",
             "tokens sent once to each node that has experts for them",
@@ -50,6 +55,8 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
 LIMITED = frozenset({"master_weights", "fused_loss"})
 """Fields that `Limits` judge, for targets that have them."""
 
+MEGATRON = LIMITED | {"attention", "context_exchange", "token_exchange", "overlap_experts", "grad_dtype"}
+
 SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "jax": frozenset(),
@@ -59,8 +66,8 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
         "torchtitan": LIMITED | {"grad_dtype", "reduce_dtype"},
         "torchtitan-0.2": LIMITED | {"grad_dtype", "reduce_dtype"},
-        "megatron-lm": LIMITED | {"attention", "token_exchange", "overlap_experts", "grad_dtype"},
-        "megatron-bridge": LIMITED | {"attention", "token_exchange", "overlap_experts", "grad_dtype"},
+        "megatron-lm": MEGATRON,
+        "megatron-bridge": MEGATRON,
         "maxtext": LIMITED | {"attention", "grad_dtype"},
         "nanotron": LIMITED | {"grad_dtype"},
     }

@@ -28,6 +28,8 @@ BASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "gpipe": {"data": 2, "pipeline": 4, "replicate_degree": 2, "schedule": "gpipe"},
         "tensor": {"data": 4, "tensor": 2, "zero_stage": 3, "shard_degree": 4},
         "tensor, ZeRO 1": {"data": 4, "tensor": 2, "zero_stage": 1, "shard_degree": 4},
+        "context": {"data": 4, "context": 2, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8},
+        "context, ZeRO 1": {"data": 4, "context": 2, "zero_stage": 1, "shard_degree": 8},
         "experts": {"data": 8, "expert": 4, "zero_stage": 3, "shard_degree": 8},
         "experts and tensor": {"data": 4, "expert": 2, "tensor": 2, "zero_stage": 1, "shard_degree": 4},
     }
@@ -53,6 +55,7 @@ CHANGES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "experts_over_tensor": {"experts_over_tensor": True},
         "schedule": {"schedule": "zb-h1"},
         "offload": {"offload": ("activations",)},
+        "recompute_every": {"recompute": "full", "recompute_every": 2},
         "offload_share": {"offload": ("activations",), "offload_share": 0.5},
         **{
             f"recompute {policy}": {"recompute": policy}
@@ -75,13 +78,14 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "attention": "plain",
         "fused_loss": True,
         "cuda_graphs": True,
+        "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
         "overlap_experts": True,
     }
 )
 """Field of `Job` -> another choice."""
 
-NOT_CONFIGURED = {"stack", "memory_headroom"}
+NOT_CONFIGURED = {"stack", "memory_headroom", "expert_imbalance"}
 """Fields of `Job` that only say how to predict and to search."""
 
 SAID_WITH_ANOTHER = {"sharding", "replicate_degree", "recompute", "stages"}
@@ -100,6 +104,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shard_degree": tuple(name for name in SHARING if name != "pipeline"),  # which has as many ranks
         "sequence_parallel": SPLIT,
         "experts_over_tensor": ("experts and tensor",),
+        "context_exchange": ("context", "context, ZeRO 1"),
         "token_exchange": MIXED,
         "overlap_experts": MIXED,
     }

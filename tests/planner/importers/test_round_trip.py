@@ -136,7 +136,7 @@ def test_every_format_is_read_back_from_its_target() -> None:
     assert {f.target for f in FORMATS.values()} <= set(EXPORTERS)
 
 
-@pytest.mark.parametrize(("policy", "every"), [("full", 1), ("full", 3), ("selective", 1)])
+@pytest.mark.parametrize(("policy", "every"), [("full", 1), ("full", 3), ("alternate", 1)])
 def test_torchtitan_recomputes_layers_by_number(policy: str, every: int) -> None:
     plan = plan_of(Parallelism(data=8, num_microbatches=2, recompute=policy, recompute_every=every))
     found = read_back(plan, "torchtitan-0.2").plan.plan
