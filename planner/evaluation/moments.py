@@ -9,6 +9,8 @@ events within FSDP2: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,7 +33,8 @@ class Moment(NamedTuple):
     passing: dict[str, float]
 
 
-class Rank(NamedTuple):
+@dataclass(frozen=True)
+class Rank:
     """The stages of one pipeline rank under a plan."""
 
     stages: Sequence[StageCost]
@@ -43,69 +46,69 @@ class Rank(NamedTuple):
     gradients: float = 0.0
     """What they come to in the end [bytes]."""
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """Bytes of a gathered weight, and of its gradient where it is made."""
         return weight_bytes(self.job)
 
-    @property
+    @cached_property
     def reduced(self) -> float:
         """Bytes of a gradient on the wire."""
         return reduced_bytes(self.job, self.software)
 
-    @property
+    @cached_property
     def largest(self) -> float:
         """Elements of the largest layer."""
         return max(stage.largest_unit for stage in self.stages)
 
-    @property
+    @cached_property
     def layer_activations(self) -> float:
         """Kept on the device by one layer for one micro-batch [bytes]."""
         saved = max(stage.largest_saved for stage in self.stages)
         return min(saved * kept_share(self.plan), self.activations)
 
-    @property
+    @cached_property
     def workspace(self) -> float:
         """Recomputed activations and gradients in flight of one layer [bytes]."""
         return max(stage.workspace_bytes for stage in self.stages)
 
-    @property
+    @cached_property
     def boundary(self) -> float:
         """What one block hands to the next, or the gradient of it [bytes]."""
         return max(stage.boundary_bytes for stage in self.stages)
 
-    @property
+    @cached_property
     def ends(self) -> float:
         """Elements of embedding and head."""
         return sum(elements for stage in self.stages for elements in stage.end_units)
 
-    @property
+    @cached_property
     def head(self) -> float:
         """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
         return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
 
-    @property
+    @cached_property
     def shards_weights(self) -> bool:
         """Whether weights are gathered to be used."""
         return any(gathers_weights(self.plan))
 
-    @property
+    @cached_property
     def frees_gradients(self) -> bool:
         """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
         sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
         return sharded or "weights" in self.plan.offload
 
-    @property
+    @cached_property
     def elements(self) -> float:
         """Of all weights of the rank, gathered."""
         return sum(g.elements for stage in self.stages for g in stage.weights)
 
-    @property
+    @cached_property
     def whole(self) -> float:
         """Bytes of all weights of the rank, gathered."""
         return self.elements * self.weight
 
-    @property
+    @cached_property
     def left_gathered(self) -> float:
         """Weights of the rank's other stages, which PyTorch's pipelines leave gathered after a backward [bytes].
 
@@ -115,7 +118,7 @@ class Rank(NamedTuple):
         stages = self.plan.virtual_stages if self.plan.pipeline > 1 and left else 1
         return self.whole * (stages - 1) / stages
 
-    @property
+    @cached_property
     def adds_up_whole(self) -> bool:
         """Whether gradients of several micro-batches wait whole for the last one."""
         several = self.plan.zero_stage >= 2 and self.plan.num_microbatches > 1

@@ -32,11 +32,12 @@ def cut_layers_to_fit(
     if plan.pipeline == 1 or plan.virtual_stages > 1:
         return None
     order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
-    most = [
-        _most_layers(evaluator, plan, shardings, stage, in_flight, limit)
-        for stage, in_flight in enumerate(peak_in_flight(order))
-    ]
-    if min(most) < 1 or sum(most) < evaluator.graph.num_layers:
+    most: list[int] = []
+    for stage, in_flight in enumerate(peak_in_flight(order)):
+        most.append(_most_layers(evaluator, plan, shardings, stage, in_flight, limit))
+        if most[-1] < 1:
+            return None
+    if sum(most) < evaluator.graph.num_layers:
         return None
     try:
         return _cut(evaluator, plan, shardings, tuple(most))
