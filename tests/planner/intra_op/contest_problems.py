@@ -6,8 +6,11 @@ import random
 
 import hypothesis.strategies as st
 
+from planner.errors import Infeasible
+from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import NEVER, ContestProblem
 from planner.intra_op.network import Network
+from planner.intra_op.shrinking import shrink
 
 COSTS = st.sampled_from([0, 0, 1, 2, 3, 5, 8, 100, NEVER])
 USAGES = st.sampled_from([0, 1, 2, 3, 5])
@@ -110,3 +113,13 @@ def fits(network: Network, choice: dict[int, int]) -> bool:
         return sum(b[choice[v]] for v in choice for (a, z), b in network.pieces[v].items() if a <= row < z)
 
     return all(taken(row) <= capacity for row, capacity in enumerate(network.capacity))
+
+
+def unshrunk(problem: ContestProblem) -> Network | None:
+    """The problem's network without what is forbidden, reduced no further for want of time; None without a solution."""
+    network = network_of(problem)
+    try:
+        shrink(network, deadline=-math.inf)
+    except Infeasible:
+        return None
+    return network
