@@ -11,7 +11,7 @@ from planner.search.pins import check_pins
 from planner.search.placing import mesh_of, sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
-from planner.search.scheduling import own_schedule
+from planner.search.scheduling import tailored_schedule
 
 MOST_SAVED = 2.0
 """Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
@@ -60,7 +60,7 @@ def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelis
             continue
         option = finished(search, found)
         if search.pins.schedule == AUTOMATIC:
-            option = own_schedule(search.evaluator, option, least)
+            option = tailored_schedule(search.evaluator, option, least)
         seconds = search.evaluator.estimate(option).step_time_s
         if chosen is None or seconds < least:
             best, chosen, least = found, option, seconds

@@ -69,7 +69,7 @@ def found_schedule(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     return option if after.fits and after.step_time_s < before.step_time_s else plan
 
 
-def own_schedule(evaluator: Evaluator, plan: Parallelism, known: float) -> Parallelism:
+def tailored_schedule(evaluator: Evaluator, plan: Parallelism, known: float) -> Parallelism:
     """The plan under a schedule made for it, where that may take less than ``known`` [s] and is little work."""
     actions = 3 * plan.pipeline * plan.virtual_stages * plan.num_microbatches
     if plan.pipeline == 1 or copies_of(plan) > 1 or actions > MOST_ACTIONS:
