@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field
@@ -159,6 +160,15 @@ def _completed(fields: dict[str, Any], files: Mapping[str, dict[str, Any]]) -> d
     own = {key: value for key, value in fields.items() if key != "extends"}
     base = files[fields["extends"]]
     return {**base, **own, "sources": base["sources"] | own["sources"]}
+
+
+USUAL_STACKS: Mapping[str, str] = MappingProxyType({"gpu": "torch-fsdp2", "tpu": "jax-xla"})
+"""Kind of device -> the stack that is meant where nobody names one."""
+
+
+def usual_stack(device: DeviceSpec) -> str:
+    """The stack that most jobs on such a device run."""
+    return USUAL_STACKS[device.kind]
 
 
 def list_software() -> tuple[SoftwareSpec, ...]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
+from cluster_specs.software import usual_stack
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
@@ -149,12 +150,13 @@ def _question(
             raise UnknownName("option", name, known)
     of_job = {name: value for name, value in options.items() if name in Job.model_fields}
     of_pins = {name: value for name, value in options.items() if name in Pins.model_fields}
-    base_job = {} if job is None else job.model_dump()
+    where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
+    base_job = {} if job is None else job.model_dump(exclude_unset=True)
     base_pins = {} if pins is None else pins.model_dump()
-    whole_job = validated(Job, {**base_job, **of_job}, "job")
+    whole_job = validated(Job, {"stack": usual_stack(where.device), **base_job, **of_job}, "job")
     return Question(
         model if isinstance(model, Model) else load_model(model),
-        cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster),
+        where,
         whole_job,
         validated(Pins, _with_schedule({**base_pins, **of_pins}, whole_job), "pins"),
     )

@@ -71,14 +71,12 @@ class JobOptions:
         Raises ``InputError`` where a token batch is no whole number of sequences.
         """
         from cluster_specs.catalog import load_cluster
+        from cluster_specs.software import usual_stack
         from planner.plans import Job
-        from planner.sweep.grid import USUAL
 
-        said = {} if self.stack is None else {"stack": self.stack}
         return Job.model_validate(
             {
-                **USUAL.get(load_cluster(cluster).device.kind, {}),
-                **said,
+                "stack": self.stack or usual_stack(load_cluster(cluster).device),
                 "global_batch": self._sequences(),
                 "seq_len": self.seq_len,
                 "precision": self.precision,

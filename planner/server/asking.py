@@ -6,15 +6,15 @@ from pydantic import Field
 
 from cluster_specs.catalog import list_clusters
 from cluster_specs.changes import changed
-from cluster_specs.cluster import ClusterSpec
+from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.record import Record
 from cluster_specs.sizing import sized
+from cluster_specs.software import usual_stack
 from planner.analysis.questions import Question
 from planner.models.catalog import list_models, load_model
 from planner.models.model import Model
 from planner.plans import Job, Objective, Pins
-from planner.sweep.grid import USUAL
 
 MOST_DEVICES = 16_384
 MOST_SEQUENCES = 1_000_000
@@ -47,14 +47,13 @@ class Asked(Record):
     def question(self) -> Question:
         """What the search is asked; ``InputError`` for an unknown name or a size that does not exist."""
         model, cluster = self._model(), self._cluster()
-        return Question(model, cluster, _within_limits(self._job(cluster.device.kind)), self.pins)
+        return Question(model, cluster, _within_limits(self._job(cluster.device)), self.pins)
 
-    def _job(self, kind: str) -> Job:
-        """With what is usual on a kind of device where the browser leaves it open."""
-        usual = USUAL.get(kind, {})
-        return self.job.model_copy(
-            update={name: value for name, value in usual.items() if name not in self.job.model_fields_set}
-        )
+    def _job(self, device: DeviceSpec) -> Job:
+        """With the stack that is usual on the device where the browser leaves it open."""
+        if "stack" in self.job.model_fields_set:
+            return self.job
+        return self.job.model_copy(update={"stack": usual_stack(device)})
 
     def _model(self) -> Model:
         if self.model not in list_models():

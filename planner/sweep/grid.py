@@ -9,6 +9,7 @@ from cluster_specs.changes import KNOBS, changed
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
 from cluster_specs.sizing import sized
+from cluster_specs.software import usual_stack
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.models.model import Model
@@ -23,9 +24,6 @@ Axes = Mapping[str, Sequence[Value]]
 PLACES = ("model", "cluster", "devices")
 BATCH_TOKENS = "batch_tokens"
 """The global batch in tokens instead of sequences."""
-
-USUAL: Mapping[str, Mapping[str, Value]] = {"tpu": {"stack": "jax-xla"}}
-"""Kind of device -> fields of the job that are usual on it, where they are neither swept nor fixed."""
 
 HEADLINES = ("global_batch", "seq_len", "precision")
 """Fields of the job that every point shows."""
@@ -91,7 +89,7 @@ def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     devices = values.get("devices")
     try:
         cluster = loader.sized(str(values["cluster"]), None if devices is None else int(devices))
-        job = {**USUAL.get(cluster.device.kind, {}), **job, "global_batch": sequences(values)}
+        job = {"stack": usual_stack(cluster.device), **job, "global_batch": sequences(values)}
         asked = validated(Job, job, "the job")
         question = Question(
             loader.model(str(values["model"])),
