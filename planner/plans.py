@@ -213,6 +213,10 @@ class Estimate(Record):
     bubble_fraction: float
     """Idle share of the pipeline's span."""
 
+    def fits_with(self, headroom: float) -> bool:
+        """Whether it fits and leaves this share of the fullest device free."""
+        return self.fits and self.memory_bytes <= (1 - headroom) * self.memory_limit_bytes
+
 
 class Optimality(Record):
     """What the search can promise about its answer."""

@@ -68,7 +68,7 @@ def fit(
     judged = answer(question, progress)
     estimate = known(judged)
     split, whole = sharded_components(judged.plan, estimate)
-    roomy = estimate.memory_bytes <= question.usable_bytes
+    roomy = estimate.fits_with(job.memory_headroom)
     changes = () if roomy else remedies(question, judged, progress)
     return FitReport(
         fits=estimate.fits,
@@ -102,8 +102,11 @@ def _verdict(question: Question, estimate: Estimate, changes: tuple[Remedy, ...]
     gib = 2.0**30
     used, limit = estimate.memory_bytes / gib, estimate.memory_limit_bytes / gib
     share = f"{used:.1f} of {limit:.1f} GiB on the fullest device"
-    if estimate.memory_bytes <= question.usable_bytes:
+    if estimate.fits_with(question.job.memory_headroom):
         return f"It fits: {share}, {limit - used:.1f} GiB free."
+    if used <= limit and not estimate.fits:
+        host, has = estimate.host_bytes / gib, (estimate.host_limit_bytes or 0.0) / gib
+        return f"It does not fit: what is offloaded takes {host:.0f} of {has:.0f} GiB of a node's host."
     headroom = f"{question.job.memory_headroom:.0%}"
     state = (
         f"It fits only just: {share}, less free than the headroom of {headroom}"

@@ -22,7 +22,7 @@ class Step(NamedTuple):
     @property
     def fits(self) -> bool:
         """Room is left for the headroom."""
-        return self.estimate.memory_bytes <= self.usable_bytes
+        return self.estimate.fits and self.estimate.memory_bytes <= self.usable_bytes
 
 
 class Decision(NamedTuple):

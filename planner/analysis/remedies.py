@@ -77,7 +77,7 @@ def _first_that_fits(ladder: Iterator[Change], judged: Plan, progress: Progress 
         except (InputError, Infeasible):
             continue  # this rung does not exist for the model or the cluster
         estimate = plan.estimate
-        if estimate is not None and estimate.memory_bytes <= change.question.usable_bytes:
+        if estimate is not None and estimate.fits_with(change.question.job.memory_headroom):
             return _remedy(change.words, change.kind, plan, judged)
     return None
 

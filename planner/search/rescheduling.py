@@ -142,8 +142,7 @@ class _Ranks:
 def priced(evaluator: Evaluator, plan: Parallelism) -> Answer | None:
     """The plan with its estimate; None where it does not fit."""
     estimate = evaluator.estimate(plan)
-    room = 1 - evaluator.job.memory_headroom
-    return Answer(plan, estimate) if estimate.memory_bytes <= room * estimate.memory_limit_bytes else None
+    return Answer(plan, estimate) if estimate.fits_with(evaluator.job.memory_headroom) else None
 
 
 def moved_ends(ends: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from planner import compare, evaluate, explain, fit, plan
+from planner import compare, evaluate, explain, fit, load_cluster, plan
 from planner.analysis.fitting import SHARDED_FROM, FitReport
 from planner.analysis.limits import largest_micro_batch, longest_sequence, usable_bytes
 from planner.analysis.remedies import KINDS
@@ -264,3 +264,11 @@ def test_jobs_of_different_sizes_compare_by_throughput(plan: Plan, estimate: Est
     double = {"step_time_s": 2 * estimate.step_time_s, "time": {k: 2 * v for k, v in estimate.time.items()}}
     result = weigh(plan, plan.model_copy(update={"estimate": estimate.model_copy(update=double)}))
     assert result.better == "neither"
+
+
+def test_a_host_that_is_too_small_is_said() -> None:
+    node = load_cluster(NODE)
+    small = node.model_copy(update={"host": node.host.model_copy(update={"memory": 50 * 2.0**30})})
+    report = fit("llama-3.1-8b", small, global_batch=8, seq_len=2048, offload=("optimizer", "weights"))
+    assert not report.fits
+    assert "120 of 50 GiB of a node's host" in report.verdict
