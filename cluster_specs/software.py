@@ -39,6 +39,9 @@ class SoftwareSpec(Record):
     """Element-wise operators run inside the products that read them, so that what they make never exists whole."""
     elementwise_passes: float = Field(gt=0)
     """Memory traffic of norms and element-wise operators over one read of inputs and one write of outputs."""
+    loss_forward_passes: float = Field(gt=0)
+    """As ``elementwise_passes``, of the loss: one for each kernel that goes over the logits, two if in fp32."""
+    loss_backward_passes: float = Field(gt=0)
     routing_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of sorting tokens by expert and back."""
     fused_softmax: bool

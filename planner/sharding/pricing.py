@@ -301,12 +301,19 @@ def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> O
 
     weights = tuple(w for w in op.weights if op.kind != "embedding")
     read, written = local(op.inputs) + local(weights), local(op.outputs)
-    software = pricer.software
-    passes = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
+    passes, backward_passes = _passes(pricer.software, op)
     forward = stream_seconds((read + written) * passes, device).seconds
-    backward = stream_seconds((2 * read + written) * passes, device).seconds
+    backward = stream_seconds((2 * read + written) * backward_passes, device).seconds
     comm = _softmax_over_split(pricer, block, op, strategy)
     return OpCost(forward, backward, 0.0, comm, ())
+
+
+def _passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
+    """Memory traffic of the operator over that of reading and writing once, forward and backward."""
+    if op.kind == "cross_entropy":
+        return software.loss_forward_passes, software.loss_backward_passes
+    passes = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
+    return passes, passes
 
 
 def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> tuple[Comm, ...]:

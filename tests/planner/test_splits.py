@@ -10,9 +10,10 @@ from planner.runs.splits import layers_of_stages
 @pytest.mark.parametrize(
     ("layers", "head", "stages", "counts"),
     [
-        (4, 0, 2, (3, 1)),  # a stage takes the layer that exceeds its share, not the one that reaches it
+        (4, 0, 2, (2, 2)),  # a stage ends with the layer that reaches its share
+        (16, 4, 4, (5, 5, 5, 1)),
         (16, 4.1, 4, (6, 5, 5, 0)),
-        (3, 0, 3, (2, 1, 0)),
+        (3, 0, 3, (1, 1, 1)),
         (5, 0.5, 2, (3, 2)),
     ],
 )

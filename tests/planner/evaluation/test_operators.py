@@ -56,3 +56,20 @@ def test_a_sharding_written_in_the_plan_is_the_one_that_is_priced() -> None:
     own = {c.name: c for c in costs if c.block == "layer"}
     assert own["down"].flops == 4 * named["down"].flops
     assert own["gate_up"] == named["gate_up"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "per_logit"),
+    [
+        ("nanotron", 38),  # cast 2 + 4, maximum 4, difference 4 + 4, exponential 4 + 4, sum 4, quotient 4 + 4
+        ("nemo", 3),
+    ],
+)
+def test_a_loss_of_separate_kernels_moves_what_each_of_them_moves(stack: str, per_logit: float) -> None:
+    job = Job(global_batch=8, seq_len=1024, stack=stack)
+    evaluator = Evaluator(load_model("gpt2"), load_cluster("dgx-h100:1"), job)
+    costs = operator_costs(evaluator, Parallelism(data=8))
+    loss = next(c for c in costs if c.name == "loss")
+    device = evaluator.cluster.device
+    moved = loss.seconds * device.memory_bandwidth * device.efficiency.memory
+    assert moved == pytest.approx(per_logit * 1024 * 50257, rel=1e-3)
