@@ -54,6 +54,8 @@ class SoftwareSpec(Record):
     """Share of compute time behind which data-parallel communication can hide."""
     overlap_gather: float = Field(ge=0, le=1)
     """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
+    scatters_gradients: bool
+    """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole after it."""
     copies_gathered: bool
     """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
     overlap_tensor: float = Field(ge=0, le=1)
@@ -128,6 +130,8 @@ class SoftwareSpec(Record):
     """Host time to issue one collective [s]."""
     host_routing: Seconds = Field(ge=0)
     """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
+    host_part: Seconds = Field(ge=0)
+    """Host time for each rank's part of each weight, where ZeRO-1 gathers weights part by part [s]."""
     host_peer_pipeline: Seconds = Field(ge=0)
     """Host time for each further rank of a tensor-parallel collective, where a pipeline crosses nodes [s]."""
     handover_wait: Seconds = Field(ge=0)
@@ -204,7 +208,7 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
     """The stack with steps replayed from captured graphs: the host issues nothing."""
-    issued = ("host_operator", "host_collective", "host_routing", "host_peer_pipeline")
+    issued = ("host_operator", "host_collective", "host_routing", "host_part", "host_peer_pipeline")
     return software.model_copy(update=dict.fromkeys(issued, 0.0))
 
 

@@ -34,6 +34,8 @@ class Level:
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = None
     """Share of ``bandwidth`` that such sums reach; None: the usual one."""
+    crossing: float = 1.0
+    """Share of ``bandwidth`` left to routes that cross others: all but those between neighbours of a ring."""
     ring_step: float = 0.0
     """Time that each step of a ring that crosses this level takes more [s]."""
 
@@ -155,7 +157,7 @@ def _inside(axes: Sequence[_Axis], devices: int) -> int:
 
 def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
     """Level of ``size`` sub-groups over ``link``; ``inside`` members of the group are joined by it in all."""
-    bandwidth = link.bandwidth * link.efficiency * max(1.0, size / 2) ** -link.contention
+    bandwidth = link.bandwidth * link.efficiency
     if link.full_mesh:
         # Each pair has its own cable: a group smaller than the mesh leaves the cables to others unused.
         bandwidth *= (inside - 1) / (link.devices - 1)
@@ -166,6 +168,7 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         kind=link.kind,
         in_switch_reduction=link.in_switch_reduction,
         in_switch_efficiency=link.in_switch_efficiency,
+        crossing=max(1.0, size / 2) ** -link.contention,
         ring_step=link.ring_step,
     )
 

@@ -59,14 +59,15 @@ def chain(full_bytes: float, group: CommGroup) -> Steps:
 
 def recursive_halving(full_bytes: float, group: CommGroup) -> Steps:
     """All-gather by recursive doubling, reduce-scatter by halving: ``log2 n`` hops, ``(n-1)/n V / B``."""
-    return Steps(_log_hops(group), ring(full_bytes, group).transfer)
+    crossing = min(level.crossing for level in active_levels(group))
+    return Steps(_log_hops(group), ring(full_bytes, group).transfer / crossing)
 
 
 def spanning_tree(full_bytes: float, group: CommGroup) -> Steps:
     """Broadcast or reduce along a minimum spanning tree: ``sum_i log2(s_i) V / B_i``."""
     hops = _log_hops(group)
     per_level = zip(hops, active_levels(group), strict=True)
-    return Steps(hops, sum(count * full_bytes / level.bandwidth for count, level in per_level))
+    return Steps(hops, sum(count * full_bytes / _crossed(level) for count, level in per_level))
 
 
 def double_tree(full_bytes: float, group: CommGroup) -> Steps:
@@ -77,7 +78,7 @@ def double_tree(full_bytes: float, group: CommGroup) -> Steps:
     """
     inner = active_levels(group)[0]
     hops = (2.0 * (inner.size - 1), *(2 * count for count in _log_hops(group)[1:]))
-    return Steps(hops, max(2 * full_bytes / inner.bandwidth, _between(full_bytes, group)))
+    return Steps(hops, max(2 * full_bytes / _crossed(inner), _between(full_bytes, group)))
 
 
 def in_switch(full_bytes: float, group: CommGroup) -> Steps:
@@ -162,6 +163,11 @@ def _ring_bandwidth(group: CommGroup) -> float:
     return min(inside * level.bandwidth * level.ring_directions for inside, level in _inside(group))
 
 
+def _crossed(level: Level) -> float:
+    """Bandwidth of routes between others than neighbours [bytes/s]."""
+    return level.bandwidth * level.crossing
+
+
 def _log_hops(group: CommGroup) -> tuple[float, ...]:
     return tuple(float(ceil(log2(level.size))) for level in active_levels(group))
 
@@ -173,7 +179,7 @@ def _between(full_bytes: float, group: CommGroup) -> float:
     in the other. Two sub-groups only exchange: ``V / (k_i B_i)``.
     """
     seconds = [
-        (1 if level.size == 2 else 2) * full_bytes / (inside * level.bandwidth)
+        (1 if level.size == 2 else 2) * full_bytes / (inside * _crossed(level))
         for inside, level in _inside(group)
     ]
     return max(seconds[1:], default=0.0)
@@ -194,5 +200,5 @@ def _phases(full_bytes: float, ranks: int, turns: list[list[Level]]) -> float:
 
 
 def _direct(full_bytes: float, group: CommGroup, share: Callable[[int, Level], float]) -> Steps:
-    seconds = [share(inside, level) * full_bytes / level.bandwidth for inside, level in _inside(group)]
+    seconds = [share(inside, level) * full_bytes / _crossed(level) for inside, level in _inside(group)]
     return Steps((1.0,) * len(seconds), max(seconds))

@@ -84,6 +84,8 @@ class BlockCost(NamedTuple):
     boundary_bytes: float
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
+    tensors: int
+    """Operators with weights, each of which frameworks keep as one."""
     exit: ShardingSpec
 
 
@@ -337,5 +339,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,
+        tensors=sum(bool(op.weights) for op in block.ops),
         exit=terms.exit,
     )

@@ -31,7 +31,7 @@ from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthog
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
-from planner.evaluation.states import Sync, sync_of, wire_widths
+from planner.evaluation.states import Sync, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
@@ -193,11 +193,12 @@ class Evaluator:
 
     def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
         mesh = self.mesh(plan)
-        layout = plan.zero_stage > 0, plan.shard_degree, "weights" in plan.offload
+        whole = sums_whole(plan, self.software)
+        layout = plan.zero_stage > 0, whole, plan.shard_degree, "weights" in plan.offload
         key = (weights, id(mesh), *layout, place == "first")
         if key not in self.kept.syncs:
             wire = wire_widths(self.job, self.software, place == "first")
-            sync = sync_of(weights, mesh, plan, wire)
+            sync = sync_of(weights, mesh, plan, wire, whole)
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 

@@ -64,6 +64,8 @@ class StageCost(NamedTuple):
     """One array of logits in fp32, or of a fused loss's chunk of them."""
     end_units: tuple[float, ...] = ()
     """Elements of the embedding and of the head, where the stage has them."""
+    tensors: float = 0.0
+    """Operators with weights, each of which frameworks keep as one."""
     tied_elements: float = 0.0
     """Weights that another stage holds too."""
 
@@ -224,6 +226,7 @@ def stage_cost(
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
+        tensors=sum(n * unit.block.tensors for unit, n in units),
         sync=sync,
         gathered_bytes=gathered,
         sent_bytes=sent,

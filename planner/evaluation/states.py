@@ -63,6 +63,16 @@ def wire_widths(job: Job, software: SoftwareSpec, first: bool) -> WireWidths:
     return WireWidths(weight_bytes(job), reduced(job, software), copied_bytes(job, software))
 
 
+def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether every rank gets the whole sum of gradients: it holds whole states, or the stack makes it so."""
+    return plan.zero_stage == 0 or (plan.zero_stage == 1 and not software.scatters_gradients)
+
+
+def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether gradients of sharded states are summed whole, all at once after the last backward."""
+    return plan.zero_stage > 0 and sums_whole(plan, software)
+
+
 STATE_AXES = ("context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""
 
@@ -73,7 +83,7 @@ class Sync(NamedTuple):
     gather: float = 0.0
     """All-gather of the sharded weights."""
     reduce: float = 0.0
-    """Reduce-scatter of gradients over the shard group, or all-reduce where states are whole."""
+    """Reduce-scatter of gradients over the shard group, or all-reduce where they are summed whole."""
     replicate: float = 0.0
     """All-reduce over the replicas of a shard."""
     copy: float = 0.0
@@ -124,18 +134,20 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
     return Shards(inner, outer, mesh.group(a for a in sync_axes if a not in STATE_AXES))
 
 
-def sync_of(groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, wire: WireWidths) -> Sync:
-    """Communication that keeps ``groups`` in step once."""
+def sync_of(
+    groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, wire: WireWidths, whole: bool
+) -> Sync:
+    """Communication that keeps ``groups`` in step once; ``whole`` says that gradients are summed on every rank."""
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
         weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
-        if plan.zero_stage:
+        if whole:
+            phases.append(("all_reduce", gradients, shards_of(group, mesh, 1).outer, "reduce"))
+        else:
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
-        else:
-            phases.append(("all_reduce", gradients, shards.outer, "reduce"))
         phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
         for phase in phases:
             if phase[2].size > 1:

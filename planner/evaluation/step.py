@@ -12,7 +12,17 @@ from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
-from planner.evaluation.states import Sync, gradient_bytes, reduced_bytes, sharded_elements, weight_bytes
+from planner.evaluation.states import (
+    Sync,
+    gradient_bytes,
+    reduced_bytes,
+    reduces_after,
+    sharded_elements,
+    sums_whole,
+    sync_of,
+    weight_bytes,
+    wire_widths,
+)
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
@@ -188,10 +198,11 @@ def tail_of(
 ) -> Tail:
     """Reduction hides behind the last micro-batch's backward, gathering behind the next step's first forward.
 
+    Gradients that are summed whole though states are sharded wait for the end of the backward.
     ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction.
     """
-    overlap = setting.software.overlap_data
-    sync = _sync(stages)
+    overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
+    sync = _rank_sync(setting, plan, mesh, stages)
     last_reduce = shared + sync.copy + sync.replicate
     last_reduce += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
@@ -238,6 +249,20 @@ def gathers_once(plan: Parallelism) -> bool:
     return plan.zero_stage == 1 or (plan.zero_stage == 2 and plan.pipeline > 1)
 
 
+def _rank_sync(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
+    """Communication that keeps a rank's weights in step: block by block, or of all of them at once.
+
+    At once, the host cuts every weight into the parts of all ranks, and copies each back once they are gathered.
+    """
+    job, software = setting.job, setting.software
+    if not reduces_after(plan, software):
+        return _sync(stages)
+    groups = [group for stage in stages for group in stage.weights]
+    sync = sync_of(groups, mesh, plan, wire_widths(job, software, first=False), whole=True)
+    parts = plan.shard_degree * sum(stage.tensors for stage in stages)
+    return sync._replace(gather=sync.gather + parts * software.host_part)
+
+
 def _sync(stages: Sequence[StageCost]) -> Sync:
     total = Sync()
     for stage in stages:
@@ -282,7 +307,7 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
             add(name, m * num_bytes)
     software = setting.software
     times = m if reduces_every_microbatch(plan, software) else 1
-    add("reduce_scatter" if plan.zero_stage else "all_reduce", times * sync.reduce_bytes)
+    add("all_reduce" if sums_whole(plan, software) else "reduce_scatter", times * sync.reduce_bytes)
     add("all_reduce", sync.replicate_bytes)
     add("all_reduce", sync.copy_bytes * (m if software.gradient_life == "late" else 1))
     each = m * sum(stage.gathered_bytes for stage in stages)

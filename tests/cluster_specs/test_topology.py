@@ -225,10 +225,8 @@ def test_rings_over_nodes_reach_the_measured_plateaus(cluster: str, measured: fl
 
 
 def test_colliding_routes_leave_each_node_less_from_the_third_on() -> None:
-    def kept(nodes: int) -> float:
-        level = comm_group(load_cluster(f"p5.48xlarge:{nodes}"), ((8 * nodes, 1),)).levels[-1]
-        return level.bandwidth / (50e9 * 0.91)
-
+    groups = [comm_group(load_cluster(f"p5.48xlarge:{n}"), ((8 * n, 1),)).levels[-1] for n in (2, 8, 32)]
     exponent = load_cluster("p5.48xlarge:2").links[-1].contention
     assert exponent > 0
-    assert [kept(nodes) for nodes in (2, 8, 32)] == pytest.approx([1, 4**-exponent, 16**-exponent])
+    assert [level.crossing for level in groups] == pytest.approx([1, 4**-exponent, 16**-exponent])
+    assert {level.bandwidth for level in groups} == {50e9 * 0.91}

@@ -1,5 +1,6 @@
 """Hops and transfers of each algorithm: worked by hand, and brute force for the torus."""
 
+import dataclasses
 from itertools import permutations, product
 
 import pytest
@@ -122,3 +123,14 @@ def test_hierarchy_crosses_slices_with_shards_only() -> None:
 
 def test_all_reduce_is_two_passes() -> None:
     assert by.twice(by.ring)(V, NODES) == by.ring(V, NODES).times(2)
+
+
+@pytest.mark.parametrize(
+    "name", ["ring", "recursive_halving", "spanning_tree", "double_tree", "direct_exchange"]
+)
+def test_only_neighbours_of_a_ring_keep_clear_of_other_routes(name: str) -> None:
+    free = Level(16, 50e9, 14e-6, "ethernet")
+    crossed = dataclasses.replace(free, crossing=0.5)
+    steps = getattr(by, name)
+    before, after = (steps(1e9, CommGroup(16, (level,))).transfer for level in (free, crossed))
+    assert after == pytest.approx(before if name == "ring" else 2 * before)

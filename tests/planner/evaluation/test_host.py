@@ -7,6 +7,7 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import load_software
+from cost_models.collectives import all_gather, all_reduce
 from planner.evaluation import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
@@ -107,6 +108,24 @@ def test_nothing_hides_the_steps_of_a_ring_over_nodes() -> None:
     layers, steps = 32, 15
     per_layer = small / (layers * steps * network.ring_step)
     assert 8 < per_layer < 8.5  # a gather and a scatter around attention and MLP, both ways; and the ends
+
+
+@pytest.mark.parametrize("micro_batches", [1, 8])
+def test_nanotron_sums_gradients_of_zero_1_whole_and_after_the_backward(micro_batches: int) -> None:
+    """One all-reduce of all fp32 gradients, one gather of bf16 weights, and the host's cutting and copying."""
+    ranks, weights = 64, 1_235_814_400
+    job = Job(global_batch=ranks * micro_batches, seq_len=2048, stack="nanotron")
+    plan = Parallelism(data=ranks, num_microbatches=micro_batches, zero_stage=1, shard_degree=ranks)
+    evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("p5.48xlarge:8"), job)
+    estimate = evaluator.estimate(plan)
+    share = 2 * (ranks - 1) / ranks
+    assert estimate.communication["all_reduce"] == pytest.approx(share * 4 * weights)
+    assert "reduce_scatter" not in estimate.communication
+    group = evaluator.mesh(plan).group(("data",))
+    tensors = 16 * 6 + 3  # two norms, QKV, output, gate with up and down; embedding, last norm and tied head
+    moved = all_reduce(4 * weights, group).seconds + all_gather(2 * weights, group).seconds
+    host = tensors * ranks * load_software("nanotron").host_part
+    assert estimate.time["data"] == pytest.approx(moved + host, rel=0.01)
 
 
 def test_a_gather_after_the_step_is_exposed_where_the_stack_does_not_overlap_it() -> None:
