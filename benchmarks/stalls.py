@@ -1,9 +1,10 @@
 """Runs of the sweep that stalled, found without a model, and what they leave of any order of alternatives.
 
-A micro-batch cannot take longer than a larger one on the same mesh, but for noise. A run whose micro-batches took more
-than twice as long as those of another run with as large or larger ones, same model, same degrees, is called stalled:
-polling, a slow node, a slow network, nothing in its row says which. No model can tell such runs from others, so that
-their order has a ceiling: that of a model which is exact wherever a run did not stall.
+A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than those of
+a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run with as large
+or larger ones and as many stages or more, same model, same tensor degree, is called stalled: polling, a slow node, a slow
+network, nothing in its row says which. No model can tell such runs from others, so that their order has a ceiling: that
+of a model which is exact wherever a run did not stall.
 """
 
 import statistics
@@ -28,6 +29,7 @@ class Run(NamedTuple):
     group: tuple[str, int]
     """Model and number of nodes: the runs of one are alternatives to each other."""
     mesh: tuple[object, ...]
+    stages: int
     micro_batch: int
     num_microbatches: int
     predicted: float
@@ -36,8 +38,8 @@ class Run(NamedTuple):
 
     @property
     def each(self) -> float:
-        """Measured, of one micro-batch [s]."""
-        return self.measured / self.num_microbatches
+        """Measured, of one micro-batch on all stages, one after the other [s]."""
+        return self.measured / self.num_microbatches * self.stages
 
 
 class Order(NamedTuple):
@@ -63,12 +65,18 @@ def _run(row: Judged) -> Run:
     predicted = row.row.predicted.step_time_s
     return Run(
         group=(model, nodes),
-        mesh=(model, parallel["tp"], parallel["pp"], nodes > 1),
+        mesh=(model, parallel["tp"], parallel["pp"] > 1, nodes > 1),
+        stages=parallel["pp"],
         micro_batch=parallel["micro_batch"],
         num_microbatches=parallel["grad_accum"],
         predicted=predicted,
         measured=predicted / (1 + row.row.step_time_error),
     )
+
+
+def _harder(other: Run, run: Run) -> bool:
+    """Whether ``other`` cannot take less for a micro-batch."""
+    return other is not run and other.micro_batch >= run.micro_batch and other.stages >= run.stages
 
 
 def without_stall(runs: Sequence[Run]) -> list[float]:
@@ -78,9 +86,9 @@ def without_stall(runs: Sequence[Run]) -> list[float]:
         by_mesh[run.mesh].append(run)
     times = []
     for run in runs:
-        others = [o.each for o in by_mesh[run.mesh] if o.micro_batch >= run.micro_batch and o is not run]
+        others = [o.each for o in by_mesh[run.mesh] if _harder(o, run)]
         least = min(others, default=run.each)
-        times.append(run.num_microbatches * least if run.each > FACTOR * least else run.measured)
+        times.append(run.measured * least / run.each if run.each > FACTOR * least else run.measured)
     return times
 
 

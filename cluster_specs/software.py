@@ -132,8 +132,10 @@ class SoftwareSpec(Record):
     """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
     host_part: Seconds = Field(ge=0)
     """Host time for each rank's part of each weight, where ZeRO-1 gathers weights part by part [s]."""
-    host_peer_pipeline: Seconds = Field(ge=0)
-    """Host time for each further rank of a tensor-parallel collective, where a pipeline crosses nodes [s]."""
+    host_check: Seconds = Field(ge=0)
+    """Host time to check a tensor-parallel collective before it runs, for each rank, in pipelines over nodes [s]."""
+    host_check_network: Seconds = Field(ge=0)
+    """The same, where the collective crosses nodes itself [s]."""
     handover_wait: Seconds = Field(ge=0)
     """Time that a stage spends polling for each tensor that it hands on or receives [s]."""
     straggler: float = Field(ge=0)
@@ -208,7 +210,7 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
     """The stack with steps replayed from captured graphs: the host issues nothing."""
-    issued = ("host_operator", "host_collective", "host_routing", "host_part", "host_peer_pipeline")
+    issued = [name for name in SoftwareSpec.model_fields if name.startswith("host_")]
     return software.model_copy(update=dict.fromkeys(issued, 0.0))
 
 

@@ -68,9 +68,9 @@ class BlockCost(NamedTuple):
     host_forward: float
     """Host time to issue the block's kernels and collectives, which bounds the device's from below."""
     host_backward: float
-    peers_forward: int
-    """Other ranks of every collective over the tensor axis, which may cost the host more."""
-    peers_backward: int
+    ranks_forward: int
+    """Ranks of every collective over the tensor axis, which may be checked one by one."""
+    ranks_backward: int
     sent_bytes: Mapping[str, float]
     """Bytes sent by collective, forward and backward."""
     saved_bytes: float
@@ -330,8 +330,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         comm_backward=_by_axis(backward_comm),
         host_forward=_host_seconds(software, block.ops, forward_comm),
         host_backward=_host_seconds(software, (*block.ops, *block.ops, *again), backward_comm),
-        peers_forward=sum(comm.peers for comm in forward_comm),
-        peers_backward=sum(comm.peers for comm in backward_comm),
+        ranks_forward=sum(comm.ranks for comm in forward_comm),
+        ranks_backward=sum(comm.ranks for comm in backward_comm),
         sent_bytes=sent,
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),

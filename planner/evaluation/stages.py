@@ -21,8 +21,8 @@ class Host(NamedTuple):
 
     bandwidth: float | None
     """Of a device's link to it [bytes/s]."""
-    peer: float = 0.0
-    """Time for each further rank of a tensor-parallel collective [s]."""
+    check: float = 0.0
+    """Time for each rank of a tensor-parallel collective [s]."""
 
 
 class UnitCost(NamedTuple):
@@ -105,11 +105,12 @@ def _activation_copy_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float
 
 
 def host_of(setting: Setting, plan: Parallelism) -> Host:
-    """The host's part in the plan: ranks of a collective cost it where the pipeline crosses nodes."""
+    """The host's part in the plan: it checks collectives, rank by rank, where the pipeline crosses nodes."""
     software, node = setting.software, setting.cluster.devices_per_node
-    crosses = plan.pipeline > 1 and plan.num_devices > node
-    peer = software.host_peer_pipeline if crosses else 0.0
-    return Host(setting.cluster.device.host_bandwidth, peer)
+    check = 0.0
+    if plan.pipeline > 1 and plan.num_devices > node:
+        check = software.host_check if plan.tensor <= node else software.host_check_network
+    return Host(setting.cluster.device.host_bandwidth, check)
 
 
 def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
@@ -161,8 +162,8 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
     front = _overlapped(block.forward, comm_forward, gathered, copied_forward, software)
     back = _overlapped(gradients + block.recompute, comm_backward, reduced, copied_backward, software)
-    issue_forward = block.host_forward + host.peer * block.peers_forward
-    issue_backward = block.host_backward + host.peer * block.peers_backward
+    issue_forward = block.host_forward + host.check * block.ranks_forward
+    issue_backward = block.host_backward + host.check * block.ranks_backward
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
     waits_backward = max(0.0, issue_backward + software.host_collective * gather_backward - back.seconds)
     parts = {

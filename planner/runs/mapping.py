@@ -114,7 +114,7 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if stack is not None:
         known = Origin(stack) if stack in vocabulary.STACK_HABITS else vocabulary.find_origin(stack)
         return known or Origin(stack)
-    size = f"{run.hardware.n_gpus} devices"
+    size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
     if run.parallel.wrap == "titan":

@@ -211,7 +211,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
-    (r"nanotron.* 512 devices", Origin("nanotron-polling")),
+    (r"nanotron.* (512 devices|tensor 32 pipeline (?!1$))", Origin("nanotron-polling")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
@@ -226,11 +226,12 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         Origin("megatron"),
     ),
 )
-"""Found in "series id gpu sharding devices" of a row; the first match wins. Before 2022 attention was not fused, nor
+"""Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was not fused, nor
 was it in the runs of Zero-bubble PP: the memory that they print has the scores of every head and their dropout.
 
-The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs used the version
-that polls follows from their times (0.8 to 1.2 s per micro-batch of a pipeline, whatever its size).
+The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
+32 tensor ranks, used the version that polls follows from their times (0.5 s per micro-batch of two stages, 1 s of more,
+whatever its size).
 
 Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
 ``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo

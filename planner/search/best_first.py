@@ -177,7 +177,7 @@ class Search:
     def _floors(self, c: Candidate) -> Floors:
         """What all cuts of a candidate share: the model as one stage, under its ZeRO stage."""
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
-        devices = c.num_devices if self.evaluator.counts_peers else 0
+        devices = c.num_devices if self.evaluator.checks else 0
         key = (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, devices)
         if key not in self._whole:
             plan, shardings = parallelism(c), self.sharding(c)

@@ -11,8 +11,8 @@ class Comm(NamedTuple):
     seconds: float
     sent_bytes: float
     """Bytes that one device sends."""
-    peers: int = 0
-    """Other ranks of a collective over the tensor axis."""
+    ranks: int = 0
+    """Of a collective over the tensor axis."""
 
 
 class OpCost(NamedTuple):

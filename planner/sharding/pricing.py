@@ -100,8 +100,8 @@ class Pricer:
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
         if copies and collective in ("all_gather", "reduce_scatter"):
             seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
-        peers = group.size - 1 if axes[-1] == "tensor" else 0
-        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size), peers)
+        ranks = group.size if axes[-1] == "tensor" and group.size > 1 else 0
+        return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size), ranks)
 
     def _hidden(self, axes: tuple[str, ...]) -> float:
         """Share of a collective over ``axes`` that computation hides."""

@@ -72,12 +72,20 @@ def test_stalls_are_found_and_bound_any_order(measured: tuple[dict[str, Any], di
 
 
 def test_a_stall_is_a_micro_batch_slower_than_a_larger_one() -> None:
-    def run(micro_batch: int, seconds: float) -> stalls.Run:
-        return stalls.Run(("m", 2), ("m", 1, 1, True), micro_batch, 8, seconds, seconds)
+    def run(micro_batch: int, seconds: float, stages: int = 1) -> stalls.Run:
+        return stalls.Run(("m", 2), ("m", 1, True, True), stages, micro_batch, 8, seconds, seconds)
 
     steady, larger, stalled = run(1, 8.0), run(2, 15.0), run(1, 80.0)
     assert stalls.without_stall([steady, larger, stalled]) == [8.0, 15.0, 8.0]
     assert stalls.without_stall([larger, run(4, 31.0)]) == [15.0, 31.0]
+
+
+def test_a_stall_is_a_pipeline_slower_than_a_longer_one() -> None:
+    def run(stages: int, seconds: float) -> stalls.Run:
+        return stalls.Run(("m", 2), ("m", 1, True, True), stages, 1, 8, seconds, seconds)
+
+    assert stalls.without_stall([run(4, 2.0), run(2, 9.0)]) == [2.0, 4.0]
+    assert stalls.without_stall([run(4, 2.0), run(2, 7.9), run(8, 9.0)]) == [2.0, 7.9, 9.0]
 
 
 def test_leaving_a_series_out_takes_away_what_the_others_err_by() -> None:

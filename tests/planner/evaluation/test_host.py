@@ -67,7 +67,7 @@ def test_ranks_of_a_tensor_group_cost_the_host_only_where_something_crosses_node
     software = load_software("nanotron")
     inside, across = pipelined("nanotron", 1, 2, tensor=4), pipelined("nanotron", 2, 2, tensor=4)
     assert across.time["launch"] > 2 * inside.time["launch"]
-    assert software.host_peer_pipeline > 0
+    assert software.host_check > 0
 
 
 def test_adding_gradients_up_takes_their_traffic_every_micro_batch() -> None:
