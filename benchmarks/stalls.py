@@ -1,10 +1,11 @@
 """Runs of the sweep that stalled, found without a model, and what they leave of any order of alternatives.
 
-A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than those of
-a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run with as large
-or larger ones and as many stages or more, same model, same tensor degree, is called stalled: polling, a slow node, a slow
-network, nothing in its row says which. No model can tell such runs from others, so that their order has a ceiling: that
-of a model which is exact wherever a run did not stall.
+A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than
+those of a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run
+with as large or larger ones and as many stages or more, same model, same tensor degree, is called stalled: polling,
+a slow node, a slow network, nothing in its row says which. A model of time that knows of no stalls can order runs no
+better than one that is exact wherever a run did not stall; ours knows which version of the software polls
+(`planner/runs/vocabulary.py`).
 """
 
 import statistics

@@ -226,8 +226,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         Origin("megatron"),
     ),
 )
-"""Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was not fused, nor
-was it in the runs of Zero-bubble PP: the memory that they print has the scores of every head and their dropout.
+"""Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
+not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
 32 tensor ranks, used the version that polls follows from their times (0.5 s per micro-batch of two stages, 1 s of more,

@@ -62,13 +62,12 @@ def test_most_measurements_lie_inside_the_interval(
     assert 0.7 < share < 0.95
 
 
-def test_stalls_are_found_and_bound_any_order(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_stalls_are_found_and_explain_the_order(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
     judged, _ = measured
     stalled, found = stalls.orders(judged["sweep_h100"])
-    everything, steady, ceiling = found.values()
+    everything, steady, _ = found.values()
     assert 0 < stalled < len(judged["sweep_h100"]) / 3
-    assert everything.median < ceiling.median
-    assert steady.median > everything.median
+    assert everything.median < steady.median
 
 
 def test_a_stall_is_a_micro_batch_slower_than_a_larger_one() -> None:
