@@ -15,6 +15,7 @@ from judging import (
     LIVE,
     RUNS,
     Judged,
+    LeftOut,
     grouped,
     inside,
     left_out,
@@ -135,16 +136,27 @@ def left_out_section(rows: Iterable[Judged]) -> str:
     found = left_out(rows)
     lines = []
     for split in ("fit", "report"):
-        series = [pairs for name, pairs in found.items() if split_of(name) == split]
-        cells = [statistics.median(abs(pair[i]) for pairs in series for pair in pairs) for i in (0, 1)]
-        cells += [statistics.median(_median_abs(pairs, i) for pairs in series) for i in (0, 1)]
+        series = [runs for name, runs in found.items() if split_of(name) == split]
+        cells = [
+            median_abs([error for runs in series for error in of(runs)]) for of in (_errors_of, _without)
+        ]
+        cells += [statistics.median(median_abs(of(runs)) for runs in series) for of in (_errors_of, _without)]
         lines.append([f"{split}, {len(series)} series", *map(percent, cells)])
     head = ("", "runs, median", "left out", "median of series' medians", "left out")
     return LEFT_OUT + table(head, lines)
 
 
-def _median_abs(pairs: Sequence[tuple[float, float]], which: int) -> float:
-    return statistics.median(abs(pair[which]) for pair in pairs)
+def _errors_of(runs: Sequence[LeftOut]) -> list[float]:
+    return [run.error for run in runs]
+
+
+def _without(runs: Sequence[LeftOut]) -> list[float]:
+    return [run.without for run in runs]
+
+
+def median_abs(errors: Sequence[float]) -> float:
+    """Median of absolute values."""
+    return statistics.median(map(abs, errors))
 
 
 def skipped_section(reports: Mapping[str, ValidationReport]) -> str:

@@ -64,6 +64,8 @@ class Judged(NamedTuple):
     source: Mapping[str, Any]
     """As published."""
     baseline_error: float | None = None
+    plan: Plan | None = None
+    """As it was scored; None where it could not be."""
 
     @property
     def printed(self) -> bool:
@@ -109,7 +111,8 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
     for source, row, pair in zip(raw, report.rows, known, strict=True):
         series = str(source.get("series"))
         device = pair[0].cluster.device.name if pair else "?"
-        judged.append(Judged(row, series, device, split_of(series), source))
+        plan = pair[0] if pair else None
+        judged.append(Judged(row, series, device, split_of(series), source, plan=plan))
     return with_baseline(judged, known), report
 
 
@@ -164,20 +167,28 @@ def median_of_series(rows: Iterable[Judged]) -> float:
     )
 
 
-def left_out(rows: Iterable[Judged]) -> dict[str, list[tuple[float, float]]]:
-    """Series -> (error, error with the series left out) of each of its runs.
+class LeftOut(NamedTuple):
+    """A run with its error, and with what it would be had nothing been fitted on its series."""
+
+    row: Judged
+    error: float
+    without: float
+
+
+def left_out(rows: Iterable[Judged]) -> dict[str, list[LeftOut]]:
+    """Series -> its runs, each as if the series had been left out.
 
     As if the rate of a device had been fitted on the runs of all other fit series on that device: predictions are
     multiplied by what takes away the median error of those. A device on which no other series was fitted stays as is.
     """
-    logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    logs: dict[str, dict[str, list[tuple[Judged, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.row.step_time_error is not None:
-            logs[row.device][row.series].append(math.log1p(row.row.step_time_error))
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            logs[row.device][row.series].append((row, math.log1p(row.row.step_time_error)))
+    found: dict[str, list[LeftOut]] = defaultdict(list)
     for by_series in logs.values():
-        for series, errors in by_series.items():
-            others = [e for s, es in by_series.items() if s != series and split_of(s) == "fit" for e in es]
+        for series, runs in by_series.items():
+            others = [e for s, es in by_series.items() if s != series and split_of(s) == "fit" for _, e in es]
             shift = statistics.median(others) if others else 0.0
-            found[series] += [(math.expm1(error), math.expm1(error - shift)) for error in errors]
+            found[series] += [LeftOut(row, math.expm1(e), math.expm1(e - shift)) for row, e in runs]
     return dict(sorted(found.items()))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
+import intervals
 import judging
 import pytest
 import stalls
@@ -95,5 +96,14 @@ def test_leaving_a_series_out_takes_away_what_the_others_err_by() -> None:
     found = judging.left_out(
         [row("llm-foundry", 0.1), row("torchtitan", 0.21), row("NeMo perf summary", 0.331)]
     )
-    assert found["llm-foundry"] == [pytest.approx((0.1, 1.1 / 1.21 - 1))]
-    assert found["torchtitan"] == [pytest.approx((0.21, 0.1))]
+    pairs = {series: [(run.error, run.without) for run in runs] for series, runs in found.items()}
+    assert pairs["llm-foundry"] == [pytest.approx((0.1, 1.1 / 1.21 - 1))]
+    assert pairs["torchtitan"] == [pytest.approx((0.21, 0.1))]
+
+
+def test_intervals_are_those_of_sources_left_out(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    judged, _ = measured
+    found = intervals.widths(row for name in judging.RUNS for row in judged[name])
+    for stack, width in found.items():
+        least = max(width, found.get((stack[0], False), 0.0))  # experts are no easier to predict
+        assert intervals.shipped(stack) == pytest.approx(least, abs=0.01)

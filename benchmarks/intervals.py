@@ -1,0 +1,118 @@
+"""How wide the 80 % intervals of step time have to be, by stack, for runs of a source that nothing was fitted on.
+
+    python benchmarks/intervals.py    # print widths and coverage
+
+A width is the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
+(`left_out`), every series weighing the same. A stack that two series or more show has that of its own runs; of a
+stack that one shows, the series may be lucky: the wider of its own and that of all series. Dense models and mixtures of
+experts apart.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out
+
+from cluster_specs.software import load_software
+
+SHARE = 0.8
+"""Of measurements that are to lie inside."""
+
+Stack = tuple[str, bool]
+"""Name, and whether models have experts."""
+
+
+def has_experts(row: Judged) -> bool:
+    """Whether the model of a run is a mixture."""
+    return (row.source["model"].get("experts") or 0) > 1
+
+
+def stack_of(row: Judged) -> Stack:
+    """What a run's interval depends on."""
+    assert row.plan is not None
+    return row.plan.job.stack, has_experts(row)
+
+
+def shipped(stack: Stack) -> float:
+    """Width that estimates have."""
+    software = load_software(stack[0])
+    return software.uncertainty_experts if stack[1] else software.uncertainty
+
+
+def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
+    """Width by stack, of the stacks that the fit split shows."""
+    series: dict[bool, dict[str, list[LeftOut]]] = {False: {}, True: {}}
+    for name, runs in left_out(rows).items():
+        for experts in series:
+            chosen = [run for run in runs if run.row.split == "fit" and has_experts(run.row) == experts]
+            if chosen:
+                series[experts][name] = chosen
+    return {
+        stack: width
+        for experts, by_name in series.items()
+        for stack, width in _by_stack(by_name, experts).items()
+    }
+
+
+def _by_stack(series: Mapping[str, Sequence[LeftOut]], experts: bool) -> dict[Stack, float]:
+    names: dict[Stack, set[str]] = defaultdict(set)
+    for name, runs in series.items():
+        for run in runs:
+            names[stack_of(run.row)].add(name)
+    everything = quantile(list(series.values()))
+    found = {}
+    for stack, shown_by in sorted(names.items()):
+        if len(shown_by) > 1:
+            own = [[run for run in series[name] if stack_of(run.row) == stack] for name in shown_by]
+            found[stack] = quantile(own)
+        else:
+            found[stack] = max(quantile([series[name] for name in shown_by]), everything)
+    return found
+
+
+def quantile(series: Sequence[Sequence[LeftOut]]) -> float:
+    """Relative half-width that holds the share of all runs, every series weighing the same."""
+    weighed = sorted((abs(math.log1p(run.without)), 1 / len(runs)) for runs in series for run in runs)
+    least, reached = SHARE * len(series), 0.0
+    for error, weight in weighed:
+        reached += weight
+        if reached >= least - 1e-9:
+            return math.expm1(error)
+    raise ValueError("no runs")
+
+
+def coverage(rows: Sequence[Judged]) -> dict[str, dict[str, tuple[int, float]]]:
+    """Kind of run -> split -> (runs, share inside the interval)."""
+    return {
+        what: {
+            split: (len(chosen), inside(chosen) or 0.0)
+            for split, members in grouped(rows, lambda row: row.split).items()
+            if (chosen := [row for row in members if of(row)])
+        }
+        for what, of in KINDS.items()
+    }
+
+
+def _crosses_nodes(row: Judged) -> bool:
+    assert row.plan is not None
+    return row.plan.cluster.num_devices > row.plan.cluster.devices_per_node
+
+
+KINDS: Mapping[str, Callable[[Judged], bool]] = {
+    "dense": lambda row: not has_experts(row),
+    "mixtures of experts": has_experts,
+    "GPU": lambda row: not row.device.startswith("tpu"),
+    "TPU": lambda row: row.device.startswith("tpu"),
+    "one node": lambda row: not _crosses_nodes(row),
+    "several nodes": _crosses_nodes,
+}
+"""Name -> the runs that it is of."""
+
+
+if __name__ == "__main__":
+    ROWS = [row for name in RUNS for row in judge(name)[0]]
+    for one, width in widths(ROWS).items():
+        print(f"{one[0]:20} {'experts' if one[1] else 'dense':8} {width:.3f}, shipped {shipped(one):.2f}")
+    for kind, by_split in coverage(ROWS).items():
+        print(f"{kind:20}", *(f"{split} {n} {share:.1%}" for split, (n, share) in by_split.items()))
