@@ -2,7 +2,8 @@
 
 The plan's axis ``data`` becomes two mesh axes: ``data`` (whole copies of the states) and ``fsdp`` (ranks that
 share them). ZeRO adds ``fsdp`` to one dim of each parameter or state. Where states are sharded over a part of the
-expert or context axis only, that axis becomes two as well: copies of the states, and ranks that share them.
+expert or context axis only, that axis becomes two as well: copies of the states, and ranks that share them. So does
+the tensor axis where it has more ranks than there are heads of keys and values: ranks that hold a copy of the same.
 
 Source: Xu et al., GSPMD, arXiv:2105.04663, sections 3.1 and 5.1.
 """
@@ -18,14 +19,19 @@ from planner.operators import operator_rule
 from planner.sharding.mesh import AXES
 from planner.sharding.spec import ShardingSpec, input_spec, output_spec
 
-MESH_AXES = ("data", "fsdp", "expert_copy", "expert", "context_copy", "context", "tensor")
+MESH_AXES = ("data", "fsdp", "expert_copy", "expert", "context_copy", "context", "tensor", "tensor_copy")
 """Axes of the exported mesh, outermost first; all of them always, so that the names are stable, but for `COPIES`."""
 
-COPIES = ("expert_copy", "context_copy")
+COPIES = ("expert_copy", "context_copy", "tensor_copy")
 """Axes that a mesh has only where they are larger than 1."""
 
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"data": ("data", "fsdp"), "expert": ("expert_copy", "expert"), "context": ("context_copy", "context")}
+    {
+        "data": ("data", "fsdp"),
+        "expert": ("expert_copy", "expert"),
+        "context": ("context_copy", "context"),
+        "tensor": ("tensor", "tensor_copy"),
+    }
 )
 """Axis of a plan -> the mesh axes that it becomes, where it is not one of the same name."""
 
@@ -38,7 +44,8 @@ PartitionSpec = tuple[Entry, ...]
 
 def mesh_sizes(layout: Layout) -> dict[str, int]:
     """Size of each axis of the mesh, in the order of `MESH_AXES`."""
-    data, context = layout.data, layout.axes["context"]
+    data, context, tensor = layout.data, layout.axes["context"], layout.axes["tensor"]
+    copies = tensor_copies(layout)
     sizes = (
         data.replicate,
         data.shard,
@@ -46,9 +53,18 @@ def mesh_sizes(layout: Layout) -> dict[str, int]:
         data.expert // data.expert_copies,
         data.context_copies,
         context // data.context_copies,
-        layout.axes["tensor"],
+        tensor // copies,
+        copies,
     )
     return {a: n for a, n in zip(MESH_AXES, sizes, strict=True) if n > 1 or a not in COPIES}
+
+
+def tensor_copies(layout: Layout) -> int:
+    """Neighbours on the tensor axis that hold the same, of dims that have fewer parts than it has ranks."""
+    dims = (
+        dim for parameter in layout.parameters for dim in parameter.dims if dim.copied_over == ("tensor",)
+    )
+    return layout.axes["tensor"] // math.gcd(layout.axes["tensor"], *(dim.extent for dim in dims))
 
 
 def _entry(layout: Layout, axes: Iterable[str]) -> Entry:
@@ -106,6 +122,8 @@ def _state_axes(layout: Layout, used: Collection[str]) -> Entry:
 
 def _split_dim(layout: Layout, parameter: Parameter, dim: Dim) -> Entry:
     entry = _entry(layout, dim.axes)
+    if dim.copied_over == ("tensor",):
+        entry = _uncopied(_entry(layout, dim.copied_over))
     degree = _degree(layout, entry)
     if dim.extent % degree:
         raise Unsupported(
@@ -113,6 +131,10 @@ def _split_dim(layout: Layout, parameter: Parameter, dim: Dim) -> Entry:
             f"ways; pad it to {math.ceil(dim.extent / degree) * degree} in the model's configuration"
         )
     return entry
+
+
+def _uncopied(entry: Entry) -> Entry:
+    return tuple(a for a in entry if a not in COPIES)
 
 
 def keyed_parameters(layout: Layout) -> Iterator[tuple[str, Parameter]]:
@@ -168,8 +190,8 @@ def _activation(
 
 
 def _activation_entry(layout: Layout, spec: ShardingSpec, dim: str) -> Entry:
-    """Mesh axes on a dim; a dim that they do not divide evenly stays whole."""
+    """Mesh axes on a dim: all, those without copies, or none, as they divide it evenly."""
     leader = layout.graph.follows.get(dim, dim)
     entry = _entry(layout, (a for a in reversed(AXES) if spec.on(a) in (dim, leader)))
-    even = dim == BATCH or layout.graph.dims[dim] % _degree(layout, entry) == 0
-    return entry if even else ()
+    ways = (entry, _uncopied(entry), ())
+    return next(e for e in ways if dim == BATCH or layout.graph.dims[dim] % _degree(layout, e) == 0)

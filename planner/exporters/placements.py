@@ -34,6 +34,8 @@ class Dim(NamedTuple):
     extent: int
     axes: tuple[str, ...]
     """Axes of `AXES` that split it, outermost first."""
+    copied_over: tuple[str, ...] = ()
+    """Axes that split the dim that it follows into more parts than it has: groups of their ranks hold copies."""
 
 
 class Parameter(NamedTuple):
@@ -132,7 +134,7 @@ class Layout:
         strategy = self.strategies[block.name].get(op.name, ())
         inputs = {d for name in op.inputs for d in block.tensor[name].dims}
         outputs = {d for name in op.outputs for d in block.tensor[name].dims}
-        dims = {d: Dim(d, self.graph.dims[d], self._split(d, strategy)) for d in weight.dims}
+        dims = {d: Dim(d, self.graph.dims[d], *self._split(d, strategy)) for d in weight.dims}
         return Parameter(
             weight.path,
             block.name,
@@ -143,12 +145,12 @@ class Layout:
             tuple(dim for d, dim in dims.items() if d in outputs and d not in inputs),
         )
 
-    def _split(self, dim: str, strategy: Strategy) -> tuple[str, ...]:
-        """Axes on ``dim``, outermost first; a follower that is too small stays whole."""
+    def _split(self, dim: str, strategy: Strategy) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Axes on ``dim``, outermost first, and those for which a follower is too small."""
         leader = self.graph.follows.get(dim, dim)
         axes = tuple(a for a in reversed(AXES) if (a, leader) in strategy or (a, dim) in strategy)
         degree = math.prod(self.axes[a] for a in axes)
-        return axes if dim == leader or self.graph.dims[dim] % degree == 0 else ()
+        return (axes, ()) if dim == leader or self.graph.dims[dim] % degree == 0 else ((), axes)
 
 
 def fuse(first: Parameter, second: Parameter) -> Parameter:

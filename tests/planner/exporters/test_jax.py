@@ -87,8 +87,8 @@ CASES: dict[str, tuple[Plan, dict[str, Any], dict[str, list[int]], dict[str, lis
     "ZeRO 1, fewer key heads than tensor ranks": (
         tiny_plan(tensor=8, zero_stage=1),
         {},
-        {Q: [64, 8], K: [64, 32], DOWN: [12, 64], EMBEDDING: [16, 64]},
-        {Q: [64, 8], K: [64, 32]},
+        {Q: [64, 8], K: [64, 8], DOWN: [12, 64], EMBEDDING: [16, 64]},
+        {Q: [64, 8], K: [64, 8]},
     ),
     "replicas without sequence parallelism": (
         tiny_plan(data=4, tensor=2, replicate_degree=4, sequence_parallel=False),
