@@ -100,7 +100,7 @@ def _fits(plan: Plan, found: dict[str, Any]) -> Check:
 def _comparisons(found: dict[str, Any], estimate: Estimate) -> Iterator[Comparison]:
     peak = (found.get("refused") or found)["peak_bytes"]
     yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=peak)
-    if "refused" in found:
+    if found.get("collectives") is None:
         return
     theirs = {kind: total["sent_bytes"] for kind, total in found["collectives"].items()}
     ours = estimate.communication
@@ -116,7 +116,12 @@ def _comparisons(found: dict[str, Any], estimate: Estimate) -> Iterator[Comparis
 def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
     yield "parameters are kept in fp32 and cast where they are used; layers that are alike run as one loop"
     if "refused" in found:
-        yield "the compiler refuses the step for its memory, so its collectives are not known"
+        yield (
+            "the compiler refuses the step for its memory, so its collectives are not known; what it needs is what "
+            "the compiler gives up with: for devices with room, such a step has been compiled into a third less"
+        )
+    elif found["collectives"] is None:
+        yield "this libtpu cannot print the program for this slice, so its collectives are not known"
     elif "p2p" in found["collectives"]:
         yield "XLA turns gathers and reductions beside products into rings of p2p: compare what is sent in all"
     if plan.plan.context > 1:

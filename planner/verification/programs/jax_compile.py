@@ -57,14 +57,22 @@ def compile_step(task: Task) -> dict[str, Any]:
         }
     stats = compiled.memory_analysis()
     live = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    totals = collectives(compiled.as_text(), mesh.size)
     return {
         "versions": versions,
         "arguments_bytes": stats.argument_size_in_bytes,
         "temporary_bytes": stats.temp_size_in_bytes,
         "peak_bytes": live + stats.temp_size_in_bytes,
-        "collectives": {kind: total._asdict() for kind, total in totals.items()},
+        "collectives": _collectives(compiled, mesh.size),
     }
+
+
+def _collectives(compiled: Any, devices: int) -> dict[str, Any] | None:
+    """By kind; None where the compiler cannot print its own program, as libtpu 0.0.52 on some slices."""
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return {kind: total._asdict() for kind, total in collectives(text, devices).items()}
 
 
 def _devices(task: Task) -> Any:

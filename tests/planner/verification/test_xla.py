@@ -69,6 +69,14 @@ def test_a_step_that_the_compiler_refuses_fails(monkeypatch: pytest.MonkeyPatch)
     assert [c.found for c in answer.comparisons] == [2e10]
 
 
+def test_a_program_that_cannot_be_printed_still_has_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_xla, "run_program", lambda *a, **k: FOUND | {"collectives": None})
+    answer = verify(tpu_plan(), "xla-tpu")
+    assert answer.passed
+    assert [c.name for c in answer.comparisons] == ["live memory"]
+    assert any("cannot print the program" in note for note in answer.notes)
+
+
 def test_names_of_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
