@@ -241,6 +241,9 @@ Megatron's ``core_attn``).
 SELECTIVE_POLICIES = frozenset({"selective", "products", "mlp", "alternate"})
 """Policies that list the kinds of results that are kept."""
 
+UNWRAPPED_POLICIES = frozenset({"none", "attention"})
+"""Policies under which no whole layer is wrapped to be computed again."""
+
 
 def _makers(block: Block, reads: Mapping[str, tuple[str, ...]]) -> dict[str, Op]:
     """Operator that makes each tensor; an auxiliary one is made by the first operator that reads it."""

@@ -18,6 +18,7 @@ from planner.evaluation.moments import Moment, Rank, kept_share, moments
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import sharded_elements
+from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import is_written_out, splits_backward
@@ -96,25 +97,37 @@ def resident_states(
 def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
     """Gradients in this phase where they are no resident state [bytes].
 
-    Before they come into being, only those of earlier micro-batches are there.
+    Before they come into being, only those of earlier micro-batches are there; a compiled loop over micro-batches adds
+    them to its sums once the micro-batch is done.
     """
     life, plan = rank.software.gradient_life, rank.plan
     if life == "step":
         return {}
     if phase == "optimizer" or life == phase:
-        return {"gradients": rank.gradients}
+        sums = rank.gradients if rank.loops_over_microbatches and phase != "optimizer" else 0.0
+        return {"gradients": rank.gradients + sums}
     if plan.num_microbatches == 1:
         return {}
     return {"gradients": rank.elements * rank.reduced if rank.adds_up_whole else rank.gradients}
 
 
 def cast_weights(rank: Rank, shard: float) -> float:
-    """Copies in the training type of the layers' share of ``shard`` elements of fp32 weights [bytes]."""
+    """Copies in the training type of ``shard`` elements of fp32 weights [bytes].
+
+    Of the layers' share. A compiled loop over micro-batches has those of embedding and head before it, too, and each
+    micro-batch without recomputation of whole layers keeps the layers' once more, as any other result of the forward.
+    """
     whole = rank.elements
     ahead = rank.software.casts_ahead and "weights" not in rank.plan.offload
-    if not (ahead and rank.job.master_weights and whole):
+    if not (ahead and rank.job.master_weights and whole and rank.weight < DTYPE_BYTES["fp32"]):
         return 0.0
-    return shard * (1 - rank.ends / whole) * (rank.weight if rank.weight < DTYPE_BYTES["fp32"] else 0.0)
+    layers = 1 - rank.ends / whole
+    copies = layers
+    if rank.loops_over_microbatches:
+        stages = rank.plan.stages
+        policy = (stages[0].recompute if stages else None) or rank.plan.recompute
+        copies = 1 + (layers if policy in UNWRAPPED_POLICIES else 0.0)
+    return shard * copies * rank.weight
 
 
 def device_memory(

@@ -119,6 +119,12 @@ class Rank:
         return self.whole * (stages - 1) / stages
 
     @cached_property
+    def loops_over_microbatches(self) -> bool:
+        """Whether one program runs micro-batches in a loop, each of which makes gradients beside the sums."""
+        compiled = self.software.gradient_life == "backward"
+        return compiled and self.plan.num_microbatches > 1 and self.plan.pipeline == 1
+
+    @cached_property
     def adds_up_whole(self) -> bool:
         """Whether gradients of several micro-batches wait whole for the last one."""
         several = self.plan.zero_stage >= 2 and self.plan.num_microbatches > 1
