@@ -14,10 +14,10 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
 from planner.evaluation.blocks import WeightGroup
-from planner.evaluation.moments import Moment, Rank, kept_share, moments
+from planner.evaluation.moments import Moment, Rank, adds_up_whole, kept_share, moments, stages_gathered
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.states import sharded_elements
+from planner.evaluation.states import reduced_bytes, sharded_elements, weight_bytes
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes
@@ -58,14 +58,21 @@ def model_states(
     groups = tuple(weights)
     whole = sum(g.elements for g in groups)
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
+    return states_of(whole, max(1.0, whole / shard) if shard else 1.0, job, plan, software)
+
+
+def states_of(
+    elements: float, shard_degree: float, job: Job, plan: Parallelism, software: SoftwareSpec
+) -> dict[str, float]:
+    """The same of ``elements`` weights whose states are sharded over ``shard_degree`` ranks."""
     states = state_bytes(
-        whole,
+        elements,
         job.precision,
         job.optimizer,
         job.master_weights,
         job.grad_dtype,
         plan.zero_stage,
-        max(1.0, whole / shard) if shard else 1.0,
+        shard_degree,
         software.keeps_copy,
     )
     held = {
@@ -86,12 +93,42 @@ def resident_states(
 
     With them DDP's buckets, which hold every gradient once more.
     """
-    states = model_states(weights, job, plan, mesh, software)
+    return _resident(model_states(weights, job, plan, mesh, software), plan, software)
+
+
+def _resident(states: Mapping[str, float], plan: Parallelism, software: SoftwareSpec) -> dict[str, float]:
+    kept = dict(states)
     if software.gradient_life != "step":
-        del states["gradients"]
+        del kept["gradients"]
     if software.buckets_all and plan.zero_stage <= 1 and plan.data > 1:
-        states["gradient_buckets"] = states["weights"]
-    return states
+        kept["gradient_buckets"] = kept["weights"]
+    return kept
+
+
+def held_in_backward(
+    states: Mapping[str, float], elements: float, job: Job, plan: Parallelism, software: SoftwareSpec
+) -> float:
+    """What a rank with the `model_states` of ``elements`` weights surely holds of them as a backward begins [bytes].
+
+    Beside resident states what stays gathered, and gradients of the micro-batches before.
+    """
+    held = sum(_resident(states, plan, software).values())
+    late = software.gradient_life == "late"
+    keeps_all = plan.zero_stage == 2 and software.gradient_life != "backward"
+    gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
+    held += gathered * elements * weight_bytes(job)
+    if software.gradient_life == "backward":
+        held += states["gradients"]
+    return held + (earlier_gradients(states["gradients"], elements, job, plan, software) if late else 0.0)
+
+
+def earlier_gradients(
+    sharded: float, elements: float, job: Job, plan: Parallelism, software: SoftwareSpec
+) -> float:
+    """Gradients of ``elements`` weights from micro-batches before [bytes]: ``sharded``, or added up whole."""
+    if plan.num_microbatches == 1:
+        return 0.0
+    return elements * reduced_bytes(job, software) if adds_up_whole(plan, software) else sharded
 
 
 def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
@@ -108,7 +145,7 @@ def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
         return {"gradients": rank.gradients + sums}
     if plan.num_microbatches == 1:
         return {}
-    return {"gradients": rank.elements * rank.reduced if rank.adds_up_whole else rank.gradients}
+    return {"gradients": earlier_gradients(rank.gradients, rank.elements, rank.job, plan, rank.software)}
 
 
 def cast_weights(rank: Rank, shard: float) -> float:

@@ -26,6 +26,21 @@ def kept_share(plan: Parallelism) -> float:
     return 1 - plan.offload_share if "activations" in plan.offload else 1.0
 
 
+def adds_up_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether gradients of several micro-batches wait whole for the last one."""
+    several = plan.zero_stage >= 2 and plan.num_microbatches > 1
+    return several and not reduces_every_microbatch(plan, software)
+
+
+def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
+    """Stages of a rank of which PyTorch's pipelines leave all but one gathered after a backward; else 1.
+
+    Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (``set_reshard_after_backward(False)``).
+    """
+    left = software.accumulates_whole == "in pipelines" and plan.zero_stage == 3
+    return plan.virtual_stages if plan.pipeline > 1 and left else 1
+
+
 class Moment(NamedTuple):
     """What is there at one moment, by component [bytes]."""
 
@@ -110,12 +125,8 @@ class Rank:
 
     @cached_property
     def left_gathered(self) -> float:
-        """Weights of the rank's other stages, which PyTorch's pipelines leave gathered after a backward [bytes].
-
-        Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (``set_reshard_after_backward(False)``).
-        """
-        left = self.software.accumulates_whole == "in pipelines" and self.plan.zero_stage == 3
-        stages = self.plan.virtual_stages if self.plan.pipeline > 1 and left else 1
+        """Weights of the rank's other stages that stay gathered [bytes]."""
+        stages = stages_gathered(self.plan, self.software)
         return self.whole * (stages - 1) / stages
 
     @cached_property
@@ -126,9 +137,8 @@ class Rank:
 
     @cached_property
     def adds_up_whole(self) -> bool:
-        """Whether gradients of several micro-batches wait whole for the last one."""
-        several = self.plan.zero_stage >= 2 and self.plan.num_microbatches > 1
-        return several and not reduces_every_microbatch(self.plan, self.software)
+        """As the function of this name."""
+        return adds_up_whole(self.plan, self.software)
 
     def sharded(self, elements: float) -> dict[str, float]:
         """Gradients of so many weights, reduced; with more micro-batches those of all are there all along."""

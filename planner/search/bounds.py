@@ -4,19 +4,19 @@ Both hold for any cut of the layers into stages and any of the searched schedule
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
-from cost_models.memory import state_bytes
 from planner.evaluation.blocks import least_saved_bytes
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.host import states_on_host
+from planner.evaluation.memory import held_in_backward, states_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.states import weight_bytes
-from planner.graph import Block, count_parameters
-from planner.plans import Job
+from planner.graph import Block, tied_share
+from planner.plans import Job, Parallelism
 from planner.search.space import Candidate
 from planner.sharding.pricing import Pricer
 
@@ -51,88 +51,132 @@ def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
     return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))
 
 
-def fullest_rank(states: float, activations: float, c: Candidate) -> float:
-    """Least bytes of the fullest rank, whatever the cut, of all ``states`` and one micro-batch's ``activations``.
+EXPERT_DIMS = frozenset({"experts", "expert_ffn"})
+"""Dims of the weights that expert ranks split."""
 
-    Rank r with a share n of the model holds ``n (S + f_r A)``, with ``f_r`` micro-batches in flight: ``p - r`` under
-    1F1B and its kin, at least one. All shares fit in M only if ``M >= 1 / sum_r 1 / (S + f_r A)``.
+
+class Load(NamedTuple):
+    """What layers of one kind put on the rank that they are on."""
+
+    number: int
+    states: float
+    """Of one layer [bytes]."""
+    activations: float
+    """Of one layer for one micro-batch [bytes]."""
+
+
+def fullest_rank(layers: tuple[Load, ...], ends: tuple[float, float], c: Candidate) -> float:
+    """Least bytes of the fullest rank, whatever the cut; ``ends`` are the states of embedding and head [bytes].
+
+    A layer of kind k takes ``s_k + f_r a_k`` on rank r, with ``f_r`` micro-batches in flight: ``p - r`` under 1F1B and
+    its kin, at least one. No rank is above M only if ``sum_r x_r h_r <= M sum_r x_r`` for any ``x_r >= 0`` and what the
+    ranks hold, ``h_r``. With ``x_r = 1 / (s + f_r a)`` of the commonest kind, each of its layers adds 1 to the left
+    wherever it is, and any other at least the least of its bytes over theirs.
     """
     in_flight = min(c.num_microbatches, c.pipeline) if c.schedule in ("1f1b", "interleaved") else 1
-    return _fullest(states, activations, c.pipeline, in_flight)
+    return _fullest(layers, ends, c.pipeline, in_flight)
 
 
 @lru_cache(maxsize=1 << 14)
-def _fullest(states: float, activations: float, pipeline: int, in_flight: int) -> float:
+def _fullest(layers: tuple[Load, ...], ends: tuple[float, float], pipeline: int, in_flight: int) -> float:
     """``in_flight`` micro-batches at most on any rank, one less on each rank from the end."""
-    if states + activations <= 0:
+    main = max(layers, key=lambda load: load.number)
+    own = [main.states + min(in_flight, r) * main.activations for r in range(pipeline, 0, -1)]
+    if not own[-1]:
         return 0.0
-    return 1 / sum(1 / (states + min(in_flight, r) * activations) for r in range(1, pipeline + 1))
+    held = ends[0] / own[0] + ends[1] / own[-1]
+    for load in layers:
+        # The ratio of two straight lines is least where they begin or end.
+        first = (load.states + min(in_flight, pipeline) * load.activations) / own[0]
+        held += load.number * min(first, (load.states + load.activations) / own[-1])
+    return held / sum(1 / each for each in own)
+
+
+class Layers(NamedTuple):
+    """Layers of one kind, however they are split."""
+
+    number: int
+    experts: float
+    """Parameters of its experts, in one layer."""
+    others: float
+    """All its other parameters."""
+    saved: Mapping[str, float]
+    """Policy -> what one layer keeps of one sequence [bytes]."""
 
 
 class Unavoidable(NamedTuple):
     """What no assignment and no policy avoids; splitting over tensor and context ranks divides it at best."""
 
-    saved: Mapping[str, float]
-    """Policy -> what all layers keep of one sequence [bytes]."""
+    layers: tuple[Layers, ...]
+    ends: tuple[float, float]
+    """Parameters of embedding and head, tied ones once."""
     largest: float
-    """The largest tensor that an operator makes for one sequence [bytes]."""
-    experts: float
-    """Parameters of experts."""
-    others: float
-    """All other parameters."""
+    """The largest tensor that an operator makes for one sequence, in the kind of layer where that is least [bytes]."""
+
+    def saved(self, policy: str) -> float:
+        """What all layers keep of one sequence [bytes]."""
+        return sum(kind.number * kind.saved[policy] for kind in self.layers)
+
+    @property
+    def parameters(self) -> tuple[float, float]:
+        """Of experts, and all others."""
+        experts = sum(kind.number * kind.experts for kind in self.layers)
+        return experts, sum(self.ends) + sum(kind.number * kind.others for kind in self.layers)
 
 
 def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
     """Read off the graph; the mesh of ``pricer`` does not matter."""
-    graph = pricer.graph
+    graph, policies = pricer.graph, tuple(policies)
 
-    def num_bytes(block: Block, name: str) -> float:
-        tensor = block.tensor[name]
-        return graph.elements(tensor) * pricer.element_bytes(tensor)
+    def largest(block: Block) -> float:
+        made = [block.tensor[name] for op in block.ops for name in op.outputs]
+        return max((graph.elements(tensor) * pricer.element_bytes(tensor) for tensor in made), default=0.0)
 
-    layers = [(block, count) for block, count in graph.instances() if block.name in graph.sequence]
-    experts = sum(
-        count * graph.elements(t)
-        for block, count in layers
-        for t in block.tensors
-        if t.role == "weight" and {"experts", "expert_ffn"} <= set(t.dims)
-    )
+    def parameters(name: str | None, experts: bool) -> float:
+        weights = [t for t in graph.block[name].tensors if t.role == "weight"] if name else []
+        return sum(graph.elements(t) for t in weights if experts == EXPERT_DIMS.issubset(t.dims))
+
+    def untied(name: str | None) -> float:
+        return parameters(name, False) * (1 - tied_share(graph, name)) if name else 0.0
+
+    kinds = Counter(graph.sequence)
     return Unavoidable(
-        saved={
-            policy: sum(count * least_saved_bytes(pricer, b, policy) for b, count in layers)
-            for policy in policies
-        },
-        largest=max((num_bytes(b, n) for b, _ in layers for op in b.ops for n in op.outputs), default=0.0),
-        experts=experts,
-        others=count_parameters(graph) - experts,
+        layers=tuple(
+            Layers(
+                count,
+                parameters(name, True),
+                untied(name),
+                {policy: least_saved_bytes(pricer, graph.block[name], policy) for policy in policies},
+            )
+            for name, count in kinds.items()
+        ),
+        ends=(parameters(graph.first, False), untied(graph.last)),
+        largest=min(largest(graph.block[name]) for name in kinds),
     )
 
 
-def early_floor(c: Candidate, least: Unavoidable, job: Job, software: SoftwareSpec) -> float:
-    """Least memory of the fullest rank [bytes], before anything is priced."""
-    local = (least.others + least.experts / c.expert) / c.tensor
-    states = state_bytes(
-        local,
-        job.precision,
-        job.optimizer,
-        job.master_weights,
-        job.grad_dtype,
-        c.zero_stage,
-        c.shard_degree,
-        keeps_copy=False,
+def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> float:
+    """What a weight takes of its rank as a backward begins, its states sharded as far as they can be [bytes]."""
+    states = states_of(1.0, plan.shard_degree if plan.zero_stage else 1.0, job, plan, software)
+    return held_in_backward(states, 1.0, job, plan, software)
+
+
+def early_floor(c: Candidate, least: Unavoidable, held: float, software: SoftwareSpec) -> float:
+    """Least memory of the fullest rank [bytes], before anything is priced; ``held`` bytes of each weight."""
+    held, share = held / c.tensor, c.micro_batch / (c.tensor * c.context)
+    kept = 0.0 if "activations" in c.offload else share
+    loads = tuple(
+        Load(kind.number, held * (kind.others + kind.experts / c.expert), kept * kind.saved[c.recompute])
+        for kind in least.layers
     )
-    gradients = states.gradients if software.gradient_life == "step" else 0.0
-    held = 0.0 if "weights" in c.offload else states.weights + gradients
-    held += 0.0 if "optimizer" in c.offload else states.master + states.optimizer
-    share = c.micro_batch / (c.tensor * c.context)
-    saved = 0.0 if "activations" in c.offload else share * least.saved[c.recompute]
-    tensors = max(fullest_rank(held, saved, c), fullest_rank(0.0, saved, c) + share * least.largest)
-    return tensors + overhead(c, software)
+    ends = held * least.ends[0], held * least.ends[1]
+    return fullest_rank(loads, ends, c) + share * least.largest + overhead(c, software)
 
 
 def least_on_host(c: Candidate, least: Unavoidable, evaluator: Evaluator) -> float:
     """Least that one node's devices keep on their host [bytes]: offloaded states, spread evenly."""
-    local = (least.others + least.experts / c.expert) / (c.tensor * c.pipeline)
+    experts, others = least.parameters
+    local = (others + experts / c.expert) / (c.tensor * c.pipeline)
     elements = local / (c.shard_degree if c.zero_stage else 1)
     devices = min(evaluator.cluster.devices_per_node, c.data * c.tensor * c.pipeline * c.context)
     return devices * states_on_host(elements, evaluator.job, evaluator.software, c.offload)
@@ -142,12 +186,3 @@ def overhead(c: Candidate, software: SoftwareSpec) -> float:
     """What framework and communicators take beside tensors, at least [bytes]."""
     groups = sum(degree > 1 for degree in (c.tensor, c.context, c.expert, c.pipeline, c.data))
     return software.context + groups * software.communicator
-
-
-def memory_floor(
-    candidate: Candidate, whole: StageCost, largest_layer: float, job: Job, state_bytes: float
-) -> float:
-    """Least memory of the fullest rank [bytes]; ``state_bytes`` are those of one device's whole share."""
-    gathered = largest_layer * weight_bytes(job) if candidate.zero_stage == 3 else 0.0
-    saved = 0.0 if "activations" in candidate.offload else whole.saved_bytes
-    return fullest_rank(state_bytes, saved, candidate) + gathered

@@ -43,13 +43,15 @@ def test_bounds_are_below_every_price(name: str) -> None:
         fast = c._replace(lean=False)
         seconds = estimate.step_time_s * (1 + 1e-12)
         memory = estimate.memory_bytes * (1 + 1e-12)
-        assert search._first_floor(fast) <= seconds
-        assert search._early_floor(c) <= memory
-        for floor in (search.floor(fast), search.staged_floor(fast), search.floor(c), search.staged_floor(c)):
-            assert search.main_floor(fast).seconds <= search.policy_floor(fast).seconds * (1 + 1e-12)
-            assert search.policy_floor(fast).seconds <= floor.seconds * (1 + 1e-12)
+        floors = search.floors
+        assert floors.first(fast) <= seconds
+        assert floors.early(c) <= memory
+        assert floors.states(c) <= memory
+        for floor in (floors.whole(fast), floors.staged(fast), floors.whole(c), floors.staged(c)):
+            assert floors.main(fast).seconds <= floors.policy(fast).seconds * (1 + 1e-12)
+            assert floors.policy(fast).seconds <= floor.seconds * (1 + 1e-12)
             assert floor.seconds <= seconds
-        for floor in (search.floor(c), search.staged_floor(c)):
+        for floor in (floors.whole(c), floors.staged(c)):
             assert floor.memory_bytes <= memory
 
 

@@ -1,5 +1,7 @@
 """No simulated pipeline is below the closed-form bounds, and even ones come close to them."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from planner.evaluation.states import Sync
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES
 from planner.pipeline.simulator import StageTimes, makespan
-from planner.search.bounds import fullest_rank, pipeline_seconds
+from planner.search.bounds import Load, fullest_rank, pipeline_seconds
 from planner.search.space import Candidate
 
 BACKWARD = 1.5
@@ -61,15 +63,41 @@ def test_even_1f1b_is_close_to_the_bound(p: int, m: int) -> None:
     assert bound == pytest.approx(even, rel=0.06)
 
 
-@pytest.mark.parametrize(("schedule", "p"), [("1f1b", 2), ("1f1b", 8), ("gpipe", 4)])
+KINDS = (Load(7, 2.0, 1.0), Load(5, 0.5, 3.0))
+"""The first with more states than activations, the second the other way round."""
+
+
+@pytest.mark.parametrize(("schedule", "p"), [("1f1b", 2), ("1f1b", 4), ("gpipe", 4)])
 @given(
-    shares=st.lists(st.floats(0.1, 4), min_size=8, max_size=8), states=st.floats(0, 5), m=st.integers(1, 20)
+    order=st.permutations(range(12)),
+    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    states=st.floats(0, 5),
+    ends=st.tuples(st.floats(0, 20), st.floats(0, 20)),
+    m=st.integers(1, 20),
 )
 def test_the_fullest_rank_holds_as_much_as_the_bound(
-    schedule: str, p: int, shares: list[float], states: float, m: int
+    schedule: str,
+    p: int,
+    order: list[int],
+    cuts: list[int],
+    states: float,
+    ends: tuple[float, float],
+    m: int,
 ) -> None:
-    """Of ``states`` and activations that are cut as the layers are."""
-    shares = [share / sum(shares[:p]) for share in shares[:p]]
-    in_flight = peak_bytes(arranged(schedule, p, 1, m), shares, [0.0] * p)
-    fullest = max(share * states + held for share, held in zip(shares, in_flight, strict=True))
-    assert fullest_rank(states, 1.0, candidate(schedule, p, 1, m)) <= fullest * (1 + 1e-9)
+    """However layers of two kinds are ordered and cut; embedding and head are on the first and the last rank."""
+    kinds = tuple(load._replace(states=states * load.states) for load in KINDS)
+    layers = [kinds[number >= kinds[0].number] for number in order]
+    bounds = [0, *sorted(cuts[: p - 1]), len(layers)]
+    ranks = [layers[start:end] for start, end in pairwise(bounds)]
+    saved = [sum(load.activations for load in rank) for rank in ranks]
+    in_flight = peak_bytes(arranged(schedule, p, 1, m), saved, [0.0] * p)
+    held = [sum(load.states for load in rank) + kept for rank, kept in zip(ranks, in_flight, strict=True)]
+    held[0] += ends[0]
+    held[-1] += ends[1]
+    assert fullest_rank(kinds, ends, candidate(schedule, p, 1, m)) <= max(held) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("p", "layers"), [(1, 12), (4, 32), (8, 32)])
+def test_an_even_cut_of_equal_layers_meets_the_bound(p: int, layers: int) -> None:
+    """Where nothing is in flight."""
+    assert fullest_rank((Load(layers, 3.0, 0.0),), (0.0, 0.0), candidate("1f1b", p, 1, 8)) == 3 * layers / p

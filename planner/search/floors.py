@@ -1,0 +1,284 @@
+"""What no plan of a candidate can be below, from bounds that cost nothing to those of its own stages.
+
+The search takes them in turn, and stops at the first that excludes a candidate.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.memory import held_in_backward, model_states
+from planner.evaluation.moments import stages_gathered
+from planner.evaluation.stages import StageCost
+from planner.evaluation.states import weight_bytes
+from planner.graph import tied_share
+from planner.pipeline.generators import schedule_entry
+from planner.plans import Parallelism, Pins
+from planner.search.assignments import Assignments
+from planner.search.bounds import (
+    Load,
+    early_floor,
+    fullest_rank,
+    held_per_weight,
+    least_on_host,
+    least_pipeline,
+    overhead,
+    pipeline_seconds,
+    unavoidable,
+)
+from planner.search.policies import cut_by_policy, with_bare_stages
+from planner.search.space import Candidate, policies, stage_policies
+from planner.search.stages import cut_layers, cut_layers_to_fit
+
+ROUNDING = 1e-9
+"""The same terms added up in another order differ by less than this fraction."""
+
+ALONE = Parallelism(data=1, micro_batch=1, num_microbatches=1)
+"""One device, one sequence."""
+
+
+class Floor(NamedTuple):
+    """Bounds on a candidate's step time [s] and memory [bytes]."""
+
+    seconds: float
+    memory_bytes: float
+
+
+class Part(NamedTuple):
+    """Layers of one kind, or embedding or head, as one device has them."""
+
+    number: int
+    states: Mapping[str, float]
+    elements: float
+    saved: float
+    """For one micro-batch [bytes]."""
+    workspace: float
+
+
+class Whole(NamedTuple):
+    """What bounds every cut of a candidate."""
+
+    stage: StageCost
+    """The model as one stage."""
+    lightest: float
+    """Forward of the cheapest layer [s]."""
+    layers: tuple[Part, ...]
+    ends: tuple[Part | None, Part | None]
+
+
+class RankLoads(NamedTuple):
+    """What ranks hold of their layers, and of embedding and head; and the least beside that [bytes]."""
+
+    layers: tuple[Load, ...]
+    ends: tuple[float, float]
+    beside: float
+
+
+def parallelism(candidate: Candidate) -> Parallelism:
+    """The candidate as the record that the evaluator prices; stages are added to the winners only."""
+    c = candidate
+    return Parallelism.model_construct(
+        data=c.data,
+        tensor=c.tensor,
+        pipeline=c.pipeline,
+        context=c.context,
+        expert=c.expert,
+        virtual_stages=c.virtual_stages,
+        micro_batch=c.micro_batch,
+        num_microbatches=c.num_microbatches,
+        zero_stage=c.zero_stage,
+        sharding=c.sharding,
+        shard_degree=c.shard_degree,
+        replicate_degree=max(1, c.data * c.context // c.shard_degree),
+        sequence_parallel=True,
+        recompute=c.recompute,
+        schedule=c.schedule,
+        stages=(),
+        offload=c.offload,
+    )
+
+
+class Floors:
+    """The bounds of one search; what they have in common is derived once."""
+
+    def __init__(self, evaluator: Evaluator, pins: Pins, limit: float) -> None:
+        """Stages that hold more than ``limit`` bytes are cut again, if they can be."""
+        self.evaluator, self.limit = evaluator, limit
+        self.cuts: dict[Candidate, tuple[int, ...]] = {}
+        """Boundaries of the stages of candidates that came so far."""
+        self.levels = (self.main, self.policy, self.whole, self.staged_time, self.staged)
+        """Ever tighter and dearer; one may hold for seconds alone."""
+        self._assignments = Assignments(evaluator)
+        self._policies = stage_policies(pins)
+        self._unavoidable = unavoidable(evaluator.pricer(ALONE), self._policies or policies(pins))
+        self._wholes: dict[tuple[object, ...], Whole] = evaluator.kept.searched_as("wholes")
+        self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
+        self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
+        self._held: dict[tuple[object, ...], float] = {}
+
+    def sharding(self, c: Candidate) -> Shardings:
+        """The ILP's strategies for every block on the candidate's mesh."""
+        return self._assignments.sharding(parallelism(c), c.lean)
+
+    # --- before anything is priced --------------------------------------------------------------------
+
+    def early(self, c: Candidate) -> float:
+        """Memory [bytes], however operators are split."""
+        saved, software = self._unavoidable.saved, self.evaluator.software
+        least = min(self._policies, key=saved, default=c.recompute)
+        key = (
+            c.zero_stage,
+            c.shard_degree,
+            c.pipeline > 1,
+            c.virtual_stages,
+            c.num_microbatches > 1,
+            c.data > 1,
+        )
+        if key not in self._held:
+            self._held[key] = held_per_weight(parallelism(c), self.evaluator.job, software)
+        return early_floor(c._replace(recompute=least), self._unavoidable, self._held[key], software)
+
+    def on_host(self, c: Candidate) -> float:
+        """Memory of a node's host [bytes]."""
+        return least_on_host(c, self._unavoidable, self.evaluator) if c.offload else 0.0
+
+    # --- the main layers ------------------------------------------------------------------------------
+
+    def _main(self, c: Candidate) -> float:
+        """Seconds of the main layers alone under the candidate's policy."""
+        c = c._replace(recompute="none") if self._policies else c
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
+        if key not in self._least:
+            self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
+        one_by_one = c.virtual_stages == 1 and schedule_entry(c.schedule).copies == 1
+        alternates = one_by_one and not splits_backward(c)
+        return self.evaluator.software.step_overhead + least_pipeline(self._least[key], c, alternates)
+
+    def first(self, c: Candidate) -> float:
+        """The same under no policy, which is faster than any: all that has to be known of a mesh to queue it [s]."""
+        return self._main(c._replace(recompute="none"))
+
+    def main(self, c: Candidate) -> Floor:
+        """Seconds without other blocks and without what ZeRO adds."""
+        return Floor(self._main(c), 0.0)
+
+    # --- the whole model as one stage -----------------------------------------------------------------
+
+    def _key(self, c: Candidate) -> tuple[object, ...]:
+        """All that `Whole` depends on."""
+        mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
+        devices = c.num_devices if self.evaluator.checks else 0
+        return (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, devices, self._policies)
+
+    def _whole(self, c: Candidate) -> Whole:
+        key = self._key(c)
+        if key not in self._wholes:
+            plan, shardings = parallelism(c), self.sharding(c)
+            evaluator, graph = self.evaluator, self.evaluator.graph
+            layers = tuple(Counter(graph.sequence).items())
+            shape, fastest = StageShape(layers, True, True), "none" if self._policies else c.recompute
+            whole = evaluator.stage(plan, shape, fastest, shardings)
+            single = [evaluator.block(plan, name, fastest, shardings) for name, _ in layers]
+            lightest = min(b.forward + sum(b.comm_forward.values()) for b in single)
+            parts = tuple(self._part(plan, name, count, shardings) for name, count in layers)
+            first, last = (
+                self._part(plan, name, 1, shardings) if name else None for name in (graph.first, graph.last)
+            )
+            self._wholes[key] = Whole(whole, lightest, parts, (first, last))
+        return self._wholes[key]
+
+    def _part(self, plan: Parallelism, name: str, count: int, shardings: Shardings) -> Part:
+        evaluator = self.evaluator
+        ends = name in (evaluator.graph.first, evaluator.graph.last)
+        own = {"none"} if ends else set(self._policies) or {plan.recompute}
+        costs = [evaluator.block(plan, name, policy, shardings) for policy in sorted(own)]
+        weights = costs[0].weights
+        if name == evaluator.graph.last:
+            untied = 1 - tied_share(evaluator.graph, name)
+            weights = tuple(group._replace(elements=untied * group.elements) for group in weights)
+        return Part(
+            count,
+            model_states(weights, evaluator.job, plan, evaluator.mesh(plan), evaluator.software),
+            sum(group.elements for group in weights),
+            min(cost.saved_bytes for cost in costs),
+            min(cost.workspace_bytes for cost in costs),
+        )
+
+    def _rank_loads(self, c: Candidate) -> RankLoads:
+        key = (*self._key(c), c.num_microbatches > 1, c.virtual_stages)
+        if key not in self._loads:
+            plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
+            _, _, layers, ends = self._whole(c)
+
+            def held(part: Part | None) -> float:
+                return held_in_backward(part.states, part.elements, job, plan, software) if part else 0.0
+
+            kept = 0.0 if "activations" in c.offload else 1.0
+            beside = min(part.workspace for part in layers)
+            if c.zero_stage == 3 and stages_gathered(plan, software) == 1:
+                beside += min(part.elements for part in layers) * weight_bytes(job)
+            loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
+            self._loads[key] = RankLoads(loads, (held(ends[0]), held(ends[1])), beside)
+        return self._loads[key]
+
+    def _pipeline(self, c: Candidate, whole: Whole) -> float:
+        split, copies = splits_backward(c), schedule_entry(c.schedule).copies
+        # With two copies of every stage, some ranks start at once: nothing but their work is certain.
+        certain = c if copies == 1 else c._replace(virtual_stages=2)
+        bound = pipeline_seconds(whole.stage, whole.lightest if copies == 1 else 0.0, certain, split)
+        return self.evaluator.software.step_overhead + bound
+
+    def policy(self, c: Candidate) -> Floor:
+        """Seconds without what ZeRO and offload add: one bound for many candidates.
+
+        What a device does for a micro-batch does not depend on how many split the batch, only on whether any do.
+        """
+        few = c.expert * min(2, c.data // c.expert)
+        whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
+        return Floor(self._pipeline(c, self._whole(whole)), 0.0)
+
+    def whole(self, c: Candidate) -> Floor:
+        """What no cut of this candidate can be below."""
+        layers, ends, beside = self._rank_loads(c)
+        memory = fullest_rank(layers, ends, c) + beside + overhead(c, self.evaluator.software)
+        return Floor(self._pipeline(c, self._whole(c)), memory)
+
+    def states(self, c: Candidate) -> float:
+        """Memory without any activations [bytes], however operators are split."""
+        layers, ends, _ = self._rank_loads(c)
+        bare = tuple(load._replace(activations=0.0) for load in layers)
+        return fullest_rank(bare, ends, c) + overhead(c, self.evaluator.software)
+
+    # --- its own stages -------------------------------------------------------------------------------
+
+    def staged_time(self, c: Candidate) -> Floor:
+        """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""
+        plan, shardings = parallelism(c), self.sharding(c)
+        if c not in self.cuts and self._policies:
+            self.cuts[c] = cut_by_policy(self.evaluator, plan, shardings, self._policies, self.limit)
+        elif c not in self.cuts:
+            self.cuts[c] = cut_layers(self.evaluator, plan, shardings)
+        return Floor(self.evaluator.floor(self.with_stages(c, plan), shardings, self.cuts[c]), 0.0)
+
+    def with_stages(self, c: Candidate, plan: Parallelism) -> Parallelism:
+        """The plan with its stages' policies, where those are fixed."""
+        return with_bare_stages(plan, self.cuts[c], self._policies) if self._policies else plan
+
+    def staged(self, c: Candidate) -> Floor:
+        """The same with the memory of the stages; those that do not fit are recut."""
+        seconds = self.staged_time(c).seconds
+        plan, shardings = parallelism(c), self.sharding(c)
+        memory = self.evaluator.memory(self.with_stages(c, plan), shardings, self.cuts[c])
+        tight = memory > self.limit and not self._policies
+        recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if tight else None
+        if recut is None:
+            return Floor(seconds, memory)
+        self.cuts[c] = recut
+        seconds = self.evaluator.floor(plan, shardings, recut)
+        return Floor(seconds, self.evaluator.memory(plan, shardings, recut))
+
+
+def splits_backward(c: Candidate) -> bool:
+    """Whether the candidate's pipeline makes gradients of inputs and of weights in passes of their own."""
+    return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
