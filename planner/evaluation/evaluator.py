@@ -30,7 +30,7 @@ from planner.evaluation.rematerialisation import repeated_flops, under_policy
 from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
-from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost
+from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
 from planner.evaluation.states import Sync, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import commonest_layer, count_parameters, tied_share
@@ -190,6 +190,11 @@ class Evaluator:
                 cost = cost._replace(weights=padded)
             self.kept.units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
         return self.kept.units[key]
+
+    def seconds_within(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> float:
+        """Of one block for one micro-batch, anywhere in a stage but its first gather [s]."""
+        unit = self._unit(plan, name, policy, shardings)
+        return unit_seconds(unit, plan, self.software, host_of(self.setting, plan))
 
     def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
         mesh = self.mesh(plan)

@@ -179,6 +179,12 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     return _UnitTime(forward, backward - block.backward_weight, block.backward_weight, parts)
 
 
+def unit_seconds(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host) -> float:
+    """Forward and backward of a unit within a stage, for one micro-batch [s]."""
+    time = _unit_time(unit, plan, software, host)
+    return time.forward + time.backward_input + time.backward_weight
+
+
 def _add_all(total: dict[str, float], parts: Mapping[str, float], count: float) -> None:
     for name, value in parts.items():
         total[name] = total.get(name, 0.0) + count * value

@@ -94,12 +94,12 @@ def assembled(
         for name, seconds in stages[s].parts.items():
             parts[name] += m * seconds
     parts["bubble"] = max(0.0, span - m * work[busiest])
-    parts["stage_wait"] = stage_wait(setting, plan)
+    parts["stage_wait"] = stage_wait(setting, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
     tail = last_tail(ends, tails)
     parts["data"] += tail.data
     parts["optimizer"] = tail.optimizer
     parts["overhead"] = setting.software.step_overhead
-    parts["stragglers"] = sum(parts.values()) * straggling(setting, plan)
+    parts["stragglers"] = sum(parts.values()) * straggling(setting, plan.num_devices)
     sent = sent_bytes(setting, plan, [stages[s] for s in on_rank[busiest]])
     return StepTime(parts, parts["bubble"] / span if span else 0.0, sent)
 
@@ -127,8 +127,10 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     # Where backwards are not split, everything comes before the first rank's last one: it ends last.
     data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
     tail_seconds = data + max(tail.optimizer for tail in tails)
-    span += stage_wait(setting, plan)
-    return (span + tail_seconds + setting.software.step_overhead) * (1 + straggling(setting, plan))
+    span += stage_wait(setting, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
+    return (span + tail_seconds + setting.software.step_overhead) * (
+        1 + straggling(setting, plan.num_devices)
+    )
 
 
 def stage_times(stages: Sequence[StageCost]) -> StageTimes:
@@ -143,20 +145,20 @@ def ports_of(cluster: ClusterSpec) -> Ports:
     return "wire" if has_own_wires(cluster) else "rank"
 
 
-def stage_wait(setting: Setting, plan: Parallelism) -> float:
+def stage_wait(setting: Setting, pipeline: int, virtual_stages: int, num_microbatches: int) -> float:
     """Polling of a pipeline's busiest rank for what it hands on or receives, both ways [s].
 
     While the pipeline fills or drains, a rank has only one way to wait for, at the same time as its neighbour:
     each of these ``p - 1`` steps costs half a micro-batch's waiting.
     """
-    neighbours = min(plan.pipeline - 1, 2)
-    each = setting.software.handover_wait * 2 * neighbours * plan.virtual_stages
-    return each * (plan.num_microbatches + (plan.pipeline - 1) / 2)
+    neighbours = min(pipeline - 1, 2)
+    each = setting.software.handover_wait * 2 * neighbours * virtual_stages
+    return each * (num_microbatches + (pipeline - 1) / 2)
 
 
-def straggling(setting: Setting, plan: Parallelism) -> float:
+def straggling(setting: Setting, num_devices: int) -> float:
     """Relative slow-down by waiting for the slowest node."""
-    nodes = max(1, plan.num_devices / setting.cluster.devices_per_node)
+    nodes = max(1, num_devices / setting.cluster.devices_per_node)
     return setting.software.straggler * math.log2(nodes)
 
 

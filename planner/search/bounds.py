@@ -40,6 +40,26 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
 
 
+def busiest_rank(layer: float, number: int, ends: tuple[float, ...], pipeline: int) -> float:
+    """Least seconds of the rank with most to do, as layers are whole: ``number`` of them take at least ``layer`` each.
+
+    ``ends`` is what some ranks do beside layers [s]. In W seconds rank r does ``floor((W - ends_r) / layer)`` layers;
+    the answer is the least W in which all are done.
+    """
+    least = max((number * layer + sum(ends)) / pipeline, *ends)
+    if layer <= 0:
+        return least
+    others = pipeline - len(ends)
+
+    def done(seconds: float) -> int:
+        whole = [int((seconds - end) / layer + SLACK) for end in ends]
+        return others * int(seconds / layer + SLACK) + sum(whole)
+
+    starts = {0.0, *ends} if others else set(ends)
+    full = (start + (int((least - start) / layer) + more) * layer for start in starts for more in (0, 1, 2))
+    return min(seconds for seconds in full if seconds >= least * (1 - SLACK) and done(seconds) >= number)
+
+
 def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
     """The same from the seconds of ``work`` alone, which may be part of what the ranks do.
 
@@ -50,6 +70,9 @@ def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
         return m * work / p
     return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))
 
+
+SLACK = 1e-9
+"""Of a layer that is all but done, it is done."""
 
 EXPERT_DIMS = frozenset({"experts", "expert_ffn"})
 """Dims of the weights that expert ranks split."""

@@ -12,12 +12,14 @@ from planner.evaluation.memory import held_in_backward, model_states
 from planner.evaluation.moments import stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import weight_bytes
+from planner.evaluation.step import stage_wait, straggling
 from planner.graph import tied_share
-from planner.pipeline.generators import schedule_entry
+from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Parallelism, Pins
 from planner.search.assignments import Assignments
 from planner.search.bounds import (
     Load,
+    busiest_rank,
     early_floor,
     fullest_rank,
     held_per_weight,
@@ -63,6 +65,10 @@ class Whole(NamedTuple):
     """The model as one stage."""
     lightest: float
     """Forward of the cheapest layer [s]."""
+    slowest: tuple[tuple[float, int], ...]
+    """Seconds of forward and backward, and the number of layers that take at least as long."""
+    end_seconds: tuple[float, float]
+    """Of embedding and head."""
     layers: tuple[Part, ...]
     ends: tuple[Part | None, Part | None]
 
@@ -116,6 +122,7 @@ class Floors:
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self._held: dict[tuple[object, ...], float] = {}
+        self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
 
     def sharding(self, c: Candidate) -> Shardings:
         """The ILP's strategies for every block on the candidate's mesh."""
@@ -151,9 +158,13 @@ class Floors:
         key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
         if key not in self._least:
             self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
-        one_by_one = c.virtual_stages == 1 and schedule_entry(c.schedule).copies == 1
-        alternates = one_by_one and not splits_backward(c)
-        return self.evaluator.software.step_overhead + least_pipeline(self._least[key], c, alternates)
+        copies = schedule_entry(c.schedule).copies
+        alternates = c.virtual_stages == 1 and copies == 1 and not splits_backward(c)
+        span = least_pipeline(self._least[key], c, alternates)
+        if copies == 1:  # layers are whole
+            number = self._main_layers
+            span = max(span, c.num_microbatches * -(-number // c.pipeline) * self._least[key] / number)
+        return self._step(c, span)
 
     def first(self, c: Candidate) -> float:
         """The same under no policy, which is faster than any: all that has to be known of a mesh to queue it [s]."""
@@ -185,7 +196,15 @@ class Floors:
             first, last = (
                 self._part(plan, name, 1, shardings) if name else None for name in (graph.first, graph.last)
             )
-            self._wholes[key] = Whole(whole, lightest, parts, (first, last))
+            within = [(evaluator.seconds_within(plan, name, fastest, shardings), n) for name, n in layers]
+            slowest = tuple(
+                (least, sum(n for seconds, n in within if seconds >= least)) for least, _ in within
+            )
+            embedding, head = (
+                evaluator.seconds_within(plan, name, "none", shardings) if name else 0.0
+                for name in (graph.first, graph.last)
+            )
+            self._wholes[key] = Whole(whole, lightest, slowest, (embedding, head), parts, (first, last))
         return self._wholes[key]
 
     def _part(self, plan: Parallelism, name: str, count: int, shardings: Shardings) -> Part:
@@ -209,7 +228,7 @@ class Floors:
         key = (*self._key(c), c.num_microbatches > 1, c.virtual_stages)
         if key not in self._loads:
             plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
-            _, _, layers, ends = self._whole(c)
+            *_, layers, ends = self._whole(c)
 
             def held(part: Part | None) -> float:
                 return held_in_backward(part.states, part.elements, job, plan, software) if part else 0.0
@@ -227,7 +246,20 @@ class Floors:
         # With two copies of every stage, some ranks start at once: nothing but their work is certain.
         certain = c if copies == 1 else c._replace(virtual_stages=2)
         bound = pipeline_seconds(whole.stage, whole.lightest if copies == 1 else 0.0, certain, split)
-        return self.evaluator.software.step_overhead + bound
+        return self._step(c, max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0))
+
+    def _busiest(self, c: Candidate, whole: Whole) -> float:
+        """Least seconds of the busiest rank for one micro-batch."""
+        home = stage_to_rank(c.schedule, c.pipeline, c.virtual_stages)
+        apart = home[0] != home[-1]
+        ends = whole.end_seconds if apart else (sum(whole.end_seconds),)
+        return max(busiest_rank(seconds, number, ends, c.pipeline) for seconds, number in whole.slowest)
+
+    def _step(self, c: Candidate, span: float) -> float:
+        """The step whose pipeline takes ``span`` [s], with all that is certain to come on top."""
+        setting = self.evaluator.setting
+        span += stage_wait(setting, c.pipeline, c.virtual_stages, c.num_microbatches)
+        return (span + setting.software.step_overhead) * (1 + straggling(setting, c.num_devices))
 
     def policy(self, c: Candidate) -> Floor:
         """Seconds without what ZeRO and offload add: one bound for many candidates.

@@ -19,7 +19,7 @@ from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.inter_op.ordered import Bounded, cuts_in_order
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
-from planner.plans import Parallelism, Pins, Sharding, ZeroStage
+from planner.plans import Pins, Sharding, ZeroStage
 from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE, Answer, only_others, priced, under, ways
 from planner.search.space import divisors, stage_policies
@@ -260,14 +260,13 @@ class UnequalSearch:
     def _beside(self, combination: Combination, stages: int) -> float:
         """What comes on top of a pipeline of so many stages in any plan of the combination, before stragglers [s]."""
         setting, m = self.evaluator.setting, combination.share.num_microbatches
-        used = Parallelism.model_construct(pipeline=stages, num_microbatches=m)
-        return stage_wait(setting, used) + setting.software.step_overhead
+        return stage_wait(setting, stages, 1, m) + setting.software.step_overhead
 
     def _slower(self, combination: Combination) -> float:
         """Relative slow-down by stragglers, at least."""
         pools = [self.prices[k].evaluator for k in combination.order]
-        used = Parallelism.model_construct(data=sum(pool.cluster.num_devices for pool in pools))
-        return min(straggling(pool.setting, used) for pool in pools)
+        devices = sum(pool.cluster.num_devices for pool in pools)
+        return min(straggling(pool.setting, devices) for pool in pools)
 
     def submeshes(self, combination: Combination) -> list[Submesh]:
         """Of every pool in the order, by place in it."""

@@ -1,6 +1,6 @@
 """No simulated pipeline is below the closed-form bounds, and even ones come close to them."""
 
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from planner.evaluation.states import Sync
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES
 from planner.pipeline.simulator import StageTimes, makespan
-from planner.search.bounds import Load, fullest_rank, pipeline_seconds
+from planner.search.bounds import Load, busiest_rank, fullest_rank, pipeline_seconds
 from planner.search.space import Candidate
 
 BACKWARD = 1.5
@@ -61,6 +61,24 @@ def test_even_1f1b_is_close_to_the_bound(p: int, m: int) -> None:
     even = makespan("1f1b", p, 1, m, StageTimes([1.0] * p, [BACKWARD] * p, [0.0] * p)).makespan
     bound = pipeline_seconds(whole, 1.0, candidate("1f1b", p, 1, m), splits_backward=False)
     assert bound == pytest.approx(even, rel=0.06)
+
+
+@given(
+    p=st.integers(1, 4),
+    number=st.integers(1, 9),
+    ends=st.tuples(st.floats(0, 4), st.floats(0, 4)),
+    layer=st.floats(0.1, 3),
+)
+def test_the_busiest_rank_has_whole_layers(
+    p: int, number: int, ends: tuple[float, float], layer: float
+) -> None:
+    """Against every way to give so many equal layers to the ranks."""
+    beside = [sum(ends)] if p == 1 else [ends[0], *[0.0] * (p - 2), ends[1]]
+    cuts = combinations_with_replacement(range(number + 1), p - 1)
+    counts = ([b - a for a, b in pairwise((0, *cut, number))] for cut in cuts)
+    fastest = min(max(n * layer + end for n, end in zip(each, beside, strict=True)) for each in counts)
+    given_ends = ends if p > 1 else (sum(ends),)
+    assert busiest_rank(layer, number, given_ends, p) == pytest.approx(fastest, rel=1e-6)
 
 
 KINDS = (Load(7, 2.0, 1.0), Load(5, 0.5, 3.0))
