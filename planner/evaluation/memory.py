@@ -87,16 +87,12 @@ def states_of(
 
 
 def resident_states(
-    weights: Iterable[WeightGroup], job: Job, plan: Parallelism, mesh: Mesh, software: SoftwareSpec
+    states: Mapping[str, float], plan: Parallelism, software: SoftwareSpec
 ) -> dict[str, float]:
-    """The states that are there throughout the step: gradients only where they have memory of their own.
+    """Those `model_states` that are there throughout the step: gradients only where they have memory of their own.
 
     With them DDP's buckets, which hold every gradient once more.
     """
-    return _resident(model_states(weights, job, plan, mesh, software), plan, software)
-
-
-def _resident(states: Mapping[str, float], plan: Parallelism, software: SoftwareSpec) -> dict[str, float]:
     kept = dict(states)
     if software.gradient_life != "step":
         del kept["gradients"]
@@ -112,7 +108,7 @@ def held_in_backward(
 
     Beside resident states what stays gathered, and gradients of the micro-batches before.
     """
-    held = sum(_resident(states, plan, software).values())
+    held = sum(resident_states(states, plan, software).values())
     late = software.gradient_life == "late"
     keeps_all = plan.zero_stage == 2 and software.gradient_life != "backward"
     gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
@@ -182,9 +178,9 @@ def device_memory(
     the allocator gives back some of what it holds without need.
     """
     groups = [g for stage in stages for g in stage.weights]
-    gradients = model_states(groups, job, plan, mesh, software)["gradients"]
-    rank = Rank(stages, activations, job, plan, software, gradients)
-    states = resident_states(groups, job, plan, mesh, software)
+    every = model_states(groups, job, plan, mesh, software)
+    rank = Rank(stages, activations, job, plan, software, every["gradients"])
+    states = resident_states(every, plan, software)
     passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
@@ -210,12 +206,13 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     kept = {"cast_weights": cast_weights(rank, shard)}
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
-    during = [Moment(phase, {**kept, **at}) for phase, at in moments(rank)]
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
     temporaries = 0.0 if elsewhere else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
-    during.append(Moment("optimizer", {"optimizer_temporaries": shard * temporaries}))
-    return tuple(Moment(phase, passing_gradients(rank, phase) | at) for phase, at in during)
+    gradients = {phase: passing_gradients(rank, phase) for phase in ("loss", "head", "backward", "optimizer")}
+    during = [Moment(phase, {**gradients[phase], **kept, **at}) for phase, at in moments(rank)]
+    stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
+    return (*during, Moment("optimizer", stepping))
 
 
 def num_communicators(plan: Parallelism) -> int:

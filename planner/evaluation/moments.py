@@ -152,7 +152,8 @@ def moments(rank: Rank) -> Iterator[Moment]:
     for phase, passing in _of_one_stage(rank):
         gathered = passing.get("gathered_weights", 0.0)
         held = max(gathered, min(rank.whole, gathered + rank.left_gathered))
-        yield Moment(phase, passing | {"gathered_weights": held})
+        passing["gathered_weights"] = held
+        yield Moment(phase, passing)
 
 
 def _of_one_stage(rank: Rank) -> Iterator[Moment]:

@@ -1,7 +1,7 @@
 """What a stage costs on each submesh of a pool: the mesh, sharding and rematerialisation that suit it best."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -125,21 +125,12 @@ class PoolPrices:
         """Most micro-batches in flight that fit; memory grows with every one of them."""
         evaluator, mesh = self.evaluator, self.evaluator.mesh(local)
 
-        def fits(in_flight: int) -> bool:
+        def total(in_flight: int) -> float:
             held = in_flight * cost.saved_bytes
             capacity = evaluator.cluster.device.memory
-            memory = device_memory([cost], held, evaluator.job, local, mesh, evaluator.software, capacity)
-            return memory.total <= self.limit
+            return device_memory([cost], held, evaluator.job, local, mesh, evaluator.software, capacity).total
 
-        if fits(self._most):
-            return self._most
-        if not fits(1):
-            return 0
-        low, high = 1, self._most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return most_below(self.limit, total, self._most)
 
     def meshes(self, size: int, share: Share) -> tuple[Parallelism, ...]:
         """Every mesh of so many devices with every policy, as a plan of one stage."""
@@ -232,3 +223,26 @@ def in_flight(schedule: str, stages_after: int, num_microbatches: int) -> int:
     enough = min(num_microbatches, 3 * ranks)
     several = num_microbatches if schedule == "gpipe" else enough
     return peak_in_flight(arranged(schedule, ranks, 1, several))[0]
+
+
+def most_below(limit: float, total: Callable[[int], float], most: int) -> int:
+    """The largest of 0 to ``most`` whose ``total``, which grows with it, is no more than ``limit``; 0 if none is.
+
+    Between a number that is and one that is not, next is where a straight line between them crosses.
+    """
+    low, high = 1, most
+    above = total(high)
+    if above <= limit:
+        return high
+    below = total(low) if high > low else above
+    if below > limit:
+        return 0
+    while high - low > 1:
+        crossing = low + int((limit - below) / (above - below) * (high - low))
+        middle = min(max(crossing, low + 1), high - 1)
+        found = total(middle)
+        if found <= limit:
+            low, below = middle, found
+        else:
+            high, above = middle, found
+    return low
