@@ -135,11 +135,13 @@ def _without_limit(problem: StrategyProblem) -> Solution | None:
         elimination = minimise(problem)
     except TooWide:
         return None
-    cost = elimination.constant
-    if math.isinf(cost) or not problem.fits(elimination.choice):
+    if math.isinf(elimination.constant):
         return None
-    cost = problem.cost(elimination.choice)
-    return Solution(elimination.choice, cost, cost, "optimal", "elimination")
+    choice = elimination.choice
+    if math.isfinite(problem.memory_limit) and not problem.fits(choice):
+        return None
+    cost = problem.cost(choice)
+    return Solution(choice, cost, cost, "optimal", "elimination")
 
 
 def _by_elimination(problem: StrategyProblem, seconds: float, gap: float) -> Solution:

@@ -8,6 +8,7 @@ a bound above the best price, which is the proof.
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.errors import Infeasible
@@ -28,6 +29,16 @@ ALTERNATIVES_WITHIN = 1.1
 
 LEAST_MEMORY_TRIES = 64
 """Candidates with the least memory bounds that are priced to say how far a model is from fitting."""
+
+
+VALUES: Mapping[Objective, Callable[[float, int], tuple[float, ...]]] = MappingProxyType(
+    {
+        "time": lambda seconds, devices: (seconds,),
+        "cost": lambda seconds, devices: (seconds * devices, seconds),
+        "devices": lambda seconds, devices: (float(devices), seconds),
+    }
+)
+"""What is minimised, of a step's seconds and the devices used."""
 
 
 class Found(NamedTuple):
@@ -111,12 +122,7 @@ class Search:
 
     def _bound(self, seconds: float, c: Candidate) -> tuple[float, ...]:
         """The objective's value where the step takes ``seconds``."""
-        table: Mapping[str, tuple[float, ...]] = {
-            "time": (seconds,),
-            "cost": (seconds * c.num_devices, seconds),
-            "devices": (float(c.num_devices), seconds),
-        }
-        return table[self.objective]
+        return VALUES[self.objective](seconds, c.num_devices)
 
     def run(self, top: int, progress: Progress | None = None) -> Outcome:
         """The best plans; pipelines are searched after all where nothing fits without them.

@@ -96,8 +96,12 @@ def fullest_rank(layers: tuple[Load, ...], ends: tuple[float, float], c: Candida
     ranks hold, ``h_r``. With ``x_r = 1 / (s + f_r a)`` of the commonest kind, each of its layers adds 1 to the left
     wherever it is, and any other at least the least of its bytes over theirs.
     """
-    in_flight = min(c.num_microbatches, c.pipeline) if c.schedule in ("1f1b", "interleaved") else 1
-    return _fullest(layers, ends, c.pipeline, in_flight)
+    return _fullest(layers, ends, c.pipeline, most_in_flight(c))
+
+
+def most_in_flight(c: Candidate) -> int:
+    """Micro-batches that the first rank surely has in flight; each rank after it has one less, but at least one."""
+    return min(c.num_microbatches, c.pipeline) if c.schedule in ("1f1b", "interleaved") else 1
 
 
 @lru_cache(maxsize=1 << 14)

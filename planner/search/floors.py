@@ -25,6 +25,7 @@ from planner.search.bounds import (
     held_per_weight,
     least_on_host,
     least_pipeline,
+    most_in_flight,
     overhead,
     pipeline_seconds,
     unavoidable,
@@ -122,6 +123,7 @@ class Floors:
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self._held: dict[tuple[object, ...], float] = {}
+        self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
 
     def sharding(self, c: Candidate) -> Shardings:
@@ -132,9 +134,7 @@ class Floors:
 
     def early(self, c: Candidate) -> float:
         """Memory [bytes], however operators are split."""
-        saved, software = self._unavoidable.saved, self.evaluator.software
-        least = min(self._policies, key=saved, default=c.recompute)
-        key = (
+        states = (
             c.zero_stage,
             c.shard_degree,
             c.pipeline > 1,
@@ -142,9 +142,15 @@ class Floors:
             c.num_microbatches > 1,
             c.data > 1,
         )
-        if key not in self._held:
-            self._held[key] = held_per_weight(parallelism(c), self.evaluator.job, software)
-        return early_floor(c._replace(recompute=least), self._unavoidable, self._held[key], software)
+        if states not in self._held:
+            self._held[states] = held_per_weight(parallelism(c), self.evaluator.job, self.evaluator.software)
+        held, in_flight = self._held[states], most_in_flight(c)
+        key = (c.tensor, c.context, c.expert, c.pipeline, c.micro_batch, c.recompute, held, in_flight)
+        if key not in self._early:
+            least = min(self._policies, key=self._unavoidable.saved, default=c.recompute)
+            own = c._replace(recompute=least)
+            self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator.software)
+        return self._early[key]
 
     def on_host(self, c: Candidate) -> float:
         """Memory of a node's host [bytes]."""

@@ -31,18 +31,30 @@ def cut_layers_to_fit(
     """
     if plan.pipeline == 1 or plan.virtual_stages > 1:
         return None
-    order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
-    most: list[int] = []
-    for stage, in_flight in enumerate(peak_in_flight(order)):
-        most.append(_most_layers(evaluator, plan, shardings, stage, in_flight, limit))
-        if most[-1] < 1:
-            return None
-    if sum(most) < evaluator.graph.num_layers:
-        return None
+    most = _most_by_stage(evaluator, plan, shardings, limit)
     try:
-        return _cut(evaluator, plan, shardings, tuple(most))
+        return _cut(evaluator, plan, shardings, most) if most else None
     except Infeasible:
         return None
+
+
+def _most_by_stage(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float
+) -> tuple[int, ...] | None:
+    """Most layers on each stage; None where one has room for none, or all together for too few.
+
+    Ends come first, then the stages between by what they have in flight: those that follow have no more room.
+    """
+    order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
+    in_flight, last = peak_in_flight(order), plan.pipeline - 1
+    most = [0] * plan.pipeline
+    between = sorted(range(1, last), key=in_flight.__getitem__)
+    for done, stage in enumerate((0, last, *between), start=1):
+        most[stage] = _most_layers(evaluator, plan, shardings, stage, in_flight[stage], limit)
+        others = (plan.pipeline - done) * (most[stage] if done > 2 else evaluator.graph.num_layers)
+        if most[stage] < 1 or sum(most) + others < evaluator.graph.num_layers:
+            return None
+    return tuple(most)
 
 
 def _most_layers(
