@@ -196,8 +196,9 @@ class Relaxation:
 
     def _of_nodes(self, theta: Array) -> float:
         """The bound but for what is in the edges."""
-        priced = float(self.prices @ self.network.capacity)
-        return self.network.constant - priced + float(self._least(theta).sum())
+        priced = np.flatnonzero(self.prices)  # few of many rows: their product needs no threads
+        charged = float(self.prices[priced] @ self.network.capacity[priced])
+        return self.network.constant - charged + float(self._least(theta).sum())
 
     def _theta(self) -> Array:
         return self._priced + self._per_strategy(self._into)
@@ -221,8 +222,8 @@ class Relaxation:
         seen = self._into.copy()
         for level in self._layout.levels:
             for tables in level.behind:
-                picked = choice[tables.neighbour][:, None, None]
-                seen[tables.own] = np.take_along_axis(tables.costs, picked, axis=2)[:, :, 0]
+                every = np.arange(len(tables.edges))
+                seen[tables.own] = tables.costs[every, :, choice[tables.neighbour]]
             scores = self._priced[level.strategies] + np.bincount(
                 level.strategy_of, seen[level.messages], level.strategies.stop - level.strategies.start
             )
