@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from planner.plans import Plan as Plan
     from planner.tracing.from_jax import from_jax as from_jax
     from planner.tracing.from_torch import from_torch as from_torch
+    from planner.tracing.jax_attention import join_attention as join_attention
     from planner.tracing.program import Program as Program
     from planner.tracing.sharded import ShardedProgram as ShardedProgram
     from planner.tracing.solving import shard as shard
@@ -72,6 +73,7 @@ _HOMES = MappingProxyType(
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
         "planner.tracing.from_jax": ("from_jax",),
         "planner.tracing.from_torch": ("from_torch",),
+        "planner.tracing.jax_attention": ("join_attention",),
         "planner.tracing.program": ("Program",),
         "planner.tracing.sharded": ("ShardedProgram",),
         "planner.tracing.solving": ("shard",),

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from planner.tracing.factors import common_cuts
-from planner.tracing.program import Dims, Halo, Kind, Member, Operation, Program, Reduction
+from planner.tracing.program import (
+    Attention,
+    Dims,
+    Halo,
+    Kind,
+    Member,
+    Operation,
+    Program,
+    Reduction,
+    elements,
+)
 
 
 @dataclass
@@ -28,6 +39,8 @@ class Draft:
     members: list[Member] = field(default_factory=list)
     addends: list[str] = field(default_factory=list)
     total: str = ""
+    kernel: str = ""
+    attention: Attention | None = None
 
     @classmethod
     def of(cls, op: Operation) -> "Draft":
@@ -36,7 +49,7 @@ class Draft:
         return cls(
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
-            op.region, op.key, members, list(op.addends), op.total,
+            op.region, op.key, members, list(op.addends), op.total, op.kernel, op.attention,
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -47,6 +60,7 @@ class Draft:
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
             halos=tuple(self.halos), times=self.times, region=self.region, key=self.key,
             members=tuple(self.members), addends=tuple(self.addends), total=self.total,
+            kernel=self.kernel, attention=self.attention,
         )  # fmt: skip
 
     def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -111,6 +125,57 @@ def apply_cuts(draft: Draft, factors: Sequence[int], cuts: Sequence[int]) -> lis
             size *= taken[-1]
         pieces += draft.cut(factor, taken)
     return pieces
+
+
+class Unmatched(ValueError):
+    """A dim that is indexed in ways that do not nest."""
+
+
+def cut_alike(drafts: Sequence[Draft]) -> None:
+    """Cut factors until every dim of every value has the same ones wherever it is indexed.
+
+    Raises `Unmatched` where that cannot be.
+    """
+    sites: dict[str, list[_Site]] = {}
+    for draft in drafts:
+        for writes, names in ((False, draft.inputs), (True, draft.outputs)):
+            for place, name in enumerate(names):
+                sites.setdefault(name, []).append(_Site(draft, writes, place))
+    changed = True
+    while changed:
+        changed = False
+        for name, at in sites.items():
+            for dim in range(len(at[0].dims)):
+                changed |= _cut_dim(name, dim, at)
+
+
+class _Site(NamedTuple):
+    """Where a value is read or written."""
+
+    draft: Draft
+    writes: bool
+    place: int
+
+    @property
+    def dims(self) -> Dims:
+        return (self.draft.writes if self.writes else self.draft.reads)[self.place]
+
+
+def _cut_dim(name: str, dim: int, at: Sequence[_Site]) -> bool:
+    ways = {tuple(site.draft.sizes[f] for f in site.dims[dim]) for site in at}
+    if len(ways) == 1:
+        return False
+    if len({elements(way) for way in ways}) > 1:
+        raise Unmatched(f"{name} is indexed along dim {dim} by loops of different lengths")
+    cuts: list[int] = list(next(iter(sorted(ways))))
+    for way in sorted(ways):
+        finer = common_cuts(cuts, way)
+        if finer is None:
+            raise Unmatched(f"dim {dim} of {name} is cut into {list(way)} and {cuts}, which do not nest")
+        cuts = finer
+    for site in at:
+        apply_cuts(site.draft, site.dims[dim], cuts)
+    return True
 
 
 def finished(program: Program, drafts: Sequence[Draft], note: str) -> Program:

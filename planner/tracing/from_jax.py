@@ -28,6 +28,12 @@ CALLS = {
 }
 """Primitive that calls a function -> its parameter that holds it."""
 
+ATTENTION = "meshwright_attention"
+"""Begins the names of calls that are one attention (`planner.tracing.jax_attention`)."""
+
+APART = ("remat2.", "checkpoint.", ATTENTION)
+"""Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""
+
 
 def from_jax(
     function: Callable[..., Any],
@@ -103,6 +109,7 @@ class _Place(NamedTuple):
     prefix: str
     times: int
     region: str
+    kernel: str = ""
 
 
 class _Leaf(NamedTuple):
@@ -227,7 +234,9 @@ class _Importer:
     ) -> Sequence[str | None]:
         inner = calls(equation)
         if inner is not None:
-            return self._call(inner, given, f"{title}/", place)
+            joined = str(equation.params.get("name", "")).startswith(ATTENTION)
+            within = place._replace(kernel=title) if joined else place
+            return self._call(inner, given, f"{title}/", within)
         if equation.primitive.name == "scan":
             return self._scan(equation, title, given, place)
         if equation.primitive.name == "cond":
@@ -278,6 +287,7 @@ class _Importer:
                 outputs=tuple(outputs),
                 times=place.times,
                 region=place.region,
+                kernel=place.kernel,
                 key=_digest(equation, literals, title),
                 **rule._asdict(),
             )
@@ -373,6 +383,6 @@ def _digest(equation: Any, literals: Sequence[str], title: str) -> str:
     """What is computed, but for the inputs: parameters and literals; what is computed again is something else."""
     params = sorted((k, str(v)) for k, v in equation.params.items())
     types = [str(v.aval) for v in equation.outvars]
-    again = title.rpartition("/")[0] if any(call in title for call in ("remat2.", "checkpoint.")) else ""
+    again = title.rpartition("/")[0] if any(call in title for call in APART) else ""
     text = repr((equation.primitive.name, params, literals, types, again))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from planner.tracing.cleaning import CLEANING
 from planner.tracing.fusion import fuse
+from planner.tracing.joining import join_kernels
 from planner.tracing.program import Program
 from planner.tracing.views import absorb_views
 
-PASSES: Sequence[Callable[[Program], Program]] = (*CLEANING, absorb_views, fuse)
+PASSES: Sequence[Callable[[Program], Program]] = (*CLEANING, absorb_views, join_kernels, fuse)
 """In order; each takes a program and returns one that computes the same."""
 
 

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
+from cost_models.compute import attention_seconds, matmul_seconds, memory_seconds, stream_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
 from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, NamedMesh, moves, share, step_of
 from planner.tracing.options import Option, layout_of, total_layout
-from planner.tracing.program import Dims, Operation, Program, Value, elements
+from planner.tracing.program import Attention, Dims, Operation, Program, Value, elements
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
     {
@@ -229,12 +230,43 @@ class ProgramPricer:
         rows = extent(result - right)
         device = self.mesh.cluster.device
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
-        rate = next((r for r in RATES.get(dtype, ("bf16",)) if r in device.peak_flops_per_second), "bf16")
+        rate = self._rate(dtype)
         key = rows, columns, depth, batch, rate, dtype
         if key not in self._products:
             time = matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype))
             self._products[key] = time.seconds
         return self._products[key]
+
+    def _rate(self, dtype: str) -> str:
+        known = self.mesh.cluster.device.peak_flops_per_second
+        return next((rate for rate in RATES.get(dtype, ("bf16",)) if rate in known), "bf16")
+
+    def _attention(self, op: Operation, option: Option) -> float:
+        """One attention kernel; a backward one that finds no scores makes them again, as a forward one does.
+
+        Heads that share keys count as heads of a batch of key heads.
+        """
+        how = op.attention
+        assert how is not None
+
+        def extent(factors: Iterable[int]) -> int:
+            return elements(self._local_size(op, option, f) for f in factors)
+
+        named = {*how.queries, *how.keys, *how.width, *how.depth}
+        positions = _positions(op, how)
+        shape = AttentionShape(
+            batch=extent(f for f in range(len(op.sizes)) if f not in named),
+            heads=extent(f for f in how.queries if f != positions),
+            q_len=extent(f for f in how.queries if f == positions),
+            kv_len=extent(how.keys),
+            qk_dim=extent(how.width),
+            v_dim=extent(how.depth),
+            kv_heads=1,
+            causal=how.causal,
+        )
+        device, rate = self.mesh.cluster.device, self._rate(self.program.value[op.inputs[0]].dtype)
+        passes = (False, True) if how.backward and how.kernel == "plain" else (how.backward,)
+        return sum(attention_seconds(shape, device, rate, how.kernel, again).seconds for again in passes)
 
     def _traffic(self, op: Operation, option: Option) -> float:
         """Every input read and every output written once; a total of parts is written and read beside."""
@@ -278,6 +310,7 @@ _PRICES = MappingProxyType(
         "lookup": ProgramPricer._lookup,
         "accumulate": ProgramPricer._accumulate,
         "boundary": ProgramPricer._nothing,
+        "attention": ProgramPricer._attention,
     }
 )
 
@@ -285,6 +318,12 @@ _PRICES = MappingProxyType(
 def array_bytes(value: Value) -> float:
     """Bytes of a whole array [B]."""
     return elements(value.shape) * element_bytes(value.dtype)
+
+
+def _positions(op: Operation, how: Attention) -> int:
+    """Of the loops that only queries have, the one over positions: as long as keys are, else the longest."""
+    keys = elements(op.sizes[f] for f in how.keys)
+    return max(how.queries, key=lambda f: (op.sizes[f] == keys, op.sizes[f]), default=WHOLE)
 
 
 def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:

@@ -24,12 +24,13 @@ Role = Literal["parameter", "input", "constant", "intermediate"]
 
 SCHEMA: Literal["meshwright/program/1"] = "meshwright/program/1"
 
-Kind = Literal["product", "loop", "lookup", "accumulate", "view", "boundary"]
+Kind = Literal["product", "loop", "lookup", "accumulate", "view", "boundary", "attention"]
 """What an operator is priced as, and what its split factors leave.
 
 ``product`` (matrix product, convolution), ``lookup`` (gather) and ``accumulate`` (scatter): a split factor that
 the output lacks leaves partial sums. ``loop``: element-wise work with reductions inside. ``view``: another
-shape of the same data. ``boundary``: where values enter or leave a scan, free of cost.
+shape of the same data. ``boundary``: where values enter or leave a scan, free of cost. ``attention``: scores, softmax
+and context as one kernel, forward or backward.
 """
 
 
@@ -72,6 +73,24 @@ class Member(Record):
     writes: tuple[Dims, ...]
 
 
+class Attention(Record):
+    """Which loops of an attention are what; those that are left are batch and heads."""
+
+    queries: tuple[int, ...]
+    """Positions of queries, and heads that share keys."""
+    keys: tuple[int, ...]
+    """Positions of keys."""
+    width: tuple[int, ...]
+    """What scores sum over."""
+    depth: tuple[int, ...]
+    """Of values."""
+    causal: bool
+    """Whether the kernel leaves out what comes after a query."""
+    backward: bool
+    kernel: Literal["flash", "plain"]
+    """Whether scores stay inside the kernel, or are written to memory in between."""
+
+
 class Operation(Record):
     """One operator, or several that run as one."""
 
@@ -101,6 +120,9 @@ class Operation(Record):
     addends: tuple[str, ...] = ()
     """Products among the inputs of which only their sum, ``total``, is needed: they may arrive as partial sums."""
     total: str = ""
+    kernel: str = ""
+    """The kernel that it is to be part of: operators of one run as one (`planner.tracing.joining`)."""
+    attention: Attention | None = None
 
 
 class Tie(Record):

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from planner.errors import Unsupported
 from planner.tracing.cleaning import drop_dead, merge_equal
-from planner.tracing.draft import Draft, apply_cuts
-from planner.tracing.factors import common_cuts
+from planner.tracing.draft import Draft, Unmatched, cut_alike
 from planner.tracing.program import Program, elements
 from planner.tracing.views import absorb_views
 
@@ -59,7 +58,10 @@ def plain(program: Program) -> Plain:
             "or choose layouts for the whole step with meshwright shard"
         )
     found = _without_constants(cleaned)
-    _cut_alike(found)
+    try:
+        cut_alike(found.drafts)
+    except Unmatched as found_so:
+        raise no_graph(str(found_so)) from None
     return found
 
 
@@ -81,39 +83,3 @@ def _without_constants(program: Program) -> Plain:
         draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
         found.drafts.append(draft)
     return found
-
-
-def _cut_alike(found: Plain) -> None:
-    """Cut factors until every dim of every value has the same ones wherever it is indexed."""
-    sites: dict[str, list[tuple[Draft, bool, int]]] = {}
-    for draft in found.drafts:
-        for writes, names in ((False, draft.inputs), (True, draft.outputs)):
-            for place, name in enumerate(names):
-                sites.setdefault(name, []).append((draft, writes, place))
-    changed = True
-    while changed:
-        changed = False
-        for name, at in sites.items():
-            for dim in range(len(found.value[name].shape)):
-                changed |= _cut_dim(name, dim, at)
-
-
-def _cut_dim(name: str, dim: int, at: list[tuple[Draft, bool, int]]) -> bool:
-    def factors(site: tuple[Draft, bool, int]) -> tuple[int, ...]:
-        draft, writes, place = site
-        return (draft.writes if writes else draft.reads)[place][dim]
-
-    ways = {tuple(site[0].sizes[f] for f in factors(site)) for site in at}
-    if len(ways) == 1:
-        return False
-    if len({elements(way) for way in ways}) > 1:
-        raise no_graph(f"{name} is indexed along dim {dim} by loops of different lengths")
-    cuts: list[int] = list(next(iter(sorted(ways))))
-    for way in sorted(ways):
-        finer = common_cuts(cuts, way)
-        if finer is None:
-            raise no_graph(f"dim {dim} of {name} is cut into {list(way)} and {cuts}, which do not nest")
-        cuts = finer
-    for site in at:
-        apply_cuts(site[0], factors(site), cuts)
-    return True

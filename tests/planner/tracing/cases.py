@@ -6,11 +6,19 @@ import jax
 import jax_layers
 import jax_models
 
+from planner import join_attention
+
 
 def _example(name: str, kv_heads: int = 4, trains: bool = False, **sizes: int) -> tuple[Any, ...]:
     case = jax_models.MODELS[name](jax_layers.Sizes(layers=1, kv_heads=kv_heads, **sizes))
     case = case._replace(trains=trains)
     return (case.step, *case.arguments)
+
+
+def _joined(name: str, **sizes: int) -> tuple[Any, ...]:
+    """With attentions as one operator each."""
+    case = jax_models.MODELS[name](jax_layers.Sizes(layers=1, **sizes))
+    return (jax.value_and_grad(join_attention(case.loss)), *case.arguments)
 
 
 mlp = _example("mlp")
@@ -26,6 +34,9 @@ unet = _example("unet")
 dlrm = _example("dlrm")
 wide_gpt = _example("gpt", kv_heads=8, heads=8, width=64, ffn=256, batch=16)
 wide_llama = _example("llama", heads=8, kv_heads=8, width=64, ffn=256, batch=16)
+joined_heads = _joined("gpt", batch=1, heads=8, kv_heads=8, width=64, length=128)
+joined_batch = _joined("llama", batch=8, heads=2, kv_heads=1, length=64)
+joined_rows = _joined("vit", batch=1, heads=1, kv_heads=1, length=256)
 gpt_loss = (jax_models.gpt().loss, *jax_models.gpt().arguments)
 
 

@@ -51,8 +51,14 @@ EXPECTED = {
     "wide_llama": Expected(mesh=(4, 8), different=10, sums=0.3),
     "mlp on 64": Expected(mesh=(4, 4, 4)),
     "wide_gpt on 64": Expected(mesh=(8, 8), different=14, sums=0.2),
+    "joined_heads": Expected(),
+    "joined_batch": Expected(different=6),
+    "joined_rows": Expected(different=1),
 }
 AXES = ("data", "model", "third")
+
+JOINED = {"joined_heads": 8, "joined_batch": 8, "joined_rows": 256}
+"""Models with attentions as one operator -> length of what both axes split there: heads, sequences, queries."""
 
 ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
 """Models in whose backward pass products are only added up: what is left in parts is summed once."""
@@ -88,6 +94,10 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     assert plan.proven
     if name in ADDED_UP or name in {"mlp", "resnet", "unet", "dlrm"}:
         assert any(o.parts for o in plan.operators) == (name in ADDED_UP)
+    attentions = {op.name: op for op in plan.program.operations if op.attention is not None}
+    assert bool(attentions) == (name in JOINED)
+    for way in (o for o in plan.operators if o.name in attentions):
+        assert {attentions[way.name].sizes[f] for f in way.split.values()} == {JOINED[name]}
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert [c.name for c in answer.checks][0] == "output[0]"
