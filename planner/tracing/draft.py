@@ -85,6 +85,12 @@ class Draft:
             r.model_copy(update={"dims": _flat(r.dims, to), "over": _flat(r.over, to)})
             for r in self.reductions
         ]
+        if self.attention is not None:
+            loops = {
+                name: _flat(getattr(self.attention, name), to)
+                for name in ("queries", "keys", "width", "depth")
+            }
+            self.attention = self.attention.model_copy(update=loops)
         self.members = [
             Member.model_construct(
                 name=m.name,

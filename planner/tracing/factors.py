@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from planner.tracing.program import Dims, Halo, Kind, Reduction
+from planner.tracing.program import Attention, Dims, Halo, Kind, Reduction
 
 Shape = tuple[int, ...]
 
@@ -23,6 +23,7 @@ class Rule(NamedTuple):
     whole: tuple[int, ...] = ()
     reductions: tuple[Reduction, ...] = ()
     halos: tuple[Halo, ...] = ()
+    attention: Attention | None = None
 
 
 @dataclass

@@ -28,15 +28,14 @@ def from_torch(
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel(SDPBackend.MATH):  # attention by its products, which have rules
-        exported = torch.export.export(module, tuple(example_inputs)).run_decompositions()
-        lifted = _Lifted(exported, module)
-        leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
-        function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
-        table = _core(torch) if gradient else None
-        traced = make_fx(function, decomposition_table=table)(lifted.parameters, lifted.states, *leaves)
+    from planner.tracing.torch_attention import with_attention
+
+    lifted = _Lifted(with_attention(torch.export.export(module, tuple(example_inputs))), module)
+    leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
+    function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
+    table = _core(torch) if gradient else None
+    traced = make_fx(function, decomposition_table=table)(lifted.parameters, lifted.states, *leaves)
     parameters, buffers = lifted.parameters, lifted.states
     roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
     roles += [(n, "constant") for n in buffers]
@@ -148,7 +147,7 @@ class _Importer:
         return name
 
     def _call(self, node: Any) -> None:
-        kind = str(node.target).removeprefix("aten.").partition(".")[0]
+        kind = str(node.target).removeprefix("aten.").removeprefix("meshwright.").partition(".")[0]
         tensors = [
             n for n in _leaves((node.args, node.kwargs)) if hasattr(n, "op") and self.names[n] is not None
         ]

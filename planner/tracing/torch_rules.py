@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from planner.tracing.attention import Operands, attention
 from planner.tracing.factors import (
     Loops,
     Rule,
@@ -191,6 +192,19 @@ def _index_put(call: Call) -> Rule:
     return loops.rule("accumulate", (table, rows, found), (table,))
 
 
+def _attention(first: int, arrays: int) -> TorchRule:
+    """Operands begin at argument ``first``; a mask that is a constant is not among the ``arrays`` that are read."""
+
+    def rule(call: Call) -> Rule:
+        query, key, value, mask = call.arguments[first : first + 4]
+        read = None if mask is None or len(call.inputs) < arrays else mask.shape
+        operands = Operands(query.shape, key.shape, value.shape, read)
+        causal = bool(call.arguments[-1])
+        return attention(operands, causal, backward=first > 0, dtype=call.dtype)
+
+    return rule
+
+
 def _embedding_backward(call: Call) -> Rule:
     loops, table, rows, found = _rows_of_table(call.outputs[0], call.inputs[1])
     return loops.rule("accumulate", (found, rows), (table,))
@@ -264,6 +278,8 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "_native_batch_norm_legit": _batch_norm,
         "_native_batch_norm_legit_functional": _batch_norm,
         "_native_batch_norm_legit_no_training": _batch_norm,
+        "attention": _attention(0, 4),
+        "attention_backward": _attention(1, 7),
         "avg_pool2d": _images,
         "bmm": _bmm,
         "cat": _touching(1),

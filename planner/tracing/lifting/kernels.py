@@ -161,6 +161,9 @@ class _Sorter:
             taken |= {id(d) for d in (scores, *group, context)}
         found += [self._kernel("kernel", g) for g in groups if id(g[0]) not in taken]
         taken |= {id(d) for d in self.loops}
+        whole = [d for d in self.drafts if d.attention is not None]
+        found += map(self._fused_attention, whole)
+        taken |= {id(d) for d in whole}
         rest = [d for d in self.drafts if id(d) not in taken and d.kind != "boundary"]
         found += [self._kernel(self._role(d), [d]) for d in rest]
         found.sort(key=lambda k: (k.level, k.role == "kernel", self.order[id(k.drafts[0])]))
@@ -207,6 +210,14 @@ class _Sorter:
         values = [n for n in map(self.lifted.root, context.inputs) if n not in made]
         kernel = self._kernel("attention", [scores, *group, context])
         kernel.inputs = [queries, keys, *values]
+        return kernel
+
+    def _fused_attention(self, draft: Draft) -> Kernel:
+        """One that the program has as one operator; a mask is none of what its layer hands on."""
+        kernel = self._kernel("attention", [draft])
+        assert draft.attention is not None
+        kernel.masked |= draft.attention.causal
+        kernel.inputs = list(map(self.lifted.root, draft.inputs[:3]))
         return kernel
 
     def _role(self, draft: Draft) -> Role:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from planner.graph import BATCH
+from planner.tracing.draft import Draft
 from planner.tracing.lifting.kernels import Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
@@ -171,8 +172,8 @@ class Naming:
         scores = kernel.drafts[0]
         number = self.drafts.index(scores)
         queries, keys, values = (self.loops(n) for n in kernel.inputs)
-        made = {self.find((number, f)) for dim in scores.writes[0] for f in dim}
-        inner = [x for x in queries if x in keys and x not in made]
+        width = scores.attention.width if scores.attention else _contracted(scores)
+        inner = [x for x in queries if x in {self.find((number, f)) for f in width}]
         data = {x for x, name in self.names.items() if name == BATCH or name.endswith("seq")}
         data |= {x for group, name in self.together.items() if name == "seq" for x in group}
         heads = [x for x in queries if x not in data and x not in inner]
@@ -236,6 +237,12 @@ class Naming:
             if last and self.sizes.get("vocab") == self.size[loop]:
                 self.names[loop] = "vocab"
             self._give(loop, "vocab" if last else "ffn" if loop in self._contracted else "dim")
+
+
+def _contracted(product: Draft) -> set[int]:
+    """Factors that a product sums over."""
+    made = {f for dim in product.writes[0] for f in dim}
+    return {f for dims in product.reads for dim in dims for f in dim} - made
 
 
 def follows(naming: Naming) -> dict[str, str]:

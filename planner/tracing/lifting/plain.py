@@ -14,7 +14,7 @@ PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb
 COMPARISONS = frozenset({"ge", "gt", "le", "lt", "tril", "triu"})
 """Of positions: what a causal mask is made of."""
 
-MASKS = frozenset({"select_n", "where", "masked_fill", "add", "mul"})
+MASKS = frozenset({"attention", "select_n", "where", "masked_fill", "add", "mul"})
 
 
 def no_graph(what: str) -> Unsupported:

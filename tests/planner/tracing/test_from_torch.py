@@ -9,10 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
+from cluster_specs.catalog import load_cluster  # noqa: E402
+from cost_models.attention import AttentionShape  # noqa: E402
+from cost_models.compute import attention_seconds  # noqa: E402
 from planner.errors import InputError, Unsupported  # noqa: E402
 from planner.tracing.from_torch import from_torch  # noqa: E402
-from planner.tracing.options import SUMMING, splittable  # noqa: E402
+from planner.tracing.layouts import NamedMesh  # noqa: E402
+from planner.tracing.options import SUMMING, options, splittable  # noqa: E402
 from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.pricing import ProgramPricer  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
 from planner.tracing.solving import shard  # noqa: E402
 
@@ -170,3 +175,64 @@ def test_there_must_be_something_to_differentiate() -> None:
         from_torch(Calls(lambda x: x.sum()), torch.empty(4, device="meta"), gradient=True)
     with pytest.raises(InputError, match=r"returns one number, this one returns \(4, 8\)"):
         from_torch(on_meta(lambda: torch.nn.Linear(8, 8)), torch.empty(4, 8, device="meta"), gradient=True)
+
+
+LENGTH = 24
+"""Of sequences in what follows: arrays that have it twice are scores."""
+
+
+class Attends(torch.nn.Module):
+    """Self-attention whose key heads serve two query heads each; a mask is an array, positions, or none."""
+
+    def __init__(self, masked: str) -> None:
+        super().__init__()
+        self.masked = masked
+        self.q, self.k, self.v = (torch.nn.Linear(32, n, bias=False) for n in (32, 16, 16))
+        self.register_buffer("ones", torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (p(x).unflatten(-1, (-1, 8)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        mask = self.ones.tril() if self.masked == "array" else None
+        causal = self.masked == "positions"
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True).sum()
+
+
+@pytest.mark.parametrize("masked", ["array", "positions", "none"])
+def test_attention_is_one_operator_both_ways(masked: str) -> None:
+    x = torch.empty(2, LENGTH, 32, device="meta")
+    program = clean(from_torch(on_meta(lambda: Attends(masked)), x, gradient=True))
+    forward, backward = (op for op in program.operations if op.attention is not None)
+    assert all(v.shape.count(LENGTH) < 2 for v in program.values if v.role == "intermediate") or (
+        masked == "array"
+    )
+    for op, back in ((forward, False), (backward, True)):
+        how = op.attention
+        assert how is not None
+        assert (how.backward, how.causal, how.kernel) == (back, masked == "positions", "flash")
+        assert sorted(op.sizes[f] for f in how.queries) == [2, LENGTH]
+        assert [op.sizes[f] for f in (*how.keys, *how.width, *how.depth)] == [LENGTH, 8, 8]
+    assert [program.value[n].shape for n in forward.outputs] == [(2, 4, LENGTH, 8), (2, 4, LENGTH)]
+    assert [program.value[n].shape[1] for n in backward.outputs] == [4, 2, 2]
+    over = {tuple(sorted(backward.sizes[f] for f in r.over)) for r in backward.reductions}
+    assert over == {(2, LENGTH)}  # keys and values get sums over queries and over the heads that share them
+
+
+def test_attention_costs_what_a_fused_kernel_does() -> None:
+    x = torch.empty(1, LENGTH, 32, device="meta")
+    program = clean(from_torch(on_meta(lambda: Attends("positions")), x, gradient=True))
+    pricer = ProgramPricer(program, NamedMesh(load_cluster("dgx-h100:1"), {"model": 2}))
+    device = pricer.mesh.cluster.device
+    for op in program.operations:
+        if op.attention is None:
+            continue
+        found = options(op, [program.value[n].shape for n in op.outputs], pricer.mesh)
+        assert len({o.split for o in found}) == 3  # key heads, queries, nothing
+        for way in found:
+            by_queries = way.split[0] in op.attention.queries
+            key_heads = 2 if by_queries or way.split == (-1,) else 1
+            rows = LENGTH // 2 if by_queries else LENGTH
+            shape = AttentionShape(
+                batch=key_heads, heads=2, q_len=rows, kv_len=LENGTH, qk_dim=8, v_dim=8, kv_heads=1
+            )
+            want = attention_seconds(shape, device, "tf32", "flash", op.attention.backward).seconds
+            assert pricer.operation(op, way).compute == pytest.approx(want)

@@ -1,0 +1,88 @@
+"""``scaled_dot_product_attention`` as one operator of a traced module, forward and backward.
+
+PyTorch runs it as a fused kernel: scores stay inside, and what the backward pass gets is the result and one number
+per query. Only shapes matter here; nothing of it ever runs.
+
+Source: pytorch/pytorch ``aten/src/ATen/native/native_functions.yaml``, ``_scaled_dot_product_flash_attention``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+torch.library.define(
+    "meshwright::attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "meshwright::attention_backward",
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor result, Tensor sums, bool causal)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _result(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The result, and the logarithm of the sum of each query's exponentials."""
+    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), sums
+
+
+def _gradients(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of queries, keys and values."""
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+torch.library.impl("meshwright::attention", "CompositeExplicitAutograd", _result)
+torch.library.impl("meshwright::attention_backward", "CompositeExplicitAutograd", _gradients)
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """The two, joined by their derivative; a mask has none."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Any:
+        return torch.ops.meshwright.attention(query, key, value, mask, causal)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *saved, ctx.causal = inputs
+        ctx.save_for_backward(*saved, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        backward = torch.ops.meshwright.attention_backward
+        return (*backward(gradients[0], *ctx.saved_tensors, ctx.causal), None, None)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """As ``torch.nn.functional.scaled_dot_product_attention``; scales and dropout change no shape."""
+    result, _ = _Attention.apply(query, key, value, attn_mask, is_causal)
+    return result
+
+
+def with_attention(exported: Any) -> Any:
+    """An exported module in core operators, but attention as one."""
+    table = torch.export.default_decompositions()
+    fused = torch.ops.aten.scaled_dot_product_attention.default
+    table.pop(fused, None)
+    found = exported.run_decompositions(table)
+    for node in found.graph_module.graph.nodes:
+        if node.op == "call_function" and node.target is fused:
+            node.target = attend
+    found.graph_module.recompile()
+    return found
