@@ -3,7 +3,8 @@
 Messages give a bound, and by how much each strategy lifts it (`planner.intra_op.messages`). Strategies within a
 small *slack* of the bound make a small network. Whatever contains another one costs more than the bound and the
 slack, so an optimum of the small network below that is one of the whole; else the slack grows, to no more than the
-best choice needs, and messages go on. This is reduced-cost fixing with a guess in the place of a known choice.
+best choice needs, and messages go on. This is reduced-cost fixing with a guess in the place of a known choice. What
+the small network leaves to decide is eliminated node by node where memory does not bind and tables stay small.
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.elimination import Tables, TooWide, eliminate
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -74,6 +76,27 @@ def _within(network: Network, bound: Bound, target: float, deadline: float) -> N
     try:
         for v, margins in bound.margins.items():
             part.keep(v, np.flatnonzero(bound.value + margins <= target))
-        return solve_network(part, deadline)
+        shrink(part, deadline)
+        try:
+            return _eliminated(part)
+        except TooWide:
+            return solve_network(part, deadline)
     except (Infeasible, SolverStopped):
         return None
+
+
+def _eliminated(network: Network) -> NetworkAnswer:
+    """The optimum by dynamic programming; raises `TooWide` where memory binds or tables would grow too large."""
+    if network.rows.size:
+        raise TooWide
+    nodes = sorted(network.nodes)
+    at = {v: k for k, v in enumerate(nodes)}
+    tables: Tables = {(at[v],): network.costs[v] for v in nodes}
+    tables |= {(at[v], at[w]): t for v in nodes for w, t in network.tables[v].items() if v < w}
+    done = eliminate([network.costs[v].size for v in nodes], tables, range(len(nodes)))
+    if len(done.buckets) < len(nodes):
+        raise TooWide
+    cost = network.constant + done.constant
+    if not np.isfinite(cost):
+        raise Infeasible("no choice of strategies is allowed")
+    return NetworkAnswer(network.expand(dict(zip(nodes, done.choice, strict=True))), cost, cost)

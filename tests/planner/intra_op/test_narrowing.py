@@ -1,7 +1,9 @@
 """Ever larger parts of a network's strategies lead to the optimum of the whole."""
 
+import itertools
 import time
 
+import numpy as np
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from planner.errors import Infeasible
 from planner.intra_op import narrowing
 from planner.intra_op.contest import network_of
 from planner.intra_op.narrowing import solve_narrowed
+from planner.intra_op.network import Network
 
 
 @settings(max_examples=150, deadline=None)
@@ -24,6 +27,21 @@ def test_equals_brute_force(problem):
     choice = [answer.choice[v] for v in range(len(problem.costs))]
     assert answer.cost == problem.cost(choice) == answer.lower_bound == least
     assert problem.fits(choice)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
+    """Eight nodes, each linked to most others, so that nothing simpler decides; no other solver is asked."""
+    rng = np.random.default_rng(seed)
+    costs = {v: rng.integers(0, 100, 3).astype(float) for v in range(8)}
+    network = Network(costs, {}, np.zeros(0))
+    for u, v in itertools.combinations(costs, 2):
+        if rng.random() < 0.7:
+            network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
+    least = min(network.cost(dict(enumerate(c))) for c in itertools.product(range(3), repeat=8))
+    monkeypatch.setattr(narrowing, "solve_network", None)
+    answer = solve_narrowed(network, time.monotonic() + 20)
+    assert answer.cost == answer.lower_bound == least
 
 
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):
