@@ -20,7 +20,7 @@ from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 
-FIRST_SLACK, GROWTH = 3e-4, 20.0
+FIRST_SLACK, GROWTH = 3e-4, 5.0
 """Of the bound; and by what the slack is multiplied where it was too small."""
 
 LAST_SLACK = 2.0

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.errors import InputError
 from planner.intra_op.problem import Array
 from planner.tracing.layouts import WHOLE, Layout, NamedMesh
-from planner.tracing.nodes import Nodes
-from planner.tracing.options import Option, all_layouts
+from planner.tracing.nodes import NodeOptions, Nodes
+from planner.tracing.options import Options, all_layouts
 from planner.tracing.problem import LayoutProblem
 from planner.tracing.program import Program, Value
 
@@ -58,10 +59,7 @@ class _Around:
         for u, v, moves in problem.links:
             self.links[u].append((v, moves.full))
             self.links[v].append((u, moves.full.T))
-        self.parts = [
-            np.array([isinstance(o, Option) and bool(o.parts) for o in options])
-            for options in problem.options
-        ]
+        self.parts = [_in_parts(options) for options in problem.options]
 
     def costs(self, node: int, chosen: Mapping[int, int]) -> Array:
         """By option [s]."""
@@ -88,6 +86,13 @@ class _Around:
         if joint[best] >= joint[chosen[kernel]] or not self.parts[kernel][best]:
             return {}
         return {kernel: best, **{p: int(at[best]) for p, at in zip(products, partners, strict=True)}}
+
+
+def _in_parts(options: NodeOptions) -> npt.NDArray[np.bool_]:
+    """Options with arrays that are left, or arrive, in parts."""
+    if isinstance(options, Options):
+        return np.asarray(options.parts.any(axis=1))
+    return np.zeros(len(options), np.bool_)
 
 
 def _order(nodes: Nodes) -> list[int]:

@@ -28,24 +28,23 @@ def drop_dead(program: Program) -> Program:
     ties = tuple(
         t for t in program.ties if t.source in needed or program.value[t.source].role != "intermediate"
     )
-    drafts = [Draft.of(op) for i, op in enumerate(program.operations) if i in kept]
-    return finished(program.model_copy(update={"ties": ties}), drafts, _note(dropped, "unused dropped"))
+    operations = [op for i, op in enumerate(program.operations) if i in kept]
+    return finished(program.model_copy(update={"ties": ties}), operations, _note(dropped, "unused dropped"))
 
 
 def merge_equal(program: Program) -> Program:
     """Each expression once: operators that compute the same of the same become one."""
     same: dict[str, str] = {}
     first: dict[tuple[object, ...], Operation] = {}
-    kept: list[Draft] = []
+    kept: list[Operation] = []
     ends = {*program.outputs, *(t.source for t in program.ties)}
     for op in program.operations:
-        draft = Draft.of(op)
-        draft.inputs = [same.get(n, n) for n in draft.inputs]
-        key = (op.kind, op.primitive, op.key, tuple(draft.inputs), op.sizes, op.times, op.region)
+        inputs = tuple(same.get(n, n) for n in op.inputs)
+        key = (op.kind, op.primitive, op.key, inputs, op.sizes, op.times, op.region)
         known = first.get(key)
         if known is None or not op.key or ends.intersection(op.outputs):
             first.setdefault(key, op)
-            kept.append(draft)
+            kept.append(op if inputs == op.inputs else op.model_copy(update={"inputs": inputs}))
         else:
             same.update(zip(op.outputs, known.outputs, strict=True))
     return finished(program, kept, _note(len(program.operations) - len(kept), "repeated merged"))
@@ -54,17 +53,19 @@ def merge_equal(program: Program) -> Program:
 def fold_constants(program: Program) -> Program:
     """Without what depends on no input: it is made where it is needed, in any layout."""
     folded: set[str] = set()
-    kept: list[Draft] = []
+    kept: list[Operation] = []
     ends = {*program.outputs, *(n for t in program.ties for n in (t.source, t.target))}
     for op in program.operations:
         made = op.kind in ("loop", "view") and not op.primitive.startswith(RANDOM)
         if made and folded.issuperset(op.inputs) and not ends.intersection(op.outputs):
             folded.update(op.outputs)
             continue
-        draft = Draft.of(op)
-        pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in folded]
-        draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
-        kept.append(draft)
+        if not folded.isdisjoint(op.inputs):
+            draft = Draft.of(op)
+            pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in folded]
+            draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
+            op = draft.done()
+        kept.append(op)
     return finished(program, kept, _note(len(program.operations) - len(kept), "constant folded"))
 
 

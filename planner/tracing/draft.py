@@ -184,14 +184,13 @@ def _cut_dim(name: str, dim: int, at: Sequence[_Site]) -> bool:
     return True
 
 
-def finished(program: Program, drafts: Sequence[Draft], note: str) -> Program:
+def finished(program: Program, operations: Sequence[Operation], note: str) -> Program:
     """``program`` with other operators, values that are gone left out, and a note of what was done."""
-    operations = tuple(d.done() for d in drafts)
     used = {n for op in operations for n in (*op.inputs, *op.outputs)} | {*program.inputs, *program.outputs}
     used |= {n for t in program.ties for n in (t.source, t.target)}
     values = tuple(v for v in program.values if v.name in used)
     update = {
-        "operations": operations,
+        "operations": tuple(operations),
         "values": values,
         "applied": (*program.applied, *((note,) if note else ())),
     }

@@ -23,7 +23,9 @@ def fuse(program: Program) -> Program:
     ends = {*program.outputs, *(n for t in program.ties for n in (t.source, t.target))}
     drafts = groups.ordered(ends)
     merged = len(program.operations) - len(drafts)
-    return finished(program, drafts, f"{merged} fused into the loops that feed them" if merged else "")
+    return finished(
+        program, [d.done() for d in drafts], f"{merged} fused into the loops that feed them" if merged else ""
+    )
 
 
 class _Groups:

@@ -31,7 +31,7 @@ def join_kernels(program: Program) -> Program:
         _keep(whole, outside)
         drafts.append(whole)
         count += 1
-    return finished(program, drafts, f"{count} attentions joined" if count else "")
+    return finished(program, [d.done() for d in drafts], f"{count} attentions joined" if count else "")
 
 
 def _joined(members: Sequence[Draft]) -> Draft | None:

@@ -30,10 +30,13 @@ MAX_AXES = 3
 ALL = (1 << MAX_AXES) - 1
 """Every axis, as the bits of a number."""
 
-COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather")
+COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 """By the number that stands for it in the code of a step."""
 
 Codes = npt.NDArray[np.int64]
+
+Layouts = npt.NDArray[np.int64]
+"""Several of them, [layout, axis]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +80,31 @@ class NamedMesh:
         return self._groups[key]
 
 
-def splits(mesh: NamedMesh, shape: Sequence[int], layout: Layout) -> bool:
-    """Whether every dim divides evenly."""
-    return all(n % mesh.degree([a for a, d in enumerate(layout) if d == i]) == 0 for i, n in enumerate(shape))
+def divides(numbers: Layouts, sizes: Sequence[int], extents: Mapping[int, int]) -> npt.NDArray[np.bool_]:
+    """[layout]: whether each dim's extent divides evenly by the axes that split it."""
+    evenly = np.ones(len(numbers), np.bool_)
+    for number, extent in extents.items():
+        evenly &= extent % np.where(numbers == number, sizes, 1).prod(axis=1) == 0
+    return evenly
+
+
+def grid(per_axis: Sequence[Sequence[int]]) -> Layouts:
+    """[combination, axis]: one of each axis's numbers, the last axis varying fastest."""
+    return np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(per_axis))
+
+
+def as_layouts(found: Layouts) -> tuple[Layout, ...]:
+    """The rows as tuples."""
+    return tuple(map(tuple, found.tolist()))
+
+
+def distinct(found: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
+    """Each row once, in order, and for each row which of them it is."""
+    digits = found - PARTS  # from 0 on
+    base = 1 + int(digits.max(initial=0))
+    numbers = digits @ base ** np.arange(found.shape[1])
+    _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    return found[first], place
 
 
 def share(mesh: NamedMesh, layout: Layout) -> float:
@@ -111,11 +136,6 @@ def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
     """
     have = np.maximum(np.array(sources), WHOLE)[:, None, :]  # what is in parts stays so, as if it were whole
     want = np.maximum(np.array(targets), WHOLE)[None, :, :]
-    bits = 1 << np.arange(have.shape[-1])
-
-    def mask(where: npt.NDArray[np.bool_]) -> Codes:
-        return np.asarray(where @ bits)
-
     sliced, gathered = mask((have == WHOLE) & (want != WHOLE)), mask((have != WHOLE) & (want == WHOLE))
     exchanged = mask((have != WHOLE) & (want != WHOLE) & (have != want))
     split = mask(have != WHOLE) | sliced
@@ -123,11 +143,37 @@ def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
     for dim in range(1 + max(have.max(initial=0), want.max(initial=0))):
         misplaced |= _MISPLACED[mask(have == dim), mask(want == dim)]
     found = (
-        _codes("send", misplaced, np.broadcast_to(mask(have != WHOLE), sliced.shape)),
-        _codes("all_to_all", exchanged, split),
-        _codes("all_gather", gathered, split & ~gathered),
+        codes_of("send", misplaced, np.broadcast_to(mask(have != WHOLE), sliced.shape)),
+        codes_of("all_to_all", exchanged, split),
+        codes_of("all_gather", gathered, split & ~gathered),
     )
     return np.stack(found, axis=-1)
+
+
+def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Codes) -> Codes:
+    """[array, step]: collectives that add up parts over the axes in ``summed`` [array, axis], as codes of `steps`.
+
+    ``ends`` [array, axis] has the dim along which an axis scatters its sum, `WHOLE` where all devices get it, `PARTS`
+    where it waits; ``split`` [array] the axes that split the array, a bit each. Axes of one of the ``kinds`` that end
+    in one place make one collective, as XLA's partitioner has it; scattered ones come first: they leave less.
+    """
+    found = []
+    kinds_at_most = 2 + int(kinds.max(initial=0))
+    left = np.where(summed & (ends != PARTS), (ends - WHOLE) * kinds_at_most + kinds - WHOLE, -1)
+    for _ in range(ends.shape[1]):
+        first = left.max(axis=1)
+        now = (left == first[:, None]) & (left >= 0)
+        axes, scattered = mask(now), first >= kinds_at_most
+        reduced = codes_of("all_reduce", axes, split)
+        found.append(np.where(scattered, codes_of("reduce_scatter", axes, split), reduced))
+        split = np.where(scattered, split | axes, split)
+        left = np.where(now, -1, left)
+    return np.stack(found, axis=-1)
+
+
+def mask(where: npt.NDArray[np.bool_]) -> Codes:
+    """Axes, the last dim, as the bits of a number."""
+    return np.asarray(where @ (1 << np.arange(where.shape[-1])))
 
 
 def in_parts(sources: Sequence[Layout], targets: Sequence[Layout]) -> npt.NDArray[np.bool_]:
@@ -136,7 +182,8 @@ def in_parts(sources: Sequence[Layout], targets: Sequence[Layout]) -> npt.NDArra
     return np.asarray((have[:, None, :] != want[None, :, :]).any(axis=2))
 
 
-def _codes(collective: str, axes: Codes, split: Codes) -> Codes:
+def codes_of(collective: str, axes: Codes, split: Codes) -> Codes:
+    """A collective over ``axes`` of an array that the axes in ``split`` split: 0 over none (`step_of` reads them)."""
     code = COLLECTIVE_OF.index(collective) << 2 * MAX_AXES | axes << MAX_AXES | split
     return np.where(axes > 0, code, 0)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner.tracing.layouts import PARTS, Layout, NamedMesh
-from planner.tracing.options import Option, all_layouts, options
+from planner.tracing.options import Option, Options, all_layouts, options
 from planner.tracing.program import Operation, Program
 from planner.tracing.recomputing import NEAR, Again, late_readers
 
@@ -170,13 +170,15 @@ def _clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[l
 
 NodeOption = Option | CopyOption | AgainOption | Layout
 
+NodeOptions = Options | tuple[CopyOption, ...] | tuple[AgainOption, ...] | tuple[Layout, ...]
 
-def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[tuple[NodeOption, ...]]:
-    """Per node, what it can choose among; alike operators share one tuple."""
+
+def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOptions]:
+    """Per node, what it can choose among; alike operators share one object."""
     shapes = {v.name: v.shape for v in program.values}
-    known: dict[tuple[object, ...], tuple[NodeOption, ...]] = {}
+    known: dict[tuple[object, ...], NodeOptions] = {}
     lasting = {name for op in nodes.operations for name in op.addends}
-    found: list[tuple[NodeOption, ...]] = [all_layouts(shapes[name], mesh.sizes) for name in nodes.inputs]
+    found: list[NodeOptions] = [all_layouts(shapes[name], mesh.sizes) for name in nodes.inputs]
     for op in nodes.operations:
         key: tuple[object, ...] = (
             op.kind,
@@ -265,3 +267,14 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
     if want is not None and any((h == PARTS) != (w == PARTS) for h, w in zip(have, want, strict=True)):
         return True
     return isinstance(target, CopyOption) and link.copied and not target.held and want != have
+
+
+def without_idle_copies(nodes: Nodes, chosen: Sequence[NodeOption]) -> tuple[NodeOption, ...]:
+    """The same where no copy holds anew what lies just so already."""
+    found = list(chosen)
+    for link in nodes.links:
+        copy = chosen[link.target.node]
+        if link.copied and isinstance(copy, CopyOption):
+            have = given_layout(chosen[link.source.node], link)
+            found[link.target.node] = copy._replace(held=copy.held and have != copy.layout)
+    return tuple(found)

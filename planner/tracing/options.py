@@ -8,14 +8,20 @@ parts for the kernel that adds them, which reduces or scatters their total.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, overload
 
-from planner.tracing.layouts import PARTS, WHOLE, Layout, NamedMesh, splits
+import numpy as np
+import numpy.typing as npt
+
+from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, Layouts, NamedMesh, as_layouts, divides, grid
 from planner.tracing.program import Dims, Operation
 
 SUMMING = frozenset({"product", "lookup", "accumulate"})
 """Kinds whose split leaves partial sums."""
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Option(NamedTuple):
@@ -28,13 +34,6 @@ class Option(NamedTuple):
     writes: tuple[Layout, ...]
     """How each output is left."""
 
-    def summed(self, op: Operation, output: int) -> tuple[int, ...]:
-        """Axes over which an output is a sum of parts before it is left as it is."""
-        if op.kind not in SUMMING:
-            return ()
-        indexed = {f for dim in op.writes[output] for f in dim}
-        return tuple(a for a, f in enumerate(self.split) if f != WHOLE and f not in indexed)
-
     @property
     def parts(self) -> tuple[int, ...]:
         """Axes along which an output is left in parts, or inputs arrive so and are summed up here."""
@@ -42,52 +41,146 @@ class Option(NamedTuple):
         return tuple(a for a in range(len(self.split)) if any(layout[a] == PARTS for layout in arrays))
 
 
+@dataclass(frozen=True, eq=False)
+class Options(Sequence[Option]):
+    """Many ways to run one operator, as arrays."""
+
+    split: Layouts
+    """[option, axis]"""
+    reads: tuple[Layouts, ...]
+    """Per input, [option, axis]."""
+    writes: tuple[Layouts, ...]
+    """Per output, [option, axis]."""
+
+    @classmethod
+    def of(cls, option: Option) -> "Options":
+        """A single one."""
+        reads, writes = (tuple(np.array([w]) for w in arrays) for arrays in (option.reads, option.writes))
+        return cls(np.array([option.split]), reads, writes)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @overload
+    def __getitem__(self, at: int) -> Option: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Sequence[Option]": ...
+    def __getitem__(self, at: int | slice) -> "Option | Sequence[Option]":
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        reads, writes = (tuple(tuple(w[at].tolist()) for w in arrays) for arrays in (self.reads, self.writes))
+        return Option(tuple(self.split[at].tolist()), reads, writes)
+
+    @cached_property
+    def parts(self) -> Mask:
+        """[option, axis]: as of an `Option`."""
+        found = np.zeros(self.split.shape, np.bool_)
+        for layouts in (*self.reads, *self.writes):
+            found |= layouts == PARTS
+        return found
+
+    def summed(self, op: Operation) -> Mask:
+        """[option, axis]: over which the first output is a sum of parts before it is left as it is."""
+        if op.kind not in SUMMING or not op.writes:
+            return np.zeros(self.split.shape, np.bool_)
+        return _free(op)[self.split]
+
+
 def options(
     op: Operation, shapes: Sequence[Sequence[int]], mesh: NamedMesh, lasting: bool = False
-) -> tuple[Option, ...]:
+) -> Options:
     """All of them, in a fixed order.
 
     ``shapes`` of the outputs; ``lasting`` says that partial sums may be left as they are.
     """
+    split = _splits(op, mesh)
+    found = Options(
+        split,
+        tuple(layouts_of(dims, split) for dims in op.reads),
+        tuple(layouts_of(dims, split) for dims in op.writes),
+    )
+    if found.summed(op).any():
+        return _outcomes(op, found, shapes[0], mesh, lasting)
+    return _in_parts(op, found, mesh) if op.addends else found
+
+
+def _splits(op: Operation, mesh: NamedMesh) -> Layouts:
+    """[option, axis]: every factor that an axis may split."""
     factors = splittable(op)
-    found: list[Option] = []
-    per_axis = [[f for f in factors if op.sizes[f] % n == 0] if n > 1 else [] for n in mesh.sizes]
-    for split in itertools.product(*([*fs, WHOLE] for fs in per_axis)):
-        if all(
-            op.sizes[f] % mesh.degree([a for a, g in enumerate(split) if g == f]) == 0
-            for f in set(split)
-            if f >= 0
-        ):
-            reads = tuple(layout_of(dims, split) for dims in op.reads)
-            found += [Option(split, reads, w) for w in _outcomes(op, split, shapes, mesh, lasting)]
-            if op.addends:
-                found += [found[-1]._replace(reads=r) for r in _in_parts(op, found[-1], mesh)]
-    return tuple(found)
+    per_axis = [[*(f for f in factors if n > 1 and op.sizes[f] % n == 0), WHOLE] for n in mesh.sizes]
+    split = grid(per_axis)
+    return split[divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})]
 
 
-def total_layout(op: Operation, option: Option) -> Layout:
-    """How the total of a kernel's addends lies before it is summed up."""
-    dims = next(m.writes[0] for m in op.members if m.name == op.total)
-    whole = layout_of(dims, option.split)
-    return tuple(WHOLE if a in option.parts else d for a, d in enumerate(whole))
+def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:
+    """How the output may be left: whole over the axes of a sum, or scattered along a dim, or all in parts."""
+    summed, before = plain.summed(op), plain.writes[0]
+    row, after = np.arange(len(plain)), before.copy()
+    ends = np.array([WHOLE, *(d for d, n in enumerate(shape) if n > 1)])
+    for axis in range(before.shape[1]):
+        row, after, end = _each(row, after, np.where(summed[row, axis], ends.size, 1))
+        after[:, axis] = np.where(summed[row, axis], ends[end], after[:, axis])
+    allowed = divides(after, mesh.sizes, dict(enumerate(shape)))
+    for a, b in itertools.combinations(range(before.shape[1]), 2):
+        # an inner axis already splits this dim: its blocks would have to change places
+        meets = (after[:, a] == before[row, b]) & (after[:, a] != WHOLE)
+        allowed &= ~(summed[row, a] & meets)
+    row, after = row[allowed], after[allowed]
+    if lasting:
+        first = np.flatnonzero(summed.any(axis=1))
+        row = np.concatenate([first, row])
+        after = np.concatenate([np.where(summed, PARTS, before)[first], after])
+        order = np.argsort(row, kind="stable")
+        row, after = row[order], after[order]
+    return Options(plain.split[row], tuple(layouts[row] for layouts in plain.reads), (after,))
 
 
-def _in_parts(op: Operation, option: Option, mesh: NamedMesh) -> Iterator[tuple[Layout, ...]]:
-    """The reads of a kernel whose addends arrive in parts along some axes."""
-    dims = next(m.writes[0] for m in op.members if m.name == op.total)
-    total = layout_of(dims, option.split)
-    axes = [a for a, n in enumerate(mesh.sizes) if n > 1 and (total[a] != WHOLE or option.split[a] == WHOLE)]
-    for count in range(1, len(axes) + 1):
-        for parts in itertools.combinations(axes, count):
-            inner = ((a, b) for a in parts for b in range(a + 1, len(total)) if b not in parts)
-            if any(total[a] == total[b] != WHOLE for a, b in inner):
-                continue  # an inner axis already splits this dim: its blocks would have to change places
-            yield tuple(
-                tuple(PARTS if a in parts else d for a, d in enumerate(layout))
-                if name in op.addends
-                else layout
-                for name, layout in zip(op.inputs, option.reads, strict=True)
-            )
+def _each(row: Codes, after: Layouts, counts: Codes) -> tuple[Codes, Layouts, Codes]:
+    """Every entry as often as ``counts`` says, and which time it is."""
+    at = np.repeat(np.arange(row.size), counts)
+    times = np.arange(at.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return row[at], after[at], times
+
+
+def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
+    """The same with addends that arrive in parts along some axes, each after the one where they arrive whole."""
+    total = layouts_of(_total_dims(op), whole.split)
+    may = (np.array(mesh.sizes) > 1) & ((total != WHOLE) | (whole.split == WHOLE))
+    rows, parts = [np.arange(len(whole))], [np.zeros(whole.split.shape, np.bool_)]
+    for axes in subsets(len(mesh.sizes)):
+        allowed = may[:, axes].all(axis=1)
+        for a in axes:
+            for b in range(a + 1, len(mesh.sizes)):
+                if (
+                    b not in axes
+                ):  # an inner axis already splits this dim: its blocks would have to change places
+                    allowed &= (total[:, a] != total[:, b]) | (total[:, a] == WHOLE)
+        rows.append(np.flatnonzero(allowed))
+        parts.append(np.tile(np.isin(np.arange(len(mesh.sizes)), axes), (rows[-1].size, 1)))
+    row, part = np.concatenate(rows), np.concatenate(parts)
+    order = np.argsort(row, kind="stable")
+    row, part = row[order], part[order]
+    reads = tuple(
+        np.where(part, PARTS, layouts[row]) if name in op.addends else layouts[row]
+        for name, layouts in zip(op.inputs, whole.reads, strict=True)
+    )
+    return Options(whole.split[row], reads, tuple(layouts[row] for layouts in whole.writes))
+
+
+def subsets(count: int) -> Iterator[list[int]]:
+    """Of the first numbers, all but the empty one, small ones first."""
+    for size in range(1, count + 1):
+        yield from map(list, itertools.combinations(range(count), size))
+
+
+def total_layouts(op: Operation, found: Options) -> tuple[Layouts, Layouts]:
+    """How the total of a kernel's addends lies before it is summed up, and after; [option, axis]."""
+    after = layouts_of(_total_dims(op), found.split)
+    return np.where(found.parts, WHOLE, after), after
+
+
+def _total_dims(op: Operation) -> Dims:
+    return next(m.writes[0] for m in op.members if m.name == op.total)
 
 
 def splittable(op: Operation) -> list[int]:
@@ -96,49 +189,25 @@ def splittable(op: Operation) -> list[int]:
     return [f for f in range(len(op.sizes)) if f not in minor and f not in op.whole]
 
 
-def layout_of(dims: Dims, split: Sequence[int]) -> Layout:
-    """How an array lies when its loops are split so."""
-    major = {dim[0]: i for i, dim in enumerate(dims) if dim}
-    return tuple(major.get(f, WHOLE) for f in split)
+def _free(op: Operation) -> Mask:
+    """Per factor, whether the first output lacks it; the last entry is of `WHOLE`."""
+    found = np.ones(len(op.sizes) + 1, np.bool_)
+    found[[WHOLE, *(f for dim in op.writes[0] for f in dim)]] = False
+    return found
 
 
-def _outcomes(
-    op: Operation, split: Sequence[int], shapes: Sequence[Sequence[int]], mesh: NamedMesh, lasting: bool
-) -> Iterator[tuple[Layout, ...]]:
-    """How the outputs may be left: whole over the axes of a sum, or scattered along a dim, or all in parts."""
-    plain = tuple(layout_of(dims, split) for dims in op.writes)
-    indexed = {f for dim in op.writes[0] for f in dim} if op.writes else set()
-    summed = [a for a, f in enumerate(split) if f != WHOLE and f not in indexed]
-    if op.kind not in SUMMING or not summed:
-        yield plain
-        return
-    if lasting:
-        yield (tuple(PARTS if a in summed else d for a, d in enumerate(plain[0])),)
-    dims = [d for d, n in enumerate(shapes[0]) if n > 1]
-    for places in itertools.product((WHOLE, *dims), repeat=len(summed)):
-        layout = list(plain[0])
-        for axis, dim in zip(summed, places, strict=True):
-            layout[axis] = dim
-        if any(
-            plain[0][b] == dim != WHOLE
-            for a, dim in zip(summed, places, strict=True)
-            for b in range(a, len(split))
-        ):
-            continue  # an inner axis already splits this dim: its blocks would have to change places
-        if splits(mesh, shapes[0], tuple(layout)):
-            yield (tuple(layout),)
+def layouts_of(dims: Dims, split: Layouts) -> Layouts:
+    """How an array lies when its loops are split so; [option, axis]."""
+    major = np.full(max((*(f for dim in dims for f in dim), int(split.max(initial=0)))) + 2, WHOLE)
+    for i, dim in enumerate(dims):
+        if dim:
+            major[dim[0]] = i
+    return major[split]
 
 
 @lru_cache(maxsize=1 << 12)
 def all_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     """Every layout that divides evenly."""
     per_axis = [[*(i for i, n in enumerate(shape) if size > 1 and n % size == 0), WHOLE] for size in sizes]
-    found = []
-    for layout in itertools.product(*per_axis):
-        degrees = [1] * len(shape)
-        for axis, dim in enumerate(layout):
-            if dim != WHOLE:
-                degrees[dim] *= sizes[axis]
-        if all(n % d == 0 for n, d in zip(shape, degrees, strict=True)):
-            found.append(layout)
-    return tuple(found)
+    found = grid(per_axis)
+    return as_layouts(found[divides(found, sizes, dict(enumerate(shape)))])

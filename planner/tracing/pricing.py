@@ -4,8 +4,9 @@ The physics is asked of ``cost_models``, as in `planner.sharding.pricing`; here 
 that it takes. An operator computes its own part and exchanges its sums; nothing overlaps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,8 +18,20 @@ from cost_models.compute import attention_seconds, matmul_seconds, memory_second
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
-from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, NamedMesh, moves, share, step_of
-from planner.tracing.options import Option, layout_of, total_layout
+from planner.tracing.layouts import (
+    WHOLE,
+    Codes,
+    Layout,
+    Layouts,
+    NamedMesh,
+    codes_of,
+    mask,
+    moves,
+    share,
+    step_of,
+    sums,
+)
+from planner.tracing.options import Option, Options, layouts_of, total_layouts
 from planner.tracing.program import Attention, Dims, Operation, Program, Value, elements
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
@@ -91,7 +104,8 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
-    _sums: dict[tuple[object, ...], tuple[Exchange, ...]] = field(default_factory=dict, repr=False)
+    _steps: dict[tuple[float, int, int], float] = field(default_factory=dict, repr=False)
+    """By bytes of the whole array, code of a step, and times, over all of these [s]."""
     _products: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
     def full_bytes(self, name: str) -> float:
@@ -100,13 +114,21 @@ class ProgramPricer:
 
     def operation(self, op: Operation, option: Option) -> Cost:
         """One operator: its arithmetic or its traffic, its sums, its borders."""
-        alone = self.unsummed(op, option)
-        return alone._replace(exchanges=(*self.sums(op, option), *alone.exchanges))
+        one = Options.of(option)
+        found = (
+            self._exchange(step_of(self.mesh, size, code), op.times)
+            for size, codes in self._collectives(op, one)
+            for code in codes[0].tolist()
+            if code
+        )
+        return Cost(float(_PRICES[op.kind](self, op, one)[0]) * op.times, tuple(found))
 
-    def unsummed(self, op: Operation, option: Option) -> Cost:
-        """What does not depend on where sums are left: all options of one split have it in common."""
-        exchanges = (*self._reductions(op, option), *self._halos(op, option))
-        return Cost(_PRICES[op.kind](self, op, option) * op.times, exchanges)
+    def seconds(self, op: Operation, options: Options) -> Array:
+        """Of each of many options of an operator, over all times [s]."""
+        total = _PRICES[op.kind](self, op, options) * op.times
+        for size, codes in self._collectives(op, options):
+            total = total + self._step_seconds(size, codes, op.times).sum(axis=1)
+        return total
 
     def arrival(self, name: str, layout: Layout) -> float:
         """Data that is new in every call is written to memory once [s]; what stays there is free."""
@@ -127,11 +149,17 @@ class ProgramPricer:
 
     def step_seconds(self, name: str, codes: Codes, times: int) -> Array:
         """Of moves of an array by the codes of their steps (`planner.tracing.layouts.steps`), over all times [s]."""
-        size = self.full_bytes(name)
+        return self._step_seconds(self.full_bytes(name), codes, times)
+
+    def _step_seconds(self, full_bytes: float, codes: Codes, times: int) -> Array:
         seconds = np.zeros(1 + codes.max(initial=0))
-        for code in np.flatnonzero(np.bincount(codes.ravel())):
-            if code:
-                seconds[code] = self._exchange(step_of(self.mesh, size, int(code)), times).seconds * times
+        for code in np.flatnonzero(np.bincount(codes.ravel())).tolist():
+            if not code:
+                continue
+            key = full_bytes, code, times
+            if key not in self._steps:
+                self._steps[key] = self._exchange(step_of(self.mesh, full_bytes, code), times).seconds * times
+            seconds[code] = self._steps[key]
         return np.asarray(seconds[codes])
 
     def _exchange(self, move: Move, times: int) -> Exchange:
@@ -149,90 +177,69 @@ class ProgramPricer:
             )
         return self._exchanges[key]
 
-    def _over(self, collective: str, axes: Sequence[int], full_bytes: float, times: int) -> Exchange:
-        return self._exchange(Move(collective, tuple(str(a) for a in axes), full_bytes), times)
-
-    def sums(self, op: Operation, option: Option) -> tuple[Exchange, ...]:
-        """Partial sums of the first output: scattered where the option says so, else reduced to all.
-
-        Axes that split one factor and end in one place make one collective, as XLA's partitioner has it.
-        """
+    def _collectives(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
+        """Those of the operator itself, in order: bytes of a whole array, and codes of steps, [option, step]."""
         if op.addends:
-            return self._totalled(op, option)
-        summed = option.summed(op, 0) if op.outputs else ()
-        if not summed:
-            return ()
-        local = self.full_bytes(op.outputs[0]) * share(self.mesh, layout_of(op.writes[0], option.split))
-        ends = tuple((option.writes[0][axis], option.split[axis], axis) for axis in summed)
-        return self._summed(local, ends, op.times)
+            if (parts := options.parts).any():
+                before, after = total_layouts(op, options)
+                kinds = np.full_like(after, WHOLE)
+                yield self.full_bytes(op.addends[0]), sums(after, kinds, parts, mask(before >= 0))
+        elif (summed := options.summed(op)).any():
+            inner = mask(layouts_of(op.writes[0], options.split) >= 0)
+            codes = sums(options.writes[0], options.split, summed, inner)
+            yield self.full_bytes(op.outputs[0]), codes
+        yield from self._reductions(op, options)
+        yield from self._halos(op, options)
 
-    def _totalled(self, op: Operation, option: Option) -> tuple[Exchange, ...]:
-        """The total of addends in parts: scattered along the dim that the kernel splits, or reduced to all."""
-        if not option.parts:
-            return ()
-        wanted = self._after(op, option)
-        local = self.full_bytes(op.addends[0]) * share(self.mesh, total_layout(op, option))
-        return self._summed(local, tuple((wanted[a], WHOLE, a) for a in option.parts), op.times)
-
-    def _summed(
-        self, local: float, ends: tuple[tuple[int, int, int], ...], times: int
-    ) -> tuple[Exchange, ...]:
-        key = local, ends, times
-        if key not in self._sums:
-            self._sums[key] = tuple(self._reduced(*key))
-        return self._sums[key]
-
-    def _reduced(self, local: float, ends: Sequence[tuple[int, int, int]], times: int) -> Iterable[Exchange]:
-        """Sums of arrays of ``local`` bytes, by the dim where each ends, its factor and its axis."""
-        together: dict[tuple[int, int], list[int]] = {}
-        for dim, factor, axis in ends:
-            together.setdefault((dim, factor), []).append(axis)
-        together = {end: axes for end, axes in together.items() if end[0] != PARTS}
-        for (dim, _), axes in sorted(together.items(), reverse=True):  # scattered ones first: they leave less
-            yield self._over("all_reduce" if dim == WHOLE else "reduce_scatter", axes, local, times)
-            local /= 1 if dim == WHOLE else self.mesh.degree(axes)
-
-    def _reductions(self, op: Operation, option: Option) -> Iterable[Exchange]:
+    def _reductions(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
         for reduction in op.reductions:
-            if axes := [a for a, f in enumerate(option.split) if f in reduction.over]:
-                size = elements(self._local_size(op, option, f) for f in reduction.dims)
-                yield self._over("all_reduce", axes, size * element_bytes(reduction.dtype), op.times)
+            over, split = (mask(np.isin(options.split, fs)) for fs in (reduction.over, reduction.dims))
+            size = elements(op.sizes[f] for f in reduction.dims) * element_bytes(reduction.dtype)
+            yield size, codes_of("all_reduce", over, split)[:, None]
 
-    def _halos(self, op: Operation, option: Option) -> Iterable[Exchange]:
+    def _halos(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
         """Borders of a split image, to both neighbours together; corners are left out."""
         for halo in op.halos:
-            if axes := [a for a, f in enumerate(option.split) if f == halo.factor]:
-                local = self.full_bytes(op.inputs[halo.operand]) * share(
-                    self.mesh, option.reads[halo.operand]
-                )
-                dim = next(i for i, d in enumerate(op.reads[halo.operand]) if halo.factor in d)
-                extent = self.program.value[op.inputs[halo.operand]].shape[dim] / self.mesh.degree(axes)
-                yield self._over("send", axes, local / extent * halo.elements, op.times)
+            name = op.inputs[halo.operand]
+            dim = next(i for i, d in enumerate(op.reads[halo.operand]) if halo.factor in d)
+            size = self.full_bytes(name) / self.program.value[name].shape[dim] * halo.elements
+            axes = mask(options.split == halo.factor)
+            others = mask(options.reads[halo.operand] >= 0) & ~axes
+            yield size, codes_of("send", axes, others)[:, None]
 
-    def _local_size(self, op: Operation, option: Option, factor: int) -> int:
-        return op.sizes[factor] // self.mesh.degree([a for a, f in enumerate(option.split) if f == factor])
-
-    def _local_bytes(self, names: Sequence[str], dims: Sequence[Dims], option: Option) -> float:
-        layouts = (layout_of(d, option.split) for d in dims)
-        return sum(
-            self.full_bytes(n) * share(self.mesh, layout) for n, layout in zip(names, layouts, strict=True)
+    def _local(self, names: Sequence[str], layouts: Sequence[Layouts]) -> Array:
+        """Bytes on one device of arrays together, [option] [B]."""
+        sizes = np.array(self.mesh.sizes)
+        shares = (
+            self.full_bytes(n) / np.where(w >= 0, sizes, 1).prod(axis=1)
+            for n, w in zip(names, layouts, strict=True)
         )
+        return np.asarray(sum(shares, np.zeros(1)))
 
-    def _product(self, op: Operation, option: Option) -> float:
+    def _written(self, op: Operation, options: Options) -> Array:
+        return self._local(op.outputs, [layouts_of(dims, options.split) for dims in op.writes])
+
+    def _extent(self, op: Operation, options: Options, factors: Collection[int]) -> Codes:
+        """Rounds of loops together on one device, [option]."""
+        split = np.where(np.isin(options.split, list(factors)), self.mesh.sizes, 1).prod(axis=1)
+        return np.asarray(elements(op.sizes[f] for f in factors) // split)
+
+    def _product(self, op: Operation, options: Options) -> Array:
         """Rows, columns, depth and batch are the loops that left, right and result have in common."""
         left, right, result = (_indexed(d) for d in _operands(op))
-
-        def extent(factors: Iterable[int]) -> int:
-            return elements(self._local_size(op, option, f) for f in factors)
-
+        extent = partial(self._extent, op, options)
         depth = extent((right if len(op.reads) > 1 else left) - result)
         columns, batch = extent(result & right - left), extent(result & left & right)
-        rows = extent(result - right)
-        device = self.mesh.cluster.device
+        loops = np.stack([extent(result - right), columns, depth, batch], axis=1)
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
         rate = self._rate(dtype)
-        key = rows, columns, depth, batch, rate, dtype
+        return np.array([self._multiplied(tuple(row), rate, dtype) for row in loops.tolist()])
+
+    def _multiplied(self, loops: tuple[int, ...], rate: str, dtype: str) -> float:
+        key = loops, rate, dtype
         if key not in self._products:
+            rows, columns, depth, batch = loops
+            device = self.mesh.cluster.device
             time = matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype))
             self._products[key] = time.seconds
         return self._products[key]
@@ -241,65 +248,65 @@ class ProgramPricer:
         known = self.mesh.cluster.device.peak_flops_per_second
         return next((rate for rate in RATES.get(dtype, ("bf16",)) if rate in known), "bf16")
 
-    def _attention(self, op: Operation, option: Option) -> float:
-        """One attention kernel; a backward one that finds no scores makes them again, as a forward one does.
-
-        Heads that share keys count as heads of a batch of key heads.
-        """
+    def _attention(self, op: Operation, options: Options) -> Array:
+        """One attention kernel; heads that share keys count as heads of a batch of key heads."""
         how = op.attention
         assert how is not None
+        positions = {_positions(op, how)}
+        queries, keys, width, depth = map(set, (how.queries, how.keys, how.width, how.depth))
+        batch = set(range(len(op.sizes))) - queries - keys - width - depth
+        groups = (batch, queries - positions, positions & queries, keys, width, depth)
+        loops = np.stack([self._extent(op, options, group) for group in groups], axis=1)
+        distinct, place = np.unique(loops, axis=0, return_inverse=True)
+        rate = self._rate(self.program.value[op.inputs[0]].dtype)
+        return np.array([self._attended(row, how, rate) for row in distinct.tolist()])[place.ravel()]
 
-        def extent(factors: Iterable[int]) -> int:
-            return elements(self._local_size(op, option, f) for f in factors)
-
-        named = {*how.queries, *how.keys, *how.width, *how.depth}
-        positions = _positions(op, how)
+    def _attended(self, loops: Sequence[int], how: Attention, rate: str) -> float:
+        """A backward kernel that finds no scores makes them again, as a forward one does."""
+        batch, heads, q_len, kv_len, qk_dim, v_dim = loops
         shape = AttentionShape(
-            batch=extent(f for f in range(len(op.sizes)) if f not in named),
-            heads=extent(f for f in how.queries if f != positions),
-            q_len=extent(f for f in how.queries if f == positions),
-            kv_len=extent(how.keys),
-            qk_dim=extent(how.width),
-            v_dim=extent(how.depth),
+            batch=batch,
+            heads=heads,
+            q_len=q_len,
+            kv_len=kv_len,
+            qk_dim=qk_dim,
+            v_dim=v_dim,
             kv_heads=1,
             causal=how.causal,
         )
-        device, rate = self.mesh.cluster.device, self._rate(self.program.value[op.inputs[0]].dtype)
+        device = self.mesh.cluster.device
         passes = (False, True) if how.backward and how.kernel == "plain" else (how.backward,)
         return sum(attention_seconds(shape, device, rate, how.kernel, again).seconds for again in passes)
 
-    def _traffic(self, op: Operation, option: Option) -> float:
-        """Every input read and every output written once; a total of parts is written and read beside."""
-        read = sum(
-            self.full_bytes(n) * share(self.mesh, w) for n, w in zip(op.inputs, option.reads, strict=True)
-        )
-        local = read + self._local_bytes(op.outputs, op.writes, option)
+    def _streamed(self, bytes_: Array) -> Array:
+        distinct, place = np.unique(bytes_, return_inverse=True)
         device = self.mesh.cluster.device
-        if not (op.addends and option.parts):
-            return stream_seconds(local, device).seconds
-        total = self.full_bytes(op.addends[0]) * share(self.mesh, total_layout(op, option))
+        return np.array([stream_seconds(b, device).seconds for b in distinct.tolist()])[place]
+
+    def _traffic(self, op: Operation, options: Options) -> Array:
+        """Every input read and every output written once; a total of parts is written and read beside."""
+        local = self._local(op.inputs, options.reads) + self._written(op, options)
+        if not op.addends:
+            return self._streamed(local)
+        before, after = total_layouts(op, options)
+        total = self._local(op.addends[:1], [before])
         summed = sum(n in op.addends for n in op.inputs) * total
-        later = local - summed + self.full_bytes(op.addends[0]) * share(self.mesh, self._after(op, option))
-        return stream_seconds(summed + total, device).seconds + stream_seconds(later, device).seconds
+        later = local - summed + self._local(op.addends[:1], [after])
+        apart = self._streamed(summed + total) + self._streamed(later)
+        return np.where(options.parts.any(axis=1), apart, self._streamed(local))
 
-    def _after(self, op: Operation, option: Option) -> Layout:
-        """How a total lies when it has been summed up."""
-        return layout_of(next(m.writes[0] for m in op.members if m.name == op.total), option.split)
-
-    def _lookup(self, op: Operation, option: Option) -> float:
+    def _lookup(self, op: Operation, options: Options) -> Array:
         """Rows that are read and written, and the indices."""
-        read = self._local_bytes(op.inputs[1:], op.reads[1:], option)
-        written = self._local_bytes(op.outputs, op.writes, option)
-        return stream_seconds(read + 2 * written, self.mesh.cluster.device).seconds
+        indices = [layouts_of(dims, options.split) for dims in op.reads[1:]]
+        return self._streamed(self._local(op.inputs[1:], indices) + 2 * self._written(op, options))
 
-    def _accumulate(self, op: Operation, option: Option) -> float:
+    def _accumulate(self, op: Operation, options: Options) -> Array:
         """Updates read, rows read and written; the result written once before."""
-        updates = self._local_bytes(op.inputs, op.reads, option)
-        written = self._local_bytes(op.outputs, op.writes, option)
-        return stream_seconds(3 * updates + written, self.mesh.cluster.device).seconds
+        updates = self._local(op.inputs, [layouts_of(dims, options.split) for dims in op.reads])
+        return self._streamed(3 * updates + self._written(op, options))
 
-    def _nothing(self, op: Operation, option: Option) -> float:
-        return 0.0
+    def _nothing(self, op: Operation, options: Options) -> Array:
+        return np.zeros(len(options))
 
 
 _PRICES = MappingProxyType(

@@ -15,7 +15,7 @@ from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 from planner.tracing.lifetimes import node_intervals
-from planner.tracing.nodes import NodeOption, Nodes
+from planner.tracing.nodes import CopyOption, NodeOption, NodeOptions, Nodes
 from planner.tracing.pricing import ProgramPricer
 from planner.tracing.tables import Moves, Tables
 
@@ -27,7 +27,7 @@ TICKS = 10_000_000
 class LayoutProblem:
     """A network whose nodes are classes of the program's nodes."""
 
-    options: tuple[tuple[NodeOption, ...], ...]
+    options: tuple[NodeOptions, ...]
     """Per node of the program."""
     group: tuple[int, ...]
     """Per node of the program, the node of the network that decides for it."""
@@ -64,42 +64,30 @@ class LayoutProblem:
         for k, piece in pieces.items():
             own = network.pieces[flat[k][0]]
             own[piece.rows] = own.get(piece.rows, 0.0) + piece.bytes_
-        kept = {
-            g: np.flatnonzero(mask) for g, mask in self._worth_looking_at(math.isfinite(memory_limit)).items()
-        }
+        kept = self._worth_looking_at(math.isfinite(memory_limit))
         for g, options in kept.items():
             network.keep(g, options)
+        ticks = {id(moves.table): np.rint(moves.table / tick) for _, _, moves in self.links}
         for u, v, moves in self.links:
             rows, columns = moves.rows[kept[self.group[u]]], moves.columns[kept[self.group[v]]]
-            seconds = moves.table.seconds[np.ix_(rows, columns)]
-            network.add_table(self.group[u], self.group[v], np.rint(seconds / tick))
+            network.add_table(self.group[u], self.group[v], ticks[id(moves.table)][np.ix_(rows, columns)])
         return network
 
-    def _worth_looking_at(self, memory_matters: bool) -> dict[int, npt.NDArray[np.bool_]]:
-        """Per node of the network, the options that no other replaces at no loss, whatever the others choose."""
-        loss: dict[int, Array] = {}
-        for node, seconds in enumerate(self.seconds):
-            g = self.group[node]
-            loss[g] = loss.get(g, 0.0) + seconds[:, None] - seconds[None, :]
-            if memory_matters:
-                for held in self.bytes_[node]:
-                    loss[g] = np.where(held[:, None] > held[None, :], np.inf, loss[g])
-        closed = {self.group[u] for u, v, _ in self.links if self.group[u] == self.group[v]}
-        for u, v, moves in self.links:
-            if self.group[u] not in closed:
-                loss[self.group[u]] = loss[self.group[u]] + moves.source_loss
-            if self.group[v] not in closed:
-                loss[self.group[v]] = loss[self.group[v]] + moves.target_loss
-        return {
-            g: ~_replaced(table) if g not in closed else np.ones(len(table), np.bool_)
-            for g, table in loss.items()
-        }
+    def _worth_looking_at(self, memory_matters: bool) -> dict[int, npt.NDArray[np.intp]]:
+        """Per node of the network, its options; a copy may as well hold its own where memory does not matter."""
+        found = {g: np.arange(len(self.options[g])) for g in set(self.group)}
+        for g in found if not memory_matters else ():
+            if isinstance(self.options[g][0], CopyOption):
+                found[g] = np.array(
+                    [i for i, o in enumerate(self.options[g]) if isinstance(o, CopyOption) and o.held]
+                )
+        return found
 
 
 def layout_problem(
     pricer: ProgramPricer,
     nodes: Nodes,
-    options: Sequence[tuple[NodeOption, ...]],
+    options: Sequence[NodeOptions],
     group: Sequence[int],
     state_share: float,
 ) -> LayoutProblem:
@@ -113,14 +101,6 @@ def layout_problem(
         bytes_=tuple(tables.held(node, state_share) for node in range(len(options))),
         intervals=tuple(tuple(spans) for spans in node_intervals(pricer.program, nodes)),
     )
-
-
-def _replaced(loss: Array) -> npt.NDArray[np.bool_]:
-    """Options b for which some a costs no more; of equals the first stays."""
-    replaces = loss <= 0
-    np.fill_diagonal(replaces, False)
-    earlier = np.tri(len(loss), k=-1, dtype=np.bool_).T  # [a, b]: a before b
-    return np.asarray((replaces & (~replaces.T | earlier)).any(axis=0))
 
 
 def chosen_options(problem: LayoutProblem, choice: Mapping[int, int]) -> tuple[NodeOption, ...]:

@@ -9,14 +9,14 @@ Source: Weisfeiler and Leman, "The reduction of a graph to canonical form" (1968
 
 from collections.abc import Sequence
 
-from planner.tracing.nodes import NodeOption, Nodes
+from planner.tracing.nodes import NodeOptions, Nodes
 from planner.tracing.program import Program
 
 STEPS = 4
 """How far neighbours are looked at."""
 
 
-def alike(program: Program, nodes: Nodes, options: Sequence[tuple[NodeOption, ...]]) -> list[int]:
+def alike(program: Program, nodes: Nodes, options: Sequence[NodeOptions]) -> list[int]:
     """Per node the first node that is like it."""
     colours = [hash_of(key) for key in _own(program, nodes, options)]
     for _ in range(STEPS):
@@ -30,9 +30,7 @@ def alike(program: Program, nodes: Nodes, options: Sequence[tuple[NodeOption, ..
     return [first.setdefault((c, id(o)), i) for i, (c, o) in enumerate(zip(colours, options, strict=True))]
 
 
-def _own(
-    program: Program, nodes: Nodes, options: Sequence[tuple[NodeOption, ...]]
-) -> list[tuple[object, ...]]:
+def _own(program: Program, nodes: Nodes, options: Sequence[NodeOptions]) -> list[tuple[object, ...]]:
     value = program.value
     found: list[tuple[object, ...]] = [
         ("input", value[n].role, value[n].shape, value[n].dtype) for n in nodes.inputs

@@ -14,7 +14,15 @@ from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
 from planner.tracing.layouts import Layout, NamedMesh
-from planner.tracing.nodes import AgainOption, NodeOption, Nodes, made_layout, node_options, nodes_of
+from planner.tracing.nodes import (
+    AgainOption,
+    NodeOption,
+    Nodes,
+    made_layout,
+    node_options,
+    nodes_of,
+    without_idle_copies,
+)
 from planner.tracing.options import Option
 from planner.tracing.passes import clean
 from planner.tracing.pricing import ProgramPricer
@@ -152,7 +160,7 @@ class _Solved(NamedTuple):
 def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
     problem = setting.problem
     answer = solve_narrowed(problem.network(limit), deadline)
-    chosen = chosen_options(problem, answer.choice)
+    chosen = without_idle_copies(setting.nodes, chosen_options(problem, answer.choice))
     rounded = (len(problem.seconds) + len(problem.links)) / 2
     bound = max(0.0, answer.lower_bound - rounded) * problem.tick
     return _Solved(setting, chosen, setting.estimate(chosen), bound, answer.lower_bound > answer.cost - 1)

@@ -13,19 +13,19 @@ import numpy.typing as npt
 
 from planner.intra_op.problem import Array
 from planner.tracing.evaluation import held_share
-from planner.tracing.layouts import Codes, in_parts, share, steps
+from planner.tracing.layouts import Codes, Layouts, as_layouts, distinct, in_parts, share, steps
 from planner.tracing.nodes import (
     AgainOption,
     CopyOption,
     Link,
-    NodeOption,
+    NodeOptions,
     Nodes,
     given_layout,
     left_layout,
     made_layout,
     wanted_layout,
 )
-from planner.tracing.options import Option
+from planner.tracing.options import Options
 from planner.tracing.pricing import ProgramPricer
 from planner.tracing.recomputing import Again
 
@@ -37,35 +37,13 @@ Spot = Any
 Spots = tuple[tuple[Spot, ...], Indices]
 """Distinct ones at a node, and which of them each option has."""
 
-LARGEST_BATCH = 2**20
-"""Entries of the largest temporary array."""
-
-UNLIMITED = 1e30
-"""Stands in for the loss of what is forbidden anyway [s]."""
-
-
-@dataclass(frozen=True, eq=False)
-class LayoutTable:
-    """Seconds between layouts, [source, target] [s]; ``inf`` is forbidden."""
-
-    seconds: Array
-
-    @cached_property
-    def source_loss(self) -> Array:
-        """[a, b]: the most that a instead of b costs at the source, over what b allows at the target [s]."""
-        return _most(self.seconds)
-
-    @cached_property
-    def target_loss(self) -> Array:
-        """The same at the target."""
-        return _most(self.seconds.T)
-
 
 @dataclass(frozen=True, eq=False)
 class Moves:
     """Seconds between the options of two nodes, by the layouts that these have."""
 
-    table: LayoutTable
+    table: Array
+    """Seconds between layouts, [source, target] [s]; ``inf`` is forbidden."""
     rows: Indices
     """Layout of each of the source's options."""
     columns: Indices
@@ -74,39 +52,16 @@ class Moves:
     @cached_property
     def full(self) -> Array:
         """[source's option, target's option] [s]."""
-        return self.table.seconds[np.ix_(self.rows, self.columns)]
-
-    @property
-    def source_loss(self) -> Array:
-        """[a, b]: the most that a instead of b costs at the source, over its options [s]."""
-        return self.table.source_loss[np.ix_(self.rows, self.rows)]
-
-    @property
-    def target_loss(self) -> Array:
-        """The same at the target."""
-        return self.table.target_loss[np.ix_(self.columns, self.columns)]
-
-
-def _most(table: Array) -> Array:
-    """[a, b]: largest of table[a] - table[b] over the columns that b allows."""
-    lost = np.empty((len(table), len(table)))
-    step = max(1, LARGEST_BATCH // table.size)
-    known = np.where(np.isfinite(table), table, 2 * UNLIMITED)
-    table = np.minimum(table, UNLIMITED)
-    for at in range(0, len(table), step):
-        lost[:, at : at + step] = (table[:, None, :] - known[None, at : at + step]).max(axis=2)
-    return np.where(lost > UNLIMITED / 2, np.inf, lost)
+        return self.table[np.ix_(self.rows, self.columns)]
 
 
 class Tables:
     """Tables of one program on one mesh."""
 
-    def __init__(
-        self, pricer: ProgramPricer, nodes: Nodes, options: Sequence[tuple[NodeOption, ...]]
-    ) -> None:
+    def __init__(self, pricer: ProgramPricer, nodes: Nodes, options: Sequence[NodeOptions]) -> None:
         self.pricer, self.nodes, self.options = pricer, nodes, options
         self.known: dict[tuple[object, ...], Array] = {}
-        self.tables: dict[tuple[object, ...], LayoutTable] = {}
+        self.tables: dict[tuple[object, ...], Array] = {}
         self.spots: dict[tuple[object, ...], Spots] = {}
         self.steps: dict[tuple[object, ...], Codes] = {}
 
@@ -130,16 +85,9 @@ class Tables:
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos)
         if key not in self.known:
-            alone: dict[tuple[tuple[int, ...], ...], float] = {}
-            found = []
-            for option in self.options[node]:
-                assert isinstance(option, Option)
-                how = option.split, option.parts if op.addends else ()
-                if how not in alone:
-                    alone[how] = self.pricer.unsummed(op, option).seconds
-                sums = sum(e.seconds * e.times for e in self.pricer.sums(op, option))
-                found.append(alone[how] + sums)
-            self.known[key] = np.array(found)
+            options = self.options[node]
+            assert isinstance(options, Options)
+            self.known[key] = self.pricer.seconds(op, options)
         return self.known[key]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
@@ -155,13 +103,15 @@ class Tables:
         else:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
         states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
-        free = [isinstance(o, CopyOption) and not o.held for o in choices]
+        free = np.zeros(len(choices), np.bool_)
+        if not isinstance(choices, Options):
+            free = np.array([isinstance(o, CopyOption) and not o.held for o in choices])
         return tuple(
             np.where(free, 0.0, self._shares(choices, k) * (self.pricer.full_bytes(name) * states))
             for k, name in enumerate(outputs)
         )
 
-    def _held_late(self, again: Again, choices: tuple[NodeOption, ...]) -> tuple[Array, ...]:
+    def _held_late(self, again: Again, choices: NodeOptions) -> tuple[Array, ...]:
         outputs = self.nodes.operations[again.operation].outputs
         kept = np.array([isinstance(o, AgainOption) and o.kept is not None for o in choices])
         shared = np.array([isinstance(o, AgainOption) and o.shared for o in choices])
@@ -172,12 +122,13 @@ class Tables:
             found += [np.where(kept, own, 0.0), own, np.where(shared, held, 0.0)]
         return tuple(found)
 
-    def _shares(self, choices: tuple[NodeOption, ...], place: int) -> Array:
+    def _shares(self, choices: NodeOptions, place: int) -> Array:
         """Part of an array that one device holds, by option."""
         key = ("share", id(choices), place)
         if key not in self.known:
             how = ("left", id(choices), place)
-            found, rows = self._spots(how, lambda: [left_layout(o, place) for o in choices])
+            arrays = choices.writes if isinstance(choices, Options) else ()
+            found, rows = self._spots(how, arrays[place:], lambda: [left_layout(o, place) for o in choices])
             mesh = self.pricer.mesh
             self.known[key] = np.array([0.0 if at is None else share(mesh, at) for at in found])[rows]
         return self.known[key]
@@ -187,31 +138,43 @@ class Tables:
         before, after = self.options[link.source.node], self.options[link.target.node]
         if link.kept:
             left, rows = self._spots(
-                ("made", id(before)), lambda: [getattr(o, "writes", None) for o in before]
+                ("made", id(before)), (), lambda: [getattr(o, "writes", None) for o in before]
             )
             right, columns = self._spots(
-                ("kept", id(after)), lambda: [getattr(o, "kept", None) for o in after]
+                ("kept", id(after)), (), lambda: [getattr(o, "kept", None) for o in after]
             )
         else:
             left, rows = self._spots(
                 ("given", id(before), link.source.place, link.again, link.early),
+                before.writes[link.source.place :] if isinstance(before, Options) else (),
                 lambda: [given_layout(o, link) for o in before],
             )
-            how = ("wanted", id(after), link.target.place, link.returned, link.copied)
+            arrays = (after.writes if link.returned else after.reads) if isinstance(after, Options) else ()
             right, columns = self._spots(
-                how, lambda: [o if link.copied else wanted_layout(o, link) for o in after]
+                ("wanted", id(after), link.target.place, link.returned, link.copied),
+                arrays[link.target.place :],
+                lambda: [o if link.copied else wanted_layout(o, link) for o in after],
             )
         key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept)
         if key not in self.tables:
-            self.tables[key] = LayoutTable(self._seconds(link, left, right))
+            self.tables[key] = self._seconds(link, left, right)
         return Moves(self.tables[key], rows, columns)
 
-    def _spots(self, key: tuple[object, ...], found: Callable[[], Sequence[Spot]]) -> Spots:
-        """Distinct layouts (or options of a copy), and for each option which of them it has."""
+    def _spots(
+        self, key: tuple[object, ...], arrays: Sequence[Layouts], found: Callable[[], Sequence[Spot]]
+    ) -> Spots:
+        """Distinct layouts (or options of a copy), and for each option which of them it has.
+
+        Of the first of ``arrays`` [option, axis], or of what is ``found`` option by option.
+        """
         if key not in self.spots:
-            distinct: dict[Spot, int] = {}
-            places = [distinct.setdefault(layout, len(distinct)) for layout in found()]
-            self.spots[key] = tuple(distinct), np.array(places, dtype=np.intp)
+            if len(arrays):
+                layouts, places = distinct(arrays[0])
+                self.spots[key] = as_layouts(layouts), places
+            else:
+                seen: dict[Spot, int] = {}
+                which = [seen.setdefault(layout, len(seen)) for layout in found()]
+                self.spots[key] = tuple(seen), np.array(which, dtype=np.intp)
         return self.spots[key]
 
     def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:

@@ -10,9 +10,22 @@ from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
 from planner.errors import InputError
-from planner.tracing.layouts import WHOLE, Layout, NamedMesh, moves, share, splits, step_of, steps
+from planner.tracing.layouts import (
+    PARTS,
+    WHOLE,
+    Layout,
+    NamedMesh,
+    as_layouts,
+    distinct,
+    divides,
+    moves,
+    share,
+    step_of,
+    steps,
+    sums,
+)
 from planner.tracing.options import all_layouts
-from planner.tracing.tables import LayoutTable, Moves
+from planner.tracing.tables import Moves
 
 MESH = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4})
 SHAPE = (8, 16)
@@ -87,7 +100,8 @@ def test_a_slice_is_free() -> None:
 
 
 def test_layouts_divide_evenly() -> None:
-    assert all(splits(MESH, (6, 16), layout) for layout in all_layouts((6, 16), MESH.sizes))
+    every = np.array(all_layouts((6, 16), MESH.sizes))
+    assert divides(every, MESH.sizes, {0: 6, 1: 16}).all()
     assert (1, 0) not in all_layouts((6, 16), MESH.sizes)
     assert (0, 1) in all_layouts((6, 16), MESH.sizes)
 
@@ -103,10 +117,38 @@ def test_a_mesh_fits_its_cluster() -> None:
         NamedMesh(load_cluster("dgx-h100:2"), {"a": 32})
 
 
-def test_losses_are_the_worst_over_what_is_allowed() -> None:
-    seconds = LayoutTable(np.array([[0.0, 3.0], [1.0, np.inf]]))
-    table = Moves(seconds, np.array([0, 1, 0]), np.array([0, 1]))
+def test_moves_between_options_are_those_between_their_layouts() -> None:
+    table = Moves(np.array([[0.0, 3.0], [1.0, np.inf]]), np.array([0, 1, 0]), np.array([0, 1]))
     assert table.full.tolist() == [[0.0, 3.0], [1.0, np.inf], [0.0, 3.0]]
-    assert table.source_loss[:2, :2].tolist() == [[0.0, -1.0], [np.inf, 0.0]]
-    assert table.source_loss[2, 0] == 0
-    assert table.target_loss.tolist() == [[0.0, -3.0], [np.inf, 0.0]]
+
+
+def test_each_layout_once_and_where_it_is() -> None:
+    layouts = np.array([[WHOLE, 1], [PARTS, 0], [WHOLE, 1], [2, PARTS]])
+    once, place = distinct(layouts)
+    assert sorted(as_layouts(once)) == [(PARTS, 0), (WHOLE, 1), (2, PARTS)]
+    assert (once[place] == layouts).all()
+
+
+@pytest.mark.parametrize(
+    ("ends", "kinds", "expected"),
+    [
+        ((WHOLE, WHOLE), (0, 0), [("all_reduce", ("0", "1"), 64.0)]),
+        ((WHOLE, WHOLE), (0, 1), [("all_reduce", ("1",), 64.0), ("all_reduce", ("0",), 64.0)]),
+        ((1, WHOLE), (0, 0), [("reduce_scatter", ("0",), 64.0), ("all_reduce", ("1",), 32.0)]),
+        ((WHOLE, 0), (0, 0), [("reduce_scatter", ("1",), 64.0), ("all_reduce", ("0",), 16.0)]),
+        ((1, PARTS), (0, 0), [("reduce_scatter", ("0",), 64.0)]),
+        ((PARTS, PARTS), (0, 0), []),
+    ],
+)
+def test_sums_scatter_first_and_leave_less(
+    ends: Layout, kinds: Layout, expected: list[tuple[str, tuple[str, ...], float]]
+) -> None:
+    """An array of 64 bytes in parts over both axes, 2 x 4."""
+    found = sums(np.array([ends]), np.array([kinds]), np.ones((1, 2), np.bool_), np.zeros(1, np.int64))
+    assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == expected
+
+
+def test_a_sum_of_shards_moves_the_shards_only() -> None:
+    one_axis = np.array([[True, False]])
+    found = sums(np.array([[WHOLE, 0]]), np.array([[3, 1]]), one_axis, np.array([0b10]))
+    assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == [("all_reduce", ("0",), 16.0)]
