@@ -20,8 +20,8 @@ from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 
-FIRST_SLACK, GROWTH = 3e-4, 5.0
-"""Of the bound; and by what the slack is multiplied where it was too small."""
+FIRST_SLACK, GROWTH, GROWTH_UNDER_MEMORY = 3e-4, 5.0, 20.0
+"""Of the bound; and by what the slack is multiplied where it was too small: parts are solved fast without memory."""
 
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
@@ -47,7 +47,7 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
             best = answer if best is None or answer.cost < best.cost else best
             if answer.cost <= target:
                 return _whole(network, best, max(least, answer.lower_bound))
-        slack *= GROWTH
+        slack *= GROWTH_UNDER_MEMORY if network.rows.size else GROWTH
     answer = solve_network(network.copy(), deadline)
     return _whole(network, min(answer, best or answer, key=lambda a: a.cost), answer.lower_bound)
 
