@@ -19,6 +19,8 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
     for name, seconds in answer.baselines.items():
         yield f"{name + ':':<15}{1e3 * seconds:.3f} ms"
     yield f"cleaned      {'; '.join(answer.program.applied) or 'nothing to do'}"
+    for products in answer.together:
+        yield f"as one       {', '.join(products)}"
     if answer.program.replicated:
         yield f"replicated   no rule for {', '.join(answer.program.replicated)}"
     yield "inputs"

@@ -2,7 +2,8 @@
 
 Each operator takes what is cheapest next to what is already decided, first in the program's order, then again
 until nothing changes: as a partitioner propagates annotations, and no worse. Last, products that are only added up
-are summed once where that is cheaper, as when their weights stand side by side in one array.
+are summed once where that is cheaper, as when their weights stand side by side in one array, and products of one value
+that are split alike run as one.
 """
 
 import math
@@ -47,6 +48,7 @@ def follow(problem: LayoutProblem, nodes: Nodes, fixed: Mapping[int, int]) -> li
     for i, op in enumerate(nodes.operations):
         if op.addends:
             chosen |= around.summed_once(first + i, [made[name] for name in op.addends], chosen)
+    chosen |= {node: best(node) for node in range(nodes.first_joint, len(problem.options))}
     return [chosen[node] for node in range(len(problem.options))]
 
 

@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from planner.tracing.concatenation import patterns_of
 from planner.tracing.layouts import share
 from planner.tracing.lifetimes import node_intervals
 from planner.tracing.nodes import (
     AgainOption,
     CopyOption,
+    JointOption,
     NodeOption,
     Nodes,
     given_layout,
@@ -64,7 +68,8 @@ def evaluate_program(
 ) -> ProgramEstimate:
     """Price the options ``chosen``, one per node; ``state_share`` as in `node_bytes`.
 
-    Raises ``ValueError`` where a copy that holds nothing of its own differs from its value.
+    Raises ``ValueError`` where a copy that holds nothing of its own differs from its value, or products that run as
+    one are split otherwise than one another.
     """
     exchanges: list[Priced] = []
     compute = sum(pricer.arrival(n, made_layout(o, 0)) for n, o in zip(nodes.inputs, chosen, strict=False))
@@ -73,7 +78,8 @@ def evaluate_program(
         cost = pricer.operation(op, option)
         compute += cost.compute
         exchanges += [Priced(op.name, e) for e in cost.exchanges]
-    for again, option in zip(nodes.agains, chosen[nodes.first_again :], strict=True):
+    compute -= sum(_saved(nodes, chosen, j) for j in range(len(nodes.joints)))
+    for again, option in zip(nodes.agains, chosen[nodes.first_again : nodes.first_joint], strict=True):
         assert isinstance(option, AgainOption)
         if option.option:
             op = nodes.operations[again.operation]
@@ -93,6 +99,21 @@ def evaluate_program(
     return ProgramEstimate(
         compute, communication, peak_bytes(pricer, nodes, chosen, state_share), tuple(exchanges)
     )
+
+
+def _saved(nodes: Nodes, chosen: Sequence[NodeOption], number: int) -> float:
+    """By products that run as one, if they do [s]."""
+    joint, option = nodes.joints[number], chosen[nodes.first_joint + number]
+    assert isinstance(option, JointOption)
+    if option.pattern is None:
+        return 0.0
+    for i in joint.operations:
+        product = chosen[len(nodes.inputs) + i]
+        assert isinstance(product, Option)
+        split = np.array([product.split])
+        if tuple(patterns_of(nodes.operations[i], joint.place, split)[0].tolist()) != option.pattern:
+            raise ValueError(f"{nodes.operations[i].name} is not split as what it is to run as one with")
+    return joint.saved[joint.patterns.index(option.pattern)]
 
 
 def node_bytes(
@@ -119,6 +140,8 @@ def node_bytes(
             own = held if option.shared or value.last_own >= 0 else 0.0
             found += [own if option.kept is not None else 0.0, own, held if option.shared else 0.0]
         return found
+    if isinstance(option, JointOption):
+        return []
     name = nodes.inputs[node]
     return [pricer.full_bytes(name) * share(mesh, option) * held_share(program, name, state_share)]
 

@@ -37,7 +37,8 @@ def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
     found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
     found += [[values[name] for name in op.outputs] for op in nodes.operations]
     found += [[(copy.first, copy.last + 1)] for copy in nodes.copies]
-    return found + [_late_intervals(again) for again in nodes.agains]
+    found += [_late_intervals(again) for again in nodes.agains]
+    return found + [[] for _ in nodes.joints]
 
 
 def _late_intervals(again: Again) -> list[Interval]:

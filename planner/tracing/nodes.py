@@ -8,10 +8,11 @@ readers may find between them and the operator that makes a value its *second ru
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from planner.tracing.concatenation import Joint, Pattern
 from planner.tracing.layouts import PARTS, Layout, NamedMesh
 from planner.tracing.options import Option, Options, all_layouts, options
 from planner.tracing.program import Operation, Program
-from planner.tracing.recomputing import NEAR, Again, late_readers
+from planner.tracing.recomputing import Again, clusters, late_readers
 
 
 class Slot(NamedTuple):
@@ -36,6 +37,8 @@ class Link(NamedTuple):
     """From an operator to its second run, which may keep what was made only as it lies."""
     again: bool = False
     """Between second runs."""
+    joint: bool = False
+    """From a product to what runs it together with others: how it is split, not how its output lies."""
     early: bool = False
     """Between second runs, of which the source's would come too late: it must have kept what is wanted."""
 
@@ -67,14 +70,21 @@ class AgainOption(NamedTuple):
     """Held for other second runs too, not only for late readers."""
 
 
+class JointOption(NamedTuple):
+    """Products run as one, all split so, or apart."""
+
+    pattern: Pattern | None = None
+
+
 class Nodes(NamedTuple):
-    """Everything that decides: inputs first, then operators, then copies, then second runs."""
+    """Everything that decides: inputs first, then operators, copies, second runs, products that may run as one."""
 
     inputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     copies: tuple[Copy, ...]
     links: tuple[Link, ...]
     agains: tuple[Again, ...] = ()
+    joints: tuple[Joint, ...] = ()
 
     @property
     def first_again(self) -> int:
@@ -82,35 +92,42 @@ class Nodes(NamedTuple):
         return len(self.inputs) + len(self.operations) + len(self.copies)
 
     @property
+    def first_joint(self) -> int:
+        """The node of the first products that may run as one."""
+        return self.first_again + len(self.agains)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """One per node."""
         copies = (f"{c.value} for {self.operations[c.first].name}" for c in self.copies)
         agains = (f"{self.operations[a.operation].name} again" for a in self.agains)
-        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains)
+        joints = (" and ".join(self.operations[i].name for i in j.operations) for j in self.joints)
+        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains, *joints)
 
     @property
     def operators(self) -> tuple[str, ...]:
         """Per node, the operator (or input) that exchanges are attributed to; a copy is its first reader's."""
         copies = (self.operations[c.first].name for c in self.copies)
         agains = (self.operations[a.operation].name for a in self.agains)
-        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains)
+        joints = (self.operations[j.operations[0]].name for j in self.joints)
+        return (*self.inputs, *(op.name for op in self.operations), *copies, *agains, *joints)
 
 
-def nodes_of(program: Program, agains: Sequence[Again] = ()) -> Nodes:
-    """The nodes of a program and what runs between them, with second runs of some operators."""
+def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Joint] = ()) -> Nodes:
+    """The nodes of a program and what runs between them, with second runs of some, and some to run as one."""
     inputs = tuple(v.name for v in program.values if v.role != "intermediate")
     at = {name: Slot(i, 0) for i, name in enumerate(inputs)}
     for i, op in enumerate(program.operations):
         at |= {name: Slot(len(inputs) + i, k) for k, name in enumerate(op.outputs)}
     late = late_readers(program, agains)
-    clusters = [
+    shared = [
         (name, near, bool(near) and near[0] in late.get(name, ()))
         for name, readers in program.readers.items()
         for part in _parts(readers, late.get(name, ()))
-        for near in _clusters(program.operations, part)
+        for near in clusters(program.operations, part)
     ]
     first_copy = len(inputs) + len(program.operations)
-    first_again = first_copy + sum(len(near) > 1 for _, near, _ in clusters)
+    first_again = first_copy + sum(len(near) > 1 for _, near, _ in shared)
     again = {
         late.name: Slot(first_again + j, program.operations[a.operation].outputs.index(late.name))
         for j, a in enumerate(agains)
@@ -118,7 +135,7 @@ def nodes_of(program: Program, agains: Sequence[Again] = ()) -> Nodes:
     }
     copies: list[Copy] = []
     links: list[Link] = []
-    for name, near, is_late in clusters:
+    for name, near, is_late in shared:
         source, times = again[name] if is_late else at[name], program.operations[near[0]].times
         if len(near) > 1:
             copies.append(Copy(name, near[0], near[-1]))
@@ -148,7 +165,16 @@ def nodes_of(program: Program, agains: Sequence[Again] = ()) -> Nodes:
             for k, n in enumerate(op.inputs)
         ]
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
-    return Nodes(inputs, program.operations, tuple(copies), tuple(links), tuple(agains))
+    links += _joint_links(program, joints, len(inputs), first_again + len(agains))
+    return Nodes(inputs, program.operations, tuple(copies), tuple(links), tuple(agains), tuple(joints))
+
+
+def _joint_links(program: Program, joints: Sequence[Joint], first: int, first_joint: int) -> Iterator[Link]:
+    """From products, whose nodes begin at ``first``, to what runs them as one."""
+    for j, joint in enumerate(joints):
+        for k, i in enumerate(joint.operations):
+            op = program.operations[i]
+            yield Link(op.outputs[0], Slot(first + i, 0), Slot(first_joint + j, k), op.times, joint=True)
 
 
 def _parts(readers: Sequence[int], late: Sequence[int]) -> list[list[int]]:
@@ -156,21 +182,11 @@ def _parts(readers: Sequence[int], late: Sequence[int]) -> list[list[int]]:
     return [[r for r in readers if r not in late], [r for r in readers if r in late]]
 
 
-def _clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[list[int]]:
-    """Readers that stand near one another in one body."""
-    found: list[list[int]] = []
-    for i in readers:
-        last = found[-1][-1] if found else i
-        if found and i - last <= NEAR and operations[i].region == operations[last].region:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
+NodeOption = Option | CopyOption | AgainOption | JointOption | Layout
 
-
-NodeOption = Option | CopyOption | AgainOption | Layout
-
-NodeOptions = Options | tuple[CopyOption, ...] | tuple[AgainOption, ...] | tuple[Layout, ...]
+NodeOptions = (
+    Options | tuple[CopyOption, ...] | tuple[AgainOption, ...] | tuple[JointOption, ...] | tuple[Layout, ...]
+)
 
 
 def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOptions]:
@@ -206,6 +222,11 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
         if key not in known:
             known[key] = tuple(_second_runs(first, again.for_others))
         found.append(known[key])
+    for joint in nodes.joints:
+        key = ("joint", joint.patterns)
+        if key not in known:
+            known[key] = (JointOption(), *map(JointOption, joint.patterns))
+        found.append(known[key])
     return found
 
 
@@ -225,6 +246,8 @@ def left_layout(option: NodeOption, place: int) -> Layout | None:
         return writes[place] if writes is not None else None
     if isinstance(option, Option):
         return option.writes[place]
+    if isinstance(option, JointOption):
+        return None
     return option.layout if isinstance(option, CopyOption) else option
 
 
@@ -252,6 +275,8 @@ def wanted_layout(option: NodeOption, link: Link) -> Layout | None:
         return option.option.reads[link.target.place] if option.option else None
     if isinstance(option, Option):
         return option.writes[link.target.place] if link.returned else option.reads[link.target.place]
+    if isinstance(option, JointOption):
+        return None
     return option.layout if isinstance(option, CopyOption) else option
 
 

@@ -58,6 +58,14 @@ class Options(Sequence[Option]):
         reads, writes = (tuple(np.array([w]) for w in arrays) for arrays in (option.reads, option.writes))
         return cls(np.array([option.split]), reads, writes)
 
+    @classmethod
+    def split_so(cls, op: Operation, split: Layouts) -> "Options":
+        """With outputs as the loops make them, before sums."""
+        reads, writes = (
+            tuple(layouts_of(dims, split) for dims in arrays) for arrays in (op.reads, op.writes)
+        )
+        return cls(split, reads, writes)
+
     def __len__(self) -> int:
         return len(self.split)
 
@@ -93,18 +101,13 @@ def options(
 
     ``shapes`` of the outputs; ``lasting`` says that partial sums may be left as they are.
     """
-    split = _splits(op, mesh)
-    found = Options(
-        split,
-        tuple(layouts_of(dims, split) for dims in op.reads),
-        tuple(layouts_of(dims, split) for dims in op.writes),
-    )
+    found = Options.split_so(op, splits_of(op, mesh))
     if found.summed(op).any():
         return _outcomes(op, found, shapes[0], mesh, lasting)
     return _in_parts(op, found, mesh) if op.addends else found
 
 
-def _splits(op: Operation, mesh: NamedMesh) -> Layouts:
+def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
     """[option, axis]: every factor that an axis may split."""
     factors = splittable(op)
     per_axis = [[*(f for f in factors if n > 1 and op.sizes[f] % n == 0), WHOLE] for n in mesh.sizes]

@@ -224,18 +224,40 @@ class ProgramPricer:
         split = np.where(np.isin(options.split, list(factors)), self.mesh.sizes, 1).prod(axis=1)
         return np.asarray(elements(op.sizes[f] for f in factors) // split)
 
+    def saved_as_one(self, ops: Sequence[Operation], options: Sequence[Options], place: int) -> Array:
+        """What running products as one saves, less the copy of their own operands, by option, over all times [s].
+
+        They share the operand at ``place``; each device puts what it holds of the others side by side.
+        """
+        loops = [self._loops(op, o) for op, o in zip(ops, options, strict=True)]
+        together = loops[0].copy()
+        together[:, 1 - place] = sum(rows_columns[:, 1 - place] for rows_columns in loops)
+        apart = sum(self._multiplied(op, alone) for op, alone in zip(ops, loops, strict=True))
+        own = (
+            self._local([op.inputs[1 - place]], [o.reads[1 - place]])
+            for op, o in zip(ops, options, strict=True)
+        )
+        copies = self._streamed(2 * np.asarray(sum(own)))
+        return np.asarray(apart - self._multiplied(ops[0], together) - copies) * ops[0].times
+
     def _product(self, op: Operation, options: Options) -> Array:
-        """Rows, columns, depth and batch are the loops that left, right and result have in common."""
+        return self._multiplied(op, self._loops(op, options))
+
+    def _loops(self, op: Operation, options: Options) -> Codes:
+        """[option, 4]: rows, columns, depth and batch are the loops that left, right and result have in common."""
         left, right, result = (_indexed(d) for d in _operands(op))
         extent = partial(self._extent, op, options)
         depth = extent((right if len(op.reads) > 1 else left) - result)
         columns, batch = extent(result & right - left), extent(result & left & right)
-        loops = np.stack([extent(result - right), columns, depth, batch], axis=1)
+        return np.stack([extent(result - right), columns, depth, batch], axis=1)
+
+    def _multiplied(self, op: Operation, loops: Codes) -> Array:
+        """Seconds of products of these sizes, of the operator's types."""
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
         rate = self._rate(dtype)
-        return np.array([self._multiplied(tuple(row), rate, dtype) for row in loops.tolist()])
+        return np.array([self._product_of(tuple(row), rate, dtype) for row in loops.tolist()])
 
-    def _multiplied(self, loops: tuple[int, ...], rate: str, dtype: str) -> float:
+    def _product_of(self, loops: tuple[int, ...], rate: str, dtype: str) -> float:
         key = loops, rate, dtype
         if key not in self._products:
             rows, columns, depth, batch = loops

@@ -110,3 +110,15 @@ def _parted(position: int, readers: Sequence[int]) -> tuple[Sequence[int], Seque
     if not gaps or gaps[widest] <= NEAR:
         return readers, ()
     return readers[:widest], readers[widest:]
+
+
+def clusters(operations: Sequence[Operation], readers: Sequence[int]) -> list[list[int]]:
+    """Readers that stand near one another in one body."""
+    found: list[list[int]] = []
+    for i in readers:
+        last = found[-1][-1] if found else i
+        if found and i - last <= NEAR and operations[i].region == operations[last].region:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found

@@ -39,7 +39,8 @@ def _own(program: Program, nodes: Nodes, options: Sequence[NodeOptions]) -> list
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
         found.append((op.primitive, op.sizes, op.reads, op.writes, op.times, arrays))
     found += [("copy", value[c.value].shape, value[c.value].dtype) for c in nodes.copies]
-    return found + [("again", *found[len(nodes.inputs) + a.operation]) for a in nodes.agains]
+    found += [("again", *found[len(nodes.inputs) + a.operation]) for a in nodes.agains]
+    return found + [("joint", joint.patterns, joint.saved) for joint in nodes.joints]
 
 
 def hash_of(key: tuple[object, ...]) -> int:

@@ -56,6 +56,8 @@ class ShardedProgram(Record):
     operators: tuple[OperatorSharding, ...]
     recomputed: tuple[OperatorSharding, ...] = ()
     """Operators that run again before their late readers, which do not get what the first run made."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Products of one value that run as one, each device's columns of the others side by side."""
     collectives: tuple[CollectiveUse, ...]
     seconds: float
     """Of one call [s]."""

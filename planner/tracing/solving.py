@@ -12,10 +12,12 @@ from cluster_specs.software import in_training
 from planner.errors import Infeasible, InputError, SolverStopped
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
+from planner.tracing.concatenation import joints
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
 from planner.tracing.layouts import Layout, NamedMesh
 from planner.tracing.nodes import (
     AgainOption,
+    JointOption,
     NodeOption,
     Nodes,
     made_layout,
@@ -28,7 +30,7 @@ from planner.tracing.passes import clean
 from planner.tracing.pricing import ProgramPricer
 from planner.tracing.problem import TICKS, LayoutProblem, chosen_options, layout_problem
 from planner.tracing.program import Operation, Program
-from planner.tracing.recomputing import Again, agains
+from planner.tracing.recomputing import agains
 from planner.tracing.repeats import alike
 from planner.tracing.sharded import CollectiveUse, OperatorSharding, Partition, ShardedProgram
 
@@ -93,19 +95,19 @@ def set_up(
             f"memory_limit is {limit:g}, optimizer_share {optimizer_share:g}; they must be positive"
         )
     pricer = ProgramPricer(clean(program), NamedMesh(where, mesh or _axes_of(where)))
-    return _tabulated(pricer, (), limit, optimizer_share, fold)
+    nodes = nodes_of(pricer.program, joints=joints(pricer))
+    return _tabulated(pricer, nodes, limit, optimizer_share, fold)
 
 
 def may_recompute(setting: Setting, fold: bool | None = None) -> Setting:
     """The same with second runs of operators among the choices."""
-    found = agains(setting.program)
-    return _tabulated(setting.pricer, found, setting.memory_limit, setting.optimizer_share, fold)
+    nodes = nodes_of(setting.program, agains(setting.program), setting.nodes.joints)
+    return _tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
 
 
 def _tabulated(
-    pricer: ProgramPricer, found: Sequence[Again], limit: float, optimizer_share: float, fold: bool | None
+    pricer: ProgramPricer, nodes: Nodes, limit: float, optimizer_share: float, fold: bool | None
 ) -> Setting:
-    nodes = nodes_of(pricer.program, found)
     options = node_options(pricer.program, nodes, pricer.mesh)
     folded = len(options) >= FOLD_FROM if fold is None else fold
     group = alike(pricer.program, nodes, options) if folded else list(range(len(options)))
@@ -229,7 +231,7 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
     first_runs = zip(nodes.operations, chosen[len(nodes.inputs) :], strict=False)
     second_runs = (
         (nodes.operations[again.operation], o.option)
-        for again, o in zip(nodes.agains, chosen[nodes.first_again :], strict=True)
+        for again, o in zip(nodes.agains, chosen[nodes.first_again : nodes.first_joint], strict=True)
         if isinstance(o, AgainOption) and o.option
     )
     return ShardedProgram(
@@ -240,6 +242,11 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         outputs={n: partition(n, made[n]) for n in program.outputs},
         operators=tuple(_operator(axes, op, o, partition) for op, o in first_runs),
         recomputed=tuple(_operator(axes, op, o, partition) for op, o in second_runs),
+        together=tuple(
+            tuple(nodes.operations[i].name for i in joint.operations)
+            for joint, o in zip(nodes.joints, chosen[nodes.first_joint :], strict=True)
+            if isinstance(o, JointOption) and o.pattern
+        ),
         collectives=tuple(
             CollectiveUse(
                 operator=p.operator, collective=p.exchange.collective, axes=p.exchange.axes,

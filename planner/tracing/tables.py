@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.problem import Array
+from planner.tracing.concatenation import patterns_of
 from planner.tracing.evaluation import held_share
 from planner.tracing.layouts import Codes, Layouts, as_layouts, distinct, in_parts, share, steps
 from planner.tracing.nodes import (
@@ -66,12 +67,14 @@ class Tables:
         self.steps: dict[tuple[object, ...], Codes] = {}
 
     def seconds(self, node: int) -> Array:
-        """Of each option of a node; copies are free."""
+        """Of each option of a node; copies are free, and what runs as one takes less than by itself."""
         first = len(self.nodes.inputs)
         if node < first:
             return np.array(
                 [self.pricer.arrival(self.nodes.inputs[node], made_layout(o, 0)) for o in self.options[node]]
             )
+        if node >= self.nodes.first_joint:
+            return np.array([0.0, *(-s for s in self.nodes.joints[node - self.nodes.first_joint].saved)])
         if node >= self.nodes.first_again:
             operation = first + self.nodes.agains[node - self.nodes.first_again].operation
             place = {option: i for i, option in enumerate(self.options[operation])}
@@ -94,6 +97,8 @@ class Tables:
         """Bytes of each option, output by output; of a second run as its intervals are."""
         choices = self.options[node]
         first = len(self.nodes.inputs)
+        if node >= self.nodes.first_joint:
+            return ()
         if node >= self.nodes.first_again:
             return self._held_late(self.nodes.agains[node - self.nodes.first_again], choices)
         if first <= node < first + len(self.nodes.operations):
@@ -143,6 +148,15 @@ class Tables:
             right, columns = self._spots(
                 ("kept", id(after)), (), lambda: [getattr(o, "kept", None) for o in after]
             )
+        elif link.joint:
+            assert isinstance(before, Options)
+            op = self.nodes.operations[link.source.node - len(self.nodes.inputs)]
+            place = self.nodes.joints[link.target.node - self.nodes.first_joint].place
+            patterns = patterns_of(op, place, before.split)
+            left, rows = self._spots(("patterns", id(before), place), [patterns], tuple)
+            right, columns = self._spots(
+                ("pattern", id(after)), (), lambda: [getattr(o, "pattern", None) for o in after]
+            )
         else:
             left, rows = self._spots(
                 ("given", id(before), link.source.place, link.again, link.early),
@@ -155,7 +169,7 @@ class Tables:
                 arrays[link.target.place :],
                 lambda: [o if link.copied else wanted_layout(o, link) for o in after],
             )
-        key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept)
+        key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept or link.joint)
         if key not in self.tables:
             self.tables[key] = self._seconds(link, left, right)
         return Moves(self.tables[key], rows, columns)
@@ -179,7 +193,7 @@ class Tables:
 
     def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:
         """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.nodes.refused`)."""
-        if link.kept:
+        if link.kept or link.joint:
             return np.array([[0.0 if t in (None, s) else np.inf for t in right] for s in left])
         there = [i for i, s in enumerate(left) if s is not None]
         wanted = [j for j, t in enumerate(right) if t is not None]
