@@ -59,6 +59,7 @@ def test_a_noted_trip_count_goes_before_the_condition() -> None:
         ("replica_groups={{0,1},{2,3}}", 2),
         ("replica_groups={}", 8),
         ("replica_groups=mesh['x'=2,'y'=2,'z'=2] {'x','z'}", 4),
+        ("replica_groups=mesh['x'=1,'y'=2,'z'=4], device_ids=([4,2]T(1,0)) {'y'}, dimensions={2}", 2),
     ],
 )
 def test_group_sizes_in_every_notation(text: str, expected: int) -> None:
