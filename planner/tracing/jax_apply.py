@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from planner.errors import InputError
 from planner.tracing.from_jax import branch_name, call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
+from planner.tracing.layouts import Partition, between
 from planner.tracing.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.program import Dims, Operation
 from planner.tracing.recomputing import agains, late_readers
-from planner.tracing.sharded import OperatorSharding, Partition, ShardedProgram, spec_arguments
+from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
 
 SCOPE = "mw["
 """Begins the name scope of every operator in the compiled program; the name follows, then ``]``."""
@@ -118,7 +119,10 @@ class _Runner:
 
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
-        placed = jax.lax.with_sharding_constraint(array, _named(self.mesh, partition))
+        _, known = self.lies.get(id(array), (array, partition))
+        placed = array
+        for place in (*between(known, partition, tuple(self.sharded.mesh)), partition):
+            placed = jax.lax.with_sharding_constraint(placed, _named(self.mesh, place))
         self.lies[id(placed)] = (placed, partition)
         return placed
 

@@ -7,7 +7,7 @@ Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,6 +37,9 @@ Codes = npt.NDArray[np.int64]
 
 Layouts = npt.NDArray[np.int64]
 """Several of them, [layout, axis]."""
+
+Partition = tuple[tuple[str, ...], ...]
+"""Per dim of an array, the mesh axes that shard it, major first; as JAX's ``PartitionSpec``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,35 +134,66 @@ def step_of(mesh: NamedMesh, full_bytes: float, code: int) -> Move:
 def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
     """[source, target, step]: collectives that turn one into the other, each as a number, 0 for none.
 
-    Local slices come first and gathers last. A code is made of the collective, of the axes that it crosses and of
+    Local slices come first and gathers last; what goes from one dim to another goes by itself, as XLA's partitioner
+    has it. A code is made of the collective, of the axes that it crosses and of
     those that split its whole array, a bit each (`step_of` reads it).
     """
     have = np.maximum(np.array(sources), WHOLE)[:, None, :]  # what is in parts stays so, as if it were whole
     want = np.maximum(np.array(targets), WHOLE)[None, :, :]
     sliced, gathered = mask((have == WHOLE) & (want != WHOLE)), mask((have != WHOLE) & (want == WHOLE))
-    exchanged = mask((have != WHOLE) & (want != WHOLE) & (have != want))
     split = mask(have != WHOLE) | sliced
     misplaced = np.zeros_like(sliced)
     for dim in range(1 + max(have.max(initial=0), want.max(initial=0))):
         misplaced |= _MISPLACED[mask(have == dim), mask(want == dim)]
     found = (
         codes_of("send", misplaced, np.broadcast_to(mask(have != WHOLE), sliced.shape)),
-        codes_of("all_to_all", exchanged, split),
+        *_exchanges(have, want, split),
         codes_of("all_gather", gathered, split & ~gathered),
     )
     return np.stack(found, axis=-1)
+
+
+def _exchanges(have: Codes, want: Codes, split: Codes) -> Iterator[Codes]:
+    """All-to-alls, one for the axes that leave the same dim for the same other one."""
+    moved = (have != WHOLE) & (want != WHOLE) & (have != want)
+    left = np.where(moved, have * (1 + want.max(initial=0)) + want, -1)
+    for _ in range(have.shape[-1]):
+        now = moved & (left == left.max(axis=-1, keepdims=True))
+        yield codes_of("all_to_all", mask(now), split)
+        moved = moved & ~now
+        left = np.where(now, -1, left)
+
+
+def between(source: Partition, target: Partition, axes: Sequence[str]) -> Iterator[Partition]:
+    """Where an array lies on its way from one layout to another, if its axes leave for several dims.
+
+    By the axes' names, outermost first. XLA gathers the whole array unless it is told each place.
+    """
+    at = {axis: dim for dim, named in enumerate(source) for axis in named}
+    pairs: dict[tuple[int, int], list[str]] = {}
+    for dim, named in enumerate(target):
+        for axis in named:
+            if at.get(axis, dim) != dim:
+                pairs.setdefault((at[axis], dim), []).append(axis)
+    meet = len({dim for _, dim in pairs}) < len(pairs)  # inner axes leave first, outer ones arrive first
+    order = sorted(pairs, key=lambda pair: max(map(axes.index, pairs[pair])), reverse=not meet)
+    for pair in order[:-1]:
+        at |= dict.fromkeys(pairs[pair], pair[1])
+        yield tuple(tuple(a for a in axes if at.get(a) == dim) for dim in range(len(source)))
 
 
 def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Codes) -> Codes:
     """[array, step]: collectives that add up parts over the axes in ``summed`` [array, axis], as codes of `steps`.
 
     ``ends`` [array, axis] has the dim along which an axis scatters its sum, `WHOLE` where all devices get it, `PARTS`
-    where it waits; ``split`` [array] the axes that split the array, a bit each. Axes of one of the ``kinds`` that end
-    in one place make one collective, as XLA's partitioner has it; scattered ones come first: they leave less.
+    where it waits; ``split`` [array] the axes that split the array, a bit each. Axes that end in one dim, or of one
+    of the ``kinds`` and everywhere, make one collective, as XLA's partitioner has it; scattered ones come first: they
+    leave less.
     """
     found = []
     kinds_at_most = 2 + int(kinds.max(initial=0))
-    left = np.where(summed & (ends != PARTS), (ends - WHOLE) * kinds_at_most + kinds - WHOLE, -1)
+    groups = np.where(ends == WHOLE, kinds - WHOLE, (ends - WHOLE) * kinds_at_most)
+    left = np.where(summed & (ends != PARTS), groups, -1)
     for _ in range(ends.shape[1]):
         first = left.max(axis=1)
         now = (left == first[:, None]) & (left >= 0)

@@ -6,12 +6,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cluster_specs.record import Record
+from planner.tracing.layouts import Partition
 from planner.tracing.program import Program
 
 SCHEMA: Literal["meshwright/sharding/1"] = "meshwright/sharding/1"
-
-Partition = tuple[tuple[str, ...], ...]
-"""Per dim of an array, the mesh axes that shard it, major first; as JAX's ``PartitionSpec``."""
 
 
 class OperatorSharding(Record):

@@ -14,7 +14,7 @@ from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.concatenation import joints
 from planner.tracing.evaluation import ProgramEstimate, evaluate_program
-from planner.tracing.layouts import Layout, NamedMesh
+from planner.tracing.layouts import Layout, NamedMesh, Partition
 from planner.tracing.nodes import (
     AgainOption,
     JointOption,
@@ -32,7 +32,7 @@ from planner.tracing.problem import TICKS, LayoutProblem, chosen_options, layout
 from planner.tracing.program import Operation, Program
 from planner.tracing.recomputing import agains
 from planner.tracing.repeats import alike
-from planner.tracing.sharded import CollectiveUse, OperatorSharding, Partition, ShardedProgram
+from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""

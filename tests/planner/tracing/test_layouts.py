@@ -15,7 +15,9 @@ from planner.tracing.layouts import (
     WHOLE,
     Layout,
     NamedMesh,
+    Partition,
     as_layouts,
+    between,
     distinct,
     divides,
     moves,
@@ -94,6 +96,29 @@ def test_all_pairs_at_once_are_what_one_pair_is() -> None:
         assert one == moves(mesh, 64.0, layouts[i], layouts[j])
 
 
+def test_what_leaves_one_dim_for_several_goes_in_turn() -> None:
+    """As one all-to-all for each; axes that stay together go together."""
+    mesh = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4, "c": 2})
+    apart = moves(mesh, 128.0, (2, 2, WHOLE), (0, 1, WHOLE))
+    assert sorted(apart) == [("all_to_all", ("0",), 16.0), ("all_to_all", ("1",), 16.0)]
+    assert moves(mesh, 128.0, (2, 2, WHOLE), (0, 0, WHOLE)) == (("all_to_all", ("0", "1"), 16.0),)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (((), (), ("a", "b")), (("a",), ("b",), ()), [((), ("b",), ("a",))]),  # the inner one leaves first
+        ((("a",), ("b",), ()), ((), (), ("a", "b")), [((), ("b",), ("a",))]),  # the outer one arrives first
+        (((), (), ("a", "b")), (("a", "b"), (), ()), []),
+        (((), ("a",), ("b",)), (("a",), (), ()), []),
+    ],
+)
+def test_an_array_is_told_each_place_on_its_way(
+    source: Partition, target: Partition, expected: list[Partition]
+) -> None:
+    assert list(between(source, target, ("a", "b"))) == expected
+
+
 def test_a_slice_is_free() -> None:
     assert moves(MESH, 128.0, (WHOLE, WHOLE), (0, 1)) == ()
     assert share(MESH, (0, 1)) == 1 / 8
@@ -134,6 +159,8 @@ def test_each_layout_once_and_where_it_is() -> None:
     [
         ((WHOLE, WHOLE), (0, 0), [("all_reduce", ("0", "1"), 64.0)]),
         ((WHOLE, WHOLE), (0, 1), [("all_reduce", ("1",), 64.0), ("all_reduce", ("0",), 64.0)]),
+        ((1, 1), (0, 1), [("reduce_scatter", ("0", "1"), 64.0)]),
+        ((1, 0), (0, 0), [("reduce_scatter", ("0",), 64.0), ("reduce_scatter", ("1",), 32.0)]),
         ((1, WHOLE), (0, 0), [("reduce_scatter", ("0",), 64.0), ("all_reduce", ("1",), 32.0)]),
         ((WHOLE, 0), (0, 0), [("reduce_scatter", ("1",), 64.0), ("all_reduce", ("0",), 16.0)]),
         ((1, PARTS), (0, 0), [("reduce_scatter", ("0",), 64.0)]),
