@@ -1,4 +1,4 @@
-"""The text and tables of docs/accuracy.md."""
+"""The tables of docs/accuracy.md, and their place in its text."""
 
 import json
 import statistics
@@ -7,8 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import collectives
+import intervals
 import peers
 import stalls
+from accuracy_text import (
+    COLLECTIVES,
+    FAR_OFF,
+    INTERVALS,
+    LEFT_OUT,
+    ORDER,
+    OVER_NODES,
+    PEERS,
+    PREAMBLE,
+    USES,
+)
 from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
@@ -128,7 +140,64 @@ def rank_section(judged: Sequence[Judged]) -> str:
         "least",
         "fastest among our first three",
     )
-    return ORDER.format(stalled=stalled, runs=len(stalls.runs_of(judged))) + table(head, lines)
+    text = ORDER.format(stalled=stalled, runs=len(stalls.runs_of(judged))) + table(head, lines)
+    groups = [
+        [f"{model.removeprefix('nanotron-')} on {nodes}", *_places(everything), *_places(steady)]
+        for (model, nodes), (everything, steady) in stalls.groups(judged).items()
+    ]
+    return text + "\n" + table(GROUP_HEADER, groups)
+
+
+GROUP_HEADER = (
+    "model and nodes", "runs", "Spearman", "place of the fastest", "did not stall", "Spearman", "place of the fastest",
+)  # fmt: skip
+
+
+def _places(group: stalls.Group) -> list[str]:
+    correlation = "-" if group.spearman is None else f"{group.spearman:.2f}"
+    return [str(group.runs), correlation, str(group.place)]
+
+
+def use_section(judged: Mapping[str, Sequence[Judged]]) -> str:
+    """Step time by what most devices are for."""
+    lines = []
+    for name, what in RUNS.items():
+        groups = grouped(judged[name], lambda row: f"{row.split}, {use_of(row)}")
+        lines += [time_line(f"{what}: {use}", rows) for use, rows in groups.items()]
+    return USES + table(TIME_HEADER, lines)
+
+
+def use_of(row: Judged) -> str:
+    """What the devices of a run are used for most."""
+    assert row.plan is not None
+    plan, node = row.plan.plan, row.plan.cluster.devices_per_node
+    degrees = {"data": plan.data * plan.context, "tensor": plan.tensor, "pipeline": plan.pipeline}
+    most = max(degrees, key=lambda axis: degrees[axis])
+    return "tensor over nodes" if most == "tensor" and plan.tensor > node else most
+
+
+def interval_section(rows: Sequence[Judged]) -> str:
+    """Widths by stack, and how many runs lie inside by kind."""
+    derived = intervals.widths(rows)
+    widths = [
+        [
+            stack,
+            "mixtures" if experts else "dense",
+            f"{width:.3f}",
+            f"{intervals.shipped((stack, experts)):.2f}",
+        ]
+        for (stack, experts), width in derived.items()
+    ]
+    covered = [
+        [kind, *(cell for n, share in by_split.values() for cell in (str(n), percent(share)))]
+        for kind, by_split in intervals.coverage(rows).items()
+    ]
+    return (
+        INTERVALS
+        + table(("stack", "models", "derived", "shipped"), widths)
+        + "\n"
+        + table(("inside the interval", "fit", "", "report", ""), covered)
+    )
 
 
 def left_out_section(rows: Iterable[Judged]) -> str:
@@ -170,145 +239,17 @@ def skipped_section(reports: Mapping[str, ValidationReport]) -> str:
     return table(("why", "rows"), [(why, str(count)) for why, count in lines])
 
 
-PREAMBLE = """\
-# Accuracy
-
-Predicted against measured, on runs that others published. Written by `python benchmarks/accuracy.py` from the rows in
-`tests/published`, each with its source; do not edit. Errors are of step time, predicted / measured - 1; "median" and
-"90th percentile" are of their absolute values, "bias" is the median with its sign: below zero, we predict too little.
-A tenth of the runs of one configuration that was published twice differs by 10 % or more.
-
-## Fit and report
-
-Constants were fitted on these series, taken whole: {fit}. All others are the report split. What qualifies that:
-
-* The report split is not blind. No constant was fitted on it, but which effects the model has was decided with all rows
-  in view, and its residuals led to these, each of which has a source outside the rows and no number taken from them:
-  expert ranks that include tensor ranks and tokens sent once to a node (Megatron-MoE ModelZoo), gradients reduced after
-  the backward (Megatron-LM of 2019 to 2022), the type in which InternEvo reduces and the gather that ZeRO-1 does not
-  hide there, heads padded to the matrix unit of TPU v6e, logits that stay when activations are offloaded, exponentials
-  of small attention heads (FlashAttention-3).
-* Twelve rows whose embedding and head have a stage each (Zero-bubble, DGXC, MoE ModelZoo) could not be evaluated until
-  everything else was in place, and nothing was changed for them after: their median error was 6.7 %, the largest 22 %.
-* A split by source whose report half nobody has looked at cannot be made any more from these rows.
-* InternEvo was in the first fit of the A100's rate; the rate has been fitted twice since without it (0.71, 0.73, now
-  0.78, with the passes of element-wise operators of its stacks).
-* Memory: `fragmentation` and `communicator` of megatron and nemo were set by hand with MLPerf Llama3.1-405B, a report
-  series, in view. Whether its runs fit is therefore no test.
-* Live tensors: what is alive at which moment was worked out on the rows of both files, part by part, so that their
-  errors are those of a description, not of a prediction. Of the 17 cases of our own five led to a moment or a part
-  (the first, `dp2-full-2048`, `dp4-full-512-ends`, `dp2x8-full-1024`, `full-1024-sgd`); the others are a prediction.
-  The bytes of collectives (`tests/planner/evaluation`) are
-  held to PyTorch's and XLA's own counts without a constant.
-* Where a run that ran would not fit, fields that its source leaves open are chosen so that it does, and listed with the
-  row; whether such runs fit is no test either.
-* Constants said to be "set by hand" or "assumed" in their sources are just that, not the result of a fit.
-* The rows of the sweep say that sequence parallelism was off. They are evaluated with it on: nanotron's benchmark
-  script sets `tp_mode` REDUCE_SCATTER (huggingface/nanotron@2411b02 scripts/scaling_benchmarks.py), and peak memory at
-  tensor degrees of 8 and more fits only so.
-* The sweep ran over weeks and versions that its rows do not name. Its pipelines over 64 nodes are evaluated with the
-  version of December 2024 (stack nanotron-polling), which sleeps 0.1 s at a time until metadata has arrived: their
-  0.8 to 1.2 s per micro-batch say so. A tenth of the smaller runs show the same; nothing in a row tells which.
-* {interval} counts as fit: interval, overlap, passes and growth with slices of the jax-xla stack come from it.
-
-Every fitted constant is per device, network or software stack and says "fitted on" in its `sources`. All but
-`host_peer_pipeline`, which is empirical (nanotron only, cause unknown), have a physical meaning:
-`sustained` and `fp8` of a device (clocks under its power limit; casts apart), and of a stack `elementwise_passes`,
-`routing_passes`, `overlap_tensor`, `host_operator`, `host_collective`, `host_routing` (time in which Python issues
-work), `straggler`, `fragmentation` and `uncertainty`; of one network, `contention` and `ring_step`.
-
-The column "constant MFU" is the usual rule of thumb: useful FLOPs over the median MFU of the device in the fit split,
-times a pipeline bubble of (p - 1) / (m v).
-
-## Step time
-
-"""
-
-ORDER = """\
-Of {runs} runs of the sweep here {stalled} stalled: a micro-batch took them more than twice as long as it took another
-run with the same degrees and as many sequences in it, or more (`benchmarks/stalls.py`; no model is asked). Groups are
-runs of one model on one number of nodes. The last line is the ceiling that stalls leave: the order of the times
-themselves, but for a stalled run the time of the run that it was compared with.
-
-"""
-
-LEFT_OUT = """\
-
-### With a source left out
-
-What to expect of a source that nothing has been fitted on: every series judged as if the rates of its devices had been
-fitted on the other fit series alone (`left_out` in `benchmarks/judging.py`; to first order, by taking away the median
-error of the others on that device). Constants of a stack that a single series shows (nanotron, deepspeed,
-composer-2023) cannot be left out so.
-
-"""
-
-COLLECTIVES = """\
-## Collectives
-
-Times of collectives against measured tables, over all sizes from 8 bytes and over 4 to 128 MiB. Sources are on one
-side as a whole: `launch`, `network_fill` and `switch_fill` of `cost_models/data/protocols.toml` and the latency of
-`efa-v1` were fitted on those of aws-samples and stas00/ml-engineering, nothing on the others but the share of
-bandwidth that Slingshot reaches. Which effects there are was chosen with all tables in view.
-
-Every call of the tables of stas00 was issued from PyTorch while the clock ran, which is added as `host_collective` of
-torch-fsdp2; those of the scaling book (H100, TPU) have about 0.1 ms of JAX in them, which is not. RCCL takes 1.1 ms
-for an all-gather whatever its size up to 64 MiB; no term says so.
-
-"""
-
-OVER_NODES = """\
-256 MiB over nodes of 8 H100 with EFA (vinjn/nanotron-ultrascale-playbook), predicted / measured - 1. `contention` and
-`ring_step` of efa-v2 were fitted on them and on the sweep: steps of its rings take some 45 us beside their bytes here,
-and as long in the sweep's tensor groups over 2 and 4 nodes, whatever the size.
-
-"""
-
-PEERS = """\
-## Beside a peer
-
-What [llm-analysis](https://github.com/cli99/llm-analysis) {version} says of the runs that it can take: dense models in
-16 bits, without context parallelism, on devices that it knows. It divides FLOPs by peak rate and an efficiency:
-"llm-analysis" is as it comes, with none; "with fitted efficiency" has the one per device that brings its median error
-on the fit split of the published GPU runs to zero. Its answers are data, tests/published/peers.json, written by
-`{command}`. For scale, Calculon's published error on the whole of the measured A100 grid is 39 % on one
-node and 15 % on several.
-
-"""
-
-FAR_OFF = """\
-## What is far off, and why
-
-* A fifth of the sweep's runs stalled, up to eightyfold (one in three of the 8B runs without sharded states): the
-  90th percentile there is theirs, and no order of alternatives can be right with them in it.
-* Tensor degrees of 32 beside a pipeline in the sweep are predicted a third too fast, of 8 a tenth too slow: the host's
-  time for each rank (`host_peer_pipeline`) is not proportional to the ranks, and its cause is unknown.
-* Gradients of ZeRO-1 in the sweep: measured slower than those of whole states, predicted faster.
-* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases; kernels and
-  captured graphs of the later ones are not told apart from those of the earlier.
-* GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
-* torchtitan on eight B200 with a limit of 750 W: half of the gap was attention (FlashAttention-2 there), half is open.
-* Small models under JAX on GPUs (GPT3-126M): the launch of a program is not priced.
-* Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
-  right for the runs published before.
-* Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
-  of its products alone would be 270 of 173 GiB. Two runs of DeepSpeed ZeRO-3 (530B on 640, 1T on 1,024
-  A100) are called impossible too: it gathers matrix by matrix, we count layers, and nothing says whether checkpoints
-  were on the host.
-* Unsplit sequences: about half of the sweep's runs without pipeline hold two more arrays of the whole width per layer
-  than the others, from a tensor degree of 8; versions that gathered once, and kept what they gathered, would do that.
-* Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
-"""
-
-
 def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, ValidationReport]) -> str:
     """The whole of docs/accuracy.md."""
     times = {name: judged[name] for name in RUNS}
+    everything = [row for rows in times.values() for row in rows]
     return "\n".join(
         [
             PREAMBLE.format(fit=", ".join(sorted(FIT_SERIES)), interval=", ".join(sorted(INTERVAL_SERIES)))
             + time_section(times),
-            left_out_section(row for rows in times.values() for row in rows),
+            use_section(times),
+            left_out_section(everything),
+            interval_section(everything),
             "### Order of alternatives\n",
             rank_section(judged["sweep_h100"]),
             COLLECTIVES + collectives.section(collectives.judge()),

@@ -53,6 +53,16 @@ class Order(NamedTuple):
     """Groups whose fastest run is among the three that we say are fastest."""
 
 
+class Group(NamedTuple):
+    """How well runs of one model on one number of nodes are ordered."""
+
+    runs: int
+    spearman: float | None
+    """None where there are too few."""
+    place: int
+    """Of the fastest run, in our order."""
+
+
 def runs_of(judged: Iterable[Judged]) -> list[Run]:
     """Rows with a measured time."""
     return [_run(row) for row in judged if row.row.step_time_error is not None]
@@ -95,13 +105,19 @@ def without_stall(runs: Sequence[Run]) -> list[float]:
 
 def order(runs: Sequence[Run], predicted: Sequence[float]) -> Order:
     """How well ``predicted`` [s] orders the runs of every group."""
-    groups: Mapping[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for run, seconds in zip(runs, predicted, strict=True):
         groups[run.group].append((seconds, run.measured))
-    found = {name: spearman(pairs) for name, pairs in groups.items() if len(pairs) >= MIN_RUNS}
-    known = sorted(value for value in found.values() if value is not None)
-    best = sum(min(p, key=_measured) in sorted(p)[:3] for name, p in groups.items() if name in found)
+    found = [_group(pairs) for pairs in groups.values()]
+    known = sorted(group.spearman for group in found if group.spearman is not None)
+    best = sum(group.place <= 3 for group in found if group.spearman is not None)
     return Order(statistics.median(known), known[0], len(known), best)
+
+
+def _group(pairs: Sequence[tuple[float, float]]) -> Group:
+    """Of (predicted, measured) times."""
+    place = sorted(pairs).index(min(pairs, key=_measured)) + 1
+    return Group(len(pairs), spearman(pairs) if len(pairs) >= MIN_RUNS else None, place)
 
 
 def _measured(pair: tuple[float, float]) -> float:
@@ -111,10 +127,27 @@ def _measured(pair: tuple[float, float]) -> float:
 def orders(judged: Iterable[Judged]) -> tuple[int, Mapping[str, Order]]:
     """(how many runs stalled, whose order -> how good it is)."""
     runs = runs_of(judged)
-    unstalled = without_stall(runs)
-    steady = [run for run, time in zip(runs, unstalled, strict=True) if time == run.measured]
+    unstalled, steady = without_stall(runs), steady_of(runs)
     return len(runs) - len(steady), {
         "ours, all runs": order(runs, [run.predicted for run in runs]),
         "ours, runs that did not stall": order(steady, [run.predicted for run in steady]),
         "a model exact but for stalls, all runs": order(runs, unstalled),
     }
+
+
+def steady_of(runs: Sequence[Run]) -> list[Run]:
+    """Those that did not stall."""
+    return [run for run, time in zip(runs, without_stall(runs), strict=True) if time == run.measured]
+
+
+def groups(judged: Iterable[Judged]) -> dict[tuple[str, int], tuple[Group, Group]]:
+    """(model, nodes) -> the order of all its runs, and of those that did not stall."""
+    runs = runs_of(judged)
+    steady = steady_of(runs)
+    return {
+        name: (_ordered(name, runs), _ordered(name, steady)) for name in sorted({run.group for run in runs})
+    }
+
+
+def _ordered(name: tuple[str, int], runs: Iterable[Run]) -> Group:
+    return _group([(run.predicted, run.measured) for run in runs if run.group == name])

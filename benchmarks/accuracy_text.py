@@ -1,0 +1,164 @@
+"""The prose of docs/accuracy.md; its tables are in `accuracy_document`."""
+
+PREAMBLE = """\
+# Accuracy
+
+Predicted against measured, on runs that others published. Written by `python benchmarks/accuracy.py` from the rows in
+`tests/published`, each with its source; do not edit. Errors are of step time, predicted / measured - 1; "median" and
+"90th percentile" are of their absolute values, "bias" is the median with its sign: below zero, we predict too little.
+A tenth of the runs of one configuration that was published twice differs by 10 % or more.
+
+## Fit and report
+
+Constants were fitted on these series, taken whole: {fit}. All others are the report split. What qualifies that:
+
+* The report split is not blind. No constant was fitted on it, but which effects the model has was decided with all rows
+  in view, and its residuals led to these, each of which has a source outside the rows and no number taken from them:
+  expert ranks that include tensor ranks and tokens sent once to a node (Megatron-MoE ModelZoo), gradients reduced after
+  the backward (Megatron-LM of 2019 to 2022), the type in which InternEvo reduces and the gather that ZeRO-1 does not
+  hide there, heads padded to the matrix unit of TPU v6e, logits that stay when activations are offloaded, exponentials
+  of small attention heads (FlashAttention-3).
+* Twelve rows whose embedding and head have a stage each (Zero-bubble, DGXC, MoE ModelZoo) could not be evaluated until
+  everything else was in place, and nothing was changed for them after: their median error was 6.7 %, the largest 22 %.
+* A split by source whose report half nobody has looked at cannot be made any more from these rows.
+* InternEvo was in the first fit of the A100's rate; the rate has been fitted twice since without it (0.71, 0.73, now
+  0.78, with the passes of element-wise operators of its stacks).
+* Memory: `fragmentation` and `communicator` of megatron and nemo were set by hand with MLPerf Llama3.1-405B, a report
+  series, in view. Whether its runs fit is therefore no test.
+* Live tensors: what is alive at which moment was worked out on the rows of both files, part by part, so that their
+  errors are those of a description, not of a prediction. Of the 17 cases of our own five led to a moment or a part
+  (the first, `dp2-full-2048`, `dp4-full-512-ends`, `dp2x8-full-1024`, `full-1024-sgd`); the others are a prediction.
+  The bytes of collectives (`tests/planner/evaluation`) are
+  held to PyTorch's and XLA's own counts without a constant.
+* Where a run that ran would not fit, fields that its source leaves open are chosen so that it does, and listed with the
+  row; whether such runs fit is no test either.
+* Constants said to be "set by hand" or "assumed" in their sources are just that, not the result of a fit.
+* The rows of the sweep say that sequence parallelism was off. They are evaluated with it on: nanotron's benchmark
+  script sets `tp_mode` REDUCE_SCATTER (huggingface/nanotron@2411b02 scripts/scaling_benchmarks.py), and peak memory at
+  tensor degrees of 8 and more fits only so.
+* The sweep ran over weeks and versions that its rows do not name. Its pipelines over 64 nodes and those of 32 tensor
+  ranks are evaluated with the version of December 2024 (stack nanotron-polling), which sleeps 0.1 s at a time until
+  metadata has arrived: their 0.5 s (two stages) or 1 s (more) per micro-batch, whatever its size, say so. A tenth of
+  the other runs show the same; nothing in a row tells which.
+* {interval} counts as fit: interval, overlap, passes and growth with slices of the jax-xla stack come from it.
+
+Every fitted constant is per device, network or software stack and says "fitted on" in its `sources`. All have a
+physical meaning: `sustained` and `fp8` of a device (clocks under its power limit; casts apart), and of a stack
+`elementwise_passes`, `routing_passes`, `overlap_tensor`, `host_operator`, `host_collective`, `host_routing`,
+`host_part` (time in which Python issues work), `straggler`, `fragmentation` and `uncertainty`; of one network,
+`contention` and `ring_step`. `host_check` and `host_check_network` (nanotron only) have the form and the size of
+PyTorch's checks of collectives under `TORCH_DISTRIBUTED_DEBUG=DETAIL`; that runs with a pipeline over nodes had them
+on is inferred.
+
+The column "constant MFU" is the usual rule of thumb: useful FLOPs over the median MFU of the device in the fit split,
+times a pipeline bubble of (p - 1) / (m v).
+
+## Step time
+
+"""
+
+USES = """\
+
+### Where to trust it
+
+The same runs by what their devices are used for most: the largest of the degrees (data, with its shards, context and
+experts; tensor; pipeline), the earlier of these where two are equal; tensor degrees over nodes apart.
+
+"""
+
+LEFT_OUT = """\
+
+### With a source left out
+
+What to expect of a source that nothing has been fitted on: every series judged as if the rates of its devices had been
+fitted on the other fit series alone (`left_out` in `benchmarks/judging.py`; to first order, by taking away the median
+error of the others on that device). Constants of a stack that a single series shows (nanotron, deepspeed,
+composer-2023) cannot be left out so.
+
+"""
+
+INTERVALS = """\
+
+### Intervals
+
+An interval is `[t / (1 + u), t (1 + u)]`. `u` is the 80 % quantile of errors on runs of the fit split, each as if its
+series had been left out, every series weighing the same (`benchmarks/intervals.py`); a stack that a single series shows
+has the wider of that series' and all series' (0.15). `hf-fsdp` is assumed: users' own code differs more.
+
+"""
+
+ORDER = """\
+Of {runs} runs of the sweep here {stalled} stalled: a micro-batch took them more than twice as long, over all stages, as
+it took another run with the same tensor degree, as many stages or more and as many sequences in it, or more
+(`benchmarks/stalls.py`; no model is asked). Groups are runs of one model on one number of nodes. The last line is a
+model that is exact but for stalls: the order of the times themselves, with the time of the run that it was compared
+with for a stalled one. Ours knows which software polls, and so some of the stalls.
+
+"""
+
+COLLECTIVES = """\
+## Collectives
+
+Times of collectives against measured tables, over all sizes from 8 bytes and over 4 to 128 MiB. Sources are on one
+side as a whole: `launch`, `network_fill` and `switch_fill` of `cost_models/data/protocols.toml` and the latency of
+`efa-v1` were fitted on those of aws-samples and stas00/ml-engineering, nothing on the others but the share of
+bandwidth that Slingshot reaches. Which effects there are was chosen with all tables in view.
+
+Every call of the tables of stas00 was issued from PyTorch while the clock ran, which is added as `host_collective` of
+torch-fsdp2; those of the scaling book (H100, TPU) have about 0.1 ms of JAX in them, which is not. RCCL takes 1.1 ms
+for an all-gather whatever its size up to 64 MiB; no term says so.
+
+"""
+
+OVER_NODES = """\
+256 MiB over nodes of 8 H100 with EFA (vinjn/nanotron-ultrascale-playbook), predicted / measured - 1. `contention` and
+`ring_step` of efa-v2 were fitted on them and on the sweep: steps of its rings take some 45 us beside their bytes here,
+and as long in the sweep's tensor groups over 2 and 4 nodes, whatever the size. Trees share their routes; rings do not,
+as the data groups of the sweep over 8 to 64 nodes reach the whole width.
+
+"""
+
+PEERS = """\
+## Beside a peer
+
+What [llm-analysis](https://github.com/cli99/llm-analysis) {version} says of the runs that it can take: dense models in
+16 bits, without context parallelism, on devices that it knows. It divides FLOPs by peak rate and an efficiency:
+"llm-analysis" is as it comes, with none; "with fitted efficiency" has the one per device that brings its median error
+on the fit split of the published GPU runs to zero. Its answers are data, tests/published/peers.json, written by
+`{command}`. For scale, Calculon's published error on the whole of the measured A100 grid is 39 % on one
+node and 15 % on several.
+
+"""
+
+FAR_OFF = """\
+## What is far off, and why
+
+* A fifth of the sweep's runs stalled, up to eightyfold (one in three of the 8B runs without sharded states): the
+  90th percentile there is theirs, and no order of alternatives can be right with them in it. Most took 0.5 or 1 s more
+  per micro-batch, as the version that polls does. Of the six in the whole sweep that print 68 GiB or more, five took
+  2.7 to 7.6 times as long as predicted: an allocator at its limit frees and maps memory again.
+* Tensor groups over nodes without a pipeline in the sweep: 1B 10 to 20 % too fast, 80B 7 to 18 % too slow. Products
+  beside which gathers and scatters of the backward run (`tp_linear_async_communication`) would hide about what is
+  missing there; they are not told apart.
+* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases; kernels and
+  captured graphs of the later ones are not told apart from those of the earlier.
+* GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
+* torchtitan on eight B200, one sequence of 8,192 tokens each: -33 to -38 % in 16 and 8 bits alike. Its source says
+  "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
+  on four GB200 is within 3 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
+* GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 28): its source states neither recomputation
+  nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
+  why half a year of releases gained 12 %, we do not know.
+* `elementwise_passes` of megatron (2.2) was fitted before the attention of Zero-bubble's runs was known to be several
+  kernels. Fitted again on that series it would be 1.5 (3.9 % to 2.8 % there), and the report split would go from 6.7 to
+  8.3 % with a bias of -6.6 %; one series on one device says too little, so it stays.
+* Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
+  right for the runs published before.
+* Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
+  of its products alone would be 270 of 173 GiB. Two runs of DeepSpeed ZeRO-3 (530B on 640, 1T on 1,024
+  A100) are called impossible too: it gathers matrix by matrix, we count layers, and nothing says whether checkpoints
+  were on the host.
+* Unsplit sequences: about half of the sweep's runs without pipeline hold two more arrays of the whole width per layer
+  than the others, from a tensor degree of 8; versions that gathered once, and kept what they gathered, would do that.
+* Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
+"""
