@@ -137,15 +137,18 @@ FAR_OFF = """\
   90th percentile there is theirs, and no order of alternatives can be right with them in it. Most took 0.5 or 1 s more
   per micro-batch, as the version that polls does. Of the six in the whole sweep that print 68 GiB or more, five took
   2.7 to 7.6 times as long as predicted: an allocator at its limit frees and maps memory again.
-* Tensor groups over nodes without a pipeline in the sweep: 1B 10 to 20 % too fast, 80B 7 to 18 % too slow. Products
-  beside which gathers and scatters of the backward run (`tp_linear_async_communication`) would hide about what is
-  missing there; they are not told apart.
+* Tensor groups over nodes without a pipeline in the sweep: 1B 10 to 20 % too fast, 80B 7 to 18 % too slow. The weight
+  gradients beside which scatters of the backward run there, as they do in Megatron-LM, were tried: 80B gets better, 8B
+  worse, the sweep's median goes from 5.3 to 5.4 %, that of the report split on Megatron's stacks from 6.7 to 6.8 %
+  (Korthikanti from +8.6 to +5.1 %, InternEvo from -6.1 to -6.3 %). They are not told apart.
 * Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases; kernels and
   captured graphs of the later ones are not told apart from those of the earlier.
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -33 to -38 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
   on four GB200 is within 3 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
+* 8B of torchao on eight H100, one sequence of 4,096 tokens each (-33 to -40 %): on the H100 of torchtitan's own tables,
+  with HBM2e and a limit of 500 W, it would be -13 to -24 %. The source names no more than eight H100.
 * GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 28): its source states neither recomputation
   nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
   why half a year of releases gained 12 %, we do not know.
