@@ -28,7 +28,7 @@ ALTERNATIVES_WITHIN = 1.1
 """Alternatives are looked for up to this factor of the best plan."""
 
 LEAST_MEMORY_TRIES = 64
-"""Candidates with the least memory bounds that are priced to say how far a model is from fitting."""
+"""Candidates with the least memory bounds whose stages are looked at to say how far a model is from fitting."""
 
 
 VALUES: Mapping[Objective, Callable[[float, int], tuple[float, ...]]] = MappingProxyType(
@@ -130,15 +130,17 @@ class Search:
         Raises ``Infeasible`` where none fits, naming the least memory found.
         """
         searched = searches_pipelines(self.evaluator, self.pins)
-        try:
-            return self._run(searched, top, progress)
-        except Infeasible:
-            if searched:
-                raise
-        return self._run(True, top, progress)
+        tight: list[Candidate] = []
+        for pipelines in (True,) if searched else (False, True):
+            outcome, tight = self._run(pipelines, top, progress)
+            if outcome is not None:
+                return outcome
+        raise self._infeasible(tight)
 
-    def _run(self, pipelines: bool, top: int, progress: Progress | None) -> Outcome:
-        """Price candidates best bound first until none can beat the best found.
+    def _run(
+        self, pipelines: bool, top: int, progress: Progress | None
+    ) -> tuple[Outcome | None, list[Candidate]]:
+        """Price candidates best bound first until none can beat the best found; with what did not fit.
 
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left.
@@ -168,9 +170,9 @@ class Search:
             else:
                 kept.add(self._bound(answer.estimate.step_time_s, c), answer)
         if not kept.best:
-            raise self._infeasible(tight)
+            return None, tight
         optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=total - priced)
-        return Outcome(kept.best, optimality)
+        return Outcome(kept.best, optimality), tight
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""
@@ -191,6 +193,25 @@ class Search:
         heapq.heapify(heap)
         return heap, tight
 
+    def _least_memory(self, tight: Sequence[Candidate]) -> Candidate:
+        """The candidate that needs the least memory: the first whose own is below the bounds of all others.
+
+        After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these.
+        """
+        floors = self.floors
+        levels = (lambda c: floors.whole(c).memory_bytes, lambda c: floors.staged(c).memory_bytes)
+        both = {*tight, *(c._replace(lean=True) for c in tight if c.tensor > 1)}
+        heap = [(floors.early(c), c, 0) for c in both]
+        heapq.heapify(heap)
+        looked: list[tuple[float, Candidate]] = []
+        while len(looked) < LEAST_MEMORY_TRIES and heap[0][2] < len(levels):
+            bound, c, level = heapq.heappop(heap)
+            memory = levels[level](c)
+            heapq.heappush(heap, (max(bound, memory), c, level + 1))
+            if level + 1 == len(levels):
+                looked.append((memory, c))
+        return min(looked)[1]
+
     def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""
         graph, cluster, job = self.evaluator.graph, self.evaluator.cluster, self.evaluator.job
@@ -199,10 +220,7 @@ class Search:
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
                 f"batch of {job.global_batch} divide each other"
             )
-        likely = sorted(tight, key=lambda c: (self.floors.early(c), c))[: 8 * LEAST_MEMORY_TRIES]
-        likely = sorted(likely, key=lambda c: (self.floors.whole(c).memory_bytes, c))[:LEAST_MEMORY_TRIES]
-        likely += [c._replace(lean=True) for c in likely if c.tensor > 1 and not c.lean]
-        c = min(likely, key=lambda c: self.floors.staged(c).memory_bytes)
+        c = self._least_memory(tight)
         self.nearest = least = self.price(c)
         need = least.estimate.memory_bytes
         limit = self.limit

@@ -1,5 +1,6 @@
 """Models, clusters and jobs so small that every plan for them can be priced."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Job, Objective, Pins
 from planner.search.best_first import Found, Search
-from planner.search.space import candidates
+from planner.search.space import Candidate, candidates
 
 LLAMA = {
     "model_type": "llama",
@@ -105,18 +106,28 @@ class Priced(NamedTuple):
     found: tuple[Found, ...]
 
 
-def price_all(search: Search, pipelines: bool | None = None) -> tuple[Found, ...]:
-    """Every candidate, with its fast and its lean assignment."""
+def every_candidate(search: Search, pipelines: bool | None = None) -> Iterator[Candidate]:
+    """With its fast and its lean assignment."""
     space = candidates(search.evaluator, search.pins, search.objective, pipelines)
-    both = (c._replace(lean=lean) for c in space for lean in (False, True) if c.tensor > 1 or not lean)
-    return tuple(search.price(c) for c in both)
+    return (c._replace(lean=lean) for c in space for lean in (False, True) if c.tensor > 1 or not lean)
+
+
+@cache
+def _priced(name: str, c: Candidate) -> Found:
+    """A candidate of a case, whatever the objective."""
+    return _search(name).price(c)
+
+
+@cache
+def _search(name: str) -> Search:
+    return CASES[name].search()
 
 
 @cache
 def every_plan(name: str, objective: Objective) -> Priced:
     """The case of `CASES`, by trying everything; pipelines too where nothing else fits."""
     search = CASES[name].search(objective)
-    found = price_all(search)
+    found = tuple(_priced(name, c) for c in every_candidate(search))
     if not any(f.estimate.memory_bytes <= search.limit for f in found):
-        found = price_all(search, pipelines=True)
+        found = tuple(_priced(name, c) for c in every_candidate(search, pipelines=True))
     return Priced(search, found)

@@ -3,7 +3,7 @@
 from typing import get_args
 
 import pytest
-from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_plan, price_all, small_llama
+from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_candidate, every_plan, small_llama
 
 from planner.plans import Estimate, Job, Objective, Parallelism, Pins
 from planner.search import plan
@@ -59,7 +59,8 @@ def test_lean_assignments_are_tried_where_the_fast_ones_do_not_fit() -> None:
     """On a switch that sums, replicated norms are faster and split ones smaller."""
     pins = Pins(tensor=8, micro_batch=4, recompute="none")
     case = Case(small_llama(), cluster_with(ONE_NODE), Job(global_batch=4, seq_len=2048), pins)
-    fast, lean = price_all(case.search())
+    search = case.search()
+    fast, lean = map(search.price, every_candidate(search))
     assert fast.estimate.step_time_s < lean.estimate.step_time_s
     assert lean.estimate.memory_bytes < fast.estimate.memory_bytes
     between = (fast.estimate.memory_bytes + lean.estimate.memory_bytes) / 2 / (1 - case.job.memory_headroom)

@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_cases import CASES, TWO_NODES, Case, cluster_with, price_all, small_llama
+from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, small_llama
 
 from planner.errors import Infeasible
 from planner.evaluation import evaluate
@@ -103,7 +103,9 @@ def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> Non
         answer_to(case)
     told = re.search(r"needs (\d+\.\d) GiB per device, (\d+\.\d) GiB may be used", str(refusal.value))
     assert told is not None
-    least = min(found.estimate.memory_bytes for found in price_all(case.search(), pipelines=True))
+    search = case.search()
+    priced = map(search.price, every_candidate(search, pipelines=True))
+    least = min(found.estimate.memory_bytes for found in priced)
     assert float(told[1]) == pytest.approx(least / 2**30, abs=0.06)
     assert float(told[2]) < float(told[1])
     assert "devices" in refusal.value.least_change
