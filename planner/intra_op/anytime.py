@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.messages import MARGIN, STEP, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -28,9 +28,9 @@ SMALL, LARGE = 10_000, 400_000
 REDUCING, RELAXING, SEARCHING = 0.5, 0.25, 0.3
 """Shares of the time left that go into the reductions, into one round of messages, and of search."""
 
-PRICES_PER_LOOK = 20
+PRICES_PER_LOOK = 100
 """Changes of the prices between two looks at the bound."""
-LEAST_GAIN = 0.001
+LEAST_GAIN = 0.0005
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
@@ -127,12 +127,10 @@ class _Anytime:
 
     def _relax(self, deadline: float) -> None:
         """Better messages and prices, as long as they close the gap fast enough."""
-        stalled = 0
-        while self._open() and time.monotonic() < deadline and stalled < 2:
+        gained = np.inf
+        while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
             before = self.relaxation.value()
             target = min(self.found.cost if self.found else np.inf, before + abs(before))
-            if stalled:
-                self.relaxation.step = STEP  # steps may have shortened faster than the messages followed
             for _ in range(PRICES_PER_LOOK):
                 self.relaxation.reprice(self.relaxation.value(), target)
                 self.relaxation.sweep()
@@ -140,8 +138,8 @@ class _Anytime:
                     break
             self._prove_by(self.relaxation.bound())
             self._look()
-            gained = self.relaxation.value() - before
-            stalled = stalled + 1 if gained <= LEAST_GAIN * abs(before) else 0
+            gained = self.relaxation.best / abs(before) - 1
+        self.relaxation.return_to_best()
         for factor in DEARER if self.relaxation.known_prices else ():
             if time.monotonic() < deadline:
                 dearer = self.relaxation.with_dearer_memory(factor)

@@ -14,7 +14,8 @@ that lie ahead, which never lowers the bound. Prices follow what a choice read o
 (subgradient steps).
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015); Held, Wolfe and Crowder,
-"Validation of subgradient optimization", Mathematical Programming 6 (1974).
+"Validation of subgradient optimization", Mathematical Programming 6 (1974); Camerini, Fratta and Maffioli, "On
+improving relaxation methods by modified gradient techniques", Mathematical Programming Study 3 (1975).
 """
 
 import copy
@@ -37,8 +38,13 @@ STEP = 0.3
 MARGIN = 1e-9
 """Relative rounding allowed to bounds before anything goes."""
 
-LONGER, SHORTER = 1.05, 0.9
-"""Change of the step after a better and after a worse bound."""
+MOMENTUM = 0.9
+"""Share of the last direction that the next one keeps: decoded choices take too much here, then there, and only
+their mean says where memory is short."""
+
+PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
+"""Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
+is multiplied by then."""
 
 
 class Bound(NamedTuple):
@@ -63,6 +69,9 @@ class Relaxation:
         self.prices = np.array([prices.get(int(row), 0.0) for row in self.rows])
         self.step = STEP
         self.best = -np.inf
+        """The highest bound that prices have reached."""
+        self._direction = np.zeros(self.rows.size)
+        self._stalled = 0
         self._layout = Layout(network)
         self._into = np.zeros(self._layout.strategy_of.size)
         """Messages."""
@@ -73,6 +82,7 @@ class Relaxation:
             for level in self._layout.levels:
                 self._collect(level.ahead)
         self._priced = self._price()
+        self._best_at = self.prices, self._into
 
     @property
     def known_prices(self) -> dict[int, float]:
@@ -159,17 +169,44 @@ class Relaxation:
         return total
 
     def reprice(self, value: float, target: float) -> None:
-        """Move the prices towards what a decoded choice takes; ``target`` is the cost to be reached."""
+        """Move the prices towards what a decoded choice takes; ``target`` is the cost to be reached.
+
+        ``value`` is the bound now. Where steps no longer raise it, they go on shorter from the best prices.
+        """
+        self._remember(value)
+        if self._stalled >= PATIENCE:
+            self.step *= SHORTER
+            self._restore()
         taken = self._layout.pieces.taken(self._layout.first[:-1] + self._decode())
         excess = taken - self.network.capacity
         rows = np.union1d(np.flatnonzero(self.prices), violated(self.network, taken)).astype(int)
-        square = float((excess[rows] ** 2).sum())
-        self.step = min(STEP, self.step * (LONGER if value > self.best else SHORTER))
-        self.best = max(self.best, value)
+        rows = rows[(self.prices[rows] > 0) | (excess[rows] > 0)]
+        self._direction *= MOMENTUM
+        self._direction[rows] += excess[rows]
+        square = float((self._direction**2).sum())
         if square:
             length = self.step * max(target - value, 0.0) / square
-            self.prices[rows] = np.maximum(0.0, self.prices[rows] + length * excess[rows])
+            self.prices = np.maximum(0.0, self.prices + length * self._direction)
             self._priced = self._price()
+
+    def return_to_best(self) -> None:
+        """Go back to the prices, and the messages under them, where the bound was highest; after a sweep."""
+        self._remember(self.value())
+        self._restore()
+
+    def _restore(self) -> None:
+        prices, into = self._best_at
+        self.prices, self._into = prices.copy(), into.copy()
+        self._priced = self._price()
+        self._direction[:] = 0.0
+        self._stalled = 0
+
+    def _remember(self, value: float) -> None:
+        least = self.best + GAIN * abs(self.best) if np.isfinite(self.best) else -np.inf
+        self._stalled = 0 if value > least else self._stalled + 1
+        if value > self.best:
+            self.best = value
+            self._best_at = self.prices.copy(), self._into.copy()
 
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""
