@@ -24,6 +24,9 @@ class TracingOptions:
         bool,
         typer.Option("--replicate-unknown", help="Compute operators without a rule alike on every device."),
     ] = False
+    trips: Annotated[
+        int | None, typer.Option("--trips", help="How often loops run that end on a condition.", min=1)
+    ] = None
     python: Annotated[
         str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
     ] = None
@@ -97,7 +100,7 @@ def _program(source: str, tracing: TracingOptions) -> "Program":
     if ".py:" in source:
         from planner.verification.with_program import trace_function
 
-        return trace_function(source, tracing.python, tracing.replicate_unknown)
+        return trace_function(source, tracing.python, tracing.replicate_unknown, tracing.trips)
     return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
 
 

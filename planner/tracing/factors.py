@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from planner.errors import Unsupported
 from planner.tracing.program import Attention, Dims, Halo, Kind, Reduction
 
 Shape = tuple[int, ...]
@@ -70,6 +71,14 @@ def created(outputs: Sequence[Shape]) -> Rule:
     """Made of nothing: constants, counters, random bits."""
     loops = Loops()
     return loops.rule("loop", (), [tuple(loops.new(n) for n in shape) for shape in outputs])
+
+
+def no_rule(operator: str, why: str = "") -> Unsupported:
+    """The error for an operator that is not known; ``why`` says what it does, where that is why."""
+    return Unsupported(
+        f"operator {operator} {why or 'has no rule for how it can be split'}; "
+        "replicate_unknown=True (--replicate-unknown) computes it alike on every device, and lists it"
+    )
 
 
 def opaque(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Rule:

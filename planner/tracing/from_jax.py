@@ -6,33 +6,24 @@ scanned over, ``carry`` hands on the state, ``stack`` collects rows.
 """
 
 import hashlib
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Loops, Rule, Shape, elementwise, opaque, retyped
+from planner.tracing.factors import Loops, Rule, Shape, elementwise, no_rule, opaque, retyped
+from planner.tracing.jax_arguments import Leaf, leaves_of, ties_of
+from planner.tracing.jax_calls import APART, ATTENTION, branch_name, calls, label, work
 from planner.tracing.jax_rules import JAX_RULES
-from planner.tracing.program import Operation, Program, Role, Tie, Value, elements
+from planner.tracing.program import Operation, Program, Role, Tie, Value
 
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
+WHY = {
+    "shard_map": "fixes the layouts of its arrays and their exchange itself",
+    **dict.fromkeys(
+        ("pallas_call", "ffi_call", "custom_call", "custom_partitioning"), "is a kernel of its own"
+    ),
+    **dict.fromkeys(("pure_callback", "io_callback"), "runs on the host"),
 }
-"""Primitive that calls a function -> its parameter that holds it."""
-
-ATTENTION = "meshwright_attention"
-"""Begins the names of calls that are one attention (`planner.tracing.jax_attention`)."""
-
-APART = ("remat2.", "checkpoint.", ATTENTION)
-"""Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""
+"""Primitives that no rule can have -> why."""
 
 
 def from_jax(
@@ -41,6 +32,7 @@ def from_jax(
     parameters: int | Sequence[int] = 0,
     name: str | None = None,
     replicate_unknown: bool = False,
+    trips: int | None = None,
 ) -> Program:
     """``function`` on ``arguments`` (arrays, or ``jax.ShapeDtypeStruct``; nested as you like), as a `Program`.
 
@@ -48,59 +40,24 @@ def from_jax(
     ``parameters`` are the positions of the arguments that hold trainable weights. An output that is built like
     an argument (gradients, new weights, optimizer states) is to lie like it.
 
+    ``trips`` is how often a loop runs that ends when a condition says so (``while``).
+
     Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed
-    alike everywhere, and listed.
+    alike everywhere, and listed; and for such a loop without ``trips``.
     """
     import jax
+
+    if trips is not None and trips < 1:
+        raise InputError(f"trips={trips}: a loop runs at least once")
 
     trained = (parameters,) if isinstance(parameters, int) else tuple(parameters)
     if bad := [i for i in trained if not 0 <= i < len(arguments)]:
         raise InputError(f"parameters={bad[0]}: the function gets {len(arguments)} arguments, counted from 0")
     closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     title = name or str(getattr(function, "__name__", "program"))
-    leaves = list(_leaves(function, arguments, trained))
-    return _Importer(title, replicate_unknown).run(closed, leaves, list(_ties(jax, arguments, result)))
-
-
-def calls(equation: Any) -> Any | None:
-    """The function that an equation calls, or None."""
-    inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
-    return None if inner is None else getattr(inner, "jaxpr", inner)
-
-
-def call_constants(equation: Any) -> Sequence[Any]:
-    """Arrays that the called function brings along."""
-    return getattr(equation.params[CALLS[equation.primitive.name]], "consts", ())
-
-
-def branch_name(title: str, number: int) -> str:
-    """Begins the names of what is inside one branch of a ``cond``."""
-    return f"{title}/branch.{number}/"
-
-
-def work(jaxpr: Any) -> int:
-    """Steps of all loops in ``jaxpr``; an operator without a rule counts by its outputs."""
-    total = 0
-    for equation in jaxpr.eqns:
-        name, inner = equation.primitive.name, calls(equation)
-        shapes = [tuple(getattr(a.aval, "shape", ())) for a in (*equation.invars, *equation.outvars)]
-        if inner is not None:
-            total += work(inner)
-        elif name == "scan":
-            total += equation.params["length"] * work(equation.params["jaxpr"].jaxpr)
-        elif name == "cond":
-            total += max(work(branch.jaxpr) for branch in equation.params["branches"])
-        elif name in JAX_RULES:
-            given = len(equation.invars)
-            total += elements(JAX_RULES[name](equation.params, shapes[:given], shapes[given:], "").sizes)
-        else:
-            total += sum(elements(shape) for shape in shapes[len(equation.invars) :])
-    return total
-
-
-def label(equation: Any, index: int) -> str:
-    """Name of an equation among those around it."""
-    return f"{equation.params.get('name') or equation.primitive.name}.{index}"
+    leaves = list(leaves_of(function, arguments, trained))
+    importer = _Importer(title, replicate_unknown, trips)
+    return importer.run(closed, leaves, list(ties_of(arguments, result)))
 
 
 class _Place(NamedTuple):
@@ -112,74 +69,18 @@ class _Place(NamedTuple):
     kernel: str = ""
 
 
-class _Leaf(NamedTuple):
-    path: str
-    role: Role
-
-
-def _leaves(
-    function: Callable[..., Any], arguments: Sequence[Any], trained: Sequence[int]
-) -> Iterator[_Leaf]:
-    """Path and role of every array among the arguments."""
-    import jax
-
-    for i, (top, argument) in enumerate(zip(_names(function, len(arguments)), arguments, strict=True)):
-        for path, _ in jax.tree_util.tree_leaves_with_path(argument):
-            inner = jax.tree_util.keystr(path, simple=True, separator=".")
-            yield _Leaf(f"{top}.{inner}" if inner else top, "parameter" if i in trained else "input")
-
-
-def _names(function: Callable[..., Any], count: int) -> list[str]:
-    """As the function calls its positional arguments; numbered where it does not name them."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "arg")
-    return names + [f"{rest}{i}" for i in range(count - len(names))]
-
-
-def _ties(jax: Any, arguments: Sequence[Any], result: Any) -> Iterator[tuple[int, int]]:
-    """(output, input) positions of what is built alike: parts of the result and whole arguments.
-
-    Of several arguments that are alike (weights and their momentum) each is taken once, in order, then the first.
-    """
-    tree = jax.tree_util
-
-    def described(part: Any) -> tuple[Any, ...]:
-        leaves, structure = tree.tree_flatten(part)
-        return structure, [(tuple(x.shape), str(x.dtype)) for x in leaves]
-
-    starts, at = [], 0
-    for argument in arguments:
-        starts.append(at)
-        at += len(tree.tree_leaves(argument))
-    taken: set[int] = set()
-    known = [(described(a), s) for a, s in zip(arguments, starts, strict=True) if not hasattr(a, "shape")]
-    at = 0
-    for part in tree.tree_leaves(result, is_leaf=lambda part: any(described(part) == d for d, _ in known)):
-        count = len(tree.tree_leaves(part))
-        starts = [s for d, s in known if d == described(part)]
-        if starts:
-            start = next((s for s in starts if s not in taken), starts[0])
-            taken.add(start)
-            yield from ((at + k, start + k) for k in range(count))
-        at += count
-
-
 class _Importer:
     """Values and operators as they are met."""
 
-    def __init__(self, name: str, replicate_unknown: bool) -> None:
-        self.name, self.replicate_unknown = name, replicate_unknown
+    def __init__(self, name: str, replicate_unknown: bool, trips: int | None) -> None:
+        self.name, self.replicate_unknown, self.trips = name, replicate_unknown, trips
         self.values: dict[str, Value] = {}
         self.operations: list[Operation] = []
         self.ties: list[Tie] = []
         self.replicated: list[str] = []
         self.notes: list[str] = []
 
-    def run(self, closed: Any, leaves: Sequence[_Leaf], ties: Sequence[tuple[int, int]]) -> Program:
+    def run(self, closed: Any, leaves: Sequence[Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
         inputs = [
             self._value(leaf.path, var.aval, leaf.role, leaf.path)
@@ -237,10 +138,11 @@ class _Importer:
             joined = str(equation.params.get("name", "")).startswith(ATTENTION)
             within = place._replace(kernel=title) if joined else place
             return self._call(inner, given, f"{title}/", within)
-        if equation.primitive.name == "scan":
-            return self._scan(equation, title, given, place)
-        if equation.primitive.name == "cond":
-            return self._cond(equation, title, given, place)
+        followed = _FOLLOWED.get(equation.primitive.name)
+        if followed is not None:
+            return followed(self, equation, title, given, place)
+        if not equation.outvars:  # prints and checks
+            return []
         known = [(n, a.aval) for n, a in zip(given, equation.invars, strict=True) if n is not None]
         shapes = [tuple(getattr(a, "shape", ())) for _, a in known]
         results = [tuple(v.aval.shape) for v in equation.outvars]
@@ -264,10 +166,7 @@ class _Importer:
         if rule is not None:
             return rule(equation.params, everything, results, dtype)
         if not self.replicate_unknown:
-            raise Unsupported(
-                f"operator {title} ({primitive}) has no rule for how it can be split; "
-                "pass replicate_unknown=True to compute it alike on every device"
-            )
+            raise no_rule(f"{title} ({primitive})", WHY.get(primitive, ""))
         self.replicated.append(title)
         return opaque(known, results)
 
@@ -309,27 +208,19 @@ class _Importer:
         self, inner: Any, given: Sequence[str | None], prefix: str, place: "_Place"
     ) -> Sequence[str | None]:
         """The operators of a function that is called, in line."""
-        constants = [
-            self._value(f"{prefix}constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
-        ]
-        return self._body(inner, constants, given, place._replace(prefix=prefix))
+        return self._body(
+            inner, self._constants(prefix.rstrip("/"), inner), given, place._replace(prefix=prefix)
+        )
 
     def _scan(self, equation: Any, title: str, given: list[str | None], place: "_Place") -> list[str | None]:
         params = equation.params
         consts, carried = params["num_consts"], params["num_carry"]
         inner, length = params["jaxpr"].jaxpr, params["length"]
-        constants = [
-            self._value(f"{title}/constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
-        ]
-        body: list[str | None] = list(given[:consts])
-        finals: list[str | None] = []
-        for i, var in enumerate(inner.invars[consts : consts + carried]):
-            names = [self._value(f"{title}/carry.{i}", var.aval), self._value(f"{title}:{i}", var.aval)]
-            start = given[consts + i]
-            rule = elementwise([tuple(var.aval.shape)] * (start is not None), [tuple(var.aval.shape)] * 2)
-            self._boundary(f"{title}/carry.{i}", [start], names, rule, place)
-            body.append(names[0])
-            finals.append(names[1])
+        constants = self._constants(title, inner)
+        states, finals = self._carries(
+            title, inner.invars[consts : consts + carried], given[consts : consts + carried], place
+        )
+        body = [*given[:consts], *states]
         for i, var in enumerate(inner.invars[consts + carried :]):
             row = self._value(f"{title}/slice.{i}", var.aval)
             rule = _rows(length, tuple(var.aval.shape), slices=True)
@@ -338,15 +229,56 @@ class _Importer:
             body.append(row)
         within = _Place(f"{title}/", place.times * length, title)
         made = self._body(inner, constants, body, within)
-        for i, name in enumerate(made[:carried]):
-            if name is not None:
-                self.ties.append(Tie(source=name, target=f"{title}/carry.{i}", times=within.times))
+        self._come_round(title, made[:carried], within)
         for i, name in enumerate(made[carried:]):
             stacked = self._value(f"{title}:{carried + i}", equation.outvars[carried + i].aval)
             rule = _rows(length, tuple(inner.outvars[carried + i].aval.shape), slices=False)
             self._boundary(f"{title}/stack.{i}", [name], [stacked], rule, within)
             finals.append(stacked)
         return finals
+
+    def _while(self, equation: Any, title: str, given: list[str | None], place: "_Place") -> list[str | None]:
+        """A loop that ends when a condition says so, run as often as the user says; the condition is left out."""
+        if self.trips is None:
+            raise Unsupported(
+                f"{title} runs until a condition ends it, and its cost depends on how often that is: "
+                "say it with trips=N (--trips N), or give the loop a fixed length (lax.scan, lax.fori_loop)"
+            )
+        inner = equation.params["body_jaxpr"].jaxpr
+        consts = equation.params["body_nconsts"]
+        own = given[equation.params["cond_nconsts"] :]
+        states, finals = self._carries(title, inner.invars[consts:], own[consts:], place)
+        constants = self._constants(title, inner)
+        within = _Place(f"{title}/", place.times * self.trips, title)
+        made = self._body(inner, constants, [*own[:consts], *states], within)
+        self._come_round(title, made, within)
+        self.notes.append(f"{title} taken to run {self.trips} times")
+        return finals
+
+    def _carries(
+        self, title: str, variables: Sequence[Any], starts: Sequence[str | None], place: "_Place"
+    ) -> tuple[list[str | None], list[str | None]]:
+        """States of a loop, as its body has them, and as it leaves them."""
+        states: list[str | None] = []
+        finals: list[str | None] = []
+        for i, (var, start) in enumerate(zip(variables, starts, strict=True)):
+            names = [self._value(f"{title}/carry.{i}", var.aval), self._value(f"{title}:{i}", var.aval)]
+            rule = elementwise([tuple(var.aval.shape)] * (start is not None), [tuple(var.aval.shape)] * 2)
+            self._boundary(f"{title}/carry.{i}", [start], names, rule, place)
+            states.append(names[0])
+            finals.append(names[1])
+        return states, finals
+
+    def _come_round(self, title: str, made: Sequence[str | None], within: "_Place") -> None:
+        """Tie what a pass of a loop leaves to what the next one begins with."""
+        for i, name in enumerate(made):
+            if name is not None:
+                self.ties.append(Tie(source=name, target=f"{title}/carry.{i}", times=within.times))
+
+    def _constants(self, title: str, inner: Any) -> list[str]:
+        return [
+            self._value(f"{title}/constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
+        ]
 
     def _boundary(
         self, title: str, inputs: Sequence[str | None], outputs: Sequence[str], rule: Rule, place: "_Place"
@@ -365,6 +297,14 @@ class _Importer:
                 **fields,
             )
         )
+
+
+_FOLLOWED: Mapping[str, Callable[..., Sequence[str | None]]] = {
+    "scan": _Importer._scan,
+    "while": _Importer._while,
+    "cond": _Importer._cond,
+}
+"""Primitives whose functions are followed in line."""
 
 
 def _rows(length: int, row: Shape, slices: bool) -> Rule:

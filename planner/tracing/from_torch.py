@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Rule, Shape, elementwise, opaque, reduction, retyped
+from planner.errors import InputError
+from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.torch_rules import TORCH_RULES, Call, Operand, convolved
 
@@ -181,10 +181,7 @@ class _Importer:
         if rule is not None:
             return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
-            raise Unsupported(
-                f"operator {title} (aten.{kind}) has no rule for how it can be split; "
-                "pass replicate_unknown=True to compute it alike on every device"
-            )
+            raise no_rule(f"{title} (aten.{kind})")
         self.replicated.append(title)
         return opaque(call.inputs, call.outputs)
 

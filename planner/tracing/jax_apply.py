@@ -4,30 +4,19 @@ The function is traced again and its equations are run one by one under their na
 under ``jax.jit`` it leaves XLA only the moves that the plan has priced.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.from_jax import branch_name, call_constants, calls, label
+from planner.tracing.jax_calls import bound, branch_name, call_constants, calls, label
 from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.layouts import Partition, between
 from planner.tracing.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.program import Dims, Operation
-from planner.tracing.recomputing import agains, late_readers
+from planner.tracing.scopes import scope_of
+from planner.tracing.second_runs import SecondRuns
 from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
-
-SCOPE = "mw["
-"""Begins the name scope of every operator in the compiled program; the name follows, then ``]``."""
-
-
-def scope_of(operator: str) -> str:
-    """Name scope of an operator; slashes would make levels of it."""
-    return f"{SCOPE}{operator.replace('/', '>')}]"
-
-
-def operator_of(scope: str) -> str:
-    """The operator whose scope has this between its brackets."""
-    return scope.replace(">", "/")
 
 
 def apply_shardings(
@@ -111,7 +100,7 @@ class _Runner:
         for op in sharded.program.operations:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
-        self.second = _SecondRuns(self)
+        self.second = SecondRuns(self)
 
     def put(self, array: Any, partition: Partition) -> Any:
         """``array`` constrained; scalars and what does not divide are left alone."""
@@ -188,10 +177,9 @@ class _Runner:
         return self.sites[title].operation.name if title in self.sites else title
 
     def _equation(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        if equation.primitive.name == "scan":
-            return self._scan(equation, title, operands)
-        if equation.primitive.name == "cond":
-            return self._cond(equation, title, operands)
+        followed = _FOLLOWED.get(equation.primitive.name)
+        if followed is not None:
+            return followed(self, equation, title, operands)
         site = self.sites.get(title)
         if site is not None:
             operands = self.second.late(site.operation, operands)
@@ -211,8 +199,7 @@ class _Runner:
             if site.sharding.parts and not site.operation.addends:
                 loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
-        made = equation.primitive.bind(*map(_plain, operands), **equation.params)
-        found = list(made) if equation.primitive.multiple_results else [made]
+        found = bound(equation, [_plain(x) for x in operands])
         if site is None:
             return self._seen_through(equation, operands, found)
         return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
@@ -245,8 +232,7 @@ class _Runner:
         consts, carried = params["num_consts"], params["num_carry"]
         inner = params["jaxpr"]
 
-        def place(arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
-            return [self._at_boundary(x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
+        place = functools.partial(self._all_at_boundary, title)
 
         def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
             state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
@@ -259,6 +245,28 @@ class _Runner:
         options = {k: params[k] for k in ("length", "reverse", "unroll")}
         state, stacked = jax.lax.scan(step, start, scanned, **options)
         return [*state, *place(stacked, "stack", "writes")]
+
+    def _while(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        import jax
+
+        params = equation.params
+        tests, consts = params["cond_nconsts"], params["body_nconsts"]
+        given = [_plain(x) for x in operands]
+        ends, inner = params["cond_jaxpr"], params["body_jaxpr"]
+        place = functools.partial(self._all_at_boundary, title)
+
+        def goes_on(state: Sequence[Any]) -> Any:
+            return jax.core.eval_jaxpr(ends.jaxpr, ends.consts, *given[:tests], *state)[0]
+
+        def step(state: Sequence[Any]) -> list[Any]:
+            fixed = given[tests : tests + consts]
+            made = self.body(
+                inner.jaxpr, inner.consts, [*fixed, *place(state, "carry", "writes")], f"{title}/"
+            )
+            return place([_plain(x) for x in made], "carry", "writes")
+
+        start = place(given[tests + consts :], "carry", "writes")
+        return list(jax.lax.while_loop(goes_on, step, start))
 
     def _cond(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         """All branches; only the one that was planned finds its operators, and is laid out."""
@@ -276,6 +284,9 @@ class _Runner:
         index, *given = map(_plain, operands)
         return list(jax.lax.switch(index, branches, *given))
 
+    def _all_at_boundary(self, title: str, arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
+        return [self._at_boundary(x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
+
     def _at_boundary(self, array: Any, name: str, side: str) -> Any:
         """What enters or leaves a scan, as the plan has it there."""
         import jax
@@ -287,93 +298,12 @@ class _Runner:
             return self.put(array, _partition(getattr(site, side)[0], site.sharding.split))
 
 
-class _Made(NamedTuple):
-    """What an array was computed by."""
-
-    array: Any
-    equation: Any
-    title: str
-    operands: list[Any]
-    place: int
-
-
-class _SecondRuns:
-    """Operators that a plan recomputes: their late readers get arrays made anew of what is kept.
-
-    What is kept is held back until the reader's other operands are there, so that nothing is made anew too early.
-    """
-
-    def __init__(self, runner: _Runner) -> None:
-        self.runner = runner
-        self.sharding = {s.name: s for s in runner.sharded.recomputed}
-        program = runner.sharded.program
-        found = [a for a in agains(program) if program.operations[a.operation].name in self.sharding]
-        late = late_readers(program, found)
-        self.late_readers = {
-            (program.operations[a.operation].name, program.operations[r].name)
-            for a in found
-            for v in a.values
-            for r in late[v.name]
-        }
-        self.made: dict[int, _Made] = {}
-        self.again: dict[int, Any] = {}
-        self.held: dict[int, tuple[Any, Any]] = {}
-
-    def remember(self, equation: Any, title: str, operands: list[Any], made: Sequence[Any]) -> None:
-        """Note where arrays come from."""
-        for place, array in enumerate(made) if self.sharding else ():
-            if all(array is not x for x in operands):
-                self.made[id(array)] = _Made(array, equation, title, operands, place)
-
-    def late(self, reader: Operation, operands: list[Any]) -> list[Any]:
-        """Operands of an equation, made anew where its operator comes late."""
-        if not any(reader.name == late for _, late in self.late_readers):
-            return operands
-        waits = [self._maker(x) for x in operands]
-        again = [w is not None and (w, reader.name) in self.late_readers for w in waits]
-        trigger = next(
-            (x for x, a in zip(operands, again, strict=True) if not a and hasattr(x, "shape")), None
-        )
-        return [self._anew(x, trigger) if a else x for x, a in zip(operands, again, strict=True)]
-
-    def _maker(self, array: Any) -> str | None:
-        """The operator whose output an array is, or is a view of."""
-        made = self.made.get(id(array))
-        if made is None:
-            return None
-        if made.title in self.runner.sites:
-            return self.runner.sites[made.title].operation.name
-        makers = (self._maker(x) for x in made.operands)
-        return next((m for m in makers if m is not None), None)
-
-    def _anew(self, array: Any, trigger: Any) -> Any:
-        """An array computed a second time, from what is kept or computed a second time too."""
-        import jax
-
-        if id(array) in self.again:
-            return self.again[id(array)]
-        made, maker = self.made.get(id(array)), self._maker(array)
-        if made is None or maker not in self.sharding:
-            return self._held_back(array, trigger)
-        operands = [self._anew(x, trigger) for x in made.operands]
-        site = self.runner.sites.get(made.title)
-        if site is not None:
-            site = site._replace(sharding=self.sharding[site.operation.name])
-        with jax.named_scope(scope_of(maker)):
-            found = self.runner.placed(made.equation, made.title, site, operands)[made.place]
-        self.again[id(array)] = found
-        return found
-
-    def _held_back(self, array: Any, trigger: Any) -> Any:
-        import jax
-
-        if trigger is None or not hasattr(array, "shape"):
-            return array
-        if id(array) not in self.held:
-            held, _ = jax.lax.optimization_barrier((array, trigger))
-            known = self.runner.lies.get(id(array))
-            self.held[id(array)] = (array, held if known is None else self.runner.put(held, known[1]))
-        return self.held[id(array)][1]
+_FOLLOWED: Mapping[str, Callable[..., list[Any]]] = {
+    "scan": _Runner._scan,
+    "while": _Runner._while,
+    "cond": _Runner._cond,
+}
+"""Primitives whose functions are run equation by equation."""
 
 
 def _partition(dims: Dims, split: Mapping[str, int]) -> Partition:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from planner.tracing.from_jax import ATTENTION, call_constants, calls
+from planner.tracing.jax_calls import ATTENTION, bound, call_constants, calls
 from planner.tracing.jax_rules import ELEMENTWISE, REDUCTIONS, SAME
 
 INLINE = frozenset({"jit", "pjit", "closed_call", "core_call"})
@@ -67,7 +67,7 @@ def _inlined(jaxpr: Any, constants: Sequence[Any]) -> Any:
                     calls(equation), call_constants(equation) or equation.params["jaxpr"].consts, operands
                 )
             else:
-                made = _bound(equation, operands)
+                made = bound(equation, operands)
             values.update(zip(equation.outvars, made, strict=True))
         return [_read(values, a) for a in jaxpr.outvars]
 
@@ -77,13 +77,6 @@ def _inlined(jaxpr: Any, constants: Sequence[Any]) -> Any:
 
 def _read(values: dict[Any, Any], atom: Any) -> Any:
     return atom.val if hasattr(atom, "val") else values[atom]
-
-
-def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    found = equation.primitive.get_bind_params(equation.params)
-    functions, params = found if isinstance(found, tuple) else ((), found)  # before JAX 0.10 a pair
-    made = equation.primitive.bind(*functions, *operands, **params)
-    return list(made) if equation.primitive.multiple_results else [made]
 
 
 def _run(closed: Any, given: Sequence[Any]) -> list[Any]:
@@ -125,13 +118,13 @@ def _equation(equation: Any, operands: list[Any]) -> list[Any]:
         body = _inlined(params["jaxpr"], ())
         options = {k: params[k] for k in ("policy", "prevent_cse")}
         return list(jax.checkpoint(lambda *given: _run(body, given), **options)(*operands))
-    return _bound(equation, operands)
+    return bound(equation, operands)
 
 
 def _evaluated(equations: Sequence[Any], inputs: Sequence[Any], *given: Any) -> Any:
     values = dict(zip(inputs, given, strict=True))
     for equation in equations:
-        made = _bound(equation, [_read(values, a) for a in equation.invars])
+        made = bound(equation, [_read(values, a) for a in equation.invars])
         values.update(zip(equation.outvars, made, strict=True))
     return values[equations[-1].outvars[0]]
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.tracing.factors import (
+    Loops,
     Rule,
     Shape,
     aligned,
@@ -22,6 +23,7 @@ from planner.tracing.factors import (
 )
 from planner.tracing.indexing import Lookup, accumulation, lookup
 from planner.tracing.products import Convolution, convolution, product
+from planner.tracing.program import Dims
 
 Params = Mapping[str, Any]
 JaxRule = Callable[[Params, Sequence[Shape], Sequence[Shape], str], Rule]
@@ -32,7 +34,8 @@ ELEMENTWISE = """
     clamp clz complex conj copy cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
     igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
     population_count pow real rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-    sin sinh sqrt square sub tan tanh threefry2x32 xor
+    igamma_grad_a le_to lt_to mulhi polygamma regularized_incomplete_beta sin sinh sqrt square sub tan tanh threefry2x32
+    xor zeta
 """
 """Each output element from the input elements at its place."""
 
@@ -45,9 +48,13 @@ SAME = """
 REDUCTIONS = "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
 
 CREATED = """
-    empty iota random_bits random_clone random_fold_in random_seed random_split random_unwrap random_wrap rng_uniform
+    empty iota random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
+    rng_bit_generator rng_uniform
 """
 """Made of a seed or of nothing."""
+
+MATRICES = "cholesky eig eigh householder_product lu qr schur svd triangular_solve tridiagonal"
+"""One matrix, or pair, after another: the last two dims."""
 
 ALONG = "cumlogsumexp cummax cummin cumprod cumsum"
 """One element after another along an axis."""
@@ -164,6 +171,22 @@ def _last(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dty
     return aligned(inputs, outputs, (rank - 1,))
 
 
+def _matrices(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    """Dims before the matrices side by side; what is in a matrix stays whole."""
+    loops = Loops()
+    batch = tuple(loops.new(n) for n in inputs[0][:-2])
+
+    def dims(shape: Shape) -> Dims:
+        return (*batch, *(loops.new(n, False) for n in shape[len(batch) :]))
+
+    return loops.rule("loop", [dims(s) for s in inputs], [dims(s) for s in outputs])
+
+
+def _transformed(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    rank = len(inputs[0])
+    return aligned(inputs, outputs, range(rank - len(params["fft_lengths"]), rank))
+
+
 def _windows(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     touched = [i for i, n in enumerate(params["window_dimensions"]) if n > 1]
     return aligned(inputs, outputs, touched)
@@ -176,12 +199,18 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         **dict.fromkeys(REDUCTIONS.split(), _reduction),
         **dict.fromkeys(CREATED.split(), _created),
         **dict.fromkeys(ALONG.split(), _along),
+        **dict.fromkeys(MATRICES.split(), _matrices),
+        "fft": _transformed,
         "dot_general": _dot,
         "conv_general_dilated": _convolution,
         "gather": _gather,
         "scatter": _scatter(adds=False),
         "scatter-add": _scatter(adds=True),
+        "scatter-sub": _scatter(adds=True),
+        "scatter-mul": _scatter(adds=False),
         "scatter_mul": _scatter(adds=False),
+        "scatter-max": _scatter(adds=False),
+        "scatter-min": _scatter(adds=False),
         "reshape": _reshape,
         "squeeze": _reshape,
         "expand_dims": _reshape,
@@ -199,6 +228,7 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "rev": _reversed,
         "sort": _concatenate,
         "top_k": _last,
+        "approx_top_k": _last,
         "reduce_window": _windows,
         "reduce_window_sum": _windows,
         "reduce_window_max": _windows,

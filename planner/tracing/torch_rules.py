@@ -46,12 +46,12 @@ class Operand(NamedTuple):
 TorchRule = Callable[[Call], Rule]
 
 ELEMENTWISE = """
-    abs acos add addcdiv addcmul asin atan bitwise_and bitwise_not bitwise_or ceil clamp clamp_min clamp_max
-    cos cosh div elu eq erf exp expm1 fill floor fmod full_like ge gelu gelu_backward gt hardtanh isinf
-    isnan le leaky_relu log log1p log2 logical_and logical_not logical_or logical_xor lt masked_fill maximum
-    minimum mul native_dropout ne neg ones_like pow reciprocal relu remainder round rsqrt rsub sigmoid
-    sigmoid_backward sign silu silu_backward sin sinh sqrt sub tan tanh tanh_backward threshold_backward
-    tril triu trunc where zeros_like
+    abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
+    bitwise_xor ceil clamp clamp_max clamp_min cos cosh div elu eq erf exp expm1 fill floor fmod full_like ge
+    gelu gelu_backward gt hardtanh isinf isnan le leaky_relu log log10 log1p log2 logical_and logical_not
+    logical_or logical_xor lt masked_fill maximum minimum mul native_dropout ne neg ones_like pow reciprocal
+    relu remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin sinh sqrt sub tan
+    tanh tanh_backward threshold_backward tril triu trunc where zeros_like
 """
 
 SAME = "_to_copy alias clone contiguous copy detach lift_fresh_copy"

@@ -38,12 +38,14 @@ SAME_KIND: Mapping[str, str] = MappingProxyType({"all_reduce": "sum", "reduce_sc
 """XLA decides on the device whether a sum is scattered: on a CPU it is always whole, and then sliced."""
 
 
-def trace_function(target: str, python: str | None = None, replicate_unknown: bool = False) -> Program:
-    """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own.
+def trace_function(
+    target: str, python: str | None = None, replicate_unknown: bool = False, trips: int | None = None
+) -> Program:
+    """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own; options as in `from_jax`.
 
     Raises ``InputError`` where there is no such function, or it cannot be traced.
     """
-    task = {"function": target, "replicate_unknown": replicate_unknown}
+    task = {"function": target, "replicate_unknown": replicate_unknown, "trips": trips}
     found = _run("trace", {"function.txt": target}, task, 1, python, ("pydantic",))
     return Program.model_validate(found["program"])
 

@@ -21,9 +21,10 @@ import numpy as np
 from cluster_specs.errors import InputError
 from planner.errors import PlannerError
 from planner.tracing.from_jax import from_jax
-from planner.tracing.jax_apply import SCOPE, apply_shardings, input_shardings, operator_of
+from planner.tracing.jax_apply import apply_shardings, input_shardings
 from planner.tracing.passes import clean
 from planner.tracing.program import Program
+from planner.tracing.scopes import SCOPE, operator_of
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function
 from planner.verification.programs.hlo import listed_collectives
@@ -84,8 +85,8 @@ def check_arguments(program: Program, arguments: list[Any], target: str) -> None
 
 
 def check_function(program: Program, function: Any, arguments: list[Any], target: str) -> None:
-    """Refuse a function whose operators are not those of the program."""
-    traced = clean(from_jax(function, *arguments, replicate_unknown=bool(program.replicated)))
+    """Refuse a function whose operators are not those of the program, however often loops run."""
+    traced = clean(from_jax(function, *arguments, replicate_unknown=bool(program.replicated), trips=1))
     theirs, ours = ({m.name for op in p.operations for m in op.members} for p in (traced, program))
     if theirs != ours:
         raise InputError(f"{target} is not the function that was planned: only one has {min(theirs ^ ours)}")

@@ -36,8 +36,11 @@ def trace(task: dict[str, Any]) -> Program:
     loaded = load_function(target)
     if isinstance(loaded, Program):
         return loaded
-    front_end = from_torch if hasattr(loaded[0], "named_parameters") else from_jax
-    program = front_end(*loaded, name=target.rpartition(":")[2], replicate_unknown=unknown)
+    title = target.rpartition(":")[2]
+    if hasattr(loaded[0], "named_parameters"):
+        program = from_torch(*loaded, name=title, replicate_unknown=unknown)
+    else:
+        program = from_jax(*loaded, name=title, replicate_unknown=unknown, trips=task["trips"])
     return program.model_copy(update={"source": target})
 
 

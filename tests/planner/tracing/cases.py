@@ -46,6 +46,21 @@ def half_mlp() -> tuple[Any, ...]:
     return (lambda *given: (step(*given)[0] / 2, step(*given)[1]), *arguments)
 
 
+def iterating() -> tuple[Any, ...]:
+    """A product again and again, at least three times, until its result is small."""
+    array = jax.ShapeDtypeStruct((64, 64), "float32")
+
+    def function(w: Any, x: Any) -> Any:
+        state = jax.lax.while_loop(
+            lambda s: (s[0] < 3) | (s[1].max() > 1),
+            lambda s: (s[0] + 1, jax.numpy.tanh(x @ w + s[1])),
+            (0, x),
+        )
+        return (state[1] ** 2).mean()
+
+    return (function, array, array)
+
+
 def branching() -> tuple[Any, ...]:
     """A step that is only sometimes taken."""
     step, params, *data = mlp

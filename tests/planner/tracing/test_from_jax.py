@@ -1,5 +1,7 @@
 """Programs traced from JAX: what they hold, and that nothing is allocated."""
 
+from typing import Any
+
 import pytest
 
 jax = pytest.importorskip("jax")
@@ -11,6 +13,7 @@ from planner.errors import InputError, Unsupported  # noqa: E402
 from planner.tracing.from_jax import from_jax  # noqa: E402
 from planner.tracing.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
+from planner.tracing.solving import shard  # noqa: E402
 
 pytestmark = pytest.mark.jax
 X = jax.ShapeDtypeStruct((8, 4), "float32")
@@ -57,6 +60,31 @@ def test_calls_are_followed() -> None:
     assert [op.primitive for op in program.operations] == ["mul", "add"]
 
 
+def until_small(w: Any, x: Any) -> Any:
+    return jax.lax.while_loop(lambda y: jnp.abs(y).max() > 1e-3, lambda y: jnp.tanh(y @ w) / 2, x)
+
+
+def test_a_loop_without_end_runs_as_often_as_is_said() -> None:
+    with pytest.raises(Unsupported, match=r"while\.0 runs until a condition ends it.*--trips N"):
+        from_jax(until_small, W, X)
+    with pytest.raises(InputError, match="trips=0"):
+        from_jax(until_small, W, X, trips=0)
+    program = from_jax(until_small, W, X, trips=7)
+    assert {op.times for op in program.operations if op.kind == "product"} == {7}
+    assert program.applied == ("while.0 taken to run 7 times",)
+    counted = from_jax(lambda w, x: jax.lax.fori_loop(0, 7, lambda i, y: jnp.tanh(y @ w) / 2, x), W, X)
+    prices = [shard(p, "dgx-h100:1", {"model": 2}).seconds for p in (program, counted)]
+    assert prices[0] == pytest.approx(prices[1], rel=0.05)  # but for the counter
+
+
+def test_prints_and_checks_are_no_operators() -> None:
+    def function(w: Any, x: Any) -> Any:
+        jax.debug.print("{}", x.sum())
+        return x @ w
+
+    assert [op.primitive for op in clean(from_jax(function, W, X)).operations] == ["dot_general"]
+
+
 def test_a_training_step_hands_on_weights_and_states() -> None:
     def step(weights, state, x):
         gradient = jax.grad(lambda w: ((x @ w["a"]) ** 2).mean())(weights)
@@ -74,12 +102,12 @@ def test_paths_are_those_of_the_arguments() -> None:
 
 
 def test_an_unknown_operator_is_named() -> None:
-    def spectrum(x):
-        return jnp.fft.fft(x).real
+    def smallest(x):
+        return jax.lax.reduce(x, 1.0, lambda a, b: jnp.minimum(a, b) * 1.0, (0,))
 
-    with pytest.raises(Unsupported, match=r"fft.* has no rule .* replicate_unknown=True"):
-        from_jax(spectrum, X)
-    program = from_jax(spectrum, X, replicate_unknown=True)
+    with pytest.raises(Unsupported, match=r"reduce.* has no rule .* replicate_unknown=True"):
+        from_jax(smallest, X)
+    program = from_jax(smallest, X, replicate_unknown=True)
     (name,) = program.replicated
     (op,) = (o for o in program.operations if o.name == name)
     assert set(op.whole) == set(range(len(op.sizes)))
@@ -101,19 +129,19 @@ def mapped(x):
 
 
 UNKNOWN = {
-    "while": lambda x: jax.lax.while_loop(lambda s: s.sum() < 3, lambda s: s * 2, x),
-    "shard_map": mapped,
-    "pallas_call": kernel,
-    "ffi_call": lambda x: jax.ffi.ffi_call("made_elsewhere", X)(x),
-    "pure_callback": lambda x: jax.pure_callback(lambda a: a, X, x),
+    "shard_map": (mapped, "fixes the layouts of its arrays"),
+    "pallas_call": (kernel, "is a kernel of its own"),
+    "ffi_call": (lambda x: jax.ffi.ffi_call("made_elsewhere", X)(x), "is a kernel of its own"),
+    "pure_callback": (lambda x: jax.pure_callback(lambda a: a, X, x), "runs on the host"),
 }
 
 
 @pytest.mark.parametrize("primitive", UNKNOWN)
 def test_what_cannot_be_looked_into_is_refused_or_replicated(primitive: str) -> None:
-    with pytest.raises(Unsupported, match=rf"\({primitive}\) has no rule"):
-        from_jax(UNKNOWN[primitive], X)
-    assert len(from_jax(UNKNOWN[primitive], X, replicate_unknown=True).replicated) == 1
+    function, why = UNKNOWN[primitive]
+    with pytest.raises(Unsupported, match=rf"\({primitive}\) {why}.*--replicate-unknown"):
+        from_jax(function, X)
+    assert len(from_jax(function, X, replicate_unknown=True).replicated) == 1
 
 
 def test_a_loop_of_known_length_is_a_scan() -> None:

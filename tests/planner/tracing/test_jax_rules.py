@@ -53,6 +53,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "padded": (lambda x: jnp.pad(x, ((0, 0), (1, 1))), ((4, 6),)),
     "sliced": (lambda x: x[:, 1:3], ((4, 6),)),
     "pooled": (lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2), (1, 2), "VALID"), ((4, 6),)),
+    "solved": (
+        lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True),
+        ((4, 3, 3), (4, 3, 2)),
+    ),
+    "spectrum": (lambda x: jax.lax.fft(x, "RFFT", (6, 8)), ((4, 6, 8),)),
     "broadcast": (lambda x, g: x * g, ((4, 6), (6,))),
 }
 

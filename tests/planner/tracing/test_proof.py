@@ -129,6 +129,15 @@ def test_what_is_recomputed_is_not_kept(tmp_path: Path) -> None:
     assert with_second_runs < kept
 
 
+@pytest.mark.jax
+@needs_jax
+def test_a_loop_that_ends_on_a_condition() -> None:
+    plan = sharded(trace_function(f"{CASES}:iterating", trips=5), Expected())
+    assert any(o.split for o in plan.operators if o.name.startswith("while."))
+    answer = verify_program(plan)
+    assert answer.passed, answer.failures()
+
+
 @pytest.fixture(scope="module")
 def mlp_plan() -> ShardedProgram:
     return sharded(trace_function(f"{CASES}:mlp"), EXPECTED["mlp"])

@@ -1,0 +1,75 @@
+"""Equations of a traced JAX function: what they call, what they are called, how much they do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from planner.tracing.jax_rules import JAX_RULES
+from planner.tracing.program import elements
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+"""Primitive that calls a function -> its parameter that holds it."""
+
+ATTENTION = "meshwright_attention"
+"""Begins the names of calls that are one attention (`planner.tracing.jax_attention`)."""
+
+APART = ("remat2.", "checkpoint.", ATTENTION)
+"""Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""
+
+
+def bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """What an equation makes of ``operands``."""
+    found = equation.primitive.get_bind_params(equation.params)
+    functions, params = found if isinstance(found, tuple) else ((), found)  # before JAX 0.10 a pair
+    made = equation.primitive.bind(*functions, *operands, **params)
+    return list(made) if equation.primitive.multiple_results else [made]
+
+
+def calls(equation: Any) -> Any | None:
+    """The function that an equation calls, or None."""
+    inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
+    return None if inner is None else getattr(inner, "jaxpr", inner)
+
+
+def call_constants(equation: Any) -> Sequence[Any]:
+    """Arrays that the called function brings along."""
+    return getattr(equation.params[CALLS[equation.primitive.name]], "consts", ())
+
+
+def branch_name(title: str, number: int) -> str:
+    """Begins the names of what is inside one branch of a ``cond``."""
+    return f"{title}/branch.{number}/"
+
+
+def work(jaxpr: Any) -> int:
+    """Steps of all loops in ``jaxpr``; an operator without a rule counts by its outputs."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, inner = equation.primitive.name, calls(equation)
+        shapes = [tuple(getattr(a.aval, "shape", ())) for a in (*equation.invars, *equation.outvars)]
+        if inner is not None:
+            total += work(inner)
+        elif name == "scan":
+            total += equation.params["length"] * work(equation.params["jaxpr"].jaxpr)
+        elif name == "cond":
+            total += max(work(branch.jaxpr) for branch in equation.params["branches"])
+        elif name in JAX_RULES:
+            given = len(equation.invars)
+            total += elements(JAX_RULES[name](equation.params, shapes[:given], shapes[given:], "").sizes)
+        else:
+            total += sum(elements(shape) for shape in shapes[len(equation.invars) :])
+    return total
+
+
+def label(equation: Any, index: int) -> str:
+    """Name of an equation among those around it."""
+    return f"{equation.params.get('name') or equation.primitive.name}.{index}"
