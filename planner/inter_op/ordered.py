@@ -126,3 +126,24 @@ def _cut(work: Array, partial: _Partial) -> StagePartition:
         seconds.append(float(work[after, submesh, start, end]))
         submeshes.append(submesh)
     return StagePartition(tuple(stages), tuple(seconds), tuple(submeshes))
+
+
+def pools_bound(rates: Array, num_microbatches: int, waits: bool) -> float:
+    """What no pipeline over pools can be below, if each works on every microbatch with all its devices [s].
+
+    ``rates[k, l]`` [s] is what pool k would take for part l of the model. Let u_k be the time for which pool k works on
+    a microbatch. Its slowest stage takes no less, and waits for the first microbatch to come from the pools before it
+    and for the last to go back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1,
+    ``M >= sum_l min_k c_k rates_kl`` with ``c_k = m y_k + sum_(j>k) y_j``. Where a rank has several stages, or
+    backwards are split, there is less to wait for, and only ``m y_k`` counts: ``waits`` says which.
+    """
+    whole = rates.sum(axis=1)
+    if np.isinf(whole).any():
+        return float("inf")
+    weights = np.zeros(len(whole))
+    for k in reversed(range(len(whole))):
+        waiting = weights[k + 1 :].sum() if waits else 0.0
+        weights[k] = max(0.0, (1 / whole[k] - waiting) / num_microbatches)
+    weights /= weights.sum()
+    behind = weights[::-1].cumsum()[::-1] - weights if waits else 0.0
+    return float(((num_microbatches * weights + behind)[:, None] * rates).min(axis=0).sum())

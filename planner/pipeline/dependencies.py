@@ -9,7 +9,7 @@ then simulated with many stage times.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -202,6 +202,36 @@ def peak_in_flight_by_stage(dependencies: Dependencies) -> tuple[int, ...]:
     by_stage = np.argsort(stages, kind="stable")
     starts = np.searchsorted(stages[by_stage], np.arange(dependencies.num_stages)).astype(np.int32)
     return _counts(dependencies, dependencies.program[by_stage], starts)
+
+
+@lru_cache(maxsize=128)
+def moments_in_flight(
+    name: str, num_ranks: int, virtual_stages: int, num_microbatches: int
+) -> tuple[tuple[Integers, ...], ...]:
+    """By rank, how many microbatches of each stage have had their F and not their B or I, at the moments that count.
+
+    Moments at which no stage has more than at another one are left out. Errors as `generate`.
+    """
+    order = arranged(name, num_ranks, virtual_stages, num_microbatches)
+    found = []
+    for start, end in pairwise(order.offsets.tolist()):
+        numbers = order.program[start:end]
+        change = np.zeros((len(numbers), order.num_stages), dtype=np.int32)
+        works = order.work[numbers]
+        change[np.arange(len(numbers)), order.stage[numbers]] = np.where(
+            works == Pass.F, 1, np.where(works == Pass.W, 0, -1)
+        )
+        found.append(_largest(np.unique(change.cumsum(axis=0), axis=0)))
+    return tuple(found)
+
+
+def _largest(held: Integers) -> tuple[Integers, ...]:
+    """Rows that are not below another one in every column."""
+    kept: list[Integers] = []
+    for row in held[np.argsort(-held.sum(axis=1), kind="stable")]:
+        if not any((row <= other).all() for other in kept):
+            kept.append(row)
+    return tuple(kept)
 
 
 def _counts(dependencies: Dependencies, numbers: Integers, starts: Integers) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from planner.pipeline.ports import (
     settled,
     transfers,
 )
-from planner.pipeline.schedule import Action, Schedule
+from planner.pipeline.schedule import Action, Pass, Schedule
 from planner.pipeline.timeline import Timeline
 
 BoundarySeconds: TypeAlias = float | Sequence[float]
@@ -124,6 +124,54 @@ def _makespan(
         last_end=tuple(ends[i] for i in dependencies.program[last].tolist()),
         peak_in_flight=peak_in_flight(dependencies),
     )
+
+
+class Path(NamedTuple):
+    """What a makespan consists of."""
+
+    seconds: float
+    """Without queues at ports [s]."""
+    passes: Floats
+    """[stage, pass]: how many forwards, input gradients and weight gradients of each stage lie on it."""
+    crossings: Floats
+    """How often it crosses each boundary between stages."""
+
+
+def longest_path(dependencies: Dependencies, times: StageTimes, p2p: BoundarySeconds = 0.0) -> Path:
+    """A critical path of the order, each action with whatever it waits for last.
+
+    The makespan for any other times is at least the time of the same path.
+    """
+    work = _prepare(dependencies, _stage_seconds(dependencies, times), p2p, times.overlap)
+    delay = work.hops[dependencies.arrival]
+    ends = _run_free(dependencies, work, delay).ends
+    stands_for = np.zeros_like(dependencies.partner)  # the second of a pair takes the time of both
+    first = np.flatnonzero(dependencies.partner)
+    stands_for[dependencies.partner[first]] = first
+    number, waited = int(ends.argmax()), []
+    on_path, seconds = [], float(ends[number])
+    while number:
+        if not dependencies.partner[number]:
+            on_path += [n for n in (number, int(stands_for[number])) if n]
+        previous, source = int(dependencies.previous[number]), int(dependencies.source[number])
+        if ends[previous] >= ends[source] + delay[number]:
+            number = previous
+        else:
+            waited.append(int(dependencies.arrival[number]))
+            number = source
+    return Path(seconds, _passes(dependencies, on_path), _crossings(dependencies, waited))
+
+
+def _passes(dependencies: Dependencies, numbers: Sequence[int]) -> Floats:
+    by_work = np.zeros((dependencies.num_stages, len(Pass)))
+    np.add.at(by_work, (dependencies.stage[numbers], dependencies.work[numbers]), 1)
+    forward, both, inputs, weights = by_work.T
+    return np.stack((forward, inputs + both, weights + both), axis=1)
+
+
+def _crossings(dependencies: Dependencies, boundaries: Sequence[int]) -> Floats:
+    crossed = [boundary for boundary in boundaries if boundary != NOWHERE]
+    return np.bincount(crossed, minlength=dependencies.num_stages - 1).astype(np.float64)
 
 
 def simulate(

@@ -1,33 +1,45 @@
-"""Unlike stages under other schedules: the ranks of a plan that was found for 1F1B, their layers dealt out anew.
+"""Unlike stages under schedules that the dynamic program does not know: several on each rank, or split backwards.
 
-What a rank holds under a schedule with several stages on it, or with a split backward, depends on all the others, so
-the dynamic program over submeshes does not know it. It finds ranks; here their devices and meshes stay, layers are cut
-into as many stages as the schedule has, each rank recomputes as much as its memory needs under that schedule, and
-boundaries are moved while the simulated step gets shorter.
+What a rank holds there depends on all others. Each pool is cut into equal submeshes, with a mesh and rematerialisation
+for each rank, and layers are dealt out to all stages. For every such arrangement a linear program says what no cut can
+be below (`planner.inter_op.dealing`); arrangements are looked at in the order of their bounds, the program's answer is
+rounded to whole layers, and layers are moved while the simulated step gets shorter.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
-from cluster_specs.topology import pool_of
+import numpy as np
+
+from cluster_specs.topology import route
+from cost_models.collectives import send
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.sites import seen_by
-from planner.inter_op.partition import partition_layers
+from planner.evaluation.step import Tail, stage_wait, straggling
+from planner.inter_op.dealing import Dealer, Dealt, Order
+from planner.inter_op.ordered import pools_bound
 from planner.pipeline.generators import is_written_out, refusal, schedule_entry, schedule_label, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Estimate, Parallelism, Pins
-from planner.search.placing import sharding_of
+from planner.search.offers import Offered, offered
+from planner.search.placing import device_ranges, mesh_of, placed, sharding_of
 from planner.search.recomputing import by_rank
 from planner.search.space import searched_schedules, stage_policies
-from planner.search.submeshes import PoolPrices
+from planner.search.submeshes import Choice, PoolPrices, Share
 
 ONE_BY_ONE = ("1f1b", "eager-1f1b", "gpipe")
 """One stage to a rank, and what a stage holds depends only on those behind it, which the dynamic program knows."""
 
 MOST_VIRTUAL = 4
 """Stages on each rank that are tried at most, if their number is not pinned."""
+
+LOOKED_AT = 24
+"""Arrangements that are made plans of at most, in the order of their bounds."""
+
+FEW = 8
+"""Stages of which each may give a layer to any other."""
 
 LESS = 1 - 1e-9
 """What counts as faster."""
@@ -45,6 +57,26 @@ class Answer(NamedTuple):
 
     plan: Parallelism
     estimate: Estimate
+
+
+class Arrangement(NamedTuple):
+    """What is decided before layers are dealt out."""
+
+    share: Share
+    way: Way
+    pools: tuple[int, ...]
+    """Of every rank."""
+    sizes: tuple[int, ...]
+    """Devices of every rank."""
+
+
+class Rescheduled(NamedTuple):
+    """Plans, best first; what no plan of the space is below [s]; how many were priced and excluded."""
+
+    found: tuple[Answer, ...]
+    bound: float
+    evaluated: int
+    excluded: int
 
 
 def only_others(pins: Pins) -> bool:
@@ -83,71 +115,238 @@ def _check(name: str) -> None:
         raise InputError(f"--schedule {name} holds every stage twice, which needs stages that are alike")
 
 
-def under(evaluator: Evaluator, prices: Sequence[PoolPrices], plan: Parallelism, way: Way) -> Answer | None:
-    """The ranks of ``plan`` under another schedule; None where it does not exist for them or they have no room."""
-    p, v, m = plan.pipeline, way.virtual_stages, plan.num_microbatches
-    if p == 1 or p * v > evaluator.graph.num_layers or refusal(way.schedule, p, v, m):
-        return None
-    ranks = _Ranks(evaluator, prices, plan, way)
-    best = priced(evaluator, by_rank(evaluator, ranks.laid_out(ranks.cut())))
-    improving = best is not None
-    while improving and best is not None:
-        improving = False
-        for ends in moved_ends(evaluator.cuts(best.plan)):
-            answer = priced(evaluator, ranks.laid_out(ends, like=best.plan))
-            if answer is not None and answer.estimate.step_time_s < LESS * best.estimate.step_time_s:
-                best, improving = answer, True
-    return best
+class Rescheduling:
+    """One search over arrangements."""
 
+    def __init__(self, evaluator: Evaluator, pins: Pins, prices: Sequence[PoolPrices]) -> None:
+        """Nothing is dealt yet. Raises as `ways`."""
+        self._evaluator, self._pins, self._prices = evaluator, pins, prices
+        self.ways = ways(evaluator, pins)
+        self._least_stages = min((way.virtual_stages for way in self.ways), default=1)
+        self._dealer = Dealer()
+        sequence = evaluator.graph.sequence
+        self._kinds = sorted(set(sequence))
+        self._counts = [sequence.count(kind) for kind in self._kinds]
+        self._offered: dict[tuple[int, int, Share], Offered | None] = {}
+        self.evaluated = 0
 
-class _Ranks:
-    """The ranks of a plan, for stages of another schedule."""
+    def run(self, orders: Sequence[tuple[tuple[int, ...], Share]], known: float) -> Rescheduled:
+        """The best plans of all arrangements of pools in these orders that may take less than ``known`` [s].
 
-    def __init__(
-        self, evaluator: Evaluator, prices: Sequence[PoolPrices], plan: Parallelism, way: Way
-    ) -> None:
-        self._evaluator, self._plan, self._way = evaluator, plan, way
-        self._homes = stage_to_rank(way.schedule, plan.pipeline, way.virtual_stages)
-        self._locals = [seen_by(plan, stage) for stage in plan.stages]
-        self._pools = [prices[pool_of(evaluator.whole, stage.devices)] for stage in plan.stages]
+        A queue in the order of bounds: that by pools first, then that of the linear program, then the plan.
+        """
+        arrangements = [one for order, share in orders for one in self._arrangements(order, share)]
+        queue: list[tuple[float, int, Dealt | None]] = [
+            (self._by_pools(one), number, None) for number, one in enumerate(arrangements)
+        ]
+        heapq.heapify(queue)
+        found: list[Answer] = []
+        best = least = known
+        while queue and len(found) < LOOKED_AT:
+            bound, number, dealt = heapq.heappop(queue)
+            if bound >= best:
+                break
+            if dealt is None:
+                dealt = self._dealt(arrangements[number], best)
+                heapq.heappush(queue, (max(bound, dealt.bound), number, dealt))
+                continue
+            least = min(least, bound)
+            answer = self._answer(arrangements[number], dealt)
+            if answer is not None:
+                found.append(answer)
+                best = min(best, answer.estimate.step_time_s)
+        least = min([least, *(entry[0] for entry in queue)])
+        found.sort(key=lambda answer: answer.estimate.step_time_s)
+        return Rescheduled(tuple(found), min(least, best), self.evaluated, len(queue))
 
-    def cut(self) -> tuple[int, ...]:
-        """Boundaries that make the slowest stage fast, each on its rank's devices."""
+    def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
+        """Every way to cut the pools into equal submeshes, under every schedule."""
+        totals = [self._prices[k].evaluator.cluster.num_devices for k in order]
+        for sizes in product(*(self._prices[k].sizes for k in order)):
+            counts = [total // size for total, size in zip(totals, sizes, strict=True)]
+            pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))
+            each = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
+            for way in self.ways:
+                if self._exists(way, len(pools), share.num_microbatches):
+                    yield Arrangement(share, way, pools, each)
 
-        def seconds(start: int, end: int, stage: int) -> float:
-            rank = self._homes[stage]
-            shape = self._evaluator.shape(start, end)
-            return self._pools[rank].cost(self._locals[rank], shape)[0].seconds
+    def _exists(self, way: Way, ranks: int, microbatches: int) -> bool:
+        enough = ranks * way.virtual_stages <= self._evaluator.graph.num_layers
+        pinned = self._pins.pipeline in (None, ranks)
+        return (
+            ranks > 1
+            and pinned
+            and enough
+            and not refusal(way.schedule, ranks, way.virtual_stages, microbatches)
+        )
 
-        layers, m = self._evaluator.graph.num_layers, self._plan.num_microbatches
-        found = partition_layers(layers, len(self._homes), seconds, lambda *_: True, m)
-        return (0, *(end for _, end in found.stages))
+    # --- bounds ---------------------------------------------------------------------------------------
 
-    def laid_out(self, ends: Sequence[int], like: Parallelism | None = None) -> Parallelism:
-        """The plan with these boundaries; stages recompute as in ``like``, or as their ranks did."""
+    def _by_pools(self, arrangement: Arrangement) -> float:
+        """What no deal of the layers can be below if every pool is always busy [s]."""
+        order = tuple(dict.fromkeys(arrangement.pools))
+        sizes = [arrangement.sizes[arrangement.pools.index(k)] for k in order]
+        share = arrangement.share
+        rates = [self._prices[k].rates(share, [size]) for k, size in zip(order, sizes, strict=True)]
+        beside, slower = self._beside(arrangement)
+        return (pools_bound(np.array(rates), share.num_microbatches, waits=False) + beside) * slower
+
+    def _beside(self, arrangement: Arrangement) -> tuple[float, float]:
+        """What comes on top of the pipeline at least [s], and how many times longer stragglers make all of it."""
+        settings = [self._prices[k].evaluator.setting for k in arrangement.pools]
+        used = Parallelism.model_construct(
+            data=sum(arrangement.sizes),
+            pipeline=len(arrangement.pools),
+            virtual_stages=arrangement.way.virtual_stages,
+            num_microbatches=arrangement.share.num_microbatches,
+        )
+        alone = used.model_copy(update={"pipeline": 1})
+        slower = 1 + min(straggling(setting, alone) for setting in settings)
+        setting = self._evaluator.setting
+        return stage_wait(setting, used) + setting.software.step_overhead, slower
+
+    def _dealt(self, arrangement: Arrangement, enough: float) -> Dealt:
+        """Layers dealt out by the linear program; infinite where nothing fits."""
+        offers = self._offers(arrangement)
+        if offers is None:
+            return Dealt(float("inf"))
+        (schedule, v), ranks = arrangement.way, len(arrangement.pools)
+        order = Order(schedule, ranks, v, arrangement.share.num_microbatches)
+        hops, (beside, slower) = self._hops(arrangement, offers), self._beside(arrangement)
+        pipeline = enough / slower - beside
+        least = self._dealer.deal(order, [one.least for one in offers], self._counts, hops, pipeline)
+        if least.bound >= pipeline:
+            return Dealt((least.bound + beside) * slower)
+        found = self._dealer.deal(order, [one.rank for one in offers], self._counts, hops, pipeline)
+        return found._replace(bound=(max(least.bound, found.bound) + beside) * slower)
+
+    def _offers(self, arrangement: Arrangement) -> list[Offered] | None:
+        """Of every rank; None where one has none."""
+        found = []
+        for pool, size in zip(arrangement.pools, arrangement.sizes, strict=True):
+            key = (pool, size, arrangement.share)
+            if key not in self._offered:
+                # With more stages on a rank memory is only more.
+                self._offered[key] = offered(
+                    self._prices[pool], size, arrangement.share, self._kinds, self._least_stages
+                )
+            found.append(self._offered[key])
+        return [one for one in found if one is not None] if None not in found else None
+
+    def _hops(self, arrangement: Arrangement, offers: Sequence[Offered]) -> list[float]:
+        """Passing a micro-batch on, by boundary between stages, at least [s]."""
+        homes = _homes(arrangement)
+        places = device_ranges(self._evaluator, arrangement.sizes, arrangement.pools)
+        seconds = []
+        for a, b in pairwise(homes):
+            most = max(offers[a].boundary, offers[b].boundary)
+            across = route(self._evaluator.whole, places[a], places[b]) if a != b else None
+            seconds.append(send(most, across).seconds if across else 0.0)
+        return seconds
+
+    # --- plans ----------------------------------------------------------------------------------------
+
+    def _answer(self, arrangement: Arrangement, dealt: Dealt) -> Answer | None:
+        """The dealt layers as a plan, moved while that helps; None where it does not fit."""
+        offers = self._offers(arrangement)
+        if offers is None or not dealt.layers:
+            return None
+        chosen = _chosen(arrangement, offers, dealt)
+        ends = _rounded([float(layers.sum()) for layers in dealt.layers])
+        plan = self._plan(arrangement, chosen, ends)
+        best = self._priced(by_rank(self._evaluator, plan))
+        improving = best is not None
+        while improving and best is not None:
+            improving = False
+            for moved in _moved(self._evaluator.cuts(best.plan)):
+                answer = self._priced(self._recut(best.plan, arrangement, chosen, moved))
+                if answer is not None and answer.estimate.step_time_s < LESS * best.estimate.step_time_s:
+                    best, improving = answer, True
+        return best
+
+    def _plan(
+        self, arrangement: Arrangement, chosen: Sequence[Parallelism], ends: Sequence[int]
+    ) -> Parallelism:
+        """The arrangement with every rank's mesh, layers cut at ``ends``."""
+        prices = [self._prices[pool] for pool in arrangement.pools]
+        choices = [
+            Choice(0.0, Tail(0.0, 0.0), 0.0, local, price.shardings(local))
+            for price, local in zip(prices, chosen, strict=True)
+        ]
+        ranks = tuple(pairwise(range(len(prices) + 1)))
+        plan = placed(self._evaluator, arrangement.share, ranks, choices, arrangement.pools)
+        homes = _homes(arrangement)
+        written = {"schedule": arrangement.way.schedule, "virtual_stages": arrangement.way.virtual_stages}
+        stages = tuple(plan.stages[home] for home in homes)
+        return self._recut(plan.model_copy(update={**written, "stages": stages}), arrangement, chosen, ends)
+
+    def _recut(
+        self,
+        plan: Parallelism,
+        arrangement: Arrangement,
+        chosen: Sequence[Parallelism],
+        ends: Sequence[int],
+    ) -> Parallelism:
+        """The plan with its layers cut at ``ends``; stages recompute as before."""
         stages = []
-        for s, (layers, rank) in enumerate(zip(pairwise(ends), self._homes, strict=True)):
-            shardings = self._pools[rank].shardings(self._locals[rank])
-            stage = self._plan.stages[rank] if like is None else like.stages[s]
+        for home, stage, layers in zip(_homes(arrangement), plan.stages, pairwise(ends), strict=True):
+            shardings = self._prices[arrangement.pools[home]].shardings(chosen[home])
             sharding = sharding_of(self._evaluator.graph, shardings, layers)
             stages.append(stage.model_copy(update={"blocks": layers, "sharding": sharding}))
-        changed = {
-            "schedule": self._way.schedule,
-            "virtual_stages": self._way.virtual_stages,
-            "stages": tuple(stages),
-        }
-        return (like or self._plan).model_copy(update=changed)
+        return plan.model_copy(update={"stages": tuple(stages)})
+
+    def _priced(self, plan: Parallelism) -> Answer | None:
+        self.evaluated += 1
+        return priced(self._evaluator, plan)
+
+
+def _homes(arrangement: Arrangement) -> tuple[int, ...]:
+    """The rank of every stage."""
+    schedule, v = arrangement.way
+    return stage_to_rank(schedule, len(arrangement.pools), v)
+
+
+def _chosen(arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> tuple[Parallelism, ...]:
+    """For the ranks of each pool the mesh that most layers were dealt to."""
+    homes = _homes(arrangement)
+    layers: dict[tuple[int, tuple[int, ...]], float] = {}
+    local_plans: dict[tuple[int, tuple[int, ...]], Parallelism] = {}
+    for home, share in zip(homes, dealt.layers, strict=True):
+        for local, count in zip(offers[home].locals, share.sum(axis=1).tolist(), strict=True):
+            mesh = arrangement.pools[home], tuple(mesh_of(local).values())
+            layers[mesh] = layers.get(mesh, 0.0) + count
+            local_plans.setdefault(mesh, local)
+    best = {
+        pool: max((mesh for mesh in layers if mesh[0] == pool), key=lambda mesh: layers[mesh])
+        for pool in arrangement.pools
+    }
+    return tuple(local_plans[best[pool]] for pool in arrangement.pools)
+
+
+def _rounded(layers: Sequence[float]) -> tuple[int, ...]:
+    """Boundaries next to those in fractions of layers, with at least one layer for every stage."""
+    total, ends = round(sum(layers)), [0]
+    for stage, end in enumerate(np.cumsum(layers).tolist(), start=1):
+        after = len(layers) - stage
+        ends.append(min(max(round(end), ends[-1] + 1), total - after))
+    return tuple(ends)
+
+
+def _moved(ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The boundaries where one stage gives a layer to another one; those between them move along.
+
+    Of many stages only neighbours do.
+    """
+    stages = range(1, len(ends))
+    for a, b in ((a, b) for a, b in product(stages, repeat=2) if len(stages) <= FEW or abs(a - b) == 1):
+        step = 1 if a > b else -1
+        low, high = min(a, b), max(a, b)
+        moved = tuple(end + step * (low <= s < high) for s, end in enumerate(ends))
+        if a != b and all(start < end for start, end in pairwise(moved)):
+            yield moved
 
 
 def priced(evaluator: Evaluator, plan: Parallelism) -> Answer | None:
     """The plan with its estimate; None where it does not fit."""
     estimate = evaluator.estimate(plan)
     return Answer(plan, estimate) if estimate.fits_with(evaluator.job.memory_headroom) else None
-
-
-def moved_ends(ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The boundaries with one of them moved by a layer."""
-    for s in range(1, len(ends) - 1):
-        for end in (ends[s] - 1, ends[s] + 1):
-            if ends[s - 1] < end < ends[s + 1]:
-                yield (*ends[:s], end, *ends[s + 1 :])

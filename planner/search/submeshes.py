@@ -90,6 +90,32 @@ class PoolPrices:
             self._layers[key] = min(more, default=math.inf)
         return self._layers[key]
 
+    def end_seconds(self, last: bool, size: int, share: Share) -> float:
+        """The least that the embedding, or the head, adds to a stage."""
+        key = (last, size, share)
+        if key not in self._layers:
+            name = self.evaluator.graph.sequence[-1 if last else 0]
+            without, alone = StageShape(((name, 1),), False, False), StageShape(((name, 1),), not last, last)
+            more = (
+                self.cost(local, alone)[0].seconds - self.cost(local, without)[0].seconds
+                for local in self.meshes(size, share)
+            )
+            self._layers[key] = min(more, default=math.inf)
+        return self._layers[key]
+
+    def rates(self, share: Share, sizes: Sequence[int]) -> list[float]:
+        """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
+        on it in submeshes of one of these sizes.
+        """
+        graph, total = self.evaluator.graph, self.evaluator.cluster.num_devices
+        kinds = sorted(set(graph.sequence))
+        found = [
+            graph.sequence.count(name) * min(self.layer_seconds(name, size, share) * size for size in sizes)
+            for name in kinds
+        ]
+        found += [min(self.end_seconds(last, size, share) * size for size in sizes) for last in (False, True)]
+        return [seconds / total for seconds in found]
+
     def _offers_for(
         self, shape: StageShape, size: int, share: Share, policy: str | None
     ) -> tuple[_Offer, ...]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
-from planner.inter_op.ordered import Bounded, cuts_in_order
+from planner.inter_op.ordered import Bounded, cuts_in_order, pools_bound
 from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
 from planner.plans import Pins, Sharding, ZeroStage
 from planner.search.placing import placed
-from planner.search.rescheduling import ONE_BY_ONE, Answer, only_others, priced, under, ways
+from planner.search.rescheduling import ONE_BY_ONE, Answer, Rescheduling, only_others, priced
 from planner.search.space import divisors, stage_policies
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
@@ -95,10 +95,11 @@ class UnequalSearch:
         self._stages = pins.pipeline or len(self._policies) or None
         most = MOST_STAGES * len(evaluator.pools)
         batch = evaluator.job.global_batch
-        self._ways, self._only_others = ways(evaluator, pins), only_others(pins)
+        self._only_others = only_others(pins)
         self._base = next((name for name in ONE_BY_ONE if name == pins.schedule), "1f1b")
         held = batch if self._base == "gpipe" else min(batch, 2 * most)
         self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
+        self._rescheduling = Rescheduling(evaluator, pins, self.prices)
         self.evaluated = 0
         self._shapes, self._shape_of = _all_shapes(evaluator)
 
@@ -122,7 +123,7 @@ class UnequalSearch:
         )
         found: list[Answer] = []
         best, proven, excluded = known, float("inf"), 0
-        for looked, (bound, _, combination) in enumerate(bounded):
+        for looked, (bound, _, combination) in enumerate(() if self._only_others else bounded):
             if progress is not None:
                 progress(looked, len(bounded))
             if bound >= best:
@@ -133,56 +134,30 @@ class UnequalSearch:
             if solution.answer is not None:
                 found.append(solution.answer)
                 best = min(best, _seconds(solution.answer))
-        if not self._only_others:
-            found += [
-                answer for one in sorted(found, key=_seconds)[:SIMULATED] for answer in self._others(one)
-            ]
+        if self._rescheduling.ways:
+            orders = [(combination.order, combination.share) for _, _, combination in bounded]
+            others = self._rescheduling.run(orders, best)
+            found += others.found
+            proven = min(proven, others.bound)
         found.sort(key=_seconds)
-        if found and found[0].plan.schedule != self._base and _seconds(found[0]) < known:
-            # The bounds so far are those of one stage on each rank.
-            proven = min(self.bound(c, waits=False) for _, _, c in bounded)
-        return UnequalOutcome(tuple(found), min(proven, best), self.evaluated, excluded)
+        evaluated = self.evaluated + self._rescheduling.evaluated
+        return UnequalOutcome(tuple(found), min(proven, best), evaluated, excluded)
 
     # --- one combination ------------------------------------------------------------------------------
 
     def bound(self, combination: Combination, waits: bool | None = None) -> float:
-        """What no step of the combination can be below [s].
+        """What no step of the combination can be below [s], by `pools_bound`.
 
-        Let u_k be the seconds for which pool k would work on a micro-batch with all its devices. Its slowest stage
-        takes no less, and waits for the first micro-batch to come from the pools before it and for the last to go
-        back through them: ``M >= sum_(j<k) u_j + m u_k``. With weights y that add up to 1, and layer l taking
-        ``a_kl`` of pool k, ``M >= sum_l min_k c_k a_kl`` with ``c_k = m y_k + sum_(j>k) y_j``. Under other schedules
-        than `ONE_BY_ONE` there is less to wait for, and only ``m y_k`` counts: ``waits`` says which, if not the pins.
+        ``waits`` as there; if not given, as the pins have it.
         """
         waits = not self._only_others if waits is None else waits
-        rates = np.array([self._rates(k, combination.share) for k in combination.order])
-        whole, m = rates.sum(axis=1), combination.share.num_microbatches
-        if np.isinf(whole).any():
-            return float("inf")
-        weights = np.zeros(len(whole))
-        for k in reversed(range(len(whole))):
-            waiting = weights[k + 1 :].sum() if waits else 0.0
-            weights[k] = max(0.0, (1 / whole[k] - waiting) / m)
-        weights /= weights.sum()
-        behind = 0.0 if not waits else weights[::-1].cumsum()[::-1] - weights
-        least = float(((m * weights + behind)[:, None] * rates).min(axis=0).sum())
-        slower = 1 + self._slower(combination)
-        return (least + self._beside(combination, len(combination.order))) * slower
-
-    def _rates(self, pool: int, share: Share) -> list[float]:
-        """Seconds of every kind of layer, all of it together, if the whole pool worked on it."""
-        prices, graph = self.prices[pool], self.evaluator.graph
-        total = prices.evaluator.cluster.num_devices
-
-        def together(name: str) -> float:
-            return min(prices.layer_seconds(name, size, share) * size / total for size in prices.sizes)
-
-        return [graph.sequence.count(name) * together(name) for name in sorted(set(graph.sequence))]
+        prices, share = [self.prices[k] for k in combination.order], combination.share
+        rates = np.array([pool.rates(share, pool.sizes) for pool in prices])
+        least = pools_bound(rates, share.num_microbatches, waits)
+        return (least + self._beside(combination, len(prices))) * (1 + self._slower(combination))
 
     def solve(self, combination: Combination, known: float = float("inf")) -> Solution:
         """The fastest plan of the combination that may be faster than ``known`` [s], and what bounds all of them."""
-        if self._only_others:
-            return self._elsewhere(combination, known)
         submeshes = self.submeshes(combination)
         pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
         if not submeshes:
@@ -206,22 +181,6 @@ class UnequalSearch:
         except Infeasible:
             return []
         answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
-        return [answer for answer in answers if answer is not None]
-
-    def _elsewhere(self, combination: Combination, known: float) -> Solution:
-        """The fastest plan of the combination under schedules that the dynamic program does not know."""
-        submeshes = self.submeshes(combination)
-        pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
-        bound, m = self.bound(combination), combination.share.num_microbatches
-        if not submeshes:
-            return Solution(None, bound)
-        tables = self._tables(combination, submeshes, known / m)
-        found = self._by_closed_form(combination, tables, pools, submeshes)
-        others = [other for one in found[:1] for other in self._others(one)]
-        return Solution(min(others, key=_seconds, default=None), bound)
-
-    def _others(self, found: Answer) -> list[Answer]:
-        answers = (under(self.evaluator, self.prices, found.plan, way) for way in self._ways)
         return [answer for answer in answers if answer is not None]
 
     def _in_order(

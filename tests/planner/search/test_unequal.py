@@ -7,6 +7,7 @@ import pytest
 from cluster_specs.catalog import load_cluster, what_if
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.pools import join
+from cluster_specs.topology import pool_of
 from planner.errors import InputError, Unsupported
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import ranks_of
@@ -19,7 +20,7 @@ from planner.plans import Job, Parallelism, Pins, Plan, StagePlan
 from planner.search import plan
 from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE
-from planner.search.submeshes import Choice, in_flight, submesh_sizes
+from planner.search.submeshes import Choice, Share, in_flight, submesh_sizes
 from planner.search.unequal import Combination, Stage, UnequalSearch
 from tests.planner.search.small_cases import small_llama, small_mixture
 
@@ -321,3 +322,52 @@ def test_equals_every_mesh_and_policy_on_every_stage(gib: float) -> None:
     assert bool(found) == bool(every)
     if every:
         assert found[0].estimate.step_time_s == pytest.approx(min(every))
+
+
+def every_deal(search: UnequalSearch, found: Plan | Parallelism):
+    """Steps of the plan's ranks with every mesh, policy and cut; what does not fit is left out."""
+    evaluator, room = search.evaluator, 1 - search.evaluator.job.memory_headroom
+    share = Share(
+        found.data * found.micro_batch, found.num_microbatches, found.zero_stage, found.sharding, "1f1b"
+    )
+    homes = ranks_of(found)
+    firsts = [found.stages[held[0]] for held in homes]
+    prices = [search.prices[pool_of(evaluator.whole, stage.devices)] for stage in firsts]
+    layers, stages = evaluator.graph.num_layers, len(found.stages)
+    for chosen in product(*(price.meshes(2, share) for price in prices)):
+        choices = [
+            Choice(0.0, Tail(0, 0), 0.0, way, price.shardings(way))
+            for way, price in zip(chosen, prices, strict=True)
+        ]
+        ranks = placed(evaluator, share, [(0, 1)] * len(homes), choices, range(len(homes)))
+        for inner in combinations(range(1, layers), stages - 1):
+            written = [
+                ranks.stages[next(r for r, held in enumerate(homes) if s in held)].model_copy(
+                    update={"blocks": blocks, "sharding": {}}
+                )
+                for s, blocks in enumerate(pairwise((0, *inner, layers)))
+            ]
+            changed = {
+                "stages": tuple(written),
+                "schedule": found.schedule,
+                "virtual_stages": found.virtual_stages,
+            }
+            estimate = evaluator.estimate(ranks.model_copy(update=changed))
+            if estimate.memory_bytes <= room * estimate.memory_limit_bytes:
+                yield estimate.step_time_s
+
+
+@pytest.mark.parametrize("gib", [80.0, 4.0])
+def test_no_deal_of_unlike_ranks_is_below_the_bound(gib: float) -> None:
+    cluster = join([tight(pair("dgx-a100-80g"), gib), tight(pair("dgx-h100"), gib + 1)], None, "x")
+    pins = Pins(
+        schedule="interleaved", virtual_stages=2, pipeline=2, context=1, expert=1, zero_stage=1, micro_batch=1
+    )
+    model, job = small_llama(num_hidden_layers=7), Job(global_batch=8, seq_len=2048)
+    search = UnequalSearch(Evaluator(model, cluster, job), pins)
+    outcome = search.run()
+    best = outcome.found[0]
+    every = list(every_deal(search, best.plan))
+    assert len(every) > 50
+    assert outcome.bound <= min(every) * (1 + 1e-9)
+    assert best.estimate.step_time_s <= min(every) * 1.1
