@@ -19,7 +19,7 @@ import highspy
 import numpy as np
 
 from planner.inter_op.partition import Array
-from planner.pipeline.dependencies import arranged, moments_in_flight
+from planner.pipeline.dependencies import Integers, arranged, moments_in_flight
 from planner.pipeline.generators import splits_backward, stage_to_rank
 from planner.pipeline.simulator import Path, StageTimes, longest_path
 
@@ -118,6 +118,17 @@ class Dealer:
             found = self._cut(program, order, hops, enough)
         return found
 
+    def whole(
+        self, order: Order, ranks: Sequence[Rank], counts: Sequence[int], hops: Sequence[float]
+    ) -> tuple[int, ...] | None:
+        """Layers of every stage, all whole and with one offer for each rank, that take little; None if not found."""
+        program = _Program(order, ranks, counts, hops)
+        for path in self._paths.setdefault(order, rank_paths(order)):
+            program.add(path)
+        program.make_stages_whole(ranks)
+        found = self._cut(program, order, hops, float("inf"))
+        return tuple(round(float(layers.sum())) for layers in found.layers) or None
+
     def _cut(self, program: "_Program", order: Order, hops: Sequence[float], enough: float) -> Dealt:
         """The program's value with all paths that its own answers show to be missing."""
         paths, found = self._paths[order], program.solve()
@@ -168,7 +179,7 @@ class _Program:
         self._columns = len(self._stage)
         self._solution = np.zeros(self._columns + 2)
         self._solver = _loaded(*self._rows(order, ranks, counts), self._columns)
-        self.makespan, self._whole = 0.0, False
+        self.makespan, self._whole, self._most = 0.0, False, float(sum(counts))
 
     def _rows(self, order: Order, ranks: Sequence[Rank], counts: Sequence[int]) -> tuple[Array, Array, Array]:
         """Coefficients, and what each row is between."""
@@ -225,13 +236,35 @@ class _Program:
         """From now on each rank has a whole number of layers, in whatever fractions its stages have them."""
         homes = np.array(self._homes)[self._stage]
         for rank in range(max(self._homes) + 1):
-            mine, total = np.flatnonzero(homes == rank), self._solver.getNumCol()
-            self._solver.addVar(0.0, highspy.kHighsInf)
-            self._solver.changeColIntegrality(total, highspy.HighsVarType.kInteger)
-            columns = np.append(mine, total).astype(np.int32)
-            self._solver.addRow(0.0, 0.0, len(columns), columns, np.append(np.ones(len(mine)), -1.0))
+            self._sum(np.flatnonzero(homes == rank).astype(np.int32), self._integer(highspy.kHighsInf))
+
+    def make_stages_whole(self, ranks: Sequence[Rank]) -> None:
+        """From now on each stage has a whole number of layers, and each rank runs in one of the ways that it offers."""
+        homes = np.array(self._homes)
+        for stage in range(len(homes)):
+            self._sum(np.flatnonzero(self._stage == stage).astype(np.int32), self._integer(highspy.kHighsInf))
+        for r, rank in enumerate(ranks):
+            chosen = [self._integer(1.0) for _ in rank.offers]
+            self._row(1.0, 1.0, chosen, np.ones(len(chosen)))
+            for q, column in enumerate(chosen):
+                for stage in np.flatnonzero(homes == r).tolist():
+                    kinds = self._shape[stage][1]
+                    mine = self._starts[stage] + q * kinds + np.arange(kinds)
+                    self._row(-np.inf, 0.0, [*mine.tolist(), column], np.append(np.ones(kinds), -self._most))
+
+    def _integer(self, most: float) -> int:
+        column = int(self._solver.getNumCol())
+        self._solver.addVar(0.0, most)
+        self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
         self._solver.setOptionValue("solver", "choose")
         self._whole = True
+        return column
+
+    def _sum(self, columns: Integers, total: int) -> None:
+        self._row(0.0, 0.0, [*columns.tolist(), total], np.append(np.ones(len(columns)), -1.0))
+
+    def _row(self, low: float, high: float, columns: Sequence[int], values: Array) -> None:
+        self._solver.addRow(low, high, len(columns), np.array(columns, dtype=np.int32), values)
 
     def times(self) -> StageTimes:
         """Of the stages of the last solution."""

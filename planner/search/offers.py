@@ -107,11 +107,12 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> _Measured:
 
     one, two, embedding, head = stage(1), stage(2), stage(1, first=True), stage(1, last=True)
     half = FULL * evaluator.cluster.device.memory
+    # The allocator gives back what it can only where the device is full, which no plan that leaves headroom is.
+    limit = math.inf if evaluator.job.memory_headroom else -math.inf
 
     def bytes_of(cost: StageCost, activations: float) -> float:
         job, software = evaluator.job, evaluator.software
-        # Without what the allocator would give back: what has no room even then does not fit.
-        return device_memory([cost], activations, job, local, mesh, software, -math.inf).total
+        return device_memory([cost], activations, job, local, mesh, software, limit).total
 
     def after(cost: StageCost) -> float:
         return tail_of(evaluator.setting, local, mesh, [cost]).optimizer

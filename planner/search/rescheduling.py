@@ -7,7 +7,7 @@ rounded to whole layers, and layers are moved while the simulated step gets shor
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from cost_models.collectives import send
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.step import Tail, stage_wait, straggling
-from planner.inter_op.dealing import Dealer, Dealt, Order
+from planner.inter_op.dealing import Dealer, Dealt, Order, Rank
 from planner.inter_op.ordered import pools_bound
 from planner.pipeline.generators import is_written_out, refusal, schedule_entry, schedule_label, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
@@ -210,8 +210,7 @@ class Rescheduling:
         offers = self._offers(arrangement)
         if offers is None:
             return Dealt(float("inf"))
-        (schedule, v), ranks = arrangement.way, len(arrangement.pools)
-        order = Order(schedule, ranks, v, arrangement.share.num_microbatches)
+        order = _order(arrangement)
         hops, (beside, slower) = self._hops(arrangement, offers), self._beside(arrangement)
         pipeline = enough / slower - beside
         least = self._dealer.deal(order, [one.least for one in offers], self._counts, hops, pipeline)
@@ -252,7 +251,13 @@ class Rescheduling:
         if offers is None or not dealt.layers:
             return None
         chosen = _chosen(arrangement, offers, dealt)
-        ends = _rounded([float(layers.sum()) for layers in dealt.layers])
+        layers = self._dealer.whole(
+            _order(arrangement),
+            [_only(one, mesh_of(local)) for one, local in zip(offers, chosen, strict=True)],
+            self._counts,
+            self._hops(arrangement, offers),
+        )
+        ends = _rounded(layers or [float(layers.sum()) for layers in dealt.layers])
         plan = self._plan(arrangement, chosen, ends)
         best = self._priced(by_rank(self._evaluator, plan))
         improving = best is not None
@@ -300,10 +305,20 @@ class Rescheduling:
         return priced(self._evaluator, plan)
 
 
+def _order(arrangement: Arrangement) -> Order:
+    schedule, v = arrangement.way
+    return Order(schedule, len(arrangement.pools), v, arrangement.share.num_microbatches)
+
+
+def _only(offers: Offered, mesh: Mapping[str, int]) -> Rank:
+    """The rank with one mesh."""
+    rates = zip(offers.rank.offers, offers.locals, strict=True)
+    return offers.rank._replace(offers=tuple(rate for rate, local in rates if mesh_of(local) == mesh))
+
+
 def _homes(arrangement: Arrangement) -> tuple[int, ...]:
     """The rank of every stage."""
-    schedule, v = arrangement.way
-    return stage_to_rank(schedule, len(arrangement.pools), v)
+    return stage_to_rank(*_order(arrangement)[:3])
 
 
 def _chosen(arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> tuple[Parallelism, ...]:
