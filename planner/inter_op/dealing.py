@@ -34,7 +34,7 @@ OPTIONS = {"threads": 1, "random_seed": 0, "solver": "simplex", "mip_max_nodes":
 
 SOLVED = highspy.SolutionStatus.kSolutionStatusFeasible
 
-CLOSE = 1e-6
+CLOSE = 1e-3
 """Share of the makespan that the program may be below its own simulation."""
 
 
