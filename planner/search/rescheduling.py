@@ -194,16 +194,10 @@ class Rescheduling:
     def _beside(self, arrangement: Arrangement) -> tuple[float, float]:
         """What comes on top of the pipeline at least [s], and how many times longer stragglers make all of it."""
         settings = [self._prices[k].evaluator.setting for k in arrangement.pools]
-        used = Parallelism.model_construct(
-            data=sum(arrangement.sizes),
-            pipeline=len(arrangement.pools),
-            virtual_stages=arrangement.way.virtual_stages,
-            num_microbatches=arrangement.share.num_microbatches,
-        )
-        alone = used.model_copy(update={"pipeline": 1})
-        slower = 1 + min(straggling(setting, alone) for setting in settings)
-        setting = self._evaluator.setting
-        return stage_wait(setting, used) + setting.software.step_overhead, slower
+        slower = 1 + min(straggling(setting, sum(arrangement.sizes)) for setting in settings)
+        setting, m = self._evaluator.setting, arrangement.share.num_microbatches
+        waits = stage_wait(setting, len(arrangement.pools), arrangement.way.virtual_stages, m)
+        return waits + setting.software.step_overhead, slower
 
     def _dealt(self, arrangement: Arrangement, enough: float) -> Dealt:
         """Layers dealt out by the linear program; infinite where nothing fits."""
