@@ -15,7 +15,7 @@ Constants were fitted on these series, taken whole: {fit}. All others are the re
 * The report split is not blind. No constant was fitted on it, but which effects the model has was decided with all rows
   in view, and its residuals led to these, each of which has a source outside the rows and no number taken from them:
   expert ranks that include tensor ranks and tokens sent once to a node (Megatron-MoE ModelZoo), gradients reduced after
-  the backward (Megatron-LM of 2019 to 2022), the type in which InternEvo reduces and the gather that ZeRO-1 does not
+  the backward (Megatron-LM of 2019 to 2022), the type in which InternEvo reduces and the broadcasts that ZeRO-1 does not
   hide there, heads padded to the matrix unit of TPU v6e, logits that stay when activations are offloaded, exponentials
   of small attention heads (FlashAttention-3).
 * Twelve rows whose embedding and head have a stage each (Zero-bubble, DGXC, MoE ModelZoo) could not be evaluated until
@@ -149,6 +149,10 @@ FAR_OFF = """\
   on four GB200 is within 3 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
 * 8B of torchao on eight H100, one sequence of 4,096 tokens each (-33 to -40 %): on the H100 of torchtitan's own tables,
   with HBM2e and a limit of 500 W, it would be -13 to -24 %. The source names no more than eight H100.
+* GPT3-175B of NeMo's launcher on A100 (-25 to -30 %): the row has the layout of 2023, but the launcher's README prints
+  the same figures in September 2022 (NVIDIA/NeMo-Framework-Launcher@3579cdb3), when it configured a tensor degree of
+  8, 8 stages and micro-batches of 2. With those and full recomputation it would be -5 to -2 %, with selective -23 to
+  -20 %.
 * GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 28): its source states neither recomputation
   nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
   why half a year of releases gained 12 %, we do not know.

@@ -56,6 +56,8 @@ class SoftwareSpec(Record):
     """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
     scatters_gradients: bool
     """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole after it."""
+    broadcasts_weights: bool
+    """With ZeRO-1 every rank steps whole weights, and broadcasts them when it is its turn, rather than all gather."""
     copies_gathered: bool
     """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
     overlap_tensor: float = Field(ge=0, le=1)

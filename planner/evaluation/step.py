@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.topology import comm_group, has_own_wires
-from cost_models.collectives import all_reduce, send
+from cluster_specs.topology import CommGroup, comm_group, has_own_wires
+from cost_models.collectives import all_reduce, broadcast, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
@@ -18,6 +18,7 @@ from planner.evaluation.states import (
     reduced_bytes,
     reduces_after,
     sharded_elements,
+    shards_of,
     sums_whole,
     sync_of,
     weight_bytes,
@@ -252,17 +253,32 @@ def gathers_once(plan: Parallelism) -> bool:
 
 
 def _rank_sync(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
-    """Communication that keeps a rank's weights in step: block by block, or of all of them at once.
+    """Communication that keeps a rank's weights in step: block by block, of all at once, or broadcast in turns."""
+    if reduces_after(plan, setting.software):
+        return _at_once(setting, plan, mesh, stages)
+    sync = _sync(stages)
+    if setting.software.broadcasts_weights and gathers_once(plan):
+        return sync._replace(gather=_broadcasts(setting, plan, mesh, stages))
+    return sync
 
-    At once, the host cuts every weight into the parts of all ranks, and copies each back once they are gathered.
-    """
+
+def _at_once(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
+    """Of all weights at once: the host cuts each into the parts of all ranks, and copies them back once gathered."""
     job, software = setting.job, setting.software
-    if not reduces_after(plan, software):
-        return _sync(stages)
     groups = [group for stage in stages for group in stage.weights]
     sync = sync_of(groups, mesh, plan, wire_widths(job, software, first=False), whole=True)
     parts = plan.shard_degree * sum(stage.tensors for stage in stages)
     return sync._replace(gather=sync.gather + parts * software.host_part)
+
+
+def _broadcasts(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> float:
+    """Broadcasts by the ranks that step whole weights, one after the other [s]; more ranks than weights have none."""
+    turns = min(plan.shard_degree, sum(stage.tensors for stage in stages))
+    sizes: dict[CommGroup, float] = {}
+    for group in (group for stage in stages for group in stage.weights):
+        ranks = shards_of(group, mesh, plan.shard_degree).inner
+        sizes[ranks] = sizes.get(ranks, 0.0) + group.elements * weight_bytes(setting.job)
+    return sum(turns * broadcast(size / turns, ranks).seconds for ranks, size in sizes.items())
 
 
 def _sync(stages: Sequence[StageCost]) -> Sync:

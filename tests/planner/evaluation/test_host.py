@@ -7,7 +7,7 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import load_software
-from cost_models.collectives import all_gather, all_reduce
+from cost_models.collectives import all_gather, all_reduce, broadcast
 from planner.evaluation import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
@@ -126,6 +126,16 @@ def test_nanotron_sums_gradients_of_zero_1_whole_and_after_the_backward(micro_ba
     moved = all_reduce(4 * weights, group).seconds + all_gather(2 * weights, group).seconds
     host = tensors * ranks * load_software("nanotron").host_part
     assert estimate.time["data"] == pytest.approx(moved + host, rel=0.01)
+
+
+def test_internevo_broadcasts_the_weights_of_each_rank_in_turn() -> None:
+    """Gradients hide behind the last backward; 64 broadcasts of a 64th of the bf16 weights do not."""
+    ranks, weights = 64, 1_235_814_400
+    job = Job(global_batch=4 * ranks, seq_len=8192, stack="internevo")
+    plan = Parallelism(data=ranks, micro_batch=4, zero_stage=1, shard_degree=ranks)
+    evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:8"), job)
+    each = broadcast(2 * weights / ranks, evaluator.mesh(plan).group(("data",))).seconds
+    assert evaluator.estimate(plan).time["data"] == pytest.approx(ranks * each, rel=0.01)
 
 
 def test_a_gather_after_the_step_is_exposed_where_the_stack_does_not_overlap_it() -> None:
