@@ -114,6 +114,8 @@ class SoftwareSpec(Record):
     """Type in which gradients travel unless the job says otherwise."""
     embedding_reduce_dtype: Literal["fp32", "bf16"]
     """The same for the first block's gradients, which are sums over tokens that share a row."""
+    fp16_reduce_dtype: Literal["fp32", "fp16"] | None = None
+    """Type in which all gradients travel in fp16 jobs, where it is another."""
     context: Bytes = Field(ge=0)
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)

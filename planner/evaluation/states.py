@@ -33,14 +33,20 @@ def gradient_bytes(job: Job) -> float:
 
 def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per gradient on the wire."""
-    return DTYPE_BYTES["fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype]
+    if job.precision == "fp32":
+        return DTYPE_BYTES["fp32"]
+    return DTYPE_BYTES[job.reduce_dtype or _fp16_type(job, software) or software.reduce_dtype]
+
+
+def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
+    return software.fp16_reduce_dtype if job.precision == "fp16" else None
 
 
 def reduced_embedding_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per gradient of the first block on the wire: the job's choice, or the stack's habit."""
     if job.precision == "fp32" or job.reduce_dtype is not None:
         return reduced_bytes(job, software)
-    return DTYPE_BYTES[software.embedding_reduce_dtype]
+    return DTYPE_BYTES[_fp16_type(job, software) or software.embedding_reduce_dtype]
 
 
 def copied_bytes(job: Job, software: SoftwareSpec) -> float:

@@ -160,3 +160,11 @@ def test_logits_stay_on_the_device() -> None:
     )
     logits = 8192 * evaluator.graph.dims["vocab"] * 2 / cluster.device.host_bandwidth
     assert moved.step_time_s - kept.step_time_s < logits
+
+
+@pytest.mark.parametrize(("precision", "width"), [("fp16", 2), ("bf16", 4)])
+def test_megatron_sums_gradients_in_fp32_for_bfloat16_alone(precision: str, width: int) -> None:
+    job = Job(global_batch=16, seq_len=1024, stack="megatron", precision=precision)
+    evaluator = Evaluator(load_model("gpt2"), load_cluster("dgx-a100-80g:1"), job)
+    sent = evaluator.estimate(Parallelism(data=8, num_microbatches=2)).communication
+    assert sent == {"all_reduce": pytest.approx(2 * 7 / 8 * width * 124_439_808)}
