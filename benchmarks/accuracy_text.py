@@ -88,11 +88,12 @@ has the wider of that series' and all series' (0.15). `hf-fsdp` is assumed: user
 """
 
 ORDER = """\
-Of {runs} runs of the sweep here {stalled} stalled: a micro-batch took them more than twice as long, over all stages, as
-it took another run with the same tensor degree, as many stages or more and as many sequences in it, or more
-(`benchmarks/stalls.py`; no model is asked). Groups are runs of one model on one number of nodes. The last line is a
-model that is exact but for stalls: the order of the times themselves, with the time of the run that it was compared
-with for a stalled one. Ours knows which software polls, and so some of the stalls.
+Of {runs} runs of the sweep here {stalled} stalled: a micro-batch took them more than twice as long, over all stages,
+as it took another run with the same tensor degree, as many stages or more, as many sequences in it or more, and at
+most twice as many micro-batches (`benchmarks/stalls.py`; no model is asked). Groups are runs of one model on one
+number of nodes. The last line is a model that is exact but for stalls: the order of the times themselves, with the
+time of the run that it was compared with for a stalled one. Ours knows which software polls, and so some of the
+stalls.
 
 """
 

@@ -1,11 +1,11 @@
 """Runs of the sweep that stalled, found without a model, and what they leave of any order of alternatives.
 
-A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than
-those of a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run
-with as large or larger ones and as many stages or more, same model, same tensor degree, is called stalled: polling,
-a slow node, a slow network, nothing in its row says which. A model of time that knows of no stalls can order runs no
-better than one that is exact wherever a run did not stall; ours knows which version of the software polls
-(`planner/runs/vocabulary.py`).
+A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than those
+of a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run with as
+large or larger ones, as many stages or more and at most twice as many micro-batches, same model, same tensor degree,
+is called stalled: polling, a slow node, a slow network, nothing in its row says which. A model of time that knows of
+no stalls can order runs no better than one that is exact wherever a run did not stall; ours knows which version of
+the software polls (`planner/runs/vocabulary.py`).
 """
 
 import statistics
@@ -86,8 +86,12 @@ def _run(row: Judged) -> Run:
 
 
 def _harder(other: Run, run: Run) -> bool:
-    """Whether ``other`` cannot take less for a micro-batch."""
-    return other is not run and other.micro_batch >= run.micro_batch and other.stages >= run.stages
+    """Whether ``run`` cannot take `FACTOR` times as long for a micro-batch, and its share of what comes once a step.
+
+    That share is ``FACTOR`` times as large at most where ``other`` has as many times as many micro-batches.
+    """
+    larger = other.micro_batch >= run.micro_batch and other.stages >= run.stages
+    return other is not run and larger and other.num_microbatches <= FACTOR * run.num_microbatches
 
 
 def without_stall(runs: Sequence[Run]) -> list[float]:
