@@ -78,6 +78,8 @@ class SoftwareSpec(Record):
     """Sharded weights of embedding and head are freed after the forward and gathered again, as those of layers are."""
     saves_gathered: bool
     """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
+    saves_gathered_keys: bool
+    """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     saves_fp8: bool
     """In fp8 jobs, inputs that only products need again are kept as they were multiplied, in 8 bits."""
     activation_residuals: float = Field(ge=0)

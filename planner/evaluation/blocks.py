@@ -8,7 +8,7 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.memory import loss_chunks
 from planner.evaluation.edges import Edge, edges_of
 from planner.evaluation.rematerialisation import rematerialised
-from planner.graph import Block, Op, Tensor
+from planner.graph import TOKEN_DIMS, Block, Op, Tensor
 from planner.operators import (
     INNER_DIMS,
     ROUTING_KINDS,
@@ -131,6 +131,8 @@ def block_terms(
     sizes = _in_chunks(pricer, block, sizes)
     if pricer.software.saves_gathered:
         _hold_gathered(pricer, block, assignment, sizes)
+    if pricer.software.saves_gathered_keys and pricer.exchange == "all_gather":
+        _hold_gathered_keys(pricer, block, assignment, sizes)
     edges = {
         edge: pricer.edge(block, edge.tensor, specs[edge.tensor], assignment[edge.consumer])
         for edge in edges_of(block)
@@ -200,6 +202,18 @@ def _hold_gathered(pricer: Pricer, block: Block, assignment: Assignment, sizes: 
             tensor = block.tensor[name]
             read = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, assignment[op.name]))
             sizes[name] = max(sizes[name], read)
+
+
+def _hold_gathered_keys(
+    pricer: Pricer, block: Block, assignment: Assignment, sizes: dict[str, float]
+) -> None:
+    """Raise ``sizes`` of keys and values to those of whole sequences, as attention reads them."""
+    for op in (op for op in block.ops if op.kind == "attention"):
+        whole = tuple(split for split in assignment[op.name] if split[1] not in TOKEN_DIMS)
+        for name in (n for n in op.inputs[1:3] if n in sizes):
+            tensor = block.tensor[name]
+            read = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, whole))
+            sizes[name] = max(sizes[name], read * _padding(pricer, tensor))
 
 
 def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> dict[str, float]:

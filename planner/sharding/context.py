@@ -55,7 +55,8 @@ def _gathered(split: Split) -> OpCost:
     full = split.degree * split.kv_bytes
     gather, scatter = split.comm("all_gather", full), split.comm("reduce_scatter", full)
     forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
-    return OpCost(forward, backward, 0.0, (gather,), (gather, scatter))
+    again = () if split.pricer.software.saves_gathered_keys else (gather,)
+    return OpCost(forward, backward, 0.0, (gather,), (*again, scatter))
 
 
 def _dealt_by_heads(split: Split) -> OpCost:

@@ -72,6 +72,11 @@ class Pricer:
         """The mesh that is priced."""
         return self.sizes.mesh
 
+    @property
+    def exchange(self) -> str:
+        """How keys and values of a split sequence are exchanged: as the job says, or by the stack's habit."""
+        return self.job.context_exchange or self.software.context_exchange
+
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
         return stored_bytes(tensor, self.job.precision)
@@ -280,7 +285,7 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
     split = Split(pricer, shape, kernel, axes, degree, query_bytes, sum(kv_bytes))
     if degree == 1:
         return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
-    return EXCHANGES[pricer.job.context_exchange or pricer.software.context_exchange](split)
+    return EXCHANGES[pricer.exchange](split)
 
 
 def _reach(op: Op) -> float | None:

@@ -125,4 +125,4 @@ def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
     elif "p2p" in found["collectives"]:
         yield "XLA turns gathers and reductions beside products into rings of p2p: compare what is sent in all"
     if plan.plan.context > 1:
-        yield "attention across context ranks is compiled with all its scores, not as a ring"
+        yield "attention across context ranks gathers keys and values, whatever the plan's exchange"

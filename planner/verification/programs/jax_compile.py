@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.verification.programs.hlo import collectives
@@ -121,19 +122,25 @@ def _argument_bytes(arguments: Any, shardings: Any) -> Any:
 
 
 def fused_attention(exported: Any, mesh: Any) -> Attention:
-    """Splash attention on each device's own heads and sequences."""
+    """Splash attention on each device's own heads and queries; keys and values of a split sequence are gathered."""
 
     def attend(q: Any, k: Any, v: Any, attributes: Mapping[str, Any], name: str) -> Any:
         batch, tokens, heads = exported.ACTIVATION_SPECS[name][:3]
-        if tokens is not None or q.shape[-1] != v.shape[-1]:
+        if q.shape[-1] != v.shape[-1]:
             return plain_attention(q, k, v, attributes, name)
         degree = _degree(mesh, heads)
         if k.shape[2] % degree:
             k, v = (jnp.repeat(t, degree // math.gcd(degree, t.shape[2]), axis=2) for t in (k, v))
-        spec = P(batch, None, heads, None)
-        run = partial(_splash, attributes=dict(attributes), name=name)
-        specs = {"in_specs": (spec, spec, spec), "out_specs": spec}
-        return jax.shard_map(run, mesh=mesh, check_vma=False, **specs)(q, k, v)
+        kernel = splash.make_splash_mha(
+            mask=masks.MultiHeadMask([_mask(q, k, attributes)] * (q.shape[2] // degree)),
+            head_shards=1,
+            q_seq_shards=_degree(mesh, tokens),
+            residual_checkpoint_name=name,
+        )
+        kernel_specs = kernel.manual_sharding_spec(NamedSharding(mesh, P(None, tokens)))
+        own, gathered = P(batch, tokens, heads, None), P(batch, None, heads, None)
+        specs = {"in_specs": (kernel_specs, own, gathered, gathered), "out_specs": own}
+        return jax.shard_map(_splash, mesh=mesh, check_vma=False, **specs)(kernel, q, k, v)
 
     return attend
 
@@ -143,7 +150,8 @@ def _degree(mesh: Any, entry: Any) -> int:
     return math.prod(mesh.shape[a] for a in axes)
 
 
-def _splash(q: Any, k: Any, v: Any, attributes: Mapping[str, Any], name: str) -> Any:
+def _mask(q: Any, k: Any, attributes: Mapping[str, Any]) -> Any:
+    """Which keys each query sees, over the whole sequence."""
     shape = (q.shape[1], k.shape[1])
     if not attributes["causal"]:
         mask: Any = masks.FullMask(shape)
@@ -153,12 +161,10 @@ def _splash(q: Any, k: Any, v: Any, attributes: Mapping[str, Any], name: str) ->
         mask = masks.CausalMask(shape)
     if attributes.get("chunk"):
         mask = mask & masks.ChunkedCausalMask(shape, attributes["chunk"])
-    kernel = splash.make_splash_mha(
-        mask=masks.MultiHeadMask([mask] * q.shape[2]),
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name=name,
-    )
+    return mask
+
+
+def _splash(kernel: Any, q: Any, k: Any, v: Any) -> Any:
     q, k, v = (t.transpose(0, 2, 1, 3) for t in (q / math.sqrt(q.shape[-1]), k, v))
     return jax.vmap(kernel)(q.astype(k.dtype), k, v).transpose(0, 2, 1, 3)
 

@@ -86,7 +86,7 @@ def _norm(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setti
     x = inputs.arrays[0].astype(jnp.float32)
     if len(weights.arrays) > 1:
         x = x - x.mean(over, keepdims=True)
-    x = x * jax.lax.rsqrt((x * x).mean(over, keepdims=True) + 1e-5)
+    x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + 1e-5)
     x = x.astype(inputs.arrays[0].dtype)
     for i, (weight, combine) in enumerate(zip(weights.arrays, (jnp.multiply, jnp.add), strict=False)):
         x = combine(x, align(weight, weights.dims(i), dims))
