@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from planner.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -13,6 +17,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    (?:.*&& )?(meshwright .+)$", re.MULTILINE)
+SAID = re.compile(r"`(meshwright [^`]+)`")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
@@ -51,6 +57,27 @@ def test_readme_run_file_evaluates(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(blocks(ROOT / "README.md", "toml"))
     assert "step time" in run(sys.executable, "-m", "planner.cli", "evaluate", str(file))
+
+
+def commands(path: Path) -> list[str]:
+    """All that a document has a reader type, lines joined that go on."""
+    text = path.read_text().replace("\\\n", " ")
+    return [*COMMAND.findall(text), *(" ".join(said.split()) for said in SAID.findall(text))]
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if commands(p)], ids=relative)
+def test_commands_and_their_options_exist(path: Path) -> None:
+    known = get_command(app)
+    assert isinstance(known, TyperGroup)
+    for line in commands(path):
+        first, _, options = line.removeprefix("meshwright ").partition(" ")
+        if first.startswith("-"):
+            continue  # of meshwright itself
+        for name in first.rstrip(",").split("|"):
+            assert name in known.commands, line
+            parameters = known.commands[name].params
+            offered = {option for given in parameters for option in (*given.opts, *given.secondary_opts)}
+            assert set(OPTION.findall(options)) <= offered | {"--help"}, line
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
