@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
-from planner.evaluation.memory import device_memory
+from planner.evaluation.memory import device_memory, held_in_backward, model_states
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import arranged, peak_in_flight
@@ -19,6 +19,10 @@ from planner.search.space import SEARCHED_POLICIES, context_degrees, divisors, s
 MOST_STAGES = 8
 """Stages that a pool is cut into at most: stages that differ have one mesh for each, and meshes of a device or two are
 what the search over equal stages is for."""
+
+
+ROUNDING = 1e-9
+"""Of a micro-batch: room for all but so much is room for it."""
 
 
 class Share(NamedTuple):
@@ -133,6 +137,8 @@ class PoolPrices:
             most = offers[-1].room if offers else 0
             if most == self._most:
                 break
+            if self._most_room(choice.local, cost) < most + 1 - ROUNDING:
+                continue
             room = self._room(choice.local, cost)
             if room > most:
                 offers.append(_Offer(choice, room))
@@ -146,6 +152,15 @@ class PoolPrices:
     def shardings(self, local: Parallelism) -> Shardings:
         """How the operators of all blocks are split on the mesh of ``local``."""
         return self._assignments.sharding(local, False)
+
+    def _most_room(self, local: Parallelism, cost: StageCost) -> float:
+        """No fewer micro-batches in flight than fit, from what is surely there as a backward begins."""
+        evaluator = self.evaluator
+        job, software, mesh = evaluator.job, evaluator.software, evaluator.mesh(local)
+        states = model_states(cost.weights, job, local, mesh, software)
+        elements = sum(group.elements for group in cost.weights)
+        room = self.limit - software.context - held_in_backward(states, elements, job, local, software)
+        return room / cost.saved_bytes if cost.saved_bytes else math.inf
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:
         """Most micro-batches in flight that fit; memory grows with every one of them."""
