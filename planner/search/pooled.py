@@ -1,6 +1,12 @@
-"""The recommendation where stages may differ: pools together, each pool alone, and why."""
+"""The recommendation where stages may differ: pools together, each pool alone, and why.
+
+For the time of a step all devices of the pools are together; for its cost or the number of devices any even part of
+each pool in whole nodes is tried beside any other, those first that cost or number least.
+"""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible, InputError
@@ -10,7 +16,20 @@ from planner.search.best_first import Progress, Search
 from planner.search.pins import check_choices
 from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
 from planner.search.rescheduling import Answer
-from planner.search.unequal import UnequalOutcome, UnequalSearch
+from planner.search.space import device_counts
+from planner.search.unequal import UnequalSearch
+
+_NOTHING = (float("inf"), float("inf"))
+"""What is worse than any plan."""
+
+
+class _Together(NamedTuple):
+    """Plans on several pools, a value that none is below, and how many were priced and excluded."""
+
+    found: tuple[Answer, ...]
+    bound: tuple[float, ...]
+    evaluated: int
+    excluded: int
 
 
 def plan_pools(
@@ -23,18 +42,15 @@ def plan_pools(
     """The fastest plan on a cluster of pools, or one whose stages may differ on a cluster of one.
 
     Raises:
-        InputError: pins that contradict model or job, another objective than time.
+        InputError: pins that contradict model or job, the cost of pools whose prices are not known.
         Infeasible: nothing fits.
     """
-    if objective != "time":
-        raise InputError(f"--objective {objective}: where stages differ, plans are searched for time only")
     cluster = evaluator.whole
     check_choices(evaluator, pins)
-    search = UnequalSearch(evaluator, pins)
-    alone, proofs = _alone(evaluator, pins, top, progress)
-    known = min((answer.estimate.step_time_s for answer in alone), default=float("inf"))
-    outcome = search.run(known, progress)
-    found = sorted((*alone, *outcome.found), key=lambda answer: answer.estimate.step_time_s)[:top]
+    value = Value(cluster, objective)
+    alone, proofs = _alone(evaluator, pins, objective, top, progress)
+    outcome = _together(evaluator, pins, value, alone, progress)
+    found = sorted((*alone, *outcome.found), key=value.of_answer)[:top]
     if not found:
         raise Infeasible(
             f"{evaluator.graph.name} does not fit on the pools of {cluster.name}, alone or together",
@@ -47,8 +63,8 @@ def plan_pools(
         job=evaluator.job,
         plan=best.plan,
         estimate=best.estimate,
-        optimality=_optimality(best.estimate, known, outcome, proofs),
-        alternatives=tuple(_alternative(other, best.estimate) for other in found[1:]),
+        optimality=_optimality(value.of_answer(best), outcome, proofs),
+        alternatives=tuple(_alternative(other, best.estimate, objective) for other in found[1:]),
         explanation=" ".join(
             [
                 f"Stages: {stage_list(cluster, best.plan)}.",
@@ -60,15 +76,105 @@ def plan_pools(
     )
 
 
+class Value:
+    """What an objective makes of a plan on pools: less is better, in the first number and then in the next."""
+
+    def __init__(self, cluster: ClusterSpec, objective: Objective) -> None:
+        """Raises ``InputError`` where costs are asked for and a pool has no price."""
+        self.objective, self._pools = objective, cluster.pools
+        self._prices = _prices(cluster) if objective == "cost" else [0.0] * len(cluster.pools)
+
+    def of(self, devices: Sequence[int] | None, seconds: float) -> tuple[float, ...]:
+        """Of a step on so many devices of each pool that takes ``seconds``."""
+        if self.objective == "time" or devices is None:
+            return (seconds,)
+        if self.objective == "devices":
+            return (float(sum(devices)), seconds)
+        hourly = sum(count * price for count, price in zip(devices, self._prices, strict=True))
+        return (seconds * hourly, seconds)
+
+    def of_answer(self, answer: Answer) -> tuple[float, ...]:
+        """Of a plan with its estimate."""
+        used = {stage.devices for stage in answer.plan.stages}
+        counts, start = [], 0
+        for pool in self._pools:
+            end = start + pool.num_devices
+            counts.append(sum(b - a for a, b in used if start <= a < end))
+            start = end
+        return self.of(counts, answer.estimate.step_time_s)
+
+    def seconds_for(self, devices: Sequence[int] | None, value: tuple[float, ...]) -> float:
+        """Steps on the part have to be shorter than this for less than ``value`` [s]."""
+        if devices is None:
+            return value[-1]
+        if self.objective == "cost":
+            return value[0] / self.of(devices, 1.0)[0]
+        if self.objective == "devices" and value[0] != sum(devices):
+            return 0.0 if value[0] < sum(devices) else float("inf")
+        return value[-1]
+
+
+def _prices(cluster: ClusterSpec) -> list[float]:
+    """Of a device of each pool for an hour, by list."""
+    priced = [pool.price for pool in cluster.pools]
+    for pool, price in zip(cluster.pools, priced, strict=True):
+        if price is None or not price.per_device_hour:
+            raise InputError(
+                f"--objective cost: no price of {pool.device.name} in {pool.name} is known; give it a [price] with "
+                f"per_device_hour in a cluster file"
+            )
+    known = [price for price in priced if price is not None]
+    if len({price.currency for price in known}) > 1:
+        raise InputError("--objective cost: prices of the pools are in different currencies")
+    return [price.per_device_hour for price in known]
+
+
+def _parts(cluster: ClusterSpec, objective: Objective) -> list[tuple[int, ...] | None]:
+    """Devices of each pool that may be used together; None where it is all of them or of some pools."""
+    if objective == "time":
+        return [None]
+    counts = [
+        [0, *(n for n in device_counts(pool, Pins(), objective) if n % pool.devices_per_node == 0)]
+        for pool in cluster.pools
+    ]
+    several = min(2, len(counts))
+    return [part for part in product(*counts) if sum(count > 0 for count in part) >= several]
+
+
+def _together(
+    evaluator: Evaluator,
+    pins: Pins,
+    value: Value,
+    alone: Sequence[Answer],
+    progress: Progress | None,
+) -> _Together:
+    """Plans on several pools that may be better than those on one; on the cheapest or smallest parts first."""
+    found: list[Answer] = []
+    best = min((value.of_answer(answer) for answer in alone), default=_NOTHING)
+    bound, evaluated, excluded = best, 0, 0
+    parts = _parts(evaluator.whole, value.objective)
+    for part in sorted(parts, key=lambda part: value.of(part, 1.0)):
+        known = value.seconds_for(part, best)
+        if known <= 0:
+            continue
+        outcome = UnequalSearch(evaluator, pins, part).run(known, progress)
+        found += outcome.found
+        best = min([best, *(value.of_answer(answer) for answer in outcome.found)])
+        if outcome.bound < known:
+            bound = min(bound, value.of(part, outcome.bound))
+        evaluated, excluded = evaluated + outcome.evaluated, excluded + outcome.excluded
+    return _Together(tuple(found), min(bound, best), evaluated, excluded)
+
+
 def _alone(
-    evaluator: Evaluator, pins: Pins, top: int, progress: Progress | None
+    evaluator: Evaluator, pins: Pins, objective: Objective, top: int, progress: Progress | None
 ) -> tuple[list[Answer], list[Optimality]]:
     """The best plans on each pool by itself, with the others idle."""
     answers: list[Answer] = []
     proofs: list[Optimality] = []
     start = 0
     for pool in evaluator.whole.pools:
-        search = Search(Evaluator(evaluator.model, pool, evaluator.job), pins, "time")
+        search = Search(Evaluator(evaluator.model, pool, evaluator.job), pins, objective)
         try:
             outcome = search.run(top, progress)
         except Infeasible:
@@ -92,12 +198,10 @@ def _shifted(plan: Parallelism, start: int) -> Parallelism:
     return plan.model_copy(update={"stages": stages})
 
 
-def _optimality(
-    best: Estimate, known: float, outcome: UnequalOutcome, proofs: Sequence[Optimality]
-) -> Optimality:
+def _optimality(best: tuple[float, ...], outcome: _Together, proofs: Sequence[Optimality]) -> Optimality:
     """Proven where no bound is below the answer; else how far it may be from the best."""
-    bound = min(outcome.bound, known, best.step_time_s)
-    gap = best.step_time_s / bound - 1
+    ratios = (value / least - 1 for value, least in zip(best, outcome.bound, strict=True) if least != value)
+    gap = max(0.0, next(ratios, 0.0))
     return Optimality(
         proven=gap == 0,
         gap=gap,
@@ -106,12 +210,14 @@ def _optimality(
     )
 
 
-def _alternative(other: Answer, best: Estimate) -> Alternative:
+def _alternative(other: Answer, best: Estimate, objective: Objective) -> Alternative:
     losses = [
         f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0
     ]
     slower = other.estimate.step_time_s / best.step_time_s - 1
     reason = f"{slower:+.1%} step time: " + (", ".join(losses) or "no single part stands out")
+    if objective != "time":
+        reason += f"; {other.plan.num_devices} devices"
     return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
 
 

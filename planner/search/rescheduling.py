@@ -161,7 +161,7 @@ class Rescheduling:
 
     def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
         """Every way to cut the pools into equal submeshes, under every schedule."""
-        totals = [self._prices[k].evaluator.cluster.num_devices for k in order]
+        totals = [self._prices[k].devices for k in order]
         for sizes in product(*(self._prices[k].sizes for k in order)):
             counts = [total // size for total, size in zip(totals, sizes, strict=True)]
             pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))

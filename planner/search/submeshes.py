@@ -60,11 +60,14 @@ class _Offer(NamedTuple):
 class PoolPrices:
     """Prices stages on the submeshes of one pool."""
 
-    def __init__(self, evaluator: Evaluator, pins: Pins, most_in_flight: int) -> None:
-        """Nothing is priced yet."""
+    def __init__(
+        self, evaluator: Evaluator, pins: Pins, most_in_flight: int, devices: int | None = None
+    ) -> None:
+        """Nothing is priced yet. Of the pool so many ``devices`` are used, all if not given."""
         self.evaluator, self.pins, self._most = evaluator, pins, most_in_flight
         self.limit = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
-        self.sizes = submesh_sizes(evaluator.cluster)
+        self.devices = devices or evaluator.cluster.num_devices
+        self.sizes = submesh_sizes(evaluator.cluster, self.devices)
         self._assignments = Assignments(evaluator)
         self._meshes: dict[tuple[int, Share], tuple[Parallelism, ...]] = {}
         self._layers: dict[tuple[object, ...], float] = {}
@@ -111,14 +114,14 @@ class PoolPrices:
         """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
         on it in submeshes of one of these sizes.
         """
-        graph, total = self.evaluator.graph, self.evaluator.cluster.num_devices
+        graph = self.evaluator.graph
         kinds = sorted(set(graph.sequence))
         found = [
             graph.sequence.count(name) * min(self.layer_seconds(name, size, share) * size for size in sizes)
             for name in kinds
         ]
         found += [min(self.end_seconds(last, size, share) * size for size in sizes) for last in (False, True)]
-        return [seconds / total for seconds in found]
+        return [seconds / self.devices for seconds in found]
 
     def _offers_for(
         self, shape: StageShape, size: int, share: Share, policy: str | None
@@ -228,12 +231,13 @@ def _local(
     )
 
 
-def submesh_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
-    """Devices of the submeshes of a pool: whole fractions of it down to an eighth, each a part of the one before.
+def submesh_sizes(cluster: ClusterSpec, total: int) -> tuple[int, ...]:
+    """Devices of the submeshes of ``total`` devices of a pool: whole fractions down to an eighth, each a part of the
+    one before.
 
     So they can lie side by side in any number without one reaching over the edge of another's place.
     """
-    total, node = cluster.num_devices, cluster.devices_per_node
+    node = cluster.devices_per_node
     sizes: list[int] = []
     for size in reversed(divisors(total)):
         whole_nodes = size % node == 0 or node % size == 0

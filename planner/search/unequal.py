@@ -88,8 +88,11 @@ class UnequalOutcome(NamedTuple):
 class UnequalSearch:
     """One search over stages that differ."""
 
-    def __init__(self, evaluator: Evaluator, pins: Pins) -> None:
-        """Nothing is priced yet. Raises ``InputError`` for pins that such stages cannot have."""
+    def __init__(self, evaluator: Evaluator, pins: Pins, devices: Sequence[int] | None = None) -> None:
+        """Nothing is priced yet. Of each pool exactly so many ``devices`` are used; if not given, all of two or more.
+
+        Raises ``InputError`` for pins that such stages cannot have.
+        """
         _check(evaluator, pins)
         self.evaluator, self.pins, self._policies = evaluator, pins, stage_policies(pins)
         self._stages = pins.pipeline or len(self._policies) or None
@@ -98,7 +101,11 @@ class UnequalSearch:
         self._only_others = only_others(pins)
         self._base = next((name for name in ONE_BY_ONE if name == pins.schedule), "1f1b")
         held = batch if self._base == "gpipe" else min(batch, 2 * most)
-        self.prices = tuple(PoolPrices(pool, pins, held) for pool in evaluator.pools)
+        self._used = devices
+        counts = devices or [pool.cluster.num_devices for pool in evaluator.pools]
+        self.prices = tuple(
+            PoolPrices(pool, pins, held, count) for pool, count in zip(evaluator.pools, counts, strict=True)
+        )
         self._rescheduling = Rescheduling(evaluator, pins, self.prices)
         self.evaluated = 0
         self._shapes, self._shape_of = _all_shapes(evaluator)
@@ -109,6 +116,8 @@ class UnequalSearch:
         pools, batch = range(len(evaluator.pools)), evaluator.job.global_batch
         least = 1 if len(pools) == 1 else 2
         orders = [o for n in range(least, len(pools) + 1) for o in permutations(pools, n)]
+        if self._used is not None:
+            orders = list(permutations(k for k in pools if self._used[k]))
         for order in orders:
             widest = max(max(self.prices[k].sizes) for k in order)
             for sequences in (s for s in divisors(batch) if s <= MAX_SEQUENCES * widest):
@@ -159,7 +168,7 @@ class UnequalSearch:
     def solve(self, combination: Combination, known: float = float("inf")) -> Solution:
         """The fastest plan of the combination that may be faster than ``known`` [s], and what bounds all of them."""
         submeshes = self.submeshes(combination)
-        pools = [self.prices[k].evaluator.cluster.num_devices for k in combination.order]
+        pools = [self.prices[k].devices for k in combination.order]
         if not submeshes:
             return Solution(None, float("inf"))
         m = combination.share.num_microbatches
@@ -223,9 +232,9 @@ class UnequalSearch:
 
     def _slower(self, combination: Combination) -> float:
         """Relative slow-down by stragglers, at least."""
-        pools = [self.prices[k].evaluator for k in combination.order]
-        devices = sum(pool.cluster.num_devices for pool in pools)
-        return min(straggling(pool.setting, devices) for pool in pools)
+        pools = [self.prices[k] for k in combination.order]
+        devices = sum(pool.devices for pool in pools)
+        return min(straggling(pool.evaluator.setting, devices) for pool in pools)
 
     def submeshes(self, combination: Combination) -> list[Submesh]:
         """Of every pool in the order, by place in it."""
