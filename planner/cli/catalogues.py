@@ -60,9 +60,11 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _schedules() -> dict[str, dict[str, Any]]:
+    from planner.pipeline.asynchronous import ASYNCHRONOUS
     from planner.pipeline.generators import SCHEDULES
 
-    return {name: _fields(entry) for name, entry in SCHEDULES.items()}
+    flushed = {name: {**_fields(entry), "asynchronous": False} for name, entry in SCHEDULES.items()}
+    return flushed | {name: {**_fields(entry), "asynchronous": True} for name, entry in ASYNCHRONOUS.items()}
 
 
 def _targets() -> dict[str, dict[str, Any]]:
@@ -88,7 +90,7 @@ def models(output: OutputOptions, name: NameArgument = None) -> None:
 
 
 def schedules(output: OutputOptions, name: NameArgument = None) -> None:
-    """List the pipeline schedules."""
+    """List the pipeline schedules, and the asynchronous pipelines that `simulate` runs."""
     _show(SCHEDULES, name, output)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.operators import RECOMPUTE_POLICIES
+from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
@@ -53,6 +54,11 @@ def _check_names(pins: Pins) -> None:
             raise InputError(f"--recompute {pins.recompute!r}: use one of {known}, or one for each stage")
     if pins.schedule is not None and is_written_out(pins.schedule):
         schedule_entry(pins.schedule)
+    elif pins.schedule in ASYNCHRONOUS:
+        raise InputError(
+            f"--schedule {pins.schedule}: it never flushes, so it has no steps to plan; "
+            f"`meshwright simulate --schedule {pins.schedule}` says what it gains and its staleness"
+        )
     elif pins.schedule not in (None, AUTOMATIC, *SCHEDULES):
         raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)} or {AUTOMATIC}")
 

@@ -61,6 +61,7 @@ def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
         ("clusters", "dgx-h100:2", "device"),
         ("models", "llama-3.1-8b", "family"),
         ("schedules", "1f1b", "description"),
+        ("schedules", "pipedream-2bw", "asynchronous"),
         ("targets", "jax", "description"),
     ],
 )

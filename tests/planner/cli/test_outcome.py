@@ -39,6 +39,7 @@ def one_sentence(stderr: str) -> str:
         (("plan", *SMALL, "--seq-len", "-1"), "seq_len"),
         (("plan", *SMALL, "--precision", "fp7"), "precision"),
         (("plan", *SMALL, "--objective", "fun"), "objective 'fun' is unknown"),
+        (("plan", *SMALL, *JOB, "--schedule", "ampnet"), "never flushes"),
         (("evaluate", "nowhere.json"), "no such file"),
         (("validate", "nowhere.jsonl"), "no such file"),
         (("schedules", "1f2b"), "did you mean 1f1b"),
