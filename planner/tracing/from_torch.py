@@ -35,7 +35,10 @@ def from_torch(
     leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
     function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
     table = _core(torch) if gradient else None
-    traced = make_fx(function, decomposition_table=table)(lifted.parameters, lifted.states, *leaves)
+    given = (lifted.parameters, lifted.states, *leaves)
+    traced = make_fx(function, decomposition_table=table)(*given)
+    if any(map(_writes_in_place, traced.graph.nodes)):
+        traced = make_fx(torch.func.functionalize(traced), decomposition_table=table)(*given)
     parameters, buffers = lifted.parameters, lifted.states
     roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
     roles += [(n, "constant") for n in buffers]
@@ -79,6 +82,18 @@ class _Lifted:
         return made[0]
 
 
+def _writes_in_place(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _kind(target: Any) -> str:
+    """An operator's name, without overload; with the library that it is of, where that is not PyTorch's own."""
+    library, _, name = str(getattr(target, "_schema", target)).partition("(")[0].partition("::")
+    name = name.partition(".")[0]
+    return name if library in ("aten", "meshwright") else f"{library}.{name}"
+
+
 def _input_names(module: Any, count: int) -> list[str]:
     """As the module calls them, if there is one for each tensor."""
     names = [n for n in inspect.signature(module.forward).parameters if n != "self"][:count]
@@ -95,7 +110,15 @@ def _differentiated(torch: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     def run(weights: Any, states: Any, *inputs: Any) -> Any:
         if not weights:
             raise InputError("gradient=True needs a module with parameters")
-        return torch.func.grad_and_value(call)(weights, states, *inputs)
+        try:
+            return torch.func.grad_and_value(call)(weights, states, *inputs)
+        except RuntimeError as error:
+            if "setup_context" not in str(error):
+                raise
+            raise InputError(
+                "gradient=True: an operator that a library defines (torch.library.custom_op) has a derivative that "
+                "cannot be traced; experts of transformers have others (experts_implementation)"
+            ) from None
 
     return run
 
@@ -147,7 +170,7 @@ class _Importer:
         return name
 
     def _call(self, node: Any) -> None:
-        kind = str(node.target).removeprefix("aten.").removeprefix("meshwright.").partition(".")[0]
+        kind = _kind(node.target)
         tensors = [
             n for n in _leaves((node.args, node.kwargs)) if hasattr(n, "op") and self.names[n] is not None
         ]
@@ -181,7 +204,7 @@ class _Importer:
         if rule is not None:
             return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
-            raise no_rule(f"{title} (aten.{kind})")
+            raise no_rule(f"{title} ({kind})")
         self.replicated.append(title)
         return opaque(call.inputs, call.outputs)
 

@@ -22,7 +22,7 @@ from planner.tracing.factors import (
     transposed,
 )
 from planner.tracing.indexing import Lookup, accumulation, lookup
-from planner.tracing.products import Convolution, convolution, product
+from planner.tracing.products import Convolution, convolution, grouped_product, product
 from planner.tracing.program import Dims
 
 Params = Mapping[str, Any]
@@ -84,6 +84,13 @@ def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], 
 def _dot(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     contracting, batch = params["dimension_numbers"]
     return product(inputs[0], inputs[1], contracting, batch)
+
+
+def _ragged(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    (left, right), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    depth = (left[0], right[0]) if len(inputs[1]) == 3 else (1, 1)
+    found = grouped_product(inputs[0], inputs[1], inputs[2][-1], outputs[0], depth)
+    return found or opaque(inputs, outputs)
 
 
 def _convolution(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
@@ -202,6 +209,7 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         **dict.fromkeys(MATRICES.split(), _matrices),
         "fft": _transformed,
         "dot_general": _dot,
+        "ragged_dot_general": _ragged,
         "conv_general_dilated": _convolution,
         "gather": _gather,
         "scatter": _scatter(adds=False),

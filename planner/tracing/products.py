@@ -30,6 +30,26 @@ def product(
     return loops.rule("product", (tuple(first), tuple(second)), (result,))
 
 
+def grouped_product(
+    left: Shape, right: Shape, groups: int, result: Shape, contracting: Sequence[int] = (1, 1)
+) -> Rule | None:
+    """Rows that lie by group (tokens by expert), a matrix for each group; None where that is another product.
+
+    ``[rows, depth] x [groups, depth, columns] -> [rows, columns]``, or, for the gradient of the matrices,
+    ``[rows, depth] x [rows, columns] -> [groups, depth, columns]``; ``contracting`` says which dims are the depth.
+    Groups are taken to have equally many rows.
+    """
+    if len(left) != 2 or left[0] % groups or len(right) + len(result) != 5:
+        return None
+    loops = Loops()
+    group = loops.new(groups)
+    rows = (*group, *loops.new(left[0] // groups))
+    depth, columns = loops.new(left[1]), loops.new(result[-1])
+    matrices = (group, depth, columns) if contracting[1] < 2 else (group, columns, depth)
+    pair = (matrices, (rows, columns)) if len(right) == 3 else ((rows, columns), matrices)
+    return loops.rule("product", ((rows, depth), pair[0], (group,)), (pair[1],))
+
+
 class Convolution(NamedTuple):
     """Which dims are what, and how windows lie: as ``lax.conv_general_dilated`` names them."""
 

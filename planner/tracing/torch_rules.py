@@ -16,12 +16,13 @@ from planner.tracing.factors import (
     broadcast,
     created,
     elementwise,
+    opaque,
     reduction,
     reshaped,
     stacked,
     transposed,
 )
-from planner.tracing.products import Convolution, convolution, product
+from planner.tracing.products import Convolution, convolution, grouped_product, product
 from planner.tracing.program import Dims, Reduction
 
 
@@ -57,7 +58,7 @@ ELEMENTWISE = """
 SAME = "_to_copy alias clone contiguous copy detach lift_fresh_copy"
 """The same tensor, or the same numbers in another type."""
 
-CREATED = "arange empty full ones rand randn scalar_tensor zeros"
+CREATED = "arange empty empty_permuted full ones rand randn scalar_tensor zeros"
 
 SHAPES = "_unsafe_view reshape squeeze unsqueeze view"
 
@@ -145,18 +146,30 @@ def _bmm(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((2,), (1,)), ((0,), (0,)))
 
 
+def _grouped(call: Call) -> Rule:
+    """Rows by expert, where each expert's end: the third tensor."""
+    left, right, ends = call.inputs[:3]
+    return grouped_product(left, right, ends[0], call.outputs[0]) or opaque(call.inputs, call.outputs)
+
+
 def _mv(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((1,), (0,)), ((), ()))
 
 
 def convolved(left: Shape, right: Shape, result: Shape, call: Call, first: int) -> Rule:
-    """A convolution whose stride, padding, dilation, transposition and groups begin at argument ``first``."""
+    """A convolution whose stride, padding, dilation, transposition and groups begin at argument ``first``.
+
+    A transposed one has the input's channels first in its filter; in groups of channels it is not split.
+    """
     stride, _, dilation, flipped, _, groups = call.arguments[first : first + 6]
     order = range(len(left))
+    if flipped and groups > 1:
+        return opaque([left, right], [result])
+    filters = (1, 0, *order[2:]) if flipped else order
     images = len(left) - 2
     strides = list(stride) if len(stride) == images else list(stride) * images
     plain = not flipped and all(d == 1 for d in dilation)
-    return convolution(left, right, result, Convolution(order, order, order, strides, plain, groups))
+    return convolution(left, right, result, Convolution(order, filters, order, strides, plain, groups))
 
 
 def _convolution(call: Call) -> Rule:
@@ -230,6 +243,46 @@ def _scatter_add(call: Call) -> Rule:
     return loops.rule("accumulate", (table, found, found), (table,))
 
 
+def _scatter(call: Call) -> Rule:
+    """Entries written along one dim by index, of a tensor or one number: whole where they are written."""
+    loops, table, found = _along(call.inputs[0], call.inputs[1], call.arguments[1] % len(call.inputs[0]))
+    loops.whole += [f for dim in found for f in dim if dim not in table]
+    return loops.rule("accumulate", (table, *(found for _ in call.inputs[1:])), (table,))
+
+
+def _index_select(call: Call) -> Rule:
+    """Rows along one dim, by one tensor of indices."""
+    axis = call.arguments[1] % len(call.inputs[0])
+    loops = Loops()
+    found = tuple(loops.new(n) for n in call.outputs[0])
+    table = tuple(loops.new(n) if i == axis else found[i] for i, n in enumerate(call.inputs[0]))
+    return loops.rule("lookup", (table, (found[axis],)), (found,))
+
+
+def _group_norm(call: Call) -> Rule:
+    """Over images and the channels of each group; statistics are per sequence and group, scales per channel."""
+    image, statistics = call.inputs[0], call.outputs[1]
+    loops = Loops()
+    batch, group = loops.new(image[0]), loops.new(statistics[1])
+    channel = (*group, *loops.new(image[1] // statistics[1]))
+    full = (batch, channel, *(loops.new(n) for n in image[2:]))
+    rule = loops.rule(
+        "loop",
+        (full, *((channel,) for _ in call.inputs[1:])),
+        (full, *((batch, group) for _ in call.outputs[1:])),
+    )
+    over = tuple(f for dim in full for f in dim if f not in (*batch, *group))
+    return rule._replace(reductions=(Reduction(dims=(*batch, *group), over=over, dtype="float32"),) * 2)
+
+
+def _whole(call: Call) -> Rule:
+    return opaque(call.inputs, call.outputs)
+
+
+def _transformed(call: Call) -> Rule:
+    return aligned(call.inputs, call.outputs, [a % len(call.inputs[0]) for a in call.arguments[1]])
+
+
 def aligned_or_whole(call: Call) -> Rule:
     """Side by side where ranks are equal; else nothing can be split."""
     ranks = {len(s) for s in (*call.inputs, *call.outputs)}
@@ -263,6 +316,21 @@ def _images(call: Call) -> Rule:
     return aligned(call.inputs, call.outputs, range(2, rank))
 
 
+IMAGES = """
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d avg_pool2d avg_pool2d_backward avg_pool3d
+    avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+    max_pool3d_with_indices_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad2d
+    replication_pad3d upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward
+"""
+"""Each result from a window, or places, of its own image and channel."""
+
+WHOLE = """
+    as_strided as_strided_scatter diagonal diagonal_scatter histc masked_scatter nonzero randperm select_scatter unfold
+    unfold_backward
+"""
+"""Along no dim can they be split."""
+
+
 TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
     {
         **dict.fromkeys(ELEMENTWISE.split(), _elementwise),
@@ -270,7 +338,13 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         **dict.fromkeys(CREATED.split(), _created),
         **dict.fromkeys(SHAPES.split(), _reshape),
         **dict.fromkeys(REDUCTIONS.split(), _reduction),
-        "_adaptive_avg_pool2d": _images,
+        **dict.fromkeys(IMAGES.split(), _images),
+        **dict.fromkeys(WHOLE.split(), _whole),
+        "_fft_c2c": _transformed,
+        "_fft_c2r": _transformed,
+        "_fft_r2c": _transformed,
+        "_grouped_mm": _grouped,
+        "transformers.grouped_mm_fallback": _grouped,
         "_log_softmax": _softmax(2, 1),
         "_log_softmax_backward_data": _softmax(1, 2),
         "_softmax": _softmax(2, 1),
@@ -280,7 +354,6 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "_native_batch_norm_legit_no_training": _batch_norm,
         "attention": _attention(0, 4),
         "attention_backward": _attention(1, 7),
-        "avg_pool2d": _images,
         "bmm": _bmm,
         "cat": _touching(1),
         "constant_pad_nd": _slice,
@@ -289,15 +362,18 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "embedding": _embedding,
         "embedding_dense_backward": _embedding_backward,
         "expand": _expand,
+        "flip": _transformed,
         "gather": _gather,
         "index": _index,
         "index_put": _index_put,
-        "max_pool2d_with_indices": _images,
-        "max_pool2d_with_indices_backward": _images,
+        "index_select": _index_select,
         "mm": _mm,
         "mv": _mv,
+        "native_group_norm": _group_norm,
         "native_layer_norm": _layer_norm,
         "permute": _permute,
+        "repeat": aligned_or_whole,
+        "scatter": _scatter,
         "scatter_add": _scatter_add,
         "select": _select,
         "slice": _slice,

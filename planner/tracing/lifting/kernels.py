@@ -208,6 +208,8 @@ class _Sorter:
         sizes = self.lifted.plain.size
         queries, keys = sorted(map(self.lifted.root, scores.inputs), key=lambda n: -sizes(n))
         values = [n for n in map(self.lifted.root, context.inputs) if n not in made]
+        if len(values) != 1:
+            raise no_graph(f"attention {context.name} has no values that are made apart from its scores")
         kernel = self._kernel("attention", [scores, *group, context])
         kernel.inputs = [queries, keys, *values]
         return kernel
@@ -226,6 +228,10 @@ class _Sorter:
         if draft.kind == "loop":
             return "add"
         weights = sum(map(self.lifted.is_weight, draft.inputs[:2]))
+        if len(draft.reads) > 2 and not all(map(self.lifted.is_weight, draft.inputs[1:])):
+            raise no_graph(
+                f"operator {draft.name} ({'+'.join(draft.primitives)}) has a matrix for each group of rows"
+            )
         if draft.kind == "product" and weights == 1 and not draft.halos:
             return "matmul"
         what = {0: "multiplies two activations and is no attention", 2: "multiplies two weights"}

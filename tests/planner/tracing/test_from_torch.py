@@ -46,6 +46,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "sum": (lambda x: x.sum(1, keepdim=True), ((4, 6, 2),)),
     "concatenated": (lambda x, y: torch.cat([x, y], 1), ((4, 6), (4, 2))),
     "pooled": (lambda x: F.max_pool2d(x, 2), ((2, 4, 8, 8),)),
+    "transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
+        ((2, 4, 8, 8), (4, 6, 4, 4)),
+    ),
+    "norm of groups": (lambda x: F.group_norm(x, x.shape[1] // 2), ((4, 8, 6),)),
+    "enlarged": (lambda x: F.interpolate(x, scale_factor=2), ((2, 4, 8, 8),)),
+    "repeated": (lambda x: x.repeat(1, 3), ((4, 6),)),
+    "turned": (lambda x: x.flip(0), ((4, 6),)),
+    "spectrum": (lambda x: torch.fft.rfft(x), ((4, 6),)),
 }
 
 
@@ -105,6 +114,52 @@ def test_a_module_costs_what_the_same_function_does_in_jax() -> None:
     first, second = (shard(p, "dgx-h100:1", {"data": 2, "model": 4}) for p in (ours, theirs))
     assert first.seconds == pytest.approx(second.seconds, rel=0.1)  # one kernel more or less
     assert first.inputs["up.weight"] == second.inputs["p.up"]
+
+
+@torch.library.custom_op("meshwright_tests::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+double.register_fake(torch.empty_like)
+double.register_autograd(lambda ctx, gradient: 2 * gradient)
+
+
+def test_a_derivative_that_cannot_be_traced_is_named() -> None:
+    class Loss(Mlp):
+        def forward(self, x: Any) -> Any:
+            return double(self.up(x)).mean()
+
+    x = torch.empty(8, 1024, device="meta")
+    with pytest.raises(InputError, match="has a derivative that cannot be traced"):
+        from_torch(on_meta(Loss), x, gradient=True)
+    with pytest.raises(Unsupported, match=r"\(meshwright_tests\.double\) has no rule"):
+        from_torch(on_meta(Loss), x)
+
+
+def test_rows_picked_along_a_dim_are_looked_up() -> None:
+    x, rows = torch.empty(4, 6, 2, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
+    (op,) = clean(from_torch(Calls(lambda x, i: x.index_select(1, i)), x, rows)).operations
+    ((batch, table, width), (picked,)), (found,) = op.reads, op.writes
+    assert (op.kind, found) == ("lookup", (batch, picked, width))
+    assert [op.sizes[f] for f in (*batch, *table, *width, *picked)] == [4, 6, 2, 8]
+
+
+def test_what_is_written_in_place_is_traced_as_what_it_becomes() -> None:
+    """Derivatives of a norm of groups and of a loss of odds change tensors as they go."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.GroupNorm(2, 4)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return F.binary_cross_entropy_with_logits(self.norm(x), y)
+
+    x, y = torch.empty(2, 2, 4, 8, 8, device="meta")
+    program = from_torch(on_meta(Loss), x, y, gradient=True)
+    assert [t.target for t in program.ties] == ["norm.weight", "norm.bias"]
+    assert not [op.primitive for op in program.operations if op.primitive.endswith("_")]
 
 
 def test_gradients_lie_as_their_parameters() -> None:

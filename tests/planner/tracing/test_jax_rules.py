@@ -155,3 +155,18 @@ def test_updates_of_a_table_split_into_sums() -> None:
     assert place(op.writes[0], row) is None
     parts = [zeros.at[at[half::2]].add(updates[half::2]) for half in (0, 1)]
     np.testing.assert_allclose(parts[0] + parts[1], zeros.at[at].add(updates), rtol=1e-6)
+
+
+def test_rows_by_group_are_split_by_group() -> None:
+    """As tokens by expert: a half of the groups, with their rows, gives a half of the result."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(16, 6)).astype("f4"), rng.normal(size=(4, 6, 2)).astype("f4")
+    sizes = np.full(4, 4, "i4")
+    loss = jax.value_and_grad(lambda w, x, n: (jax.lax.ragged_dot(x, w, n) ** 2).sum(), (0, 1))
+    products = [op for op in clean(from_jax(loss, w, x, sizes)).operations if op.kind == "product"]
+    assert [sorted(op.sizes) for op in products] == [[2, 4, 4, 6]] * 3
+    group = products[0].reads[1][0][0]
+    assert [d[0] for d in (products[0].reads[0][0], products[0].writes[0][0])] == [group] * 2
+    whole = jax.lax.ragged_dot(x, w, sizes)
+    halves = [jax.lax.ragged_dot(x[i : i + 8], w[i // 4 :][:2], sizes[:2]) for i in (0, 8)]
+    np.testing.assert_allclose(np.concatenate(halves), whole, rtol=1e-4)
