@@ -251,7 +251,7 @@ def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, 
             "reduce_dtype": parallel.reduce_dtype
             and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
             "attention": _attention(run, origin, assume),
-            "fused_loss": bool(parallel.fused_loss),
+            "fused_loss": _fused_loss(run, origin, assume),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
@@ -259,6 +259,11 @@ def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, 
             "memory_headroom": 0.0,
         }
     )
+
+
+def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
+    published = run.parallel.fused_loss
+    return assume.default("fused_loss", published, True) if origin.fused_loss else bool(published)
 
 
 def _token_exchange(run: RunFile, origin: Origin) -> str:

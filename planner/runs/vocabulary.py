@@ -199,11 +199,13 @@ class Origin(NamedTuple):
     expert_tensor: int | None = None
     """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
     token_exchange: str = "all_to_all"
+    fused_loss: bool = False
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
-    (r"SC21 .*zero3|ml-engineering|ColossalAI", Origin("deepspeed")),
+    (r"ml-engineering", Origin("deepspeed", fused_loss=True)),
+    (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
         r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron",
@@ -228,6 +230,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
 )
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
+Losses are fused where a source says so of all its runs (stas00/ml-engineering insights/when-to-upgrade-gpus:
+Liger-Kernel).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
 32 tensor ranks, used the version that polls follows from their times (0.5 s per micro-batch of two stages, 1 s of more,
