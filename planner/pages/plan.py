@@ -43,22 +43,23 @@ class Content(NamedTuple):
     economics: Economics
 
 
-def plan_content(plan: Plan, assumed: Sequence[str] = (), terms: Terms | None = None) -> Content:
+def plan_content(
+    plan: Plan, assumed: Sequence[str] = (), terms: Terms | None = None, around: bool = True
+) -> Content:
     """Everything that the page of ``plan`` shows, and what had to be ``assumed`` to make the plan.
 
-    ``terms`` are those of the training run that the plan is for: tokens, prices, failures. Raises ``InputError``
-    for a plan without an estimate.
+    ``terms`` are those of the training run that the plan is for: tokens, prices, failures. Without ``around`` it leaves
+    out what the plan would do on other hardware, which takes a dozen more estimates. Raises ``InputError`` for a plan
+    without an estimate.
     """
     estimate = known(plan)
     evaluator = Evaluator(plan.model, plan.cluster, plan.job)
     step = step_timeline(evaluator, plan.plan)
-    drawn = [
-        memory_figure(step),
-        time_figure(estimate),
-        sensitivity_figure(sensitivity(plan)),
-        roofline_figure(operator_costs(evaluator, plan.plan), plan.cluster, plan.job.precision),
-    ]
-    grown = scaling(plan)
+    drawn = [memory_figure(step), time_figure(estimate)]
+    if around:
+        drawn.append(sensitivity_figure(sensitivity(plan)))
+    drawn.append(roofline_figure(operator_costs(evaluator, plan.plan), plan.cluster, plan.job.precision))
+    grown = scaling(plan) if around else ()
     if len(grown) > 1:
         drawn.append(scaling_figure(grown, plan.cluster.num_devices))
     if plan.alternatives:

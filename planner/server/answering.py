@@ -48,7 +48,7 @@ class Reply(NamedTuple):
     html: str
     """What is below the title, with the data of its charts."""
     complete: bool = True
-    """What came close was looked at too; a first answer has the best plan alone."""
+    """What came close was looked at too, and other hardware; a first answer has the best plan alone."""
 
 
 class Overtaken(Exception):
@@ -183,7 +183,7 @@ class Desk:
 
 
 def _shown(plan: Plan, complete: bool = True) -> Reply:
-    content = plan_content(plan)
+    content = plan_content(plan, around=complete)
     return Reply(plan, title(plan), "\n".join([*plan_body(content), *plan_data(content)]), complete)
 
 

@@ -62,6 +62,9 @@ def test_the_first_answer_is_the_best_plan_alone(question: dict[str, Any], searc
     whole = desk.answer(asked(question))
     assert whole.complete
     assert whole.plan.alternatives
+    for figure, around in (("time", False), ("sensitivity", True)):
+        assert f'id="{figure}"' in whole.html
+        assert (f'id="{figure}"' in first.html) != around
     assert first.plan.estimate is not None
     assert whole.plan.estimate is not None
     assert whole.plan.estimate.step_time_s <= first.plan.estimate.step_time_s
