@@ -19,8 +19,8 @@ from planner.exporters.script import (
     shard_and_replicate,
 )
 from planner.exporters.stages import cuts_of
-from planner.pipeline.generators import SCHEDULES
-from planner.plans import Plan
+from planner.pipeline.generators import SCHEDULES, splits_backward
+from planner.plans import Parallelism, Plan
 
 OLD_TARGET, TARGET = "torchtitan-0.2", "torchtitan"
 
@@ -85,7 +85,7 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
         "training": _training(plan),
         "parallelism": parallelism,
         "activation_checkpoint": _checkpointing(policy_of(p), p.recompute_every),
-        "compile": {"enable": True, "components": ["model", "loss"]},
+        "compile": {"enable": compiles(p), "components": ["model", "loss"]},
     }
     if base is not None:
         sections = {"model": {"name": base.module, "flavor": base.flavor}, **sections}
@@ -107,6 +107,14 @@ def to_torchtitan(plan: Plan) -> dict[str, str]:
         )
     parallelism = _parallelism(plan, "lm_head") | {"enable_sequence_parallel": plan.plan.sequence_parallel}
     return {PYTHON_FILE: _python(plan, parallelism), FLAGS_FILE: _flags(plan, parallelism)}
+
+
+def compiles(plan: Parallelism) -> bool:
+    """Whether blocks can be compiled: not where their backward is split, which PyTorch then refuses.
+
+    Source: pytorch/pytorch issue 161904 and pull request 162511.
+    """
+    return plan.pipeline == 1 or not splits_backward(plan.schedule)
 
 
 def _check(plan: Plan, target: str) -> None:
@@ -210,7 +218,7 @@ def _python(plan: Plan, parallelism: Mapping[str, Any]) -> str:
         *(f"        {key}={value!r}," for key, value in parallelism.items()),
         "    )",
         f"    config.activation_checkpoint = {CLASSES[policy_of(plan.plan)]}",
-        "    config.compile = CompileConfig(enable=True)",
+        f"    config.compile = CompileConfig(enable={compiles(plan.plan)})",
         "    return config",
     ]
     if base is not None:

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import tomllib
 from typing import Any
 
 import pytest
@@ -97,6 +98,16 @@ def test_torchtitan_splits_the_batch_as_planned(pipeline: int, micro_batch: int)
     held = micro_batch * (plan.plan.num_microbatches if pipeline > 1 else 1)
     assert f"--training.local_batch_size {held} " in text
     assert ("--parallelism.pipeline_parallel_microbatch_size" in text) is (pipeline > 1)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("zb-v", 2)])
+def test_torchtitan_does_not_compile_blocks_whose_backward_is_split(schedule: str, stages: int) -> None:
+    degrees = {"pipeline": 2, "schedule": schedule, "virtual_stages": stages}
+    plan = tiny_plan(tiny_model(num_hidden_layers=8), {"precision": "bf16"}, **degrees)
+    compiled = schedule == "1f1b"
+    assert f"CompileConfig(enable={compiled})" in export(plan, "torchtitan")["config_registry.py"]
+    toml = tomllib.loads(export(plan, "torchtitan-0.2")["torchtitan.toml"])
+    assert toml["compile"]["enable"] is compiled
 
 
 def test_torchtitan_runs_a_model_that_it_ships() -> None:
