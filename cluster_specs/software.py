@@ -142,6 +142,10 @@ class SoftwareSpec(Record):
     """Host time to check a tensor-parallel collective before it runs, for each rank, in pipelines over nodes [s]."""
     host_check_network: Seconds = Field(ge=0)
     """The same, where the collective crosses nodes itself [s]."""
+    split_backward: float = Field(ge=0)
+    """Share by which input and weight gradients take longer one by one than in one backward."""
+    split_stack: str | None = None
+    """The stack that the run becomes where backwards are split; None: this one."""
     handover_wait: Seconds = Field(ge=0)
     """Time that a stage spends polling for each tensor that it hands on or receives [s]."""
     straggler: float = Field(ge=0)

@@ -7,6 +7,7 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, WeightGroup
 from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync
+from planner.pipeline.generators import splits_backward
 from planner.plans import Parallelism
 
 PARTS = ("compute", "recompute", "tensor", "context", "expert", "data", "overlap_slowdown", "launch")
@@ -237,4 +238,22 @@ def stage_cost(
         sync=sync,
         gathered_bytes=gathered,
         sent_bytes=sent,
+    )
+
+
+def split_stages(
+    stages: Sequence[StageCost], plan: Parallelism, software: SoftwareSpec
+) -> tuple[StageCost, ...]:
+    """The stages as the plan's schedule runs them: backwards that are split take longer by a measured share."""
+    if plan.pipeline == 1 or not splits_backward(plan.schedule):
+        return tuple(stages)
+    return tuple(_split(stage, software.split_backward) for stage in stages)
+
+
+def _split(stage: StageCost, share: float) -> StageCost:
+    longer = share * (stage.backward_input + stage.backward_weight)
+    return stage._replace(
+        backward_input=(1 + share) * stage.backward_input,
+        backward_weight=(1 + share) * stage.backward_weight,
+        parts={**stage.parts, "compute": stage.parts["compute"] + longer},
     )

@@ -11,7 +11,7 @@ from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.setting import Setting, copies_of, ranks_of
-from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch
+from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch, split_stages
 from planner.evaluation.states import (
     Sync,
     gradient_bytes,
@@ -73,6 +73,7 @@ def assembled(
     ports: Ports,
 ) -> StepTime:
     """The step of stages that pass their results on in ``sends`` [s] over ``ports``, each rank followed by its tail."""
+    stages = split_stages(stages, plan, setting.software)
     m, p = plan.num_microbatches // copies_of(plan), plan.pipeline
     on_rank = ranks_of(plan)
     work = [sum(stages[s].seconds for s in ss) for ss in on_rank]

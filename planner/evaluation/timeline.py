@@ -10,7 +10,7 @@ from planner.evaluation import sites
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import DeviceMemory, device_memory, held_activations
 from planner.evaluation.setting import ranks_of
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, split_stages
 from planner.evaluation.step import (
     StepTime,
     Tail,
@@ -91,14 +91,15 @@ def _step(evaluator: Evaluator, plan: Parallelism) -> _Step:
     if evaluator.differs(plan):
         places = evaluator.sites(plan)
         return _Step(
-            [place.cost for place in places],
+            split_stages([place.cost for place in places], plan, evaluator.software),
             sites.send_seconds(evaluator.whole, places),
             sites.tails_of(evaluator.whole, plan, places),
             sites.step_time(evaluator.whole, plan, places),
         )
     setting, mesh, stages = evaluator.setting, evaluator.mesh(plan), evaluator.stages(plan)
     sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
-    return _Step(stages, sends, tails_of(setting, plan, mesh, stages), step_time(setting, plan, mesh, stages))
+    tails, total = tails_of(setting, plan, mesh, stages), step_time(setting, plan, mesh, stages)
+    return _Step(split_stages(stages, plan, setting.software), sends, tails, total)
 
 
 def _memory(evaluator: Evaluator, plan: Parallelism, step: _Step, ran: Timeline) -> list[DeviceMemory]:

@@ -72,7 +72,7 @@ def plan_pools(
                 what_limits(best.estimate),
             ]
         ),
-        warnings=warnings_of(best.plan, best.estimate),
+        warnings=warnings_of(best.plan, best.estimate, evaluator.software),
     )
 
 

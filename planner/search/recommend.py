@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.pipeline.generators import schedule_label, stage_to_rank
+from planner.pipeline.generators import schedule_label, splits_backward, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan, StagePlan
 from planner.search.best_first import Found, Outcome, Progress, Search
@@ -40,7 +41,7 @@ def recommended(
         optimality=outcome.optimality,
         alternatives=tuple(_alternative(other, estimate, objective) for other in others),
         explanation=explanation(evaluator, chosen, estimate, outcome._replace(found=(best, *others))),
-        warnings=warnings_of(chosen, estimate),
+        warnings=warnings_of(chosen, estimate, evaluator.software),
     )
 
 
@@ -226,9 +227,14 @@ def _next_best(outcome: Outcome) -> str:
     return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
 
 
-def warnings_of(plan: Parallelism, estimate: Estimate) -> tuple[str, ...]:
+def warnings_of(plan: Parallelism, estimate: Estimate, software: SoftwareSpec) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
     found = []
+    if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
+        found.append(
+            f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "
+            f"{software.split_stack}: plan with --stack {software.split_stack} for its time"
+        )
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
         found.append(

@@ -1,6 +1,9 @@
 """Shipped stacks load, and say where every value comes from."""
 
+import json
 from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -78,3 +81,30 @@ def test_captured_graphs_need_no_host() -> None:
     assert eager.host_operator > 0
     assert (graphs.host_operator, graphs.host_collective, graphs.host_routing) == (0, 0, 0)
     assert graphs.elementwise_passes == eager.elementwise_passes
+
+
+PAIRS = {
+    "1.5B": (6, {24: (11.8, 12.9), 32: (12.5, 13.4), 64: (13.6, 14.2)}),
+    "6.2B": (3, {24: (3.50, 3.88), 32: (3.70, 4.00), 64: (4.03, 4.20)}),
+    "14.6B": (1, {48: (1.40, 1.61), 64: (1.49, 1.67), 128: (1.64, 1.76)}),
+    "28.3B": (1, {96: (0.76, 0.87), 128: (0.80, 0.90), 256: (0.88, 0.96)}),
+}
+"""Micro-batch; by number of them the samples per second and device under 1F1B and ZB-1p: arXiv:2401.10241, table 4."""
+
+
+def test_a_split_backward_costs_what_zero_bubble_measured() -> None:
+    rates = Path(__file__).parents[1] / "data" / "schedules" / "zero_bubble_rates.jsonl"
+    shares = []
+    for row in map(json.loads, rates.read_text().splitlines()):
+        micro_batch, measured = PAIRS[row["model"]]
+        p, m = row["pp"], row["microbatches"]
+        backward = row["tB_ms"] + row["tW_ms"]
+        beyond = [
+            1e3 * m * micro_batch / (p * speed) - m * (row["tF_ms"] + backward) / (1 - row[bubble])
+            for speed, bubble in zip(measured[m], ("bubble_1f1b", "bubble_zb_h1"), strict=True)
+        ]
+        shares.append((beyond[1] - beyond[0]) / ((m + p - 1) * backward))
+    assert len(shares) == 12
+    assert load_software("megatron").split_backward == pytest.approx(median(shares), abs=5e-4)
+    assert min(shares) > -0.016
+    assert max(shares) < 0.0285

@@ -7,11 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, small_llama
 
+from cluster_specs.software import load_software
 from planner.errors import Infeasible
 from planner.evaluation import evaluate
 from planner.models.catalog import build_graph
-from planner.plans import Job, Pins, Plan
+from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search import plan
+from planner.search.recommend import warnings_of
 from planner.search.space import BY_PIN_ONLY
 
 
@@ -134,3 +136,17 @@ def test_a_schedule_that_is_found_is_no_slower_than_any_with_a_name() -> None:
     assert {"1f1b", "zb-h1", "zb-v"} <= set(named)
     assert step_time(found) <= min(named.values())
     assert evaluate(found) == found.estimate
+
+
+def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
+    split = Parallelism(data=1, pipeline=2, virtual_stages=2, schedule="zb-v")
+    estimate = answer_to(CASES[next(iter(CASES))]).estimate
+    warned = {
+        (name, schedule): any(
+            "splits backwards" in text for text in warnings_of(p, estimate, load_software(name))
+        )
+        for name in ("torch-fsdp2", "torch-eager", "megatron")
+        for schedule in ("zb-v", "interleaved")
+        for p in (split.model_copy(update={"schedule": schedule}),)
+    }
+    assert [key for key, said in warned.items() if said] == [("torch-fsdp2", "zb-v")]
