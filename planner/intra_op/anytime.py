@@ -15,22 +15,27 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
-from planner.intra_op.network import Network
+from planner.intra_op.network import Indices, Network
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
 
 LEAST_DROPPED = 0.02
 """Share of the proof that fixing must drop before it is worth reducing anew."""
 
+NARROWER = 0.9
+"""Of the gap at the last fixing: what it must have come down to before more is fixed."""
+
 SMALL, LARGE = 10_000, 400_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING = 0.5, 0.25, 0.3
+REDUCING, RELAXING, SEARCHING = 0.5, 0.4, 0.3
 """Shares of the time left that go into the reductions, into one round of messages, and of search."""
 
-PRICES_PER_LOOK = 100
+FURTHEST = 0.3
+"""Of the bound: how far above it steps of the prices aim at most, however dear the best choice is."""
+PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LEAST_GAIN = 0.0005
+LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
@@ -89,6 +94,8 @@ class _Anytime:
         self.found: Found | None = None
         self.searches = 0
         self.lower_bound = core.constant
+        self.fixed_at = np.inf
+        """Gap between the best choice and the bound when the proof was last fixed."""
 
     def run(self) -> None:
         """Everything, in turns, until the best choice is proven or time is up."""
@@ -130,9 +137,10 @@ class _Anytime:
         gained = np.inf
         while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
             before = self.relaxation.value()
-            target = min(self.found.cost if self.found else np.inf, before + abs(before))
+            cost = self.found.cost if self.found else np.inf
             for _ in range(PRICES_PER_LOOK):
-                self.relaxation.reprice(self.relaxation.value(), target)
+                value = self.relaxation.value()
+                self.relaxation.reprice(value, min(cost, value + FURTHEST * abs(value)))
                 self.relaxation.sweep()
                 if time.monotonic() > deadline:
                     break
@@ -169,14 +177,24 @@ class _Anytime:
         if self.found is not None and self._open():
             self.searches += 1
             prices = self.relaxation.known_prices
-            search = NeighbourhoodSearch(self.core, self.found, prices, seed=self.searches)
+            search = NeighbourhoodSearch(self.core, self.found, prices, self._regrets, self.searches)
             search.improve(deadline, PATIENCE)
             self.found = search.found
 
+    def _regrets(self, found: Found) -> dict[int, float]:
+        """Where a choice lies above the bound, as far as the proof still has its strategies."""
+        gap = max(0.0, found.cost - self.lower_bound)
+        labels = self.proof.labels
+        known = {v: at for v in self.proof.nodes if (at := _position(labels[v], found.choice[v])) is not None}
+        regrets = self.relaxation.regrets(known)
+        # what is more than the whole gap comes of strategies and pairs that reductions replaced by others
+        return {v: regret for v, regret in regrets.items() if regret <= gap}
+
     def _fix(self) -> None:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
-        if self.found is None:
+        if self.found is None or self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
             return
+        self.fixed_at = self.found.cost - self.lower_bound
         messages, prices = self.relaxation.messages, self.relaxation.known_prices
         labels, size = dict(self.proof.labels), self.proof.size
         self._prove(self.relaxation.fix(self.found.cost))
@@ -198,6 +216,11 @@ class _Anytime:
         if answer.choice is not None:
             self._take(answer.choice)
         self._prove(answer.lower_bound)
+
+
+def _position(labels: Indices, label: int) -> int | None:
+    at = int(np.searchsorted(labels, label))
+    return at if at < labels.size and labels[at] == label else None
 
 
 def _largest_cost(network: Network) -> float:

@@ -157,6 +157,26 @@ class Relaxation:
         """A choice read off the messages, level by level; it may exceed the capacities."""
         return dict(zip(self._layout.nodes, self._decode().tolist(), strict=True))
 
+    def regrets(self, choice: Mapping[int, int]) -> dict[int, float]:
+        """By how much the strategy of each node in ``choice`` lifts the bound, and half of what its pairs lift it.
+
+        Summed up they are what a choice costs above the bound, but for the memory that it leaves free where
+        memory is priced: they tell where a choice can be bettered. ``inf`` for pairs that are forbidden.
+        """
+        known = np.array([v in choice for v in self._layout.nodes], dtype=np.bool_)
+        taken = np.array([choice.get(v, 0) for v in self._layout.nodes], dtype=np.intp)
+        theta = self._theta()
+        regret = theta[self._layout.first[:-1] + taken] - self._least(theta)
+        for tables in self._layout.edges():
+            own = np.array([self._layout.position[v] for v, _ in tables.edges])
+            edges = np.flatnonzero(known[own] & known[tables.neighbour])
+            own, other = own[edges], tables.neighbour[edges]
+            rest = self._rest(tables)
+            lift = rest[edges, taken[own], taken[other]] - rest[edges].min(axis=(1, 2))
+            np.add.at(regret, own, lift / 2)
+            np.add.at(regret, other, lift / 2)
+        return {v: float(r) for v, r, k in zip(self._layout.nodes, regret, known, strict=True) if k}
+
     def scores(self, v: int, choice: Mapping[int, int]) -> Array:
         """How expensive each strategy of v looks, given the ``choice`` made for nodes before it."""
         total = self._priced[self._layout.strategies(v)]

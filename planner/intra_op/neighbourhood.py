@@ -8,7 +8,7 @@ import bisect
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ GROWTH = 1.15
 NODES_PER_SEED = 4
 """Size of a part over the nodes that it grows from, where these are many."""
 
-TURNS_PER_LOOK = 50
-"""Parts solved before it is looked up anew where the cost is."""
+TURNS_PER_LOOK = 10
+"""Parts solved before it is looked up anew where they are worth most."""
 
 GREEDY_ROUNDS = 4
 
@@ -40,6 +40,10 @@ class Found(NamedTuple):
 
     choice: Positions
     cost: float
+
+
+Regrets = Callable[[Found], Mapping[int, float]]
+"""Of a choice: node -> how much less another of its strategies might cost; what is not known is not there."""
 
 
 def greedy(relaxation: Relaxation) -> Found | None:
@@ -73,10 +77,19 @@ class NeighbourhoodSearch:
     """Improves a choice by solving one part of the network after another."""
 
     def __init__(
-        self, network: Network, found: Found, prices: Mapping[int, float] | None = None, seed: int = 0
+        self,
+        network: Network,
+        found: Found,
+        prices: Mapping[int, float] | None = None,
+        regrets: Regrets | None = None,
+        seed: int = 0,
     ) -> None:
-        """Start from ``found``; ``prices`` of memory, by original row, help to solve the parts."""
+        """Start from ``found``; ``prices`` of memory, by original row, help to solve the parts.
+
+        Nodes of many ``regrets`` are looked at first, or without them any.
+        """
         self.network = network
+        self.regrets = regrets
         known = prices or {}
         self.prices = {k: known[row] for k, row in enumerate(network.rows.tolist()) if row in known}
         self.found = found
@@ -87,7 +100,7 @@ class NeighbourhoodSearch:
         """Row -> nodes alive at it, as far as looked up."""
         self.random = random.Random(seed)
         self.turn = 0
-        self.local: list[float] = []
+        self.weights: list[float] = [1.0] * len(self.order)
 
     def improve(self, deadline: float, patience: float = math.inf) -> None:
         """Solve parts until the clock (`time.monotonic`) says so, or so many times all nodes without success."""
@@ -159,13 +172,8 @@ class NeighbourhoodSearch:
         return nodes
 
     def _seed(self) -> int:
-        """A node, the likelier the more it and its tables cost now."""
-        if self.turn % TURNS_PER_LOOK == 1:
-            self.local = [1.0 + self._local_cost(v) for v in self.order]
-        return self.random.choices(self.order, self.local)[0]
-
-    def _local_cost(self, v: int) -> float:
-        choice, tables = self.found.choice, self.network.tables[v]
-        return float(
-            self.network.costs[v][choice[v]] + sum(t[choice[v], choice[w]] for w, t in tables.items())
-        )
+        """A node, the likelier the more there is to gain."""
+        if self.regrets is not None and self.turn % TURNS_PER_LOOK == 1:
+            regrets = self.regrets(self.found)
+            self.weights = [1.0 + regrets.get(v, 0.0) for v in self.order]
+        return self.random.choices(self.order, self.weights)[0]
