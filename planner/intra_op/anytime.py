@@ -96,6 +96,8 @@ class _Anytime:
         self.lower_bound = core.constant
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
+        self.looking = 0.0
+        """Time that the last look for a choice took [s]."""
 
     def run(self) -> None:
         """Everything, in turns, until the best choice is proven or time is up."""
@@ -134,19 +136,20 @@ class _Anytime:
 
     def _relax(self, deadline: float) -> None:
         """Better messages and prices, as long as they close the gap fast enough."""
-        gained = np.inf
-        while self._open() and time.monotonic() < deadline and gained > LEAST_GAIN:
+        gaining = True
+        deadline -= self.looking
+        while self._open() and time.monotonic() < deadline and gaining:
             before = self.relaxation.value()
             cost = self.found.cost if self.found else np.inf
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
-                self.relaxation.reprice(value, min(cost, value + FURTHEST * abs(value)))
+                self.relaxation.reprice(value, min(cost, value + FURTHEST * max(abs(value), 1.0)))
                 self.relaxation.sweep()
                 if time.monotonic() > deadline:
                     break
             self._prove_by(self.relaxation.bound())
             self._look()
-            gained = self.relaxation.best / abs(before) - 1
+            gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
         for factor in DEARER if self.relaxation.known_prices else ():
             if time.monotonic() < deadline:
@@ -163,9 +166,11 @@ class _Anytime:
 
     def _look(self, relaxation: Relaxation | None = None) -> None:
         """A choice read off the messages, if it is better than what we have."""
+        start = time.monotonic()
         found = greedy(relaxation or self.relaxation)
         if found is not None:
             self._take(self.proof.expand(found.choice))
+        self.looking = time.monotonic() - start
 
     def _take(self, choice: dict[int, int]) -> None:
         positions = {v: choice[v] for v in self.core.nodes}
@@ -192,7 +197,9 @@ class _Anytime:
 
     def _fix(self) -> None:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
-        if self.found is None or self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
+        if self.found is None or not self._open():
+            return
+        if self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
             return
         self.fixed_at = self.found.cost - self.lower_bound
         messages, prices = self.relaxation.messages, self.relaxation.known_prices

@@ -127,6 +127,46 @@ def test_bounds_and_margins_hold_for_any_messages_and_prices(problem, prices, sw
             assert bound.value + bound.margins[v][s] <= best_of_network(part)[0] + 1e-6
 
 
+@given(
+    contest_problems(max_ends=2),
+    st.dictionaries(st.integers(0, 9), st.sampled_from([0.25, 1.0, 7.0])),
+    st.integers(0, 3),
+    st.randoms(use_true_random=False),
+)
+def test_regrets_are_what_a_choice_costs_above_the_bound(problem, prices, sweeps, rng):
+    """But for what it leaves free of the memory that is priced; whether it fits or not."""
+    network = unshrunk(problem)
+    if network is None:
+        return
+    relaxation = Relaxation(network, prices)
+    for _ in range(sweeps):
+        relaxation.sweep()
+    choice = {v: rng.randrange(network.costs[v].size) for v in network.nodes}
+    regrets = relaxation.regrets(choice)
+    assert min(regrets.values(), default=0.0) >= -1e-6
+    free = float(relaxation.prices @ (network.capacity - demand(network, one_hot(network, choice))))
+    above = network.cost(choice) - relaxation.bound().value
+    assert sum(regrets.values()) + free == pytest.approx(above, abs=1e-6)
+    some = {v: s for v, s in choice.items() if v % 2}
+    assert relaxation.regrets(some).keys() == some.keys()
+
+
+def test_prices_return_to_where_the_bound_was_highest():
+    problem = random_contest_problem(60, 4, seed=3, share=0.05)
+    network = network_of(problem)
+    shrink(network)
+    relaxation = Relaxation(network, {})
+    relaxation.sweep()
+    values = []
+    for _ in range(30):
+        values.append(relaxation.value())
+        relaxation.reprice(values[-1], 10 * abs(values[-1]))  # far too long steps
+        relaxation.sweep()
+    values.append(relaxation.value())
+    relaxation.return_to_best()
+    assert relaxation.value() == relaxation.best == max(values)
+
+
 def test_prices_on_memory_close_most_of_the_gap():
     problem = random_contest_problem(60, 4, seed=3, share=0.05)
     network = network_of(problem)
