@@ -104,12 +104,18 @@ def eliminate(
     bound = MAX_ENTRIES if max_entries is None else max_entries
     remaining = {scope: np.asarray(table) for scope, table in tables.items()}
     buckets = []
-    ordered = _steps if len(tables) <= REMEMBERED else _steps.__wrapped__
-    for node, scope, parts in ordered(tuple(sizes), frozenset(tables), frozenset(nodes), max_degree, bound):
+    for node, scope, parts in _order(sizes, tables, nodes, max_degree, bound):
         joint = _join([(part, remaining.pop(part)) for part in parts], (node, *scope), sizes)
         buckets.append(Bucket(node, scope, joint))
         _add(remaining, scope, joint.min(axis=0))
     return Elimination(tuple(buckets), remaining)
+
+
+def _order(
+    sizes: Sequence[int], tables: Tables, nodes: Iterable[int], max_degree: int | None, max_entries: int
+) -> "tuple[_Step, ...]":
+    ordered = _steps if len(tables) <= REMEMBERED else _steps.__wrapped__
+    return ordered(tuple(sizes), frozenset(tables), frozenset(nodes), max_degree, max_entries)
 
 
 class _Step(NamedTuple):
@@ -181,11 +187,15 @@ class _Remaining:
 
 def minimise(problem: StrategyProblem, seconds_per_byte: float = 0.0) -> Elimination:
     """Eliminate every node, the memory limit left aside; raises `TooWide` if tables would grow too large."""
-    nodes = range(len(problem.nodes))
-    elimination = eliminate(problem.sizes, tables_of(problem, seconds_per_byte), nodes)
-    if len(elimination.buckets) < len(nodes):
+    return eliminate_all(problem.sizes, tables_of(problem, seconds_per_byte))
+
+
+def eliminate_all(sizes: Sequence[int], tables: Tables) -> Elimination:
+    """Eliminate every node; raises `TooWide` before anything is added up if tables would grow too large."""
+    nodes = range(len(sizes))
+    if len(_order(sizes, tables, nodes, None, MAX_ENTRIES)) < len(nodes):
         raise TooWide
-    return elimination
+    return eliminate(sizes, tables, nodes)
 
 
 def min_marginals(elimination: Elimination) -> dict[int, Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import NetworkAnswer, solve_network
-from planner.intra_op.elimination import Tables, TooWide, eliminate
+from planner.intra_op.elimination import Tables, TooWide, eliminate_all
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -41,7 +41,9 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     while slack < LAST_SLACK and time.monotonic() < deadline:
         bound = _tightened(relaxation, bound)
         least = bound.value - MARGIN * abs(bound.value)
-        target = min(least + slack * abs(least), best.cost if best else np.inf)
+        target = least + slack * abs(least)
+        if best and best.cost <= target + slack * abs(least):
+            target = best.cost  # not far above: then whatever the part gives is the best
         answer = _within(network, bound, target, deadline)
         if answer is not None:
             best = answer if best is None or answer.cost < best.cost else best
@@ -93,9 +95,7 @@ def _eliminated(network: Network) -> NetworkAnswer:
     at = {v: k for k, v in enumerate(nodes)}
     tables: Tables = {(at[v],): network.costs[v] for v in nodes}
     tables |= {(at[v], at[w]): t for v in nodes for w, t in network.tables[v].items() if v < w}
-    done = eliminate([network.costs[v].size for v in nodes], tables, range(len(nodes)))
-    if len(done.buckets) < len(nodes):
-        raise TooWide
+    done = eliminate_all([network.costs[v].size for v in nodes], tables)
     cost = network.constant + done.constant
     if not np.isfinite(cost):
         raise Infeasible("no choice of strategies is allowed")

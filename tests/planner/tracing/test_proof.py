@@ -16,6 +16,7 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner import Program, ShardedProgram, shard
 from planner.errors import InputError
+from planner.verification import with_program
 from planner.verification.record import Verification
 from planner.verification.with_program import trace_function, verify_program
 
@@ -31,7 +32,7 @@ class Expected(NamedTuple):
     different: int = 0
     """Most operators whose collectives may be compiled otherwise than priced, in kind or bytes."""
     mesh: tuple[int, ...] = (2, 4)
-    sums: float = 0.15
+    sums: float = 0.01
     """How far the bytes that are summed may be from those priced."""
 
 
@@ -45,12 +46,12 @@ EXPECTED = {
     "vit": Expected(different=1),
     "resnet": Expected(different=2),
     "unet": Expected(),
-    "dlrm": Expected(room=0.8),
+    "dlrm": Expected(),
     "branching": Expected(),
     "wide_gpt": Expected(mesh=(4, 4)),
-    "wide_llama": Expected(mesh=(4, 8), different=10, sums=0.3),
+    "wide_llama": Expected(mesh=(4, 8)),
     "mlp on 64": Expected(mesh=(4, 4, 4)),
-    "wide_gpt on 64": Expected(mesh=(8, 8), different=14, sums=0.2),
+    "wide_gpt on 64": Expected(mesh=(8, 8), different=7, sums=0.17),
     "joined_heads": Expected(),
     "joined_batch": Expected(different=6),
     "joined_rows": Expected(different=1),
@@ -62,6 +63,20 @@ JOINED = {"joined_heads": 8, "joined_batch": 8, "joined_rows": 256}
 
 ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
 """Models in whose backward pass products are only added up: what is left in parts is summed once."""
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives are the same with XLA's older code generator, which takes a third of the time."""
+    flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
+    monkeypatch.setattr(with_program, "FLAGS", flags)
+
+
+def traced(name: str) -> Program:
+    """What `trace_function` finds, without a process for each."""
+    from planner.verification.programs.trace import trace
+
+    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False})
 
 
 def slow_cluster(nodes: int) -> ClusterSpec:
@@ -90,7 +105,7 @@ def figures(answer: Verification) -> dict[str, tuple[float, float]]:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     expected = EXPECTED[name]
-    plan = sharded(trace_function(f"{CASES}:{name.partition(' ')[0]}"), expected)
+    plan = sharded(traced(name.partition(" ")[0]), expected)
     assert plan.proven
     if name in ADDED_UP or name in {"mlp", "resnet", "unet", "dlrm"}:
         assert any(o.parts for o in plan.operators) == (name in ADDED_UP)
@@ -113,7 +128,7 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 @needs_jax
 def test_what_is_recomputed_is_not_kept(tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
-    plan = sharded(trace_function(f"{CASES}:blocks"), Expected(room=0.9))
+    plan = sharded(traced("blocks"), Expected(room=0.8))
     assert plan.recomputed
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
@@ -147,7 +162,7 @@ def mlp_plan() -> ShardedProgram:
 @needs_jax
 def test_sums_of_16_bits_run_in_32_on_a_cpu() -> None:
     """Weights are fp32, products bf16: all that differs is that XLA's CPU backend widens what it sums."""
-    answer = verify_program(sharded(trace_function(f"{CASES}:mixed_gpt"), Expected()))
+    answer = verify_program(sharded(traced("mixed_gpt"), Expected()))
     assert answer.passed, answer.failures()
     assert answer.operators
     for found in answer.operators:
