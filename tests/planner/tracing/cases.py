@@ -35,8 +35,8 @@ dlrm = _example("dlrm")
 wide_gpt = _example("gpt", kv_heads=8, heads=8, width=64, ffn=256, batch=16)
 wide_llama = _example("llama", heads=8, kv_heads=8, width=64, ffn=256, batch=16)
 joined_heads = _joined("gpt", batch=1, heads=8, kv_heads=8, width=64, length=128)
-joined_batch = _joined("llama", batch=8, heads=2, kv_heads=1, length=64)
-joined_rows = _joined("vit", batch=1, heads=1, kv_heads=1, length=256)
+joined_batch = _joined("llama", batch=16, heads=2, kv_heads=1, length=64)
+joined_rows = _joined("vit", batch=1, heads=1, kv_heads=1, length=1024)
 gpt_loss = (jax_models.gpt().loss, *jax_models.gpt().arguments)
 
 

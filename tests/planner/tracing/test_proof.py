@@ -58,7 +58,7 @@ EXPECTED = {
 }
 AXES = ("data", "model", "third")
 
-JOINED = {"joined_heads": 8, "joined_batch": 8, "joined_rows": 256}
+JOINED = {"joined_heads": 8, "joined_batch": 16, "joined_rows": 1024}
 """Models with attentions as one operator -> length of what both axes split there: heads, sequences, queries."""
 
 ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
@@ -76,7 +76,7 @@ def traced(name: str) -> Program:
     """What `trace_function` finds, without a process for each."""
     from planner.verification.programs.trace import trace
 
-    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False})
+    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": None})
 
 
 def slow_cluster(nodes: int) -> ClusterSpec:
