@@ -106,6 +106,8 @@ class SoftwareSpec(Record):
     """The same where the vocabulary is split over ranks."""
     prefetch_units: int = Field(ge=0)
     """FSDP units whose weights are gathered ahead of the one that computes."""
+    live_parameters: float = Field(gt=0)
+    """Elements gathered beside those of one weight, where modules gather their own; infinite where layers are whole."""
     gradient_bucket: Bytes = Field(ge=0)
     """Gradients gathered into one buffer before they are reduced [bytes]."""
     buckets_all: bool

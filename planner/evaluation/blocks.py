@@ -41,6 +41,8 @@ class BlockTerms(NamedTuple):
     ops: Mapping[str, OpCost]
     edges: Mapping[Edge, EdgeCost]
     weights: tuple[WeightGroup, ...]
+    largest_weight: float
+    """Elements of the weight that has most, on one device."""
     tensor_bytes: Mapping[str, float]
     """Activations on one device, as they are kept."""
     residual_bytes: Mapping[str, float]
@@ -86,6 +88,7 @@ class BlockCost(NamedTuple):
     weights: tuple[WeightGroup, ...]
     tensors: int
     """Operators with weights, each of which frameworks keep as one."""
+    largest_weight: float
     exit: ShardingSpec
 
 
@@ -115,6 +118,7 @@ def block_terms(
     specs = {name: carried(pricer.graph, block.tensor[name], entry) for name in block.inputs}
     ops: dict[str, OpCost] = {}
     weights: dict[tuple[str, ...], float] = {}
+    largest = 0.0
     for op in block.ops:
         strategy = assignment[op.name]
         ops[op.name] = pricer.op(block, op, strategy)
@@ -126,6 +130,7 @@ def block_terms(
             axes = pricer.sync_axes(weight, strategy)
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             weights[axes] = weights.get(axes, 0.0) + local
+            largest = max(largest, local)
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
     sizes = _in_chunks(pricer, block, sizes)
@@ -142,7 +147,7 @@ def block_terms(
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
-    return BlockTerms(ops, edges, groups, sizes, _residuals(pricer, block, sizes), left)
+    return BlockTerms(ops, edges, groups, largest, sizes, _residuals(pricer, block, sizes), left)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -354,5 +359,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         boundary_bytes=boundary,
         weights=terms.weights,
         tensors=sum(bool(op.weights) for op in block.ops),
+        largest_weight=terms.largest_weight,
         exit=terms.exit,
     )

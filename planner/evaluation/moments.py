@@ -8,6 +8,7 @@ Source: torch.distributed FSDPMemTracker of torch 2.13; buffer assignments of XL
 events within FSDP2: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,11 @@ class Rank:
     def largest(self) -> float:
         """Elements of the largest layer."""
         return max(stage.largest_unit for stage in self.stages)
+
+    @cached_property
+    def largest_weight(self) -> float:
+        """Elements of the largest weight."""
+        return max(stage.largest_weight for stage in self.stages)
 
     @cached_property
     def layer_activations(self) -> float:
@@ -282,16 +288,24 @@ def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
 
 
 def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
-    """Gradients have memory all along; those of a sharded layer wait whole, and in a buffer, to be reduced."""
+    """Gradients have memory all along; those of a sharded layer wait whole, and in a buffer, to be reduced.
+
+    Where modules gather their own weights, so does what waits: one weight's, and a bucket of them.
+    """
     plan, software = rank.plan, rank.software
+    one, live = rank.largest_weight, software.live_parameters
     gathered = 0.0
     if plan.zero_stage == 2:
         gathered = rank.whole
     elif rank.shards_weights:
         gathered = gathered_bytes(rank.largest, rank.ends, rank.weight, software.prefetch_units)
+        gathered = min(gathered, (live + one) * rank.weight)
     buffers = 0.0
     if rank.frees_gradients:
         buffers = (rank.largest + rank.ends) * rank.weight + rank.largest * rank.reduced
+        if live < math.inf:
+            bucket = max(software.gradient_bucket, one * rank.reduced)
+            buffers = min(buffers, one * rank.weight + bucket)
     elif _reduces(plan):
         buffers = min(software.gradient_bucket, rank.largest * rank.reduced)
     yield _passing(rank.activations, gathered, buffers, rank.workspace)

@@ -67,6 +67,8 @@ class StageCost(NamedTuple):
     """Elements of the embedding and of the head, where the stage has them."""
     tensors: float = 0.0
     """Operators with weights, each of which frameworks keep as one."""
+    largest_weight: float = 0.0
+    """Elements of the weight that has most."""
     tied_elements: float = 0.0
     """Weights that another stage holds too."""
 
@@ -232,6 +234,7 @@ def stage_cost(
         loss_bytes=sum(b.saved_bytes + copies * b.widest_bytes for b in heads),
         logits_bytes=sum(b.widest_bytes for b in heads),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
+        largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
         tensors=sum(n * unit.block.tensors for unit, n in units),

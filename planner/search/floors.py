@@ -242,7 +242,8 @@ class Floors:
             kept = 0.0 if "activations" in c.offload else 1.0
             beside = min(part.workspace for part in layers)
             if c.zero_stage == 3 and stages_gathered(plan, software) == 1:
-                beside += min(part.elements for part in layers) * weight_bytes(job)
+                gathered = min(software.live_parameters, *(part.elements for part in layers))
+                beside += gathered * weight_bytes(job)
             loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
             self._loads[key] = RankLoads(loads, (held(ends[0]), held(ends[1])), beside)
         return self._loads[key]

@@ -1,5 +1,7 @@
 """What is on the host: bytes that add up, copies that hide or do not, the host's own update."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cost_models.host import host_update_seconds
 from planner.errors import Unsupported
-from planner.evaluation import Evaluator
+from planner.evaluation import Evaluator, evaluate
 from planner.evaluation.states import reduced_bytes
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
+from planner.runs.mapping import plan_from_run
 
 NODE = load_cluster("dgx-a100-80g:1")
+PUBLISHED_RUNS = Path(__file__).parents[2] / "published"
 AWAY = ("optimizer", "weights")
 ZERO3 = Parallelism(
     data=8, num_microbatches=4, zero_stage=3, sharding="FULL_SHARD", shard_degree=8, recompute="full"
@@ -148,3 +152,17 @@ def test_memory_of_published_deepspeed_runs(offload: tuple[str, ...], micro_batc
     plan = ZERO3.model_copy(update={"micro_batch": micro_batch, "num_microbatches": 8 // micro_batch})
     priced = evaluator(model="llama-2-7b", global_batch=64, seq_len=4096, stack="deepspeed")
     assert estimate(priced, plan, *offload).tensor_bytes / 2**30 == pytest.approx(peak, rel=0.25)
+
+
+def test_weights_are_gathered_by_module_where_layers_are_huge() -> None:
+    """530B on 640 A100 of 80 GB ran (arXiv:2104.04473, table 2, ZeRO-3 without model parallelism).
+
+    Its layers have 5.0e9 elements, of which the widest product has 4 x 20480^2.
+    """
+    rows = map(json.loads, (PUBLISHED_RUNS / "runs_gpu.jsonl").read_text().splitlines())
+    run = next(row for row in rows if row["id"] == "sc21-t2-zero3-GPT-529.6B-640")
+    found = evaluate(plan_from_run(run)[0])
+    widest = 4 * 20480**2
+    assert found.fits
+    assert found.memory["gathered_weights"] == pytest.approx(2 * (1e9 + widest), rel=1e-6)
+    assert found.memory["gradient_buffers"] == pytest.approx(2 * 2 * widest, rel=1e-6)
