@@ -164,9 +164,11 @@ FAR_OFF = """\
 * Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
   right for the runs published before.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
-  of its products alone would be 270 of 173 GiB. Two runs of DeepSpeed ZeRO-3 (530B on 640, 1T on 1,024
-  A100) are called impossible too: it gathers matrix by matrix, we count layers, and nothing says whether checkpoints
-  were on the host.
+  of its products alone would be 270 of 173 GiB. DeepSpeed's 1T on 1,024 A100 is called impossible too: checkpoints of
+  eight sequences are 50 GiB, and nothing says whether they were on the host.
+* Compiled TPU steps at the head: XLA's partitioner may reduce its gradient in a ring of parts, by its own estimate of
+  time, and then never has it whole, as is predicted (8B, context 4 by data 4: +22 %); and it may have the memory of the
+  layers' gradients ready before the backward begins, which is not (tensor 4 by data 4, all recomputed: -8 %).
 * Unsplit sequences: about half of the sweep's runs without pipeline hold two more arrays of the whole width per layer
   than the others, from a tensor degree of 8; versions that gathered once, and kept what they gathered, would do that.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.

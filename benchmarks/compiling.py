@@ -1,0 +1,115 @@
+"""Memory of training steps by XLA's own compiler for TPU slices, kept as data beside what others measured.
+
+    pip install jax==0.10.2 libtpu==0.0.52 && python benchmarks/compiling.py  # write tests/published/xla_compiled.jsonl
+
+A Llama of few layers is planned, exported to JAX and compiled ahead of time, as by `meshwright verify --with xla-tpu`:
+no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries. Nothing is fitted to them.
+
+Source: `jax.stages.Compiled.memory_analysis`.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.runs.mapping import plan_from_run
+from planner.verification.with_xla import verify_with_xla
+
+ROWS = Path(__file__).resolve().parent.parent / "tests" / "published" / "xla_compiled.jsonl"
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 128256},
+    "1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn_hidden": 8192, "vocab": 128256},
+    "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
+}
+"""Widths of models; layers are few, as all are alike."""
+
+# Activations whole on every tensor rank; states whole on every data rank.
+WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
+COPIES: Mapping[str, Any] = {"dp_shard": 1}
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "8b-8/v5e:4x4/tp16-none": {"tp": 16, "seq": 8192},
+    "8b-8/v5e:4x4/tp16-none-mb2": {"tp": 16, "seq": 8192, "grad_accum": 2},
+    "8b-8/v5p:2x2x4/tp16-full-mb2": {"tp": 16, "seq": 8192, "grad_accum": 2, "recompute": "full"},
+    "8b-8/v5e:4x4/tp8-fsdp2-none": {"tp": 8, "dp": 2, "seq": 4096},
+    "8b-8/v5e:4x4/tp8-fsdp2-selective-mb4": {"tp": 8, "dp": 2, "seq": 4096, "grad_accum": 4, "recompute": "selective"},
+    "8b-8/v5e:4x4/tp8-fsdp2-none-whole": {"tp": 8, "dp": 2, "seq": 4096, **WHOLE},
+    "8b-8/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 4096},
+    "8b-8/v5e:4x4/tp4-fsdp4-full-whole": {"tp": 4, "dp": 4, "seq": 4096, **WHOLE, "recompute": "full"},
+    "8b-8/v5e:4x4/tp4-fsdp4-selective": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "selective"},
+    "8b-8/v5p:2x2x4/fsdp16-none": {"dp": 16, "seq": 4096},
+    "8b-8/v5p:2x2x4/fsdp16-selective-mb2": {"dp": 16, "seq": 4096, "grad_accum": 2, "recompute": "selective"},
+    "8b-8/v6e:4x4/fsdp16-full": {"dp": 16, "seq": 8192, "recompute": "full"},
+    "8b-8/v5e:4x4/cp4-fsdp4-full": {"cp": 4, "dp": 4, "seq": 8192, "recompute": "full"},
+    "8b-8/v5e:4x4/cp4-tp4-none": {"cp": 4, "tp": 4, "seq": 8192},
+    "1b-8/v5e:4x4/cp2-fsdp8-none": {"cp": 2, "dp": 8, "seq": 4096},
+    "1b-8/v5e:4x4/dp16-full": {"dp": 16, **COPIES, "seq": 2048, "recompute": "full"},
+    "1b-8/v5e:4x4/dp16-selective-mb2": {"dp": 16, **COPIES, "seq": 2048, "recompute": "selective", "grad_accum": 2},
+    "1b-8/v5e:4x4/fsdp4x4-none": {"dp": 16, "dp_shard": 4, "seq": 2048},
+    "1b-8/v6e:4x4/tp4-fsdp4-none-plain": {"dp": 4, "tp": 4, "seq": 2048, "attention": "dot"},
+    "7b-8/v5e:4x4/fsdp16-full-plain": {"dp": 16, "seq": 2048, "recompute": "full", "attention": "dot"},
+    "7b-8/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full", "micro_batch": 4},
+    "7b-8/v5e:4x4/fsdp16-attention": {"dp": 16, "seq": 2048, "recompute": "attention", "micro_batch": 2},
+    "7b-8/v5e:4x4/tp2-fsdp8-products": {"dp": 8, "tp": 2, "seq": 2048, "recompute": "dots_nobatch", "micro_batch": 2},
+    "7b-8/v5e:4x4/tp16-full": {"tp": 16, "seq": 4096, "recompute": "full", "micro_batch": 4},
+}  # fmt: skip
+"""Width and layers, slice, degrees, recomputation -> what differs from `USUAL`."""
+
+USUAL: Mapping[str, Any] = {
+    "dp": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none",
+    "attention": "splash", "sequence_parallel": True, "precision": "bf16", "master_dtype": "float32", "optim": "adamw",
+}  # fmt: skip
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """The case as a run (docs/formats.md), not yet measured."""
+    case = {**USUAL, **CASES[name]}
+    widths, slice_name, _ = name.split("/")
+    size, layers = widths.split("-")
+    generation, topology = slice_name.split(":")
+    shard = case.pop("dp_shard", case["dp"])
+    copies = case["dp"] // shard
+    sharding = "NO_SHARD" if shard == 1 else "HYBRID_SHARD" if copies > 1 else "FULL_SHARD"
+    model = {"name": "llama-style", "layers": int(layers), **SIZES[size], "seq": case.pop("seq")}
+    devices = case["dp"] * case["tp"] * case["cp"]
+    return {
+        "id": f"xla-compiled/{name}",
+        "source": "benchmarks/compiling.py (buffers assigned by XLA, compiled ahead of time)",
+        "quality": "A",
+        "series": "xla-compiler",
+        "model": {**model, "gated_mlp": True, "tied": False},
+        "hardware": {"gpu": f"tpu-{generation}", "n_gpus": devices, "slices": 1, "topology": topology},
+        "parallel": {
+            "dp_shard": shard, "dp_replicate": copies, "sharding": sharding, **case,
+            "global_batch": case["dp"] * case["micro_batch"] * case["grad_accum"],
+        },
+    }  # fmt: skip
+
+
+def measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the compiler assigned for ``row``, and its versions; of a step that it refuses, only that."""
+    plan, _ = plan_from_run(row)
+    found = verify_with_xla(plan)
+    peak = next(c.found for c in found.comparisons if c.name == "live memory")
+    sizes = {"tensor_gib_per_gpu": peak / 2**30} if found.passed else {}
+    return {"ok": found.passed, **sizes, "versions": list(found.versions)}
+
+
+def main(wanted: str) -> None:
+    """Compile the cases whose name has ``wanted``; rows that exist stay as they are."""
+    rows = {}
+    if ROWS.exists():
+        rows = {row["id"]: row for row in map(json.loads, ROWS.read_text().splitlines())}
+    for row in (row_of(name) for name in CASES if wanted in name):
+        row["measured"] = measured(row)
+        rows[row["id"]] = row
+        print(f"{row['id']:50s} {row['measured']}", file=sys.stderr)
+        known = [rows[i] for i in map("xla-compiled/{}".format, CASES) if i in rows]
+        ROWS.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in known))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
