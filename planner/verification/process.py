@@ -14,6 +14,9 @@ from planner.errors import InputError, PlannerError, Unsupported
 ROOT = Path(__file__).resolve().parents[2]
 """Folder that holds the package, so that another interpreter finds the programs."""
 
+QUICKLY_COMPILED = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+"""Flags of XLA for steps that run once or twice on CPU devices, where compiling them well takes longer."""
+
 TAIL = 400
 """Characters of a failed program's output that an error shows."""
 

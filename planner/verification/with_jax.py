@@ -5,7 +5,7 @@ from planner.exporters.placements import layout_of
 from planner.plans import Plan
 from planner.verification.arrays import task_of
 from planner.verification.miniature import scaled_down
-from planner.verification.process import run_program
+from planner.verification.process import QUICKLY_COMPILED, run_program
 from planner.verification.record import Verification, training_checks
 
 DEVICES = 8
@@ -19,8 +19,8 @@ def verify_with_jax(plan: Plan, python: str | None = None) -> Verification:
     to_jax(plan)
     small, left_out = scaled_down(plan, DEVICES)
     task = task_of(layout_of(small, "jax"), small) | {"dtype": "float32"}
-    flags = f"--xla_force_host_platform_device_count={small.plan.num_devices}"
-    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    flags = (f"--xla_force_host_platform_device_count={small.plan.num_devices}", *QUICKLY_COMPILED)
+    environment = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     files = {FILE: to_jax(small)[FILE]}
     found = run_program("jax_check", files, task, ("jax",), python, environment=environment)
     axes = ", ".join(

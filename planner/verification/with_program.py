@@ -12,7 +12,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.tracing.program import Program
 from planner.tracing.sharded import CollectiveUse, ShardedProgram
-from planner.verification.process import run_program
+from planner.verification.process import QUICKLY_COMPILED, run_program
 from planner.verification.record import Check, Comparison, OperatorDifference, Verification
 
 DEVICES = 64
@@ -29,8 +29,7 @@ LIMITS: Mapping[str, float] = MappingProxyType(
 FLAGS = (
     "--xla_force_host_platform_device_count={}",
     "--xla_disable_hlo_passes=cpu-all-reduce-combiner,all-gather-combiner,reduce-scatter-combiner",
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
+    *QUICKLY_COMPILED,
 )
 """Devices, collectives that stay with their operators, and quick compilation."""
 

@@ -12,6 +12,7 @@ from planner.errors import Unsupported
 from planner.exporters.jax import to_jax
 from planner.models.catalog import build_graph
 from planner.plans import Parallelism, Plan
+from planner.verification.process import QUICKLY_COMPILED
 
 needs_jax = [pytest.mark.jax, pytest.mark.skipif(not installed("jax"), reason="jax is not installed")]
 
@@ -135,7 +136,7 @@ def test_every_parameter_of_the_model_has_one_spec(case: str) -> None:
 def run(plan: Plan, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     exported = folder / "jax_shardings.py"
     exported.write_text(to_jax(plan)["jax_shardings.py"])
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY_COMPILED))
     out = run_check("check_jax.py", exported, json.dumps(settings), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     return json.loads(out)
 
