@@ -1,12 +1,16 @@
 """Operators of a plain program with their roles: products with weights, attention, kernels of loops."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.tracing.draft import Draft
 from planner.tracing.lifting.fused import separated
 from planner.tracing.lifting.plain import Plain, no_graph
+
+NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
+"""A path with a number in it: what is before the first one, the number, what is after."""
 
 Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
 
@@ -167,7 +171,13 @@ class _Sorter:
         rest = [d for d in self.drafts if id(d) not in taken and d.kind != "boundary"]
         found += [self._kernel(self._role(d), [d]) for d in rest]
         found.sort(key=lambda k: (k.level, k.role == "kernel", self.order[id(k.drafts[0])]))
-        return list(_joined(found))
+        return list(_joined(found, self._layer))
+
+    def _layer(self, kernel: Kernel) -> str:
+        """What is before a number, and the number, in the path of a kernel's first parameter."""
+        path = self.lifted.plain.value[self.lifted.root(kernel.weights[0])].path
+        numbered = NUMBER.match(path)
+        return f"{numbered.group(1)}{numbered.group(2)}" if numbered else ""
 
     def _components(self) -> list[list[Draft]]:
         """Loops of one level that feed each other: nothing that they wait for waits for them."""
@@ -263,14 +273,14 @@ def _adds_two(draft: Draft) -> bool:
     return first == second
 
 
-def _joined(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Products of one value with several weights run as one."""
+def _joined(kernels: Iterable[Kernel], layer: Callable[[Kernel], str]) -> Iterator[Kernel]:
+    """Products of one value with several weights of one layer run as one."""
     first: dict[tuple[object, ...], Kernel] = {}
     for kernel in kernels:
         if kernel.role != "matmul":
             yield kernel
             continue
-        key = (*kernel.inputs, kernel.level, kernel.region)
+        key = (*kernel.inputs, kernel.level, kernel.region, layer(kernel))
         if key not in first:
             first[key] = kernel
             yield kernel

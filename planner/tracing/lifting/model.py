@@ -1,13 +1,13 @@
 """A traced program as a `Model` that plans of pipelines, data parallelism and ZeRO take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.graph import Block, Graph, Run, count_parameters
 from planner.models.model import Model
 from planner.tracing.lifting.kernels import kernels_of
 from planner.tracing.lifting.naming import Naming, follows
 from planner.tracing.lifting.plain import no_graph, plain
-from planner.tracing.lifting.stages import Stage, stages_of
+from planner.tracing.lifting.stages import stages_of
 from planner.tracing.lifting.writing import BlockWriter
 from planner.tracing.program import Program, elements
 
@@ -31,34 +31,35 @@ def graph_of(program: Program) -> Graph:
     """``program`` as blocks: what comes first, layers that are alike folded, what comes last."""
     lifted = kernels_of(plain(program))
     first, layers, last = stages_of(lifted)
-    stages = [first, *layers, last]
-    naming = Naming(lifted, stages)
-    head, owners = _written(naming, first, "first")
-    blocks: dict[str, Block] = {"first": head} if head.ops else {}
+    naming = Naming(lifted, [first, *layers, last])
+    blocks: dict[str, Block] = {}
     names: list[str] = []
-    for stage in layers:
-        block, _ = _written(naming, stage, "layer")
-        names += [_known(blocks, block)] * stage.count
-    tail, readers = _written(naming, last, "last")
-    if tail.ops:
-        blocks["last"] = tail
+    owners: dict[str, list[str]] = {}
+    ends: list[str | None] = []
+    for stage in (first, *layers, last):
+        end = stage is first or stage is last
+        writer = BlockWriter(naming, stage, "first" if stage is first else "last" if end else "layer")
+        block = writer.block()
+        if end and not block.ops:
+            ends.append(None)
+            continue
+        name = _known(blocks, block)
+        names += [] if end else [name] * stage.count
+        ends += [name] if end else []
+        for parameter, tensor in writer.weights.items():
+            owners.setdefault(parameter, []).append(f"{name}.{tensor}")
     graph = Graph(
         name=program.name,
         dims={"seq": 1, **naming.sizes},  # without positions an input is one token
         follows=follows(naming),
         blocks=tuple(blocks.values()),
         layers=_folded(names),
-        first="first" if "first" in blocks else None,
-        last="last" if "last" in blocks else None,
-        tied=tuple((f"first.{owners[p]}", f"last.{readers[p]}") for p in owners if p in readers),
+        first=ends[0],
+        last=ends[1],
+        tied=tuple((owner, other) for owner, *others in owners.values() for other in others),
     )
     _check_parameters(program, graph)
     return graph
-
-
-def _written(naming: Naming, stage: Stage, name: str) -> tuple[Block, Mapping[str, str]]:
-    writer = BlockWriter(naming, stage, name)
-    return writer.block(), writer.weights
 
 
 def _known(blocks: dict[str, Block], block: Block) -> str:

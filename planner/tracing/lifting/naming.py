@@ -19,6 +19,10 @@ Class = tuple[int, int]
 """(operator, factor): one of those that are joined stands for all."""
 
 
+SHARED = frozenset({"ffn", "head_dim", "heads", "hidden", "kv_heads", "v_dim"})
+"""Names that stacks of layers have in common."""
+
+
 class Naming:
     """Dims of every value, by name."""
 
@@ -129,8 +133,14 @@ class Naming:
         return self.names[loop]
 
     def _give(self, loop: Class, wanted: str) -> None:
-        """Name a loop, by a number more where the name is taken."""
+        """Name a loop as wanted, by a number more where that is the name of another.
+
+        What is as long, and never in one kernel with it, is the same: heads of an encoder and of a decoder.
+        """
         if loop in self.names:
+            return
+        if wanted in SHARED and self.sizes.get(wanted) == self.size[loop] and not self._meet(wanted, loop):
+            self.names[loop] = wanted
             return
         name, number = wanted, 2
         while name in self.sizes:
@@ -138,6 +148,15 @@ class Naming:
         self.names[loop] = name
         if name != BATCH:
             self.sizes[name] = self.size[loop]
+
+    def _meet(self, name: str, loop: Class) -> bool:
+        """Whether a kernel has a loop of this name beside ``loop``."""
+        for kernel in self.lifted.kernels:
+            values = (*kernel.inputs, *kernel.outputs, *kernel.weights)
+            found = {x for value in values for x in self.loops(value)}
+            if loop in found and any(self.names.get(x) == name for x in found):
+                return True
+        return False
 
     def _name(self) -> None:
         self._name_data()
@@ -159,18 +178,23 @@ class Naming:
         if not data:
             raise no_graph(f"program {program.name} has no input whose first dim is a batch of two or more")
         batch = self.loops(data[0])[0]
-        for name in data:
+        for name in reversed(
+            data
+        ):  # labels come last: theirs are the positions of the model, others an encoder's
             loops = self.loops(name)
             if loops[0] != batch:
                 raise no_graph(f"inputs {data[0]} and {name} begin with other dims, where all have the batch")
             if len(loops) > 1 and program.value[name].dtype.startswith("int"):
-                self._give(loops[1], "seq")
+                self._give(loops[1], "encoder_seq" if "seq" in self.sizes else "seq")
         self.names[batch] = BATCH
 
     def _name_heads(self, kernel: Kernel) -> None:
         """Of queries: what is beside the batch, the positions and what scores sum over."""
         scores = kernel.drafts[0]
         number = self.drafts.index(scores)
+        context = self.loops(kernel.outputs[0])
+        if not set(self.loops(kernel.inputs[0])) - set(self.loops(kernel.inputs[1])) <= set(context):
+            kernel.inputs[:2] = reversed(kernel.inputs[:2])  # of queries every position is in the result
         queries, keys, values = (self.loops(n) for n in kernel.inputs)
         width = scores.attention.width if scores.attention else _contracted(scores)
         inner = [x for x in queries if x in {self.find((number, f)) for f in width}]

@@ -4,19 +4,14 @@ Layers are loops of the program (``scan``), or what reads parameters whose paths
 (``layers.3.attention.q``).
 """
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
-from planner.tracing.lifting.kernels import Kernel, Lifted
+from planner.tracing.lifting.kernels import NUMBER, Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
-
-_NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
-
-FIRST = -1
-"""The stage before the layers."""
 
 
 @dataclass
@@ -31,52 +26,160 @@ class Stage:
     """Values for the stage after; as many as its inputs."""
     number: int | None = None
     """Of the layer in the paths of its parameters."""
+    loop: str = ""
+    """Whose body it is."""
 
 
 def stages_of(lifted: Lifted) -> tuple[Stage, list[Stage], Stage]:
-    """What comes first, the layers, and what comes last.
+    """What comes first, the layers with what lies between stacks of them, and what comes last.
 
-    Raises ``Unsupported`` where a layer reads what others than the one before it have made.
+    A value that is read in a later stage than the next one passes through those between.
     """
-    loops = list(dict.fromkeys(k.region for k in lifted.kernels if k.region))
-    first, layers, last = _of_loops(lifted, loops) if loops else _of_paths(lifted)
-    made = {n for k in last.kernels for n in k.outputs}
-    last.outputs = tuple(n for n in map(lifted.root, lifted.plain.program.outputs) if n in made)
-    return first, layers, last
-
-
-def _of_loops(lifted: Lifted, loops: Sequence[str]) -> tuple[Stage, list[Stage], Stage]:
-    if any("/scan." in loop for loop in loops):
-        raise no_graph(f"loop {loops[-1]} is inside another: layers of a model are one loop after another")
-    first, last, layers = Stage(), Stage(), list[Stage]()
-    handed: tuple[str, ...] | None = None
-    for loop in loops:
-        times = next(d.times for d in lifted.plain.drafts if d.region == loop)
-        stage = Stage([k for k in lifted.kernels if k.region == loop], times)
-        read = {lifted.root(n) for k in stage.kernels for n in k.inputs}
-        used = [c for c in _carries(lifted, loop) if c.inside in read]
-        stage.inputs, stage.outputs = tuple(c.inside for c in used), tuple(c.back for c in used)
-        starts = tuple(c.start for c in used)
-        if handed is None:
-            first.outputs = starts
-        elif starts != handed:
-            raise no_graph(f"loop {loop} does not continue what the loop before it returns")
-        handed = tuple(c.end for c in used)
-        layers.append(stage)
-    last.inputs = handed or ()
-    after = set(last.inputs)
+    slots = _Slots(lifted)
     for kernel in lifted.kernels:
-        if not kernel.region:
-            late = after.intersection(kernel.inputs)
-            after.update(kernel.outputs if late else ())
-            (last if late else first).kernels.append(kernel)
-    _check_handed_on(lifted, [first, *layers, last])
-    return first, layers, last
+        slots.place(kernel)
+    slots.sink()
+    stages = slots.stages
+    for stage in stages:
+        _sort(lifted, stage)
+    _hand_on(lifted, stages, slots.needed())
+    kept = [stages[0], *(s for s in stages[1:-1] if s.kernels), stages[-1]]
+    made = {n for k in kept[-1].kernels for n in k.outputs}
+    kept[-1].outputs = tuple(n for n in map(lifted.root, lifted.plain.program.outputs) if n in made)
+    _check_handed_on(lifted, kept)
+    return kept[0], kept[1:-1], kept[-1]
+
+
+class _Slots:
+    """Places for kernels: before the layers, each layer, between one stack of layers and the next, and after them."""
+
+    def __init__(self, lifted: Lifted) -> None:
+        self.lifted = lifted
+        self.of_weight: dict[str, int] = {}
+        self.of_loop: dict[str, int] = {}
+        self.stages = [Stage()]
+        self.between = [0]
+        """Slots that are no layers."""
+        loops = list(dict.fromkeys(k.region for k in lifted.kernels if k.region))
+        if loops:
+            self._add_loops(loops)
+        else:
+            self._add_numbered(_stacks(lifted))
+        self.made: dict[str, int] = {}
+        """Value -> the slot from which on it is there."""
+        for carry in (c for loop in loops for c in _carries(lifted, loop)):
+            self.made[carry.end] = self.of_loop[carry.loop]
+
+    def _add_loops(self, loops: Sequence[str]) -> None:
+        if any("/scan." in loop for loop in loops):
+            raise no_graph(
+                f"loop {loops[-1]} is inside another: layers of a model are one loop after another"
+            )
+        for loop in loops:
+            self.of_loop[loop] = len(self.stages)
+            times = next(d.times for d in self.lifted.plain.drafts if d.region == loop)
+            self.stages.append(Stage(count=times, loop=loop))
+            self._add_between()
+
+    def _add_numbered(self, stacks: Sequence[Mapping[str, int]]) -> None:
+        for numbers in stacks:
+            first = len(self.stages)
+            self.stages += [Stage(number=i) for i in range(max(numbers.values()) + 1)]
+            self.of_weight |= {name: first + number for name, number in numbers.items()}
+            self._add_between()
+
+    def _add_between(self) -> None:
+        self.between.append(len(self.stages))
+        self.stages.append(Stage())
+
+    def place(self, kernel: Kernel) -> None:
+        """In its loop, in the layer that its parameters are of, else where what it reads is made."""
+        at = max((self.made.get(n, 0) for n in kernel.inputs), default=0)
+        own = [self.of_weight.get(self.lifted.root(w), 0) for w in kernel.weights]
+        last = at + 1 in self.between and at not in self.between
+        if kernel.region:
+            at = self.of_loop[kernel.region]
+        elif last and (self.of_loop or (own and max(own) == 0)):
+            at += 1
+        at = max(at, *own, 0)
+        kernel.weights = [w for w, slot in zip(kernel.weights, own, strict=True) if slot in (0, at)]
+        self.made.update(dict.fromkeys(kernel.outputs, at))
+        self.stages[at].kernels.append(kernel)
+
+    def sink(self) -> None:
+        """What begins a later stack stands before that one."""
+        for kernel in reversed(self.stages[0].kernels):
+            read = [i for i, s in enumerate(self.stages) if set(kernel.outputs) & _read(self.lifted, s)]
+            to = max(slot for slot in self.between if slot <= min(read, default=0))
+            if to:
+                self.stages[0].kernels.remove(kernel)
+                self.stages[to].kernels.insert(0, kernel)
+
+    def needed(self) -> list[set[str]]:
+        """Per slot, what it reads or has to hand on."""
+        found = [_read(self.lifted, stage) for stage in self.stages]
+        found[-1] |= set(map(self.lifted.root, self.lifted.plain.program.outputs))
+        for low, high in pairwise(self.between):
+            found[high] |= self._through(low, high)
+        return found
+
+    def _through(self, low: int, high: int) -> set[str]:
+        """What several layers of a stack read goes through all of them, so that the last is like the others."""
+        stack = self.stages[low + 1 : high]
+        read = [_read(self.lifted, s) - _starts(self.lifted, s) for s in stack]
+        times = {
+            n: sum(s.count for s, names in zip(stack, read, strict=True) if n in names) for n in read[-1]
+        }
+        return {n for n, count in times.items() if count > 1 and self.made.get(n, high) <= low}
+
+
+def _sort(lifted: Lifted, stage: Stage) -> None:
+    """Kernels in an order that is the same in layers that are alike: by how far they are from what comes in."""
+    order = {id(draft): i for i, draft in enumerate(lifted.plain.drafts)}
+    level: dict[str, int] = {}
+    at: dict[int, int] = {}
+    for kernel in stage.kernels:
+        at[id(kernel)] = 1 + max((level.get(n, 0) for n in kernel.inputs), default=0)
+        level.update(dict.fromkeys(kernel.outputs, at[id(kernel)]))
+    stage.kernels.sort(key=lambda k: (at[id(k)], min(order[id(d)] for d in k.drafts)))
+
+
+def _read(lifted: Lifted, stage: Stage) -> set[str]:
+    """What a stage reads, by the names that values have outside of loops."""
+    return {lifted.root(n) for k in stage.kernels for n in k.inputs} | _starts(lifted, stage)
+
+
+def _starts(lifted: Lifted, stage: Stage) -> set[str]:
+    return {c.start for c in _used(lifted, stage)}
+
+
+def _used(lifted: Lifted, stage: Stage) -> list["_Carry"]:
+    read = {lifted.root(n) for k in stage.kernels for n in k.inputs}
+    return [c for c in _carries(lifted, stage.loop) if c.inside in read] if stage.loop else []
+
+
+def _hand_on(lifted: Lifted, stages: Sequence[Stage], needed: Sequence[Set[str]]) -> None:
+    """What each stage receives and hands on: all that is made before and read after."""
+    made: dict[str, int] = {}
+    before: Stage | None = None
+    for i, stage in enumerate(stages):
+        if before is not None and (stage.kernels or stage is stages[-1]):
+            wanted = set[str]().union(*needed[i:])
+            live = sorted((n for n in made if n in wanted), key=lambda n: -made[n])  # passed on ones last
+            inside = {c.start: c.inside for c in _used(lifted, stage)}
+            back = {c.end: c.back for c in _used(lifted, before)}
+            before.outputs = tuple(back.get(n, n) for n in live)
+            stage.inputs = tuple(inside.get(n, n) for n in live)
+        if stage.kernels or before is None:
+            before = stage
+        made.update(dict.fromkeys((n for k in stage.kernels for n in k.outputs), i))
+        made.update(dict.fromkeys((c.end for c in _used(lifted, stage)), i))
 
 
 class _Carry(NamedTuple):
     """One state of a loop: before it, inside, as it comes round, and after it."""
 
+    loop: str
     start: str
     inside: str
     back: str
@@ -86,54 +189,57 @@ class _Carry(NamedTuple):
 def _carries(lifted: Lifted, loop: str) -> list[_Carry]:
     back = {t.target: lifted.root(t.source) for t in lifted.plain.program.ties}
     return [
-        _Carry(lifted.root(d.inputs[0]), d.name, back[d.name], d.outputs[-1])
+        _Carry(loop, lifted.root(d.inputs[0]), d.name, back[d.name], d.outputs[-1])
         for d in lifted.plain.drafts
         if d.name.startswith(f"{loop}/carry.") and d.inputs and d.name in back
     ]
 
 
-def _of_paths(lifted: Lifted) -> tuple[Stage, list[Stage], Stage]:
-    numbers = _layer_numbers(lifted)
-    count = max(numbers.values(), default=-1) + 1
-    if count < 1:
-        raise no_graph(
-            f"program {lifted.plain.program.name} has no loop, and no parameters whose paths differ in a number, "
-            "by which to know its layers"
-        )
-    stages = [Stage(number=i - 1) for i in range(count + 2)]
-    made: dict[str, int] = {}
-    for kernel in lifted.kernels:
-        at = max((made.get(n, FIRST) for n in kernel.inputs), default=FIRST)
-        own = [numbers.get(lifted.root(w), FIRST) for w in kernel.weights]
-        if at == count - 1 and own and max(own) == FIRST:
-            at = count
-        at = max(at, *own, FIRST)
-        made.update(dict.fromkeys(kernel.outputs, at))
-        stages[at + 1].kernels.append(kernel)
-    for here, after in zip(stages, stages[1:], strict=False):
-        have = {n for k in here.kernels for n in k.outputs}
-        wanted = dict.fromkeys(n for k in after.kernels for n in k.inputs if n in have)
-        here.outputs = after.inputs = tuple(wanted)
-    _check_handed_on(lifted, stages)
-    return stages[0], stages[1:-1], stages[-1]
+def _stacks(lifted: Lifted) -> list[Mapping[str, int]]:
+    """Of each stack of layers: parameter -> number of its layer, each stack after those that it reads.
 
-
-def _layer_numbers(lifted: Lifted) -> Mapping[str, int]:
-    """Parameter -> number of its layer, by the prefix under which most elements lie."""
+    Layers are what lies under numbers behind the prefix under which most elements lie, and behind others under which
+    there is attention too (encoder and decoder).
+    """
     found: dict[str, dict[str, int]] = {}
     weight: Counter[str] = Counter()
     for name in lifted.plain.weights:
-        match = _NUMBER.match(lifted.plain.value[name].path)
+        match = NUMBER.match(lifted.plain.value[name].path)
         if match:
             found.setdefault(match.group(1), {})[name] = int(match.group(2))
             weight[match.group(1)] += lifted.plain.size(name)
     if not found:
-        return {}
-    return found[max(sorted(weight), key=lambda prefix: weight[prefix])]
+        raise no_graph(
+            f"program {lifted.plain.program.name} has no loop, and no parameters whose paths differ in a number, "
+            "by which to know its layers"
+        )
+    heaviest = max(sorted(weight), key=lambda prefix: weight[prefix])
+    before = _stacks_before(lifted, {name: prefix for prefix, names in found.items() for name in names})
+    stacks = [prefix for prefix in found if prefix == heaviest or prefix in before]
+    return [found[p] for p in sorted(stacks, key=lambda p: (len(before.get(p, ())), p))]
+
+
+def _stacks_before(lifted: Lifted, prefixes: Mapping[str, str]) -> Mapping[str, Set[str]]:
+    """Prefix under which something attends -> those of them that are before it."""
+    nearest: dict[str, frozenset[str]] = {}
+    reached: dict[str, frozenset[str]] = {}
+    attend: set[str] = set()
+    before: dict[str, set[str]] = {}
+    for kernel in lifted.kernels:
+        own = frozenset(prefixes[w] for w in map(lifted.root, kernel.weights) if w in prefixes)
+        near = own or own.union(*(nearest.get(n, own) for n in kernel.inputs))
+        upstream = own.union(*(reached.get(n, own) for n in kernel.inputs))
+        nearest.update(dict.fromkeys(kernel.outputs, near))
+        reached.update(dict.fromkeys(kernel.outputs, upstream))
+        if kernel.role == "attention":
+            attend |= near
+        for prefix in own:
+            before.setdefault(prefix, set()).update(upstream - {prefix})
+    return {prefix: before[prefix] & attend for prefix in attend}
 
 
 def _check_handed_on(lifted: Lifted, stages: Sequence[Stage]) -> None:
-    """Every activation is read in the stage that makes it or the next one."""
+    """No activation is read but from the stage itself, or from what it receives."""
     data = {n for n in lifted.plain.program.inputs if n not in lifted.plain.weights}
     for stage in stages:
         known = {*stage.inputs, *data, *(n for k in stage.kernels for n in k.outputs)}

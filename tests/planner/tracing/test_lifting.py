@@ -104,7 +104,6 @@ def test_tied_embeddings_and_learned_positions() -> None:
         ("gpt", True, "holds its backward pass, which a plan derives itself"),
         ("mixtral", False, "multiplies two activations and is no attention"),
         ("resnet", False, "is a convolution"),
-        ("t5", False, "which is not of the layer before it"),
         ("dlrm", False, "multiplies two activations and is no attention"),
     ],
 )
@@ -112,6 +111,79 @@ def test_what_blocks_cannot_say_is_refused(name: str, gradient: bool, message: s
     with pytest.raises(Unsupported, match=message) as refusal:
         graph_of(traced(name, gradient))
     assert "meshwright shard" in str(refusal.value)
+
+
+T5_SMALL = {"layers": 6, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 32128, "length": 512}
+
+
+@pytest.mark.jax
+@needs_jax
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_encoder_and_a_decoder_are_two_stacks(scanned: bool) -> None:
+    """The shipped model's, but for tables of relative positions (32 each for 8 heads) and the norms of both ends."""
+    program = t5_in_scans() if scanned else traced("t5", batch=4, **T5_SMALL)
+    model, shipped = model_of(program), load_model("t5-small")
+    graph = model.graph
+    assert graph is not None
+    assert [run.count for run in graph.layers] == [6, 1, 6]
+    assert model.parameters == shipped.parameters - 2 * 32 * 8 - 2 * 512
+    assert forward_flops(graph, 1) == pytest.approx(forward_flops(build_graph(shipped, 512), 1), rel=1e-6)
+    encoder, bridge, decoder = (graph.block[run.block] for run in graph.layers)
+    assert len(encoder.inputs) == 1
+    assert bridge.ops[0].kind == "embedding"
+    assert decoder.outputs[1] == decoder.inputs[1]  # what the encoder made goes through
+    _, cross = (op for op in decoder.ops if op.kind == "attention")
+    assert cross.attributes["kv_dim"] == "encoder_seq"
+    assert [decoder.tensor[n].dims[1] for n in cross.inputs] == ["seq", "encoder_seq", "encoder_seq"]
+    assert {second.split(".")[0] for _, second in graph.tied} == {bridge.name, "last"}
+
+
+@pytest.mark.jax
+@needs_jax
+@pytest.mark.parametrize("degrees", [*DEGREES[:2], {"data": 2, "tensor": 2, "pipeline": 2}], ids=str)
+def test_plans_of_two_stacks_cost_what_those_of_the_configuration_do(degrees: dict[str, int]) -> None:
+    job = {"global_batch": 64, "seq_len": 512, "micro_batch": 2, "recompute": "none", "zero_stage": 1}
+    models = model_of(traced("t5", batch=4, **T5_SMALL)), load_model("t5-small")
+    ours, theirs = (plan(m, "dgx-h100:1", top=1, **job, **degrees).estimate for m in models)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.step_time_s == pytest.approx(theirs.step_time_s, rel=0.02)
+    assert ours.memory_bytes == pytest.approx(theirs.memory_bytes, rel=0.02)
+
+
+def t5_in_scans() -> Program:
+    """The same model with each stack in a loop of its own."""
+    import jax
+    import jax_layers as layers
+
+    from planner import from_jax
+
+    size = layers.Sizes(batch=4, **T5_SMALL)
+
+    def attend(p: Any, x: Any, **options: Any) -> Any:
+        return layers.attention(p, x, size, **options)
+
+    def encode(x: Any, p: Any) -> Any:
+        return layers.mlp_block(p["mlp"], attend(p["attention"], x, causal=False)), None
+
+    def loss(params: Any, source: Any, tokens: Any, labels: Any) -> Any:
+        memory, _ = jax.lax.scan(encode, params["embed"][source], params["encoder"])
+
+        def decode(x: Any, p: Any) -> Any:
+            x = attend(p["cross"], attend(p["attention"], x), causal=False, memory=memory)
+            return layers.mlp_block(p["mlp"], x), None
+
+        x, _ = jax.lax.scan(decode, params["embed"][tokens], params["decoder"])
+        return layers.cross_entropy(x @ params["embed"].T, labels)
+
+    encoder = {"attention": layers.attention_weights(size), "mlp": layers.mlp_weights(size)}
+    decoder = {**encoder, "cross": layers.attention_weights(size)}
+    params = {
+        "embed": layers.f(size, size.vocab, size.width),
+        "encoder": layers.stacked(size.layers, encoder),
+        "decoder": layers.stacked(size.layers, decoder),
+    }
+    return from_jax(loss, params, *(layers.indices(size.batch, size.length),) * 3, name="t5 in scans")
 
 
 def test_a_program_without_layers_is_refused() -> None:
