@@ -78,7 +78,7 @@ def _candidates(program: Program) -> Iterator[Joint]:
 
 def _use(program: Program, op: Operation, name: str) -> tuple[object, ...] | None:
     """The shared operand's place, and what else products have in common that can be one; None for what cannot."""
-    if op.kind != "product" or len(op.inputs) != 2 or len(set(op.inputs)) != 2 or op.halos or op.whole:
+    if op.kind != "product" or op.primitive.startswith("conv") or len(set(op.inputs)) != 2 or op.whole:
         return None
     place = op.inputs.index(name)
     shared = op.reads[place]

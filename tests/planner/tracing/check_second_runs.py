@@ -7,8 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from planner.verification.with_program import FLAGS
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(FLAGS).format(8)
 
 import cases  # noqa: E402
 import jax  # noqa: E402

@@ -41,10 +41,10 @@ EXPECTED = {
     "mlp_with_adam": Expected(room=0.8),
     "gpt": Expected(),
     "llama": Expected(),
-    "mixtral": Expected(different=4),
-    "t5": Expected(different=2),
-    "vit": Expected(different=1),
-    "resnet": Expected(different=2),
+    "mixtral": Expected(different=3),
+    "t5": Expected(),
+    "vit": Expected(),
+    "resnet": Expected(),
     "unet": Expected(),
     "dlrm": Expected(),
     "branching": Expected(),
@@ -128,7 +128,7 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 @needs_jax
 def test_what_is_recomputed_is_not_kept(tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
-    plan = sharded(traced("blocks"), Expected(room=0.8))
+    plan = sharded(traced("blocks"), Expected(room=0.7, mesh=(2,)))
     assert plan.recomputed
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
