@@ -168,7 +168,7 @@ FAR_OFF = """\
   eight sequences are 50 GiB, and nothing says whether they were on the host.
 * Compiled TPU steps at the head: XLA's partitioner may reduce its gradient in a ring of parts, by its own estimate of
   time, and then never has it whole, as is predicted (8B, context 4 by data 4: +22 %); and it may have the memory of the
-  layers' gradients ready before the backward begins, which is not (tensor 4 by data 4, all recomputed: -8 %).
+  layers' gradients ready before the backward begins, which is not (tensor 4 by data 4, nothing recomputed: -9 %).
 * Unsplit sequences: about half of the sweep's runs without pipeline hold two more arrays of the whole width per layer
   than the others, from a tensor degree of 8; versions that gathered once, and kept what they gathered, would do that.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.

@@ -51,6 +51,7 @@ LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
     "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
+    "xla_compiled": "the same compiler on cases of our own (`benchmarks/compiling.py`)",
 }
 
 
