@@ -1,7 +1,7 @@
 """Operators of a plain program with their roles: products with weights, attention, kernels of loops."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,6 +73,7 @@ def kernels_of(found: Plain) -> Lifted:
     """
     lifted = Lifted(found)
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
+    _untie(lifted, rest)
     producer = {name: d for d in rest for name in d.outputs}
     biases = {id(d) for d in rest if _is_bias(d, lifted, producer)}
     lifted.parts = separated(found, biases, lifted.is_weight, lifted.root)
@@ -96,11 +97,24 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     scaled = loops and len(names) == 1 and set(draft.primitives) <= SCALES
     scaled = scaled and draft.name not in lifted.plain.masked
     if prepared or counted or scaled:
-        if draft.kind == "lookup":
-            lifted.tables.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
+        if draft.kind == "lookup" or draft.inputs[0] in lifted.tables:
+            table = lifted.tables.get(draft.inputs[0], draft.inputs[0])
+            lifted.tables.update(dict.fromkeys(draft.outputs, table))
         lifted.alias.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         return True
     return False
+
+
+def _untie(lifted: Lifted, drafts: Sequence[Draft]) -> None:
+    """A table that a product reads too is another array there: it need not sum over what the layers hand on."""
+    tables = {
+        lifted.root(d.inputs[0]) for d in drafts if d.kind == "lookup" and lifted.is_weight(d.inputs[0])
+    }
+    for draft in (d for d in drafts if d.kind == "product"):
+        for i, name in enumerate(draft.inputs):
+            if lifted.root(name) in tables:
+                draft.inputs[i] = f"{name} in {draft.name}"
+                lifted.alias[draft.inputs[i]] = name
 
 
 def _is_bias(draft: Draft, lifted: Lifted, producer: Mapping[str, Draft]) -> bool:

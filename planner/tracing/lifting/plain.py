@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from planner.errors import Unsupported
 from planner.tracing.cleaning import drop_dead, merge_equal
 from planner.tracing.draft import Draft, Unmatched, cut_alike
-from planner.tracing.program import Program, elements
+from planner.tracing.program import Operation, Program, elements
 from planner.tracing.views import absorb_views
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
 
-COMPARISONS = frozenset({"ge", "gt", "le", "lt", "tril", "triu"})
+TRIANGLES = frozenset({"tril", "triu"})
+
+COMPARISONS = frozenset({"ge", "gt", "le", "lt", *TRIANGLES})
 """Of positions: what a causal mask is made of."""
 
 MASKS = frozenset({"attention", "select_n", "where", "masked_fill", "add", "mul"})
@@ -65,20 +67,30 @@ def plain(program: Program) -> Plain:
     return found
 
 
+def _compares_positions(op: Operation) -> bool:
+    """With one another; with a number they are compared where nothing is masked too."""
+    return op.primitive in COMPARISONS and (op.primitive in TRIANGLES or len(op.inputs) > 1)
+
+
 def _without_constants(program: Program) -> Plain:
     constant: dict[str, bool] = {v.name: False for v in program.values if v.role == "constant"}
     found = Plain(program, [])
+    biases = {v.name: False for v in program.values if v.role == "parameter"}
+    """What is made of parameters and constants alone, and whether a mask is in it."""
     for op in program.operations:
         if op.kind != "boundary" and constant.keys() >= set(op.inputs):
-            compares = op.primitive in COMPARISONS or any(constant[n] for n in op.inputs)
+            compares = _compares_positions(op) or any(constant[n] for n in op.inputs)
             constant.update(dict.fromkeys(op.outputs, compares))
             continue
         if op.kind == "boundary" and op.inputs and op.inputs[0] in constant and ".slice" in op.name:
             constant.update(dict.fromkeys(op.outputs, constant[op.inputs[0]]))
             continue
         draft = Draft.of(op)
-        if any(constant.get(n) for n in draft.inputs) and op.primitive in MASKS:
+        masked = op.primitive in MASKS and any(constant.get(n) or biases.get(n) for n in draft.inputs)
+        if masked:
             found.masked.add(op.name)
+        if op.kind != "boundary" and all(n in constant or n in biases for n in op.inputs):
+            biases.update(dict.fromkeys(op.outputs, masked or any(biases.get(n) for n in op.inputs)))
         pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in constant]
         draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
         found.drafts.append(draft)

@@ -263,3 +263,44 @@ def test_modules_of_transformers(name: str) -> None:
     layer = graph.block["layer"]
     projection = next(op for op in layer.ops if op.kind == "matmul")
     assert [layer.tensor[n].dims[-1] for n in projection.outputs] == ["head_dim"] * 3
+
+
+@pytest.mark.torch
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["t5", "bart", "bert"])
+def test_encoders_of_transformers(name: str) -> None:
+    """T5 has its table of positions in the first layers only; BERT's head transforms before its tied product."""
+    import torch
+    import transformers
+
+    from planner import from_torch
+
+    class Loss(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, source: Any, tokens: Any, labels: Any) -> Any:
+            given = {} if name == "bert" else {"decoder_input_ids": tokens, "use_cache": False}
+            logits = self.model(input_ids=source, **given).logits
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    models = {
+        "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(num_layers=3)),
+        "bart": lambda: transformers.BartForConditionalGeneration(
+            transformers.BartConfig(encoder_layers=3, decoder_layers=3)
+        ),
+        "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=3)),
+    }
+    with torch.device("meta"):
+        source, tokens, labels = (torch.zeros((2, 64), dtype=torch.int64) for _ in range(3))
+        model = models[name]()
+    graph = graph_of(from_torch(Loss(model).eval(), source, tokens, labels))
+    assert count_parameters(graph) == sum(p.numel() for p in model.parameters())
+    counts = {"t5": [1, 2, 1, 1, 2], "bart": [3, 1, 3], "bert": [3]}
+    assert [run.count for run in graph.layers] == counts[name]
+    assert graph.tied
+    causal = [op.attributes["causal"] for b in graph.blocks for op in b.ops if op.kind == "attention"]
+    assert any(causal) == (name != "bert")  # decoders look back only, encoders both ways
+    assert not all(causal)
