@@ -23,8 +23,10 @@ STACKS = list_software()
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
-    values = set(SoftwareSpec.model_fields) - {"name", "summary", "sources", "attention"}
-    paths = values | {f"attention.{pattern}" for pattern in stack.attention}
+    stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
+    paths = (stated - {"name", "summary", "sources", "attention"}) | {
+        f"attention.{pattern}" for pattern in stack.attention
+    }
     assert not [path for path in paths if not any(fnmatchcase(path, source) for source in stack.sources)]
     assert all(stack.sources.values())
 
