@@ -1,13 +1,14 @@
 """Collectives of a compiled XLA program, counted from its text: how often each runs and what a device sends.
 
 A loop's body counts as often as the compiler says that it runs. Asynchronous collectives count once, at their start.
+TPU compilers write a reduce-scatter as a fusion of an all-reduce with the slice that a device keeps of it.
 
 Source: XLA, operation semantics (openxla.org/xla/operation_semantics) and the text form of HLO modules.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 BYTES: Mapping[str, float] = {
@@ -48,6 +49,7 @@ _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\S+)? \{(.*?)\}")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+_KEPT = re.compile(r"^\s+ROOT .* dynamic-slice\((?:\S+ )?%?([\w.-]+),")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -108,8 +110,9 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
     bodies, entry = _computations(text)
     found: dict[str, Collective] = {}
 
-    def walk(name: str, times: float) -> None:
+    def walk(name: str, times: float, fused: bool = False) -> None:
         sizes: dict[str, float] = {}
+        scattered = _scattered(bodies.get(name, ())) if fused else ""
         for line in bodies.get(name, ()):
             match = _INSTRUCTION.match(line)
             if match is None:
@@ -117,15 +120,22 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
             sizes[match.group(1)] = shape_bytes(match.group(2))
             kind = KINDS.get(match.group(3).removesuffix("-start"))
             if kind is not None:
+                kind = "reduce_scatter" if match.group(1) == scattered else kind
                 channel = _CHANNEL.search(line)
                 key = channel.group(1) if channel else f"{name}.{match.group(1)}"
                 made = _collective(kind, match, sizes, group_size(line, devices), times)
                 found[key] = max(found.get(key, made), made, key=lambda c: (c.sent_bytes, c.times))
             for callee, trips in _calls(match.group(3), line, bodies):
-                walk(callee, times * trips)
+                walk(callee, times * trips, match.group(3) == "fusion")
 
     walk(entry, 1)
     return list(found.values())
+
+
+def _scattered(lines: Iterable[str]) -> str:
+    """What a fusion keeps only a slice of; "" if it keeps all."""
+    kept = filter(None, map(_KEPT.match, lines))
+    return next((match.group(1) for match in kept), "")
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

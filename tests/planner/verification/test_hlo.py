@@ -47,6 +47,27 @@ def test_every_kind_is_counted_with_what_a_device_sends() -> None:
     }
 
 
+FUSED = """HloModule step, num_partitions=8
+
+%all-reduce-scatter.clone (input: bf16[16]) -> bf16[4] {
+  %input = bf16[16]{0} parameter(0)
+  %all-reduce.1 = bf16[16]{0} all-reduce(%input), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %dynamic-slice.2 = bf16[4]{0} dynamic-slice(%all-reduce.1, %start), dynamic_slice_sizes={4}
+}
+
+ENTRY %main (b: bf16[16]) -> bf16[4] {
+  %b = bf16[16]{0} parameter(0)
+  ROOT %part = bf16[4]{0} fusion(%b), kind=kCustom, calls=%all-reduce-scatter.clone
+}
+"""
+
+
+def test_a_fused_sum_that_keeps_its_part_is_a_reduce_scatter() -> None:
+    assert collectives(FUSED, 8) == {"reduce_scatter": Total(1, 3 / 4 * 32)}
+    whole = FUSED.replace("ROOT %dynamic-slice.2", "%dynamic-slice.2")
+    assert collectives(whole, 8) == {"all_reduce": Total(1, 2 * 3 / 4 * 32)}
+
+
 def test_a_noted_trip_count_goes_before_the_condition() -> None:
     noted = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
     assert collectives(noted, 8)["all_reduce"].times == 3
