@@ -8,23 +8,14 @@ no TPU is needed. Buffers that the compiler assigned count: arguments, results, 
 Source: `jax.stages.Compiled.memory_analysis`.
 """
 
-import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from own_cases import SIZES, measure_cases
 
 from planner.runs.mapping import plan_from_run
 from planner.verification.with_xla import verify_with_xla
-
-ROWS = Path(__file__).resolve().parent.parent / "tests" / "published" / "xla_compiled.jsonl"
-
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 128256},
-    "1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn_hidden": 8192, "vocab": 128256},
-    "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
-}
-"""Widths of models; layers are few, as all are alike."""
 
 # Activations whole on every tensor rank; states whole on every data rank.
 WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
@@ -98,18 +89,5 @@ def measured(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"ok": found.passed, **sizes, "versions": list(found.versions)}
 
 
-def main(wanted: str) -> None:
-    """Compile the cases whose name has ``wanted``; rows that exist stay as they are."""
-    rows = {}
-    if ROWS.exists():
-        rows = {row["id"]: row for row in map(json.loads, ROWS.read_text().splitlines())}
-    for row in (row_of(name) for name in CASES if wanted in name):
-        row["measured"] = measured(row)
-        rows[row["id"]] = row
-        print(f"{row['id']:50s} {row['measured']}", file=sys.stderr)
-        known = [rows[i] for i in map("xla-compiled/{}".format, CASES) if i in rows]
-        ROWS.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in known))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    measure_cases("xla_compiled.jsonl", CASES, row_of, measured, sys.argv[1] if len(sys.argv) > 1 else "")

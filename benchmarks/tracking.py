@@ -9,21 +9,12 @@ temporaries: AdamW is fused, SGD in place.
 Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
 """
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROWS = Path(__file__).resolve().parent.parent / "tests" / "published" / "torch_tracked.jsonl"
-
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 128256},
-    "1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn_hidden": 8192, "vocab": 128256},
-    "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
-}
-"""Widths of models; layers are few, as all are alike."""
+from own_cases import SIZES, measure_cases
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "8b-6/dp8-full-512": {"seq": 512, "recompute": "full"},
@@ -76,8 +67,8 @@ def row_of(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(row: Mapping[str, Any]) -> int:
-    """Peak of live tensors in the second step of ``row`` [bytes]."""
+def measured(row: Mapping[str, Any]) -> dict[str, float]:
+    """Peak of live tensors in the second step of ``row``."""
     import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -105,7 +96,7 @@ def measured(row: Mapping[str, Any]) -> int:
         with tracker:
             peaks = [_step(model, optimizer, tracker, tokens, plan["grad_accum"]) for _ in range(2)]
     dist.destroy_process_group()
-    return peaks[-1]
+    return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
 
 
 def _step(model: Any, optimizer: Any, tracker: Any, tokens: Any, micro_batches: int) -> int:
@@ -126,18 +117,5 @@ def _step(model: Any, optimizer: Any, tracker: Any, tokens: Any, micro_batches: 
     return int(snapshot["Total"])
 
 
-def main(wanted: str) -> None:
-    """Measure the cases whose name has ``wanted``; rows that exist stay as they are."""
-    rows = {}
-    if ROWS.exists():
-        rows = {row["id"]: row for row in map(json.loads, ROWS.read_text().splitlines())}
-    for row in (row_of(name) for name in CASES if wanted in name):
-        row["measured"] = {"tensor_gib_per_gpu": measured(row) / 2**30}
-        rows[row["id"]] = row
-        print(f"{row['id']:50s} {row['measured']['tensor_gib_per_gpu']:8.3f} GiB", file=sys.stderr)
-        known = [rows[i] for i in map("torch-tracked/{}".format, CASES) if i in rows]
-        ROWS.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in known))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    measure_cases("torch_tracked.jsonl", CASES, row_of, measured, sys.argv[1] if len(sys.argv) > 1 else "")

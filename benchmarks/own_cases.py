@@ -1,0 +1,38 @@
+"""Cases that our own scripts measure, and rows of them kept as data in tests/published."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "tests" / "published"
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "8b": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 128256},
+    "1b": {"hidden": 2048, "heads": 32, "kv_heads": 8, "head_dim": 64, "ffn_hidden": 8192, "vocab": 128256},
+    "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
+}
+"""Widths of models; layers are few, as all are alike."""
+
+Row = dict[str, Any]
+
+
+def measure_cases(
+    file: str,
+    cases: Iterable[str],
+    row_of: Callable[[str], Row],
+    measured: Callable[[Row], Mapping[str, Any]],
+    wanted: str,
+) -> None:
+    """Measure the cases whose name has ``wanted`` and write each row at once; rows that exist stay as they are."""
+    path, names = PUBLISHED / file, list(cases)
+    rows = {}
+    if path.exists():
+        rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    for row in (row_of(name) for name in names if wanted in name):
+        row["measured"] = measured(row)
+        rows[row["id"]] = row
+        print(f"{row['id']:50s} {row['measured']}", file=sys.stderr)
+        known = [rows[key] for key in (row_of(name)["id"] for name in names) if key in rows]
+        path.write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in known))
