@@ -148,7 +148,9 @@ def _filled(argument: Any, seed: int) -> Any:
             return jax.random.split(jax.random.key(seed), leaf.shape) if leaf.shape else jax.random.key(seed)
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
-        return jnp.asarray(rng.normal(scale=0.3, size=leaf.shape), leaf.dtype)
+        # Weights that make what passes through them no larger: numbers that explode show rounding, not layouts.
+        scale = min(0.3, max(1, *leaf.shape) ** -0.5) if leaf.ndim > 1 else 0.3
+        return jnp.asarray(rng.normal(scale=scale, size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(numbers, argument)
 
