@@ -39,13 +39,10 @@ LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
-DEARER = (1.005, 1.01, 1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
+DEARER = (1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
 """Factors on the prices of memory under which choices are read off the messages: at prices where the bound is
 best, a choice takes just too much as often as not."""
 SWEEPS_WHEN_DEARER = 4
-
-SWEEPS_TO_FIX = 10
-"""Reductions tear messages apart; so many sweeps join them before more is fixed."""
 
 DEAR_MEMORY = 100.0
 """Price of a whole memory row, in largest costs, that makes memory come first."""
@@ -205,8 +202,6 @@ class _Anytime:
         if self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
             return
         self.fixed_at = self.found.cost - self.lower_bound
-        for _ in range(SWEEPS_TO_FIX):
-            self.relaxation.sweep()
         messages, prices = self.relaxation.messages, self.relaxation.known_prices
         labels, size = dict(self.proof.labels), self.proof.size
         self._prove(self.relaxation.fix(self.found.cost))
