@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import highspy
 import numpy as np
 
+from planner.highs import RowProgram, loaded
 from planner.inter_op.partition import Array
 from planner.pipeline.dependencies import Integers, arranged, moments_in_flight
 from planner.pipeline.generators import splits_backward, stage_to_rank
@@ -29,7 +30,7 @@ MOST_PATHS = 60
 MOST_MOMENTS = 4
 """Of each rank's memory that a program knows, those with most in flight; fewer only lower its value."""
 
-OPTIONS = {"threads": 1, "random_seed": 0, "solver": "simplex", "mip_max_nodes": 100, "mip_rel_gap": 1e-3}
+OPTIONS = {"solver": "simplex", "mip_max_nodes": 100, "mip_rel_gap": 1e-3}
 """Of HiGHS. What a search that stops early has proven by then is a bound all the same."""
 
 SOLVED = highspy.SolutionStatus.kSolutionStatusFeasible
@@ -274,21 +275,16 @@ class _Program:
 
 
 def _loaded(rows: Array, low: Array, high: Array, columns: int) -> Any:
-    """HiGHS with the program; one thread and a fixed seed, so that runs repeat."""
-    model, (row, column) = highspy.HighsLp(), np.nonzero(rows)
-    model.num_col_, model.num_row_ = columns + 2, len(rows)
-    model.col_cost_ = np.append(np.zeros(columns), (1.0, 1.0))
-    model.col_lower_, model.col_upper_ = np.zeros(columns + 2), np.full(columns + 2, np.inf)
-    model.row_lower_, model.row_upper_ = low, high
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = np.append(0, np.bincount(row, minlength=len(rows)).cumsum()).astype(np.int32)
-    model.a_matrix_.index_, model.a_matrix_.value_ = column.astype(np.int32), rows[row, column]
-    highspy.Highs.resetGlobalScheduler(
-        True
-    )  # as in `intra_op.ilp`: another's solve fixes the threads of the process
-    solver = highspy.Highs()
-    solver.silent()
-    for option, value in OPTIONS.items():
-        solver.setOptionValue(option, value)
-    solver.passModel(model)
-    return solver
+    """HiGHS with the program, whose last two columns are minimised."""
+    row, column = np.nonzero(rows)
+    program = RowProgram(
+        costs=np.append(np.zeros(columns), (1.0, 1.0)),
+        lower=np.zeros(columns + 2),
+        upper=np.full(columns + 2, np.inf),
+        low=low,
+        high=high,
+        starts=np.append(0, np.bincount(row, minlength=len(rows)).cumsum()).astype(np.int32),
+        columns=column.astype(np.int32),
+        values=rows[row, column],
+    )
+    return loaded(program, OPTIONS)

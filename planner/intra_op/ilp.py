@@ -279,11 +279,10 @@ def _solver(seconds: float, gap: float) -> tuple[Any, Method]:
     import pulp
 
     if pulp.HiGHS(msg=False).available():
-        import highspy
+        from planner.highs import REPEATABLE, release_threads
 
-        # Of the whole process, and fixed by its first solve: a caller's own, on more threads, would refuse ours.
-        highspy.Highs.resetGlobalScheduler(True)
-        return pulp.HiGHS(msg=False, threads=1, random_seed=0, timeLimit=seconds, gapRel=gap), "highs"
+        release_threads()
+        return pulp.HiGHS(msg=False, **REPEATABLE, timeLimit=seconds, gapRel=gap), "highs"
     path = shutil.which("cbc") or pulp.PULP_CBC_CMD.pulp_cbc_path
     return pulp.COIN_CMD(msg=False, threads=1, timeLimit=seconds, gapRel=gap, path=path), "cbc"
 

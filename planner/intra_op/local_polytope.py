@@ -27,6 +27,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
+from planner.highs import RowProgram, loaded
 from planner.intra_op.liveness import demand, violated
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -305,19 +306,7 @@ def _columns_and_rows(
 
 
 def _load(costs: Array, rows: _Rows) -> Any:
-    """HiGHS with the program; one thread and a fixed seed, so that runs repeat."""
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = costs.size, rows.right.size
-    model.col_cost_, model.col_lower_, model.col_upper_ = costs, np.zeros(costs.size), np.ones(costs.size)
-    model.row_lower_ = model.row_upper_ = rows.right
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_, model.a_matrix_.index_ = rows.starts, rows.columns
-    model.a_matrix_.value_ = rows.values
-    highspy.Highs.resetGlobalScheduler(True)  # as in `ilp`: another's solve fixes the threads of the process
-    solver = highspy.Highs()
-    solver.silent()
-    options: dict[str, Any] = {"threads": 1, "random_seed": 0, "solver": "simplex", "mip_rel_gap": 0.0}
-    for option, value in options.items():
-        solver.setOptionValue(option, value)
-    solver.passModel(model)
-    return solver
+    """HiGHS with the relaxation: all variables between 0 and 1."""
+    least, most = np.zeros(costs.size), np.ones(costs.size)
+    program = RowProgram(costs, least, most, rows.right, rows.right, rows.starts, rows.columns, rows.values)
+    return loaded(program, {"solver": "simplex", "mip_rel_gap": 0.0})

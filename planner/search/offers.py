@@ -79,22 +79,20 @@ def offered(prices: PoolPrices, size: int, share: Share, kinds: Sequence[str], s
 
 def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> _Measured:
     of_kind = [_of_kind(prices, local, kind) for kind in kinds]
-    seconds, after, states, kept, fixed, first, last, memory = zip(
-        *(
-            (*one.rates[:1], *one.rates[2:], one.rates.fixed, one.first, one.last, one.memory)
-            for one in of_kind
+    rates = [one.rates for one in of_kind]
+    return _Measured(
+        Rates(
+            seconds=np.concatenate([rate.seconds for rate in rates]),
+            fixed=np.min([rate.fixed for rate in rates], axis=0),
+            after=np.concatenate([rate.after for rate in rates]),
+            states=np.concatenate([rate.states for rate in rates]),
+            kept=np.concatenate([rate.kept for rate in rates]),
         ),
-        strict=True,
+        first=np.min([one.first for one in of_kind], axis=0),
+        last=np.min([one.last for one in of_kind], axis=0),
+        memory=np.min([one.memory for one in of_kind], axis=0),
+        boundary=min(one.boundary for one in of_kind),
     )
-    rates = Rates(
-        seconds=np.concatenate(seconds),
-        fixed=np.min(fixed, axis=0),
-        after=np.concatenate(after),
-        states=np.concatenate(states),
-        kept=np.concatenate(kept),
-    )
-    ends = np.min(first, axis=0), np.min(last, axis=0), np.min(memory, axis=0)
-    return _Measured(rates, *ends, min(one.boundary for one in of_kind))
 
 
 def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> _Measured:

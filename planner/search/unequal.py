@@ -154,15 +154,11 @@ class UnequalSearch:
 
     # --- one combination ------------------------------------------------------------------------------
 
-    def bound(self, combination: Combination, waits: bool | None = None) -> float:
-        """What no step of the combination can be below [s], by `pools_bound`.
-
-        ``waits`` as there; if not given, as the pins have it.
-        """
-        waits = not self._only_others if waits is None else waits
+    def bound(self, combination: Combination) -> float:
+        """What no step of the combination can be below [s], by `pools_bound`."""
         prices, share = [self.prices[k] for k in combination.order], combination.share
         rates = np.array([pool.rates(share, pool.sizes) for pool in prices])
-        least = pools_bound(rates, share.num_microbatches, waits)
+        least = pools_bound(rates, share.num_microbatches, waits=not self._only_others)
         return (least + self._beside(combination, len(prices))) * (1 + self._slower(combination))
 
     def solve(self, combination: Combination, known: float = float("inf")) -> Solution:

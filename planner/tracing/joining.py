@@ -76,10 +76,8 @@ class _SameLoops:
             for name, dims in zip(draft.outputs, draft.writes, strict=True):
                 known[name] = [(i, dims)]
         made = frozenset(known)
-        for ours in (
-            True,
-            False,
-        ):  # what is read from outside may be read along several loops of one operator
+        # What is made here first: what is read from outside may be read along several loops of one operator.
+        for ours in (True, False):
             for i, draft in enumerate(drafts):
                 for name, dims in zip(draft.inputs, draft.reads, strict=True):
                     if (name in made) == ours:

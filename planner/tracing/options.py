@@ -152,12 +152,10 @@ def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
     rows, parts = [np.arange(len(whole))], [np.zeros(whole.split.shape, np.bool_)]
     for axes in subsets(len(mesh.sizes)):
         allowed = may[:, axes].all(axis=1)
-        for a in axes:
-            for b in range(a + 1, len(mesh.sizes)):
-                if (
-                    b not in axes
-                ):  # an inner axis already splits this dim: its blocks would have to change places
-                    allowed &= (total[:, a] != total[:, b]) | (total[:, a] == WHOLE)
+        # Where an inner axis already splits a dim, its blocks would have to change places.
+        inner = ((a, b) for a in axes for b in range(a + 1, len(mesh.sizes)) if b not in axes)
+        for a, b in inner:
+            allowed &= (total[:, a] != total[:, b]) | (total[:, a] == WHOLE)
         rows.append(np.flatnonzero(allowed))
         parts.append(np.tile(np.isin(np.arange(len(mesh.sizes)), axes), (rows[-1].size, 1)))
     row, part = np.concatenate(rows), np.concatenate(parts)
