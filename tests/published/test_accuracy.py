@@ -66,8 +66,9 @@ def test_most_measurements_lie_inside_the_interval(
 def test_stalls_are_found_and_explain_the_order(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
     judged, _ = measured
     stalled, found = stalls.orders(judged["sweep_h100"])
-    everything, steady, _ = found.values()
+    everything, steady, ceiling = found.values()
     assert 0 < stalled < len(judged["sweep_h100"]) / 3
+    assert everything.median < ceiling.median
     assert everything.median < steady.median
 
 
