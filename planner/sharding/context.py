@@ -14,26 +14,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from cluster_specs.cluster import DeviceSpec
 from cost_models.attention import AttentionShape
 from cost_models.compute import attention_seconds, stream_seconds
 from cost_models.constants import constants
 from planner.sharding.costs import Comm, OpCost
 
-if TYPE_CHECKING:
-    from planner.sharding.pricing import Pricer
-
 
 class Split(NamedTuple):
     """One attention operator on one device, its queries and keys split along the sequence."""
 
-    pricer: "Pricer"
+    device: DeviceSpec
+    dtype: str
+    comm: Callable[[str, float], Comm]
+    """A collective, by name and bytes of the whole array, over the ranks of the sequence."""
+    keeps_gathered: bool
+    """Gathered keys and values stay for the backward."""
     shape: AttentionShape
     """Whole sequences, of an equal share of the batch: a rank's even part of the work."""
     kernel: str
-    axes: tuple[str, ...]
-    """That split the sequence."""
     degree: int
     query_bytes: float
     """On this device; as much as the result."""
@@ -42,20 +43,14 @@ class Split(NamedTuple):
 
     def seconds(self, shape: AttentionShape, backward: bool = False) -> float:
         """One kernel."""
-        pricer = self.pricer
-        device, dtype = pricer.mesh.cluster.device, pricer.job.attention_dtype
-        return attention_seconds(shape, device, dtype, self.kernel, backward=backward).seconds
-
-    def comm(self, collective: str, full_bytes: float) -> Comm:
-        """A collective over the ranks of the sequence."""
-        return self.pricer.comm(collective, self.axes, full_bytes)
+        return attention_seconds(shape, self.device, self.dtype, self.kernel, backward=backward).seconds
 
 
 def _gathered(split: Split) -> OpCost:
     full = split.degree * split.kv_bytes
     gather, scatter = split.comm("all_gather", full), split.comm("reduce_scatter", full)
     forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
-    again = () if split.pricer.software.saves_gathered_keys else (gather,)
+    again = () if split.keeps_gathered else (gather,)
     return OpCost(forward, backward, 0.0, (gather,), (*again, scatter))
 
 
@@ -90,7 +85,7 @@ def _steps(split: Split, backward: bool, merge_bytes: float) -> _Steps:
         half = replace(part, kv_len=part.kv_len / 2, causal=False) if shape.causal else part
         own, other = split.seconds(part, backward), split.seconds(half, backward)
     results = shape.batch * shape.heads * shape.q_len * shape.v_dim
-    merge = stream_seconds(results * merge_bytes, split.pricer.mesh.cluster.device).seconds
+    merge = stream_seconds(results * merge_bytes, split.device).seconds
     return _Steps(own, other + merge)
 
 

@@ -282,7 +282,17 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
     query_bytes, *kv_bytes = (
         pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (query, key, value)
     )
-    split = Split(pricer, shape, kernel, axes, degree, query_bytes, sum(kv_bytes))
+    split = Split(
+        device=pricer.mesh.cluster.device,
+        dtype=pricer.job.attention_dtype,
+        comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
+        keeps_gathered=pricer.software.saves_gathered_keys,
+        shape=shape,
+        kernel=kernel,
+        degree=degree,
+        query_bytes=query_bytes,
+        kv_bytes=sum(kv_bytes),
+    )
     if degree == 1:
         return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
     return EXCHANGES[pricer.exchange](split)
