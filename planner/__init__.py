@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from planner.plans import Parallelism as Parallelism
     from planner.plans import Pins as Pins
     from planner.plans import Plan as Plan
-    from planner.tracing.from_jax import from_jax as from_jax
-    from planner.tracing.from_torch import from_torch as from_torch
-    from planner.tracing.jax_attention import join_attention as join_attention
     from planner.tracing.program import Program as Program
+    from planner.tracing.reading.from_jax import from_jax as from_jax
+    from planner.tracing.reading.from_torch import from_torch as from_torch
+    from planner.tracing.reading.jax_attention import join_attention as join_attention
     from planner.tracing.sharded import ShardedProgram as ShardedProgram
-    from planner.tracing.solving import shard as shard
+    from planner.tracing.solving.shard import shard as shard
     from planner.training.jax_trees import jax_shardings as jax_shardings
     from planner.training.jax_trees import logical_axis_rules as logical_axis_rules
     from planner.training.monitor import Monitor as Monitor
@@ -71,12 +71,12 @@ _HOMES = MappingProxyType(
         "planner.models.catalog": ("build_graph", "list_models"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
-        "planner.tracing.from_jax": ("from_jax",),
-        "planner.tracing.from_torch": ("from_torch",),
-        "planner.tracing.jax_attention": ("join_attention",),
+        "planner.tracing.reading.from_jax": ("from_jax",),
+        "planner.tracing.reading.from_torch": ("from_torch",),
+        "planner.tracing.reading.jax_attention": ("join_attention",),
         "planner.tracing.program": ("Program",),
         "planner.tracing.sharded": ("ShardedProgram",),
-        "planner.tracing.solving": ("shard",),
+        "planner.tracing.solving.shard": ("shard",),
         "planner.training.jax_trees": ("jax_shardings", "logical_axis_rules"),
         "planner.training.monitor": ("Monitor",),
         "planner.training.planning": ("plan_for",),

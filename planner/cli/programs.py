@@ -69,7 +69,7 @@ def shard(
     """
     from cluster_specs.units import parse_quantity
     from planner.report.sharding import sharding_report
-    from planner.tracing.solving import shard as choose
+    from planner.tracing.solving.shard import shard as choose
 
     read = _program(program, tracing)
     limit = None if memory_limit is None else parse_quantity(memory_limit, "B")

@@ -1,5 +1,5 @@
 """Models as they are written: traced from JAX or PyTorch, cleaned, sharded on a mesh, and checked there.
 
-``from_jax`` and ``from_torch`` make a `Program`; `passes.clean` simplifies it; `solving.shard` chooses a layout
-for every array; `jax_apply` runs the choice, and `hlo` compares what the compiler made of it.
+`reading` makes a `Program` (``program``) of a function, `cleaning` simplifies it, `solving` chooses how its arrays lie
+(``layouts``) and says so (``sharded``), `applying` runs it that way, and `lifting` makes a model of it that plans take.
 """

@@ -121,7 +121,7 @@ class Operation(Record):
     """Products among the inputs of which only their sum, ``total``, is needed: they may arrive as partial sums."""
     total: str = ""
     kernel: str = ""
-    """The kernel that it is to be part of: operators of one run as one (`planner.tracing.joining`)."""
+    """The kernel that it is to be part of: operators of one run as one (`planner.tracing.cleaning.joining`)."""
     attention: Attention | None = None
 
 

@@ -6,7 +6,7 @@ Each part becomes a product of its own with its share of the weight, as a graph 
 from collections.abc import Callable, Set
 from copy import deepcopy
 
-from planner.tracing.draft import Draft
+from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.plain import Plain
 from planner.tracing.program import Dims, elements
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.tracing.draft import Draft
+from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.fused import separated
 from planner.tracing.lifting.plain import Plain, no_graph
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from planner.graph import BATCH
-from planner.tracing.draft import Draft
+from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.kernels import Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import Unsupported
-from planner.tracing.cleaning import drop_dead, merge_equal
-from planner.tracing.draft import Draft, Unmatched, cut_alike
+from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike
+from planner.tracing.cleaning.redundant import drop_dead, merge_equal
+from planner.tracing.cleaning.views import absorb_views
 from planner.tracing.program import Operation, Program, elements
-from planner.tracing.views import absorb_views
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from cluster_specs.errors import InputError
 from planner.errors import PlannerError
-from planner.tracing.from_jax import from_jax
-from planner.tracing.jax_apply import apply_shardings, input_shardings
-from planner.tracing.passes import clean
+from planner.tracing.applying.jax_apply import apply_shardings, input_shardings
+from planner.tracing.applying.scopes import SCOPE, operator_of
+from planner.tracing.cleaning.passes import clean
 from planner.tracing.program import Program
-from planner.tracing.scopes import SCOPE, operator_of
+from planner.tracing.reading.from_jax import from_jax
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function
 from planner.verification.programs.hlo import listed_collectives

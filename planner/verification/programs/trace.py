@@ -12,9 +12,9 @@ from typing import Any
 
 from cluster_specs.errors import InputError
 from planner.errors import PlannerError
-from planner.tracing.from_jax import from_jax
-from planner.tracing.from_torch import from_torch
 from planner.tracing.program import Program
+from planner.tracing.reading.from_jax import from_jax
+from planner.tracing.reading.from_torch import from_torch
 from planner.verification.programs.functions import load_function
 
 

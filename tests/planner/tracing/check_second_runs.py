@@ -15,7 +15,7 @@ os.environ["XLA_FLAGS"] = " ".join(FLAGS).format(8)
 import cases  # noqa: E402
 import jax  # noqa: E402
 
-from planner.tracing.jax_apply import apply_shardings, input_shardings  # noqa: E402
+from planner.tracing.applying.jax_apply import apply_shardings, input_shardings  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 
 

@@ -9,11 +9,11 @@ from cluster_specs.software import in_training
 from cost_models.matmul import matmul_seconds
 from cost_models.roofline import stream_seconds
 from planner.report.sharding import sharding_report
-from planner.tracing.concatenation import OWN
 from planner.tracing.layouts import WHOLE
-from planner.tracing.nodes import JointOption
 from planner.tracing.program import Operation, Program, Value
-from planner.tracing.solving import Setting, price_layouts, set_up, shard
+from planner.tracing.solving.concatenation import OWN
+from planner.tracing.solving.nodes import JointOption
+from planner.tracing.solving.shard import Setting, price_layouts, set_up, shard
 
 CLUSTER = "dgx-h100:1"
 DEVICE = in_training(load_cluster(CLUSTER).device)

@@ -10,10 +10,10 @@ from jax_layers import SMALL  # noqa: E402
 from jax_models import MODELS, gpt  # noqa: E402
 
 from planner.errors import InputError, Unsupported  # noqa: E402
-from planner.tracing.from_jax import from_jax  # noqa: E402
-from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
-from planner.tracing.solving import shard  # noqa: E402
+from planner.tracing.reading.from_jax import from_jax  # noqa: E402
+from planner.tracing.solving.shard import shard  # noqa: E402
 
 pytestmark = pytest.mark.jax
 X = jax.ShapeDtypeStruct((8, 4), "float32")

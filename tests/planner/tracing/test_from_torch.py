@@ -13,13 +13,13 @@ from cluster_specs.catalog import load_cluster  # noqa: E402
 from cost_models.attention import AttentionShape  # noqa: E402
 from cost_models.compute import attention_seconds  # noqa: E402
 from planner.errors import InputError, Unsupported  # noqa: E402
-from planner.tracing.from_torch import from_torch  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.layouts import NamedMesh  # noqa: E402
-from planner.tracing.options import SUMMING, options, splittable  # noqa: E402
-from planner.tracing.passes import clean  # noqa: E402
-from planner.tracing.pricing import ProgramPricer  # noqa: E402
 from planner.tracing.program import Program, elements  # noqa: E402
-from planner.tracing.solving import shard  # noqa: E402
+from planner.tracing.reading.from_torch import from_torch  # noqa: E402
+from planner.tracing.solving.options import SUMMING, options, splittable  # noqa: E402
+from planner.tracing.solving.pricing import ProgramPricer  # noqa: E402
+from planner.tracing.solving.shard import shard  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -100,7 +100,7 @@ def on_meta(build: Callable[[], Any]) -> Any:
 
 def test_a_module_costs_what_the_same_function_does_in_jax() -> None:
     jax = pytest.importorskip("jax")
-    from planner.tracing.from_jax import from_jax
+    from planner.tracing.reading.from_jax import from_jax
 
     def loss(p: Any, x: Any) -> Any:
         return ((jax.numpy.tanh(x @ p["up"].T) @ p["down"].T) ** 2).mean()

@@ -13,10 +13,10 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-from planner.tracing.from_jax import from_jax  # noqa: E402
-from planner.tracing.options import SUMMING, splittable  # noqa: E402
-from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Operation  # noqa: E402
+from planner.tracing.reading.from_jax import from_jax  # noqa: E402
+from planner.tracing.solving.options import SUMMING, splittable  # noqa: E402
 
 pytestmark = pytest.mark.jax
 

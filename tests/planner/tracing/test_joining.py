@@ -15,11 +15,11 @@ from cluster_specs.catalog import load_cluster  # noqa: E402
 from cost_models.attention import AttentionShape  # noqa: E402
 from cost_models.compute import attention_seconds  # noqa: E402
 from planner import Program, from_jax, join_attention, shard  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.layouts import NamedMesh  # noqa: E402
-from planner.tracing.options import options  # noqa: E402
-from planner.tracing.passes import clean  # noqa: E402
-from planner.tracing.pricing import ProgramPricer  # noqa: E402
 from planner.tracing.program import Operation  # noqa: E402
+from planner.tracing.solving.options import options  # noqa: E402
+from planner.tracing.solving.pricing import ProgramPricer  # noqa: E402
 
 pytestmark = pytest.mark.jax
 LENGTH = 24

@@ -26,8 +26,8 @@ from planner.tracing.layouts import (
     steps,
     sums,
 )
-from planner.tracing.options import all_layouts
-from planner.tracing.tables import Moves
+from planner.tracing.solving.options import all_layouts
+from planner.tracing.solving.tables import Moves
 
 MESH = NamedMesh(load_cluster("dgx-h100:2"), {"a": 2, "b": 4})
 SHAPE = (8, 16)

@@ -1,4 +1,4 @@
-"""Options made as arrays are those that the words of `planner.tracing.options` describe, one by one."""
+"""Options made as arrays are those that the words of `planner.tracing.solving.options` describe, one by one."""
 
 import itertools
 
@@ -7,9 +7,9 @@ from hypothesis import given
 
 from cluster_specs.catalog import load_cluster
 from planner.tracing.layouts import PARTS, WHOLE, NamedMesh
-from planner.tracing.options import SUMMING, Option, Options, options, splittable
-from planner.tracing.products import product
 from planner.tracing.program import Operation
+from planner.tracing.reading.products import product
+from planner.tracing.solving.options import SUMMING, Option, Options, options, splittable
 
 CLUSTER = load_cluster("dgx-h100:2")
 

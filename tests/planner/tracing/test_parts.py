@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from planner.tracing.fusion import fuse
+from planner.tracing.cleaning.fusion import fuse
 from planner.tracing.layouts import PARTS, NamedMesh, share
 from planner.tracing.program import Member, Operation, Program, Value
-from planner.tracing.solving import set_up, shard
+from planner.tracing.solving.shard import set_up, shard
 
 ROWS, DEPTH, WIDE = 4096, 16384, 4096
 CLUSTER, MESH = "dgx-h100:1", {"model": 8}

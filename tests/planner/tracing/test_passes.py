@@ -7,12 +7,12 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-from planner.tracing.cleaning import drop_dead, fold_constants, merge_equal  # noqa: E402
-from planner.tracing.from_jax import from_jax  # noqa: E402
-from planner.tracing.fusion import fuse  # noqa: E402
-from planner.tracing.passes import clean  # noqa: E402
+from planner.tracing.cleaning.fusion import fuse  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
+from planner.tracing.cleaning.redundant import drop_dead, fold_constants, merge_equal  # noqa: E402
+from planner.tracing.cleaning.views import absorb_views  # noqa: E402
 from planner.tracing.program import Program  # noqa: E402
-from planner.tracing.views import absorb_views  # noqa: E402
+from planner.tracing.reading.from_jax import from_jax  # noqa: E402
 
 pytestmark = pytest.mark.jax
 X = jax.ShapeDtypeStruct((8, 4, 6), "float32")

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.tracing import recomputing
-from planner.tracing.nodes import AgainOption, left_layout
 from planner.tracing.program import Operation, Program, Value
-from planner.tracing.recomputing import agains
-from planner.tracing.solving import Setting, may_recompute, set_up, shard
+from planner.tracing.solving import recomputing
+from planner.tracing.solving.nodes import AgainOption, left_layout
+from planner.tracing.solving.recomputing import agains
+from planner.tracing.solving.shard import Setting, may_recompute, set_up, shard
 
 CLUSTER, MESH = "dgx-h100:1", {"data": 2}
 SIZE = 1 << 22

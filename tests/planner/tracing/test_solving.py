@@ -18,12 +18,12 @@ from planner.errors import Infeasible, InputError  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
 from planner.intra_op.narrowing import solve_narrowed  # noqa: E402
 from planner.intra_op.problem import StrategyProblem  # noqa: E402
-from planner.tracing.baselines import Rules  # noqa: E402
-from planner.tracing.from_jax import from_jax  # noqa: E402
-from planner.tracing.problem import chosen_options  # noqa: E402
 from planner.tracing.program import Operation, Program, Tie, Value  # noqa: E402
+from planner.tracing.reading.from_jax import from_jax  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
-from planner.tracing.solving import (  # noqa: E402
+from planner.tracing.solving.baselines import Rules  # noqa: E402
+from planner.tracing.solving.problem import chosen_options  # noqa: E402
+from planner.tracing.solving.shard import (  # noqa: E402
     Setting,
     baseline_estimates,
     may_recompute,

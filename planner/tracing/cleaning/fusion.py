@@ -8,7 +8,7 @@ up products notes which (`planner.tracing.program.Operation.addends`): those may
 import heapq
 from collections.abc import Mapping
 
-from planner.tracing.draft import Draft, finished
+from planner.tracing.cleaning.draft import Draft, finished
 from planner.tracing.program import Dims, Program
 
 ADDITIONS = frozenset({"add", "add_any"})

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from planner.errors import InputError
 from planner.intra_op.problem import Array
 from planner.tracing.layouts import WHOLE, Layout, NamedMesh
-from planner.tracing.nodes import NodeOptions, Nodes
-from planner.tracing.options import Options, all_layouts
-from planner.tracing.problem import LayoutProblem
 from planner.tracing.program import Program, Value
+from planner.tracing.solving.nodes import NodeOptions, Nodes
+from planner.tracing.solving.options import Options, all_layouts
+from planner.tracing.solving.problem import LayoutProblem
 
 SWEEPS = 10
 

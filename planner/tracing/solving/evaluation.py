@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.tracing.concatenation import patterns_of
 from planner.tracing.layouts import share
-from planner.tracing.lifetimes import node_intervals
-from planner.tracing.nodes import (
+from planner.tracing.program import Program
+from planner.tracing.solving.concatenation import patterns_of
+from planner.tracing.solving.lifetimes import node_intervals
+from planner.tracing.solving.nodes import (
     AgainOption,
     CopyOption,
     JointOption,
@@ -25,9 +26,8 @@ from planner.tracing.nodes import (
     refused,
     wanted_layout,
 )
-from planner.tracing.options import Option
-from planner.tracing.pricing import Exchange, ProgramPricer
-from planner.tracing.program import Program
+from planner.tracing.solving.options import Option
+from planner.tracing.solving.pricing import Exchange, ProgramPricer
 
 
 class Priced(NamedTuple):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.jax_calls import bound, branch_name, call_constants, calls, label
-from planner.tracing.jax_rules import JAX_RULES
+from planner.tracing.applying.parts import Loops, Parts, added_up, each_part, product_in_parts
+from planner.tracing.applying.scopes import scope_of
+from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.layouts import Partition, between
-from planner.tracing.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.program import Dims, Operation
-from planner.tracing.scopes import scope_of
-from planner.tracing.second_runs import SecondRuns
+from planner.tracing.reading.jax_calls import bound, branch_name, call_constants, calls, label
+from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.problem import Array
-from planner.tracing.concatenation import patterns_of
-from planner.tracing.evaluation import held_share
 from planner.tracing.layouts import Codes, Layouts, as_layouts, distinct, in_parts, share, steps
-from planner.tracing.nodes import (
+from planner.tracing.solving.concatenation import patterns_of
+from planner.tracing.solving.evaluation import held_share
+from planner.tracing.solving.nodes import (
     AgainOption,
     CopyOption,
     Link,
@@ -26,9 +26,9 @@ from planner.tracing.nodes import (
     made_layout,
     wanted_layout,
 )
-from planner.tracing.options import Options
-from planner.tracing.pricing import ProgramPricer
-from planner.tracing.recomputing import Again
+from planner.tracing.solving.options import Options
+from planner.tracing.solving.pricing import ProgramPricer
+from planner.tracing.solving.recomputing import Again
 
 Indices = npt.NDArray[np.intp]
 
@@ -192,7 +192,7 @@ class Tables:
         return self.spots[key]
 
     def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:
-        """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.nodes.refused`)."""
+        """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.solving.nodes.refused`)."""
         if link.kept or link.joint:
             return np.array([[0.0 if t in (None, s) else np.inf for t in right] for s in left])
         there = [i for i, s in enumerate(left) if s is not None]

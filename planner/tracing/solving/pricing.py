@@ -31,8 +31,8 @@ from planner.tracing.layouts import (
     step_of,
     sums,
 )
-from planner.tracing.options import Option, Options, layouts_of, total_layouts
 from planner.tracing.program import Attention, Dims, Operation, Program, Value, elements
+from planner.tracing.solving.options import Option, Options, layouts_of, total_layouts
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
     {

@@ -2,17 +2,18 @@
 
 A value that several operators read one after another may be brought into another layout once for all of them:
 between the value and these readers stands a *copy*, which either is the value as it lies or holds it anew. Late
-readers may find between them and the operator that makes a value its *second run* (`planner.tracing.recomputing`).
+readers may find between them and the operator that makes a value its *second run*
+(`planner.tracing.solving.recomputing`).
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from planner.tracing.concatenation import Joint, Pattern
 from planner.tracing.layouts import PARTS, Layout, NamedMesh
-from planner.tracing.options import Option, Options, all_layouts, options
 from planner.tracing.program import Operation, Program
-from planner.tracing.recomputing import Again, clusters, late_readers
+from planner.tracing.solving.concatenation import Joint, Pattern
+from planner.tracing.solving.options import Option, Options, all_layouts, options
+from planner.tracing.solving.recomputing import Again, clusters, late_readers
 
 
 class Slot(NamedTuple):

@@ -5,9 +5,9 @@ scan collects live from its first operator on. What one operator moves and reads
 operator may run again, what its first run makes lives to the last early reader, then it is up to the second run.
 """
 
-from planner.tracing.nodes import Nodes
 from planner.tracing.program import Program
-from planner.tracing.recomputing import Again
+from planner.tracing.solving.nodes import Nodes
+from planner.tracing.solving.recomputing import Again
 
 Interval = tuple[int, int]
 """First position, and the one after the last."""

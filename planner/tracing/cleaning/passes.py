@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from planner.tracing.cleaning import CLEANING
-from planner.tracing.fusion import fuse
-from planner.tracing.joining import join_kernels
+from planner.tracing.cleaning.fusion import fuse
+from planner.tracing.cleaning.joining import join_kernels
+from planner.tracing.cleaning.redundant import CLEANING
+from planner.tracing.cleaning.views import absorb_views
 from planner.tracing.program import Program
-from planner.tracing.views import absorb_views
 
 PASSES: Sequence[Callable[[Program], Program]] = (*CLEANING, absorb_views, join_kernels, fuse)
 """In order; each takes a program and returns one that computes the same."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.program import elements
+from planner.tracing.reading.jax_rules import JAX_RULES
 
 CALLS = {
     "jit": "jaxpr",
@@ -20,7 +20,7 @@ CALLS = {
 """Primitive that calls a function -> its parameter that holds it."""
 
 ATTENTION = "meshwright_attention"
-"""Begins the names of calls that are one attention (`planner.tracing.jax_attention`)."""
+"""Begins the names of calls that are one attention (`planner.tracing.reading.jax_attention`)."""
 
 APART = ("remat2.", "checkpoint.", ATTENTION)
 """Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""

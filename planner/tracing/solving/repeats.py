@@ -9,8 +9,8 @@ Source: Weisfeiler and Leman, "The reduction of a graph to canonical form" (1968
 
 from collections.abc import Sequence
 
-from planner.tracing.nodes import NodeOptions, Nodes
 from planner.tracing.program import Program
+from planner.tracing.solving.nodes import NodeOptions, Nodes
 
 STEPS = 4
 """How far neighbours are looked at."""

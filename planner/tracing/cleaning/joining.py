@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
 from itertools import groupby
 
-from planner.tracing.draft import Draft, Unmatched, cut_alike, finished
+from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike, finished
 from planner.tracing.program import Attention, Dims, Program, Reduction
 
 Loop = tuple[int, int]

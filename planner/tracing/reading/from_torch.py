@@ -8,7 +8,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
-from planner.tracing.torch_rules import TORCH_RULES, Call, Operand, convolved
+from planner.tracing.reading.torch_rules import TORCH_RULES, Call, Operand, convolved
 
 
 def from_torch(
@@ -29,7 +29,7 @@ def from_torch(
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from planner.tracing.torch_attention import with_attention
+    from planner.tracing.reading.torch_attention import with_attention
 
     lifted = _Lifted(with_attention(torch.export.export(module, tuple(example_inputs))), module)
     leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))

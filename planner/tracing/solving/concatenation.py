@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.tracing.layouts import WHOLE, Layouts, as_layouts
-from planner.tracing.options import Options, splits_of
-from planner.tracing.pricing import ProgramPricer
 from planner.tracing.program import Dims, Operation, Program
-from planner.tracing.recomputing import clusters
+from planner.tracing.solving.options import Options, splits_of
+from planner.tracing.solving.pricing import ProgramPricer
+from planner.tracing.solving.recomputing import clusters
 
 OWN = -2
 """Instead of a factor of the shared value: the axis splits what a product does not share."""

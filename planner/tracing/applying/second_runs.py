@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from planner.tracing.applying.scopes import scope_of
 from planner.tracing.program import Operation
-from planner.tracing.recomputing import agains, late_readers
-from planner.tracing.scopes import scope_of
+from planner.tracing.solving.recomputing import agains, late_readers
 
 
 class _Made(NamedTuple):

@@ -4,7 +4,7 @@ Who reads a view reads what lies behind it, with the dims indexed otherwise: a p
 of a weight reads the weight; heads cut out of a projection's columns are its columns' major factor.
 """
 
-from planner.tracing.draft import Draft, apply_cuts, finished, matching_cuts
+from planner.tracing.cleaning.draft import Draft, apply_cuts, finished, matching_cuts
 from planner.tracing.program import Operation, Program
 
 

@@ -11,11 +11,14 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
 from planner.errors import Infeasible, InputError, SolverStopped
 from planner.intra_op.narrowing import solve_narrowed
-from planner.tracing.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
-from planner.tracing.concatenation import joints
-from planner.tracing.evaluation import ProgramEstimate, evaluate_program
+from planner.tracing.cleaning.passes import clean
 from planner.tracing.layouts import Layout, NamedMesh, Partition
-from planner.tracing.nodes import (
+from planner.tracing.program import Operation, Program
+from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram
+from planner.tracing.solving.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
+from planner.tracing.solving.concatenation import joints
+from planner.tracing.solving.evaluation import ProgramEstimate, evaluate_program
+from planner.tracing.solving.nodes import (
     AgainOption,
     JointOption,
     NodeOption,
@@ -25,14 +28,11 @@ from planner.tracing.nodes import (
     nodes_of,
     without_idle_copies,
 )
-from planner.tracing.options import Option
-from planner.tracing.passes import clean
-from planner.tracing.pricing import ProgramPricer
-from planner.tracing.problem import TICKS, LayoutProblem, chosen_options, layout_problem
-from planner.tracing.program import Operation, Program
-from planner.tracing.recomputing import agains
-from planner.tracing.repeats import alike
-from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram
+from planner.tracing.solving.options import Option
+from planner.tracing.solving.pricing import ProgramPricer
+from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options, layout_problem
+from planner.tracing.solving.recomputing import agains
+from planner.tracing.solving.repeats import alike
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""

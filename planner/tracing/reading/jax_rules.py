@@ -21,9 +21,9 @@ from planner.tracing.factors import (
     stacked,
     transposed,
 )
-from planner.tracing.indexing import Lookup, accumulation, lookup
-from planner.tracing.products import Convolution, convolution, grouped_product, product
 from planner.tracing.program import Dims
+from planner.tracing.reading.indexing import Lookup, accumulation, lookup
+from planner.tracing.reading.products import Convolution, convolution, grouped_product, product
 
 Params = Mapping[str, Any]
 JaxRule = Callable[[Params, Sequence[Shape], Sequence[Shape], str], Rule]

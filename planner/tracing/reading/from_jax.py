@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from planner.errors import InputError, Unsupported
 from planner.tracing.factors import Loops, Rule, Shape, elementwise, no_rule, opaque, retyped
-from planner.tracing.jax_arguments import Leaf, leaves_of, ties_of
-from planner.tracing.jax_calls import APART, ATTENTION, branch_name, calls, label, work
-from planner.tracing.jax_rules import JAX_RULES
 from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
+from planner.tracing.reading.jax_calls import APART, ATTENTION, branch_name, calls, label, work
+from planner.tracing.reading.jax_rules import JAX_RULES
 
 WHY = {
     "shard_map": "fixes the layouts of its arrays and their exchange itself",

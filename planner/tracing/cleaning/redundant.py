@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from planner.tracing.draft import Draft, finished
+from planner.tracing.cleaning.draft import Draft, finished
 from planner.tracing.program import Operation, Program
 
 RANDOM = ("random_", "rng_")

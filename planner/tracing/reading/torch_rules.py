@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from planner.tracing.attention import Operands, attention
 from planner.tracing.factors import (
     Loops,
     Rule,
@@ -22,8 +21,9 @@ from planner.tracing.factors import (
     stacked,
     transposed,
 )
-from planner.tracing.products import Convolution, convolution, grouped_product, product
 from planner.tracing.program import Dims, Reduction
+from planner.tracing.reading.attention import Operands, attention
+from planner.tracing.reading.products import Convolution, convolution, grouped_product, product
 
 
 class Call(NamedTuple):

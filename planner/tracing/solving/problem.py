@@ -14,10 +14,10 @@ import numpy.typing as npt
 from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
-from planner.tracing.lifetimes import node_intervals
-from planner.tracing.nodes import CopyOption, NodeOption, NodeOptions, Nodes
-from planner.tracing.pricing import ProgramPricer
-from planner.tracing.tables import Moves, Tables
+from planner.tracing.solving.lifetimes import node_intervals
+from planner.tracing.solving.nodes import CopyOption, NodeOption, NodeOptions, Nodes
+from planner.tracing.solving.pricing import ProgramPricer
+from planner.tracing.solving.tables import Moves, Tables
 
 TICKS = 10_000_000
 """Ticks in the sum of every node's cheapest cost."""

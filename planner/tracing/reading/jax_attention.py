@@ -2,7 +2,7 @@
 
 ``join_attention(loss)`` computes what ``loss`` does, with every attention as one call that has its own derivative:
 scores and probabilities are not kept for the backward pass but made again there from queries and keys. Programs have
-such a call as one operator (`planner.tracing.joining`).
+such a call as one operator (`planner.tracing.cleaning.joining`).
 
 Source: what is kept is that of Dao et al., "FlashAttention", arXiv:2205.14135, section 3.1, without its tiles.
 """
@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from planner.tracing.jax_calls import ATTENTION, bound, call_constants, calls
-from planner.tracing.jax_rules import ELEMENTWISE, REDUCTIONS, SAME
+from planner.tracing.reading.jax_calls import ATTENTION, bound, call_constants, calls
+from planner.tracing.reading.jax_rules import ELEMENTWISE, REDUCTIONS, SAME
 
 INLINE = frozenset({"jit", "pjit", "closed_call", "core_call"})
 """Calls that mean nothing but their function."""
