@@ -61,7 +61,8 @@ def plan(
     if top < 1:
         raise InputError(f"top is {top}; at least 1 plan is reported")
     asked = _question(model, cluster, job, pins, options)
-    return search.plan(*asked, objective=objective, top=top, progress=progress)
+    answer = search.plan(*asked, objective=objective, top=top, progress=progress)
+    return search.naming_pipeline(answer, asked.pins) if objective == "time" else answer
 
 
 def fit(

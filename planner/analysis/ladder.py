@@ -8,6 +8,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Estimate, Job, Parallelism, Plan
+from planner.search import faster_pipeline
 from planner.search.space import SEARCHED_POLICIES, scale_up_size, tensor_degrees
 
 
@@ -91,6 +92,8 @@ def steps(plan: Plan) -> Iterator[Decision]:
         yield _all_data_parallel(walk)
     if devices > 1 and (split := _split_operators(walk)).tried:
         yield split
+    if (faster := faster_pipeline(plan)) is not None:
+        yield _cut_layers(walk, faster.plan)
     yield _chosen(walk)
 
 
@@ -162,15 +165,24 @@ def _split_operators(walk: Walk) -> Decision:
     return Decision("Do operators split inside the fast links help?", tuple(tried))
 
 
+def _cut_layers(walk: Walk, faster: Parallelism) -> Decision:
+    remark = "Not searched unasked, as the model is small for a node: --pipeline asks for it."
+    step = walk.step(_words(faster), faster)
+    return Decision("Would stages joined by the slow links help?", (step,), remark)
+
+
 def _chosen(walk: Walk) -> Decision:
     choice = walk.plan.plan
+    stages = f"Its {choice.pipeline} stages send only activations between them, so they may cross slow links."
+    return Decision("The plan", (walk.step(_words(choice), choice),), stages if choice.pipeline > 1 else "")
+
+
+def _words(choice: Parallelism) -> str:
     degrees = ", ".join(
         f"{name} {getattr(choice, name)}"
         for name in ("data", "tensor", "pipeline", "context", "expert")
         if getattr(choice, name) > 1
     )
-    words = f"{degrees or 'One device'}, ZeRO {choice.zero_stage}, micro-batch {choice.micro_batch}, " + (
+    return f"{degrees or 'One device'}, ZeRO {choice.zero_stage}, micro-batch {choice.micro_batch}, " + (
         f"recompute {choice.recompute}"
     )
-    stages = f"Its {choice.pipeline} stages send only activations between them, so they may cross slow links."
-    return Decision("The plan", (walk.step(words, choice),), stages if choice.pipeline > 1 else "")

@@ -1,5 +1,6 @@
 """The search over everything that a plan decides."""
 
 from planner.search.planning import plan, rescheduled
+from planner.search.unsearched import faster_pipeline, naming_pipeline
 
-__all__ = ["plan", "rescheduled"]
+__all__ = ["faster_pipeline", "naming_pipeline", "plan", "rescheduled"]

@@ -70,11 +70,11 @@ class Outcome(NamedTuple):
 class Shortlist:
     """The best plan of each family, and the bound above which nothing more is wanted."""
 
-    def __init__(self, top: int) -> None:
-        """Keeps up to ``top`` families."""
+    def __init__(self, top: int, below: tuple[float, ...] = (math.inf,)) -> None:
+        """Keeps up to ``top`` families, while none is known of those whose bounds are ``below`` this value."""
         self._top = top
         self._best: dict[tuple[object, ...], tuple[tuple[float, ...], Found]] = {}
-        self.threshold: tuple[float, ...] = (float("inf"),)
+        self.threshold = below
 
     @property
     def best(self) -> tuple[Found, ...]:
@@ -137,17 +137,22 @@ class Search:
                 return outcome
         raise self._infeasible(tight)
 
+    def pipelined(self, below: float) -> Found | None:
+        """The best plan with a pipeline, if its step can take less than ``below`` seconds; where none was searched."""
+        outcome, _ = self._run(True, 1, None, below)
+        return next((found for found in outcome.found if found.plan.pipeline > 1), None) if outcome else None
+
     def _run(
-        self, pipelines: bool, top: int, progress: Progress | None
+        self, pipelines: bool, top: int, progress: Progress | None, below: float = math.inf
     ) -> tuple[Outcome | None, list[Candidate]]:
-        """Price candidates best bound first until none can beat the best found; with what did not fit.
+        """Price candidates best bound first until none can beat the best found, or ``below``; with what did not fit.
 
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left.
         """
         heap, tight = self._queue(pipelines)
         total = len(heap) + len(tight)
-        kept = Shortlist(top)
+        kept = Shortlist(top, (below,))
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
             entry = heapq.heappop(heap)
