@@ -43,7 +43,7 @@ Constants were fitted on these series, taken whole: {fit}. All others are the re
 * {interval} counts as fit: interval, overlap, passes and growth with slices of the jax-xla stack come from it.
 
 Every fitted constant is per device, network or software stack and says "fitted on" in its `sources`. All have a
-physical meaning: `sustained` and `fp8` of a device (clocks under its power limit; casts apart), and of a stack
+physical meaning: `sustained`, `fp8` and `fp4` of a device (clocks under its power limit; casts apart), and of a stack
 `elementwise_passes`, `routing_passes`, `overlap_tensor`, `host_operator`, `host_collective`, `host_routing`,
 `host_part` (time in which Python issues work), `straggler`, `fragmentation` and `uncertainty`; of one network,
 `contention` and `ring_step`. `host_check` and `host_check_network` (nanotron only) have the form and the size of
@@ -165,7 +165,9 @@ FAR_OFF = """\
   right for the runs published before.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
   of its products alone would be 270 of 173 GiB. DeepSpeed's 1T on 1,024 A100 is called impossible too: checkpoints of
-  eight sequences are 50 GiB, and nothing says whether they were on the host.
+  eight sequences are 50 GiB, and nothing says whether they were on the host. So is one row of Llama-3-70B on 64 GB300
+  (Megatron-Bridge 26.02.01, NVFP4) that prints whole weights and gradients on every rank, which with
+  a 64th of the states are 275 of 268 GiB; its neighbours ran sharded or in stages.
 * Compiled TPU steps at the head: XLA's partitioner may reduce its gradient in a ring of parts, by its own estimate of
   time, and then never has it whole, as is predicted (8B, context 4 by data 4: +22 %); and it may have the memory of the
   layers' gradients ready before the backward begins, which is not (tensor 4 by data 4, nothing recomputed: -9 %).

@@ -29,6 +29,8 @@ class Efficiency(Record):
     """Fraction of memory bandwidth that a streaming kernel sustains."""
     fp8: float = Field(default=1, gt=0, le=1)
     """Share of ``matmul`` that fp8 products keep."""
+    fp4: float = Field(default=1, gt=0, le=1)
+    """Share of ``matmul`` that fp4 products keep."""
     sustained: float = Field(default=1, gt=0, le=1)
     """Share of the arithmetic rates that whole training steps keep: clocks under the power limit, real operands."""
 

@@ -80,8 +80,8 @@ class SoftwareSpec(Record):
     """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
     saves_gathered_keys: bool
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
-    saves_fp8: bool
-    """In fp8 jobs, inputs that only products need again are kept as they were multiplied, in 8 bits."""
+    saves_narrow: bool
+    """In fp8 and fp4 jobs, inputs that only products need again are kept as they were multiplied."""
     activation_residuals: float = Field(ge=0)
     """Arrays that a gated activation keeps beside its inputs: none fused, the activated gate, or each primitive's."""
     norm_residuals: float = Field(ge=0)

@@ -31,7 +31,8 @@ def matmul_seconds(
     rate; `tiled_seconds` (GPU) or `systolic_seconds` (TPU) adds the waste. An empty product takes no time.
     Raises ``InputError`` where the device has no rate for ``dtype``.
     """
-    rate = peak(device, dtype) * device.efficiency.matmul * (device.efficiency.fp8 if dtype == "fp8" else 1)
+    narrow = {"fp8": device.efficiency.fp8, "fp4": device.efficiency.fp4}
+    rate = peak(device, dtype) * device.efficiency.matmul * narrow.get(dtype, 1.0)
     if min(m, n, k, batch) <= 0:
         return ComputeTime()
     if device.kind == "tpu":
@@ -43,12 +44,13 @@ def matmul_seconds(
     return kernel_time(arithmetic, memory_seconds(traffic, device), device.kernel_launch)
 
 
-def cast_seconds(elements: float, device: DeviceSpec) -> ComputeTime:
-    """Quantising an operand to fp8 [s]: read in 16 bits, written twice, as it is and transposed.
+def cast_seconds(elements: float, device: DeviceSpec, dtype: str) -> ComputeTime:
+    """Quantising an operand to ``dtype``, fp8 or fp4 [s]: read in 16 bits, written twice, as it is and transposed.
 
-    Both layouts are needed, as fp8 matrix units multiply along one of them only and gradients use the other.
+    Both layouts are needed, as matrix units multiply along one of them only and gradients use the other. fp4 is read
+    three times: for its largest value, for either layout, of which the transposed one is rotated.
     """
-    return stream_seconds(elements * constants("kernels")["fp8"]["cast_bytes"], device)
+    return stream_seconds(elements * constants("kernels")[dtype]["cast_bytes"], device)
 
 
 def tiled_seconds(m: float, n: float, k: float, batch: float, device: DeviceSpec, rate: float) -> float:

@@ -14,8 +14,10 @@ from cost_models.optimizers import optimizer_rule
 
 Recompute = Literal["none", "selective", "full"]
 
-WEIGHT_BYTES: Mapping[str, float] = MappingProxyType({"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp32": 4.0})
-"""Bytes per stored weight by training precision; fp8 recipes keep 16 bits, and cast them to multiply.
+WEIGHT_BYTES: Mapping[str, float] = MappingProxyType(
+    {"bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "fp4": 2.0, "fp32": 4.0}
+)
+"""Bytes per stored weight by training precision; fp8 and fp4 recipes keep 16 bits, and cast them to multiply.
 
 Source: NVIDIA Transformer Engine user guide, "Using FP8"; pytorch/ao ``float8`` README.
 """

@@ -11,9 +11,9 @@ from cluster_specs.errors import InputError
 from cost_models.costs import ComputeTime, kernel_time
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
-    {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "tf32": 4.0, "fp32": 4.0}
+    {"fp4": 9 / 16, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "tf32": 4.0, "fp32": 4.0}
 )
-"""Bytes of one element; tf32 is a way to multiply fp32 tensors."""
+"""Bytes of one element; tf32 is a way to multiply fp32 tensors, and 16 elements of fp4 share a scale of a byte."""
 
 
 def element_bytes(dtype: str) -> float:

@@ -17,7 +17,9 @@ from planner.models.model import Model
 SCHEMA: Final = "meshwright/plan/1"
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
+NARROW: tuple[Precision, ...] = ("fp8", "fp4")
+"""Precisions in which only products are computed: everything else stays in bf16."""
 Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon"]
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -64,8 +66,8 @@ class Job(Record):
 
     @property
     def attention_dtype(self) -> str:
-        """Attention kernels of fp8 jobs run in bf16, as Transformer Engine's default does."""
-        return "bf16" if self.precision == "fp8" else self.precision
+        """Attention kernels of fp8 and fp4 jobs run in bf16, as Transformer Engine's default does."""
+        return "bf16" if self.precision in NARROW else self.precision
 
 
 class Pins(Record):

@@ -11,7 +11,7 @@ from planner.runs.files import json_lines
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
-Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp4"]
 
 
 class MatmulMeasurement(Record):

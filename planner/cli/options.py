@@ -43,7 +43,7 @@ class JobOptions:
     global_batch: Annotated[int, _job("--global-batch", help="Sequences per optimizer step.")]
     seq_len: Annotated[int, _job("--seq-len", help="Tokens per sequence.")]
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
-    precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8 or fp32.")] = "bf16"
+    precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8, fp4 or fp32.")] = "bf16"
     optimizer: Annotated[
         str, _job("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"

@@ -116,7 +116,7 @@ class SweptJobOptions:
     ] = None
     batch_tokens: Annotated[str | None, swept("--batch-tokens", help="The same in tokens.")] = None
     devices: Annotated[str | None, swept("--devices", help="Cluster sizes, instead of those named.")] = None
-    precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp32.")] = "bf16"
+    precision: Annotated[str, swept("--precision", help="bf16, fp16, fp8, fp4, fp32.")] = "bf16"
     optimizer: Annotated[
         str, swept("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.compute import element_bytes
 from cost_models.memory import loss_chunks
 from planner.evaluation.edges import Edge, edges_of
 from planner.evaluation.rematerialisation import rematerialised
@@ -16,6 +17,7 @@ from planner.operators import (
     operator_rule,
     saved_tensors,
 )
+from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
@@ -248,12 +250,16 @@ def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
     return total
 
 
-def _keeps_fp8(pricer: Pricer) -> bool:
-    return pricer.job.precision == "fp8" and pricer.software.saves_fp8
+def _kept_shares(pricer: Pricer, block: Block) -> dict[str, float]:
+    """Of 16 bits, what is kept of activations that the backward of products reads and no other, as multiplied."""
+    job = pricer.job
+    if job.precision not in NARROW or not pricer.software.saves_narrow:
+        return {}
+    share = element_bytes(job.precision) / element_bytes("bf16")
+    return dict.fromkeys(_only_multiplied(block, job.attention), share)
 
 
 def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
-    """Activations that the backward of products reads and no other: kept in 8 of 16 bits."""
     reads = {op.name: set(operator_rule(op).saved(op, block, kernel)) for op in block.ops}
     products = [op.name for op in block.ops if operator_rule(op).arithmetic == "matmul"]
     others = [reads[name] for name in reads if name not in products]
@@ -305,11 +311,11 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
 
     Of one sequence, over all devices that share it.
     """
-    only_multiplied = _only_multiplied(block, pricer.job.attention) if _keeps_fp8(pricer) else frozenset()
+    shares = _kept_shares(pricer, block)
     return sum(
         pricer.graph.elements(block.tensor[name])
         * pricer.element_bytes(block.tensor[name])
-        * (0.5 if name in only_multiplied else 1)
+        * shares.get(name, 1.0)
         for name in rematerialised(pricer, block, policy).kept
     )
 
@@ -323,7 +329,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     """
     kernel, software = pricer.job.attention, pricer.software
     repeated, kept, moved_again = rematerialised(pricer, block, policy)
-    only_multiplied = _only_multiplied(block, kernel) if _keeps_fp8(pricer) else frozenset()
+    shares = _kept_shares(pricer, block)
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
@@ -335,7 +341,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
-    sizes = {n: b * (0.5 if n in only_multiplied else 1) for n, b in terms.tensor_bytes.items()}
+    sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
     everything = _recomputed_bytes(block, terms, kernel, software)
     widest = max(terms.tensor_bytes.values(), default=0.0)

@@ -15,7 +15,7 @@ from planner.exporters.script import refuse_context_without_shards, render_strin
 from planner.exporters.stages import cuts_of, policies_of
 from planner.exporters.tensor_parallel import Styles, embedding_styles, module_styles, reads_sequence_split
 from planner.pipeline.generators import SCHEDULES
-from planner.plans import Plan
+from planner.plans import NARROW, Plan
 
 FILE, TARGET = "fsdp2_plan.py", "fsdp2"
 
@@ -27,8 +27,8 @@ RECOMPUTE = ("none", "selective", "products", "alternate", "full")
 def to_fsdp2(plan: Plan) -> dict[str, str]:
     """``fsdp2_plan.py`` for ``plan``.
 
-    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: ZeRO 1, fp8, offload of one
-    state alone, shardings inside modules, context parallelism of other than plain causal attention, expert beside
+    Raises ``Unsupported`` for what FSDP2 and torch's tensor-parallel styles cannot say: ZeRO 1, fp8, fp4, offload of
+    one state alone, shardings inside modules, context parallelism of other than plain causal attention, expert beside
     tensor parallelism; and pipelines of models whose stages would share a parameter or need more than hidden states.
     """
     layout = layout_of(plan, TARGET, pipelines=True)
@@ -49,8 +49,10 @@ def check_fsdp(plan: Plan, target: str) -> None:
         raise Unsupported(
             f"target {target} shards gradients with the optimizer states; plan again with --zero 2 or 3"
         )
-    if plan.job.precision == "fp8":
-        raise Unsupported(f"target {target} has no word for fp8; plan again with --precision bf16")
+    if plan.job.precision in NARROW:
+        raise Unsupported(
+            f"target {target} has no word for {plan.job.precision}; plan again with --precision bf16"
+        )
     states = sorted(set(p.offload) - {"activations"})
     if len(states) == 1:
         raise Unsupported(

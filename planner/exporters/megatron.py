@@ -48,7 +48,13 @@ STRATEGIES = MappingProxyType({2: "optim_grads", 3: "optim_grads_params"})
 """ZeRO stage -> ``data_parallel_sharding_strategy`` of Megatron-FSDP."""
 
 PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp32": (), "fp8": ("--bf16", "--fp8-format hybrid")}
+    {
+        "bf16": ("--bf16",),
+        "fp16": ("--fp16",),
+        "fp32": (),
+        "fp8": ("--bf16", "--fp8-format hybrid"),
+        "fp4": ("--bf16", "--fp4-format e2m1"),
+    }
 )
 """Precision -> arguments."""
 

@@ -74,7 +74,13 @@ _TARGETS = (
             "fp32 or bf16 gradient reduction",
             "offload of parameters and optimizer together",
         ),
-        ("context parallelism of windowed attention", "expert beside tensor parallelism", "ZeRO 1", "fp8"),
+        (
+            "context parallelism of windowed attention",
+            "expert beside tensor parallelism",
+            "ZeRO 1",
+            "fp8",
+            "fp4",
+        ),
         fsdp.to_fsdp2,
     ),
     _target(
@@ -94,7 +100,7 @@ _TARGETS = (
             "recompute none, full",
             "offload of parameters and optimizer together",
         ),
-        ("pipelines", "tensor and expert parallelism", "ZeRO 0 and 1", "selective recompute", "fp8"),
+        ("pipelines", "tensor and expert parallelism", "ZeRO 0 and 1", "selective recompute", "fp8", "fp4"),
         accelerate.to_accelerate,
     ),
     _target(

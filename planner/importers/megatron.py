@@ -12,6 +12,7 @@ from planner.exporters.megatron_layout import read_layout
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
 from planner.importers.torchtitan import even_but_ends
+from planner.plans import NARROW
 
 STACK = "megatron"
 
@@ -61,7 +62,7 @@ IGNORED = (
     "timing-.*", "profile.*", "distributed-(backend|timeout.*)", "manual-gc.*",
     "overlap-(grad-reduce|param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*",
     "use-precision-aware-optimizer", "optimizer-offload.*", "cross-entropy-.*",
-    "accumulate-allreduce-grads-in-fp32", "fp8-(margin|interval|amax.*|recipe)", "no-check-for-nan.*",
+    "accumulate-allreduce-grads-in-fp32", "fp[48]-(margin|interval|amax.*|recipe)", "no-check-for-nan.*",
     "align-.*", "expert-tensor-parallel-size",
 )  # fmt: skip
 """Arguments without influence here, as regular expressions."""
@@ -100,8 +101,9 @@ def read_megatron(keys: Keys, around: Surroundings) -> Settings:
 
 def _job(keys: Keys) -> dict[str, Any]:
     half = [name for name in ("bf16", "fp16") if keys.flag(name)]
+    narrow = [name for name in NARROW if keys.get(f"{name}-format") is not None]
     job: dict[str, Any] = {
-        "precision": "fp8" if keys.get("fp8-format") is not None else half[0] if half else "fp32",
+        "precision": narrow[0] if narrow else half[0] if half else "fp32",
         "optimizer": keys.word("optimizer", OPTIMIZERS, "adamw"),
         "grad_dtype": "bf16" if keys.flag("grad-reduce-in-bf16") else "fp32",
         "attention": keys.word("attention-backend", BACKENDS, "flash"),

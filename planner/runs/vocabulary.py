@@ -33,10 +33,11 @@ class ShardingMeaning(NamedTuple):
 Table = Sequence[tuple[str, Meaning | None]]
 
 PRECISIONS: Table = (
-    (r"bf16|fp16|fp8|fp32", Meaning("")),
+    (r"bf16|fp16|fp8|fp4|fp32", Meaning("")),
     (r"bf16 \(assumed\)|fp16/bf16", Meaning("bf16", exact=False)),
     (r"fp8-(cs|mx|ds|tensorwise|rowwise)|mxfp8", Meaning("fp8", exact=False)),
     (r"tf32", Meaning("fp32", exact=False)),
+    (r"nvfp4", Meaning("fp4", exact=False)),
     (r".*(fp4|int8|int4).*", None),
     (r".*fp8.*", Meaning("fp8", exact=False)),
     (r".*(bf16|bfloat16).*", Meaning("bf16", exact=False)),

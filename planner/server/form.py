@@ -62,7 +62,7 @@ SLIDERS = (
 )
 
 CHOICES = {
-    "job.precision": ("precision", ("bf16", "fp8", "fp16", "fp32")),
+    "job.precision": ("precision", ("bf16", "fp8", "fp4", "fp16", "fp32")),
     "job.optimizer": ("optimizer", ("adamw", "adamw8bit", "muon", "adafactor", "sgd", "plain-sgd")),
     "objective": ("best in", ("time", "cost", "devices")),
 }

@@ -20,7 +20,7 @@ from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, stre
 from cost_models.routing import once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
-from planner.plans import Job
+from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.mesh import Mesh
@@ -36,8 +36,16 @@ from planner.sharding.spec import (
     output_spec,
 )
 
-DTYPE_BYTES: Mapping[str, float] = {"fp32": 4, "int32": 4, "bool": 1, "bf16": 2, "fp16": 2, "fp8": 2}
-"""Bytes of a stored element; activations of an fp8 job are kept in bf16 and cast where they are multiplied."""
+DTYPE_BYTES: Mapping[str, float] = {
+    "fp32": 4,
+    "int32": 4,
+    "bool": 1,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 2,
+    "fp4": 2,
+}
+"""Bytes of a stored element; activations of an fp8 or fp4 job are kept in bf16 and cast where they are multiplied."""
 
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -89,12 +97,12 @@ class Pricer:
         """Rate at which a product of these tensors runs.
 
         fp32 tensors use tf32 where the device has it, and bf16 passes on a TPU (XLA's default precision). The head
-        stays in bf16 in fp8 jobs, as in Megatron Core (``output_layer`` is none of Transformer Engine's) and torchtitan
-        (``filter_fqns`` leaves out ``output``).
+        stays in bf16 in fp8 and fp4 jobs, as in Megatron Core (``output_layer`` is none of Transformer Engine's) and
+        torchtitan (``filter_fqns`` leaves out ``output``).
         """
         if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
             head = block.name == self.graph.last
-            return "bf16" if head and self.job.precision == "fp8" else self.job.precision
+            return "bf16" if head and self.job.precision in NARROW else self.job.precision
         rates = self.mesh.cluster.device.peak_flops_per_second
         return next((dtype for dtype in ("tf32", "fp32") if dtype in rates), "bf16")
 
@@ -247,9 +255,9 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
         forward += matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
         dgrad += matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
         wgrad += matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
-        if dtype == "fp8":
-            forward += cast_seconds(grouped * rows * depth, device).seconds
-            dgrad += cast_seconds(grouped * rows * columns, device).seconds
+        if dtype in NARROW:
+            forward += cast_seconds(grouped * rows * depth, device, dtype).seconds
+            dgrad += cast_seconds(grouped * rows * columns, device, dtype).seconds
     return OpCost(forward, 0.0 if left.role == "input" else dgrad, wgrad)
 
 

@@ -126,7 +126,12 @@ def test_measured_products(rows: Any) -> None:
 
 
 def test_quantising_reads_16_bits_and_writes_8_twice(device: DeviceSpec) -> None:
-    assert cast_seconds(9e9, device).seconds == pytest.approx(4 * 9e9 / 3.6e12)
+    assert cast_seconds(9e9, device, "fp8").seconds == pytest.approx(4 * 9e9 / 3.6e12)
+
+
+def test_quantising_to_4_bits_reads_three_times_and_writes_a_scale_for_every_16(device: DeviceSpec) -> None:
+    written = 2 * (16 * 4 + 8) / 16 / 8
+    assert cast_seconds(9e9, device, "fp4").seconds == pytest.approx((3 * 2 + written) * 9e9 / 3.6e12)
 
 
 def test_fp8_products_keep_their_share_of_the_rate(device: DeviceSpec) -> None:

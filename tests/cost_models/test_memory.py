@@ -93,7 +93,7 @@ def test_fused_loss_works_in_chunks() -> None:
     parameters=st.floats(1, 1e12),
     stage=st.integers(0, 3),
     shards=st.integers(1, 4096),
-    precision=st.sampled_from(["bf16", "fp16", "fp8", "fp32"]),
+    precision=st.sampled_from(["bf16", "fp16", "fp8", "fp4", "fp32"]),
     optimizer=st.sampled_from(["adamw", "adamw8bit", "sgd", "adafactor", "muon"]),
     masters=st.booleans(),
 )

@@ -48,5 +48,6 @@ def test_a_missing_rate_names_device_and_type() -> None:
 
 def test_element_bytes() -> None:
     assert [element_bytes(dtype) for dtype in ("fp8", "bf16", "fp16", "tf32", "fp32")] == [1, 2, 2, 4, 4]
+    assert element_bytes("fp4") == (16 * 4 + 8) / 8 / 16
     with pytest.raises(InputError, match="unknown data type 'int3'"):
         element_bytes("int3")

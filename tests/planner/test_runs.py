@@ -30,7 +30,6 @@ EXPRESSIBLE = [
     for name in ROWS
     if name
     not in (
-        "tt/nvfp4-llama3-8b-4gpu-nvfp4",
         "bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16",
         "moezoo/qwen3-235b-h100-base",
         "nnscaler/llama3-8b-128k-8h100",
@@ -67,7 +66,6 @@ def test_plans_use_what_was_printed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("tt/nvfp4-llama3-8b-4gpu-nvfp4", "precision 'nvfp4' has no equivalent"),
         ("bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16", "= 640 devices, the cluster has 320"),
         ("nnscaler/llama3-8b-128k-8h100", "global_batch 4 is not a multiple of dp 8"),
     ],

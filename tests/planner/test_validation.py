@@ -84,11 +84,13 @@ def test_skipped_rows_are_counted_with_their_reason(evaluator: Any) -> None:
         return evaluator(plan)  # type: ignore[no-any-return]
 
     broken = {**ROWS["us-0001"], "parallel": {**ROWS["us-0001"]["parallel"], "dp": "many"}}
-    report = validate([row(10.0), ROWS["tt/nvfp4-llama3-8b-4gpu-nvfp4"], broken], choosy)
+    report = validate(
+        [row(10.0), ROWS["bloom/036-80L-h13824-a64-dp8tp8pp10-mbs4-gb2048-fp16"], broken], choosy
+    )
     assert report.summary.skipped == 3
     reasons = [result.skipped or "" for result in report.rows]
     assert reasons[0] == "too large"
-    assert "nvfp4" in reasons[1]
+    assert "640 devices" in reasons[1]
     assert "parallel.dp" in reasons[2]
     assert report.summary.step_time.n == 0
 

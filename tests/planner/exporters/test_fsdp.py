@@ -230,6 +230,7 @@ def test_axes_of_context_and_experts_are_in_the_mesh_where_they_split() -> None:
     assert (plain["SHARED"], plain["EXPERTS"]) == ("('dp_shard',)", "{}")
 
 
-def test_fp8_is_refused() -> None:
-    with pytest.raises(Unsupported, match="no word for fp8"):
-        to_fsdp2(tiny_plan(job={"precision": "fp8"}))
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_precisions_of_products_alone_are_refused(precision: str) -> None:
+    with pytest.raises(Unsupported, match=f"no word for {precision}"):
+        to_fsdp2(tiny_plan(job={"precision": precision}))

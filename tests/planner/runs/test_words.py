@@ -27,6 +27,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
     [
         ("precision", "bf16-mixed", "bf16"),
         ("precision", "fp8 (delayed scaling)", "fp8"),
+        ("precision", "nvfp4", "fp4"),
         ("precision", "BFloat16", "bf16"),
         ("recompute", True, "full"),
         ("recompute", False, "none"),
