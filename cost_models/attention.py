@@ -137,16 +137,27 @@ def _plain(
     shape: AttentionShape, device: DeviceSpec, dtype: str, score_bytes: float, backward: bool
 ) -> ComputeTime:
     """Whole score matrices, masked or not: batched products, and the passes of scale, mask and softmax."""
+    scores = shape.batch * shape.heads * shape.q_len * shape.kv_len
+    return sum(plain_products(shape, device, dtype, backward), stream_seconds(scores * score_bytes, device))
+
+
+def plain_products(
+    shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool = False
+) -> tuple[ComputeTime, ...]:
+    """The batched products of attention without a fused kernel [s].
+
+    Forward scores and context; backward the gradients of probabilities, values, queries and keys.
+    """
     size = element_bytes(dtype)
     calls = shape.batch * shape.heads
     rate, qk, v = _batched(shape, device, dtype)
     q, kv = shape.q_len, shape.kv_len
     forward = ((q, kv, qk), (q, v, kv))
     gradients = ((q, kv, v), (kv, v, q), (q, qk, kv), (kv, qk, q))
-    total = stream_seconds(calls * q * kv * score_bytes, device)
-    for m, n, k in gradients if backward else forward:
-        total += matmul_seconds(m, n, k, device, rate, batch=calls, bytes_per_element=size)
-    return total
+    return tuple(
+        matmul_seconds(m, n, k, device, rate, batch=calls, bytes_per_element=size)
+        for m, n, k in (gradients if backward else forward)
+    )
 
 
 def _batched(shape: AttentionShape, device: DeviceSpec, dtype: str) -> tuple[str, float, float]:

@@ -67,14 +67,24 @@ def _dealt_by_heads(split: Split) -> OpCost:
     return OpCost(split.seconds(whole), split.seconds(whole, backward=True), 0.0, comm, comm)
 
 
-class _Steps(NamedTuple):
+class Steps(NamedTuple):
     """Kernels of one direction [s]: on the rank's own keys, and on those of each other rank, merged."""
 
     own: float
     other: float
 
 
-def _steps(split: Split, backward: bool, merge_bytes: float) -> _Steps:
+def ring_exposed(n: int, steps: Steps, hop: float, passed: float = 0.0) -> float:
+    """What the kernels of ``n`` ranks do not hide of the hops between them [s].
+
+    A ``hop`` of keys and values is on its way while a kernel works on the ones before; with ``passed``, the hop of
+    gradients, these follow one step later, and the last, which go home, have nothing to hide behind.
+    """
+    exposed = max(0.0, hop - steps.own) + (n - 2) * max(0.0, hop + passed - steps.other)
+    return exposed + max(0.0, passed - steps.other) + passed
+
+
+def _steps(split: Split, backward: bool, merge_bytes: float) -> Steps:
     n, shape = split.degree, split.shape
     if shape.window is not None:
         # Parts out of reach are left out: the work of the whole call, in equal steps.
@@ -86,7 +96,7 @@ def _steps(split: Split, backward: bool, merge_bytes: float) -> _Steps:
         own, other = split.seconds(part, backward), split.seconds(half, backward)
     results = shape.batch * shape.heads * shape.q_len * shape.v_dim
     merge = stream_seconds(results * merge_bytes, split.device).seconds
-    return _Steps(own, other + merge)
+    return Steps(own, other + merge)
 
 
 def _in_steps(split: Split, exchange: str) -> OpCost:
@@ -100,9 +110,8 @@ def _in_steps(split: Split, exchange: str) -> OpCost:
     gradients_sent = n * facts["gradient_width"] * split.kv_bytes
     if exchange == "ring":
         name = "send"
-        exposed = max(0.0, hop - forward.own) + (n - 2) * max(0.0, hop - forward.other)
-        again = max(0.0, hop - backward.own) + (n - 2) * max(0.0, hop + passed - backward.other)
-        again += max(0.0, passed - backward.other) + passed
+        exposed = ring_exposed(n, forward, hop)
+        again = ring_exposed(n, backward, hop, passed)
     else:
         name = "all_gather"
         exposed = max(0.0, gather.seconds - forward.own)

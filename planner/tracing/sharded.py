@@ -24,6 +24,8 @@ class OperatorSharding(Record):
     writes: tuple[Partition, ...]
     parts: tuple[str, ...] = ()
     """Axes along which a product is left as a sum of parts, or a kernel's addends arrive so and are summed there."""
+    ring: tuple[str, ...] = ()
+    """Axes around which an attention passes keys and values; along others that split its queries it has all keys."""
 
 
 class CollectiveUse(Record):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from planner.errors import InputError
 from planner.tracing.applying.parts import Loops, Parts, added_up, each_part, product_in_parts
+from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.layouts import Partition, between
@@ -17,6 +18,7 @@ from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, branch_name, call_constants, calls, label
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
+from planner.tracing.solving.rings import Ring, loops_of, ring_of
 
 
 def apply_shardings(
@@ -86,6 +88,16 @@ class _Site(NamedTuple):
     sharding: OperatorSharding
     reads: tuple[Dims, ...]
     writes: tuple[Dims, ...]
+
+    @property
+    def ring(self) -> Ring | None:
+        """Of an attention whose keys go round."""
+        return ring_of(self.operation) if self.sharding.ring else None
+
+    def lies(self, dims: Dims) -> Partition:
+        """How an array over these loops lies."""
+        ring, split = self.ring, self.sharding.split
+        return _partition(dims, ring.of_axes(split, self.sharding.ring, loops_of(dims)) if ring else split)
 
 
 class _Runner:
@@ -195,7 +207,9 @@ class _Runner:
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
             for i, dims in zip(places, site.reads, strict=True):
-                operands[i] = self.put(operands[i], _partition(dims, site.sharding.split))
+                operands[i] = self.put(operands[i], site.lies(dims))
+            if site.ring and equation.primitive.name == "dot_general":
+                return self._in_ring(equation, operands, site, site.ring)
             if site.sharding.parts and not site.operation.addends:
                 loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
@@ -203,6 +217,16 @@ class _Runner:
         if site is None:
             return self._seen_through(equation, operands, found)
         return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+
+    def _in_ring(self, equation: Any, operands: list[Any], site: _Site, ring: Ring) -> list[Any]:
+        """A product of an attention whose keys go round."""
+        loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
+        passed = goes_round(ring, site.reads, site.writes[0])
+        if passed is None:
+            found = bound(equation, operands)[0]
+        else:
+            found = RingProduct(equation, loops, ring, site.sharding.ring, site.lies).run(operands, passed)
+        return [self.put(found, site.lies(site.writes[0]))]
 
     def _seen_through(self, equation: Any, operands: list[Any], made: list[Any]) -> list[Any]:
         """A view lies as what it shows, so that a move happens where its reader is, as priced."""
@@ -223,7 +247,7 @@ class _Runner:
         """How an equation's outputs are left: sums where the plan puts them."""
         if len(site.operation.members) == 1 and len(site.writes) == len(site.sharding.writes):
             return list(site.sharding.writes)
-        return [_partition(dims, site.sharding.split) for dims in site.writes]
+        return [site.lies(dims) for dims in site.writes]
 
     def _scan(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         import jax

@@ -203,6 +203,7 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
             op.reads,
             op.writes,
             op.whole,
+            op.attention,
             tuple(shapes[n] for n in op.outputs),
             tuple(n in op.addends for n in op.inputs),
             lasting.issuperset(op.outputs),

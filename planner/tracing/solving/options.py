@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from planner.tracing.layouts import PARTS, WHOLE, Codes, Layout, Layouts, NamedMesh, as_layouts, divides, grid
 from planner.tracing.program import Dims, Operation
+from planner.tracing.solving.rings import loops_of, ring_of
 
 SUMMING = frozenset({"product", "lookup", "accumulate"})
 """Kinds whose split leaves partial sums."""
@@ -28,7 +29,7 @@ class Option(NamedTuple):
     """One way to run an operator, and what it makes of its arrays."""
 
     split: tuple[int, ...]
-    """Per mesh axis, the factor that it splits, or `WHOLE`."""
+    """Per mesh axis, the factor that it splits, or `WHOLE`; keys of an attention go round in a ring."""
     reads: tuple[Layout, ...]
     """How each input must lie."""
     writes: tuple[Layout, ...]
@@ -61,9 +62,12 @@ class Options(Sequence[Option]):
     @classmethod
     def split_so(cls, op: Operation, split: Layouts) -> "Options":
         """With outputs as the loops make them, before sums."""
-        reads, writes = (
-            tuple(layouts_of(dims, split) for dims in arrays) for arrays in (op.reads, op.writes)
-        )
+        ring = ring_of(op)
+
+        def lies(dims: Dims) -> Layouts:
+            return layouts_of(dims, split if ring is None else ring.along(loops_of(dims), split))
+
+        reads, writes = (tuple(map(lies, arrays)) for arrays in (op.reads, op.writes))
         return cls(split, reads, writes)
 
     def __len__(self) -> int:
@@ -108,11 +112,15 @@ def options(
 
 
 def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
-    """[option, axis]: every factor that an axis may split."""
-    factors = splittable(op)
+    """[option, axis]: every factor that an axis may split; of keys, as the queries with them."""
+    ring = ring_of(op)
+    factors = [*splittable(op), *(() if ring is None else (ring.keys,))]
     per_axis = [[*(f for f in factors if n > 1 and op.sizes[f] % n == 0), WHOLE] for n in mesh.sizes]
     split = grid(per_axis)
-    return split[divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})]
+    evenly = divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})
+    if ring is not None:
+        evenly &= divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})
+    return split[evenly]
 
 
 def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import attention_seconds, matmul_seconds, memory_seconds, stream_seconds
+from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
@@ -31,8 +30,10 @@ from planner.tracing.layouts import (
     step_of,
     sums,
 )
-from planner.tracing.program import Attention, Dims, Operation, Program, Value, elements
+from planner.tracing.program import Dims, Operation, Program, Value, elements
+from planner.tracing.solving.attending import Attending, Passed
 from planner.tracing.solving.options import Option, Options, layouts_of, total_layouts
+from planner.tracing.solving.rings import ring_of
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
     {
@@ -122,14 +123,21 @@ class ProgramPricer:
             for code in codes[0].tolist()
             if code
         )
-        return Cost(float(_PRICES[op.kind](self, op, one)[0]) * op.times, tuple(found))
+        rounds = (self._round(p, op.times) for p in self._passed(op, one) if p.hops[0])
+        return Cost(float(_PRICES[op.kind](self, op, one)[0]) * op.times, (*found, *rounds))
+
+    def _round(self, passed: Passed, times: int) -> Exchange:
+        """Hops of one array, of the only option that there is; seconds are what work does not hide of one."""
+        size, hops = float(passed.block_bytes[0]), int(passed.hops[0])
+        axes = tuple(axis for a, axis in enumerate(self.mesh.axes) if int(passed.axes[0]) >> a & 1)
+        return Exchange("send", axes, size, size, float(passed.seconds[0]) / hops, times * hops)
 
     def seconds(self, op: Operation, options: Options) -> Array:
         """Of each of many options of an operator, over all times [s]."""
         total = _PRICES[op.kind](self, op, options) * op.times
         for size, codes in self._collectives(op, options):
             total = total + self._step_seconds(size, codes, op.times).sum(axis=1)
-        return total
+        return total + op.times * sum((p.seconds for p in self._passed(op, options)), np.zeros(1))
 
     def arrival(self, name: str, layout: Layout) -> float:
         """Data that is new in every call is written to memory once [s]; what stays there is free."""
@@ -193,8 +201,10 @@ class ProgramPricer:
         yield from self._halos(op, options)
 
     def _reductions(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
+        ring = ring_of(op)
         for reduction in op.reductions:
-            over, split = (mask(np.isin(options.split, fs)) for fs in (reduction.over, reduction.dims))
+            at = options.split if ring is None else ring.along(reduction.dims, options.split)
+            over, split = (mask(np.isin(at, fs)) for fs in (reduction.over, reduction.dims))
             size = elements(op.sizes[f] for f in reduction.dims) * element_bytes(reduction.dtype)
             yield size, codes_of("all_reduce", over, split)[:, None]
 
@@ -272,34 +282,18 @@ class ProgramPricer:
         return next((rate for rate in RATES.get(dtype, ("bf16",)) if rate in known), "bf16")
 
     def _attention(self, op: Operation, options: Options) -> Array:
-        """One attention kernel; heads that share keys count as heads of a batch of key heads."""
-        how = op.attention
-        assert how is not None
-        positions = {_positions(op, how)}
-        queries, keys, width, depth = map(set, (how.queries, how.keys, how.width, how.depth))
-        batch = set(range(len(op.sizes))) - queries - keys - width - depth
-        groups = (batch, queries - positions, positions & queries, keys, width, depth)
-        loops = np.stack([self._extent(op, options, group) for group in groups], axis=1)
-        distinct, place = np.unique(loops, axis=0, return_inverse=True)
-        rate = self._rate(self.program.value[op.inputs[0]].dtype)
-        return np.array([self._attended(row, how, rate) for row in distinct.tolist()])[place.ravel()]
+        return self._attending(op, options).seconds()
 
-    def _attended(self, loops: Sequence[int], how: Attention, rate: str) -> float:
-        """A backward kernel that finds no scores makes them again, as a forward one does."""
-        batch, heads, q_len, kv_len, qk_dim, v_dim = loops
-        shape = AttentionShape(
-            batch=batch,
-            heads=heads,
-            q_len=q_len,
-            kv_len=kv_len,
-            qk_dim=qk_dim,
-            v_dim=v_dim,
-            kv_heads=1,
-            causal=how.causal,
+    def _attending(self, op: Operation, options: Options) -> Attending:
+        types = [self.program.value[name].dtype for name in op.inputs]
+        read, summed = (
+            tuple(map(element_bytes, names)) for names in (types, [r.dtype for r in op.reductions])
         )
-        device = self.mesh.cluster.device
-        passes = (False, True) if how.backward and how.kernel == "plain" else (how.backward,)
-        return sum(attention_seconds(shape, device, rate, how.kernel, again).seconds for again in passes)
+        return Attending(op, options, self.mesh, self._rate(types[0]), read, summed)
+
+    def _passed(self, op: Operation, options: Options) -> Iterator[Passed]:
+        """What goes round beside an attention."""
+        return iter(()) if op.attention is None else self._attending(op, options).passed()
 
     def _streamed(self, bytes_: Array) -> Array:
         distinct, place = np.unique(bytes_, return_inverse=True)
@@ -348,12 +342,6 @@ _PRICES = MappingProxyType(
 def array_bytes(value: Value) -> float:
     """Bytes of a whole array [B]."""
     return elements(value.shape) * element_bytes(value.dtype)
-
-
-def _positions(op: Operation, how: Attention) -> int:
-    """Of the loops that only queries have, the one over positions: as long as keys are, else the longest."""
-    keys = elements(op.sizes[f] for f in how.keys)
-    return max(how.queries, key=lambda f: (op.sizes[f] == keys, op.sizes[f]), default=WHOLE)
 
 
 def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:

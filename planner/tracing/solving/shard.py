@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
+import numpy as np
+
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
@@ -33,6 +35,7 @@ from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options, layout_problem
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.repeats import alike
+from planner.tracing.solving.rings import ring_of
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""
@@ -269,11 +272,14 @@ def _operator(
     axes: Sequence[str], op: Operation, option: NodeOption, partition: Callable[[str, Layout], Partition]
 ) -> OperatorSharding:
     assert isinstance(option, Option)
+    ring = ring_of(op)
+    rows = option.split if ring is None else ring.along((), np.array(option.split)).tolist()
     return OperatorSharding(
         name=op.name,
         members=tuple(m.name for m in op.members),
-        split={axes[a]: f for a, f in enumerate(option.split) if f >= 0},
+        split={axes[a]: f for a, f in enumerate(rows) if f >= 0},
         reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
         writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
         parts=tuple(axes[a] for a in option.parts),
+        ring=tuple(axes[a] for a, f in enumerate(option.split) if ring and f == ring.keys),
     )

@@ -34,6 +34,9 @@ KINDS: Mapping[str, str] = {
     "collective-permute": "p2p",
 }
 
+WRITTEN = "/shard_map/"
+"""In the scope of collectives that the program writes itself."""
+
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
@@ -105,7 +108,7 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
     """Every collective of a compiled module's ``text``.
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
-    are one.
+    are one. Those that the program writes itself, in a ``shard_map``, have one channel for all: each counts.
     """
     bodies, entry = _computations(text)
     found: dict[str, Collective] = {}
@@ -122,8 +125,10 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
             if kind is not None:
                 kind = "reduce_scatter" if match.group(1) == scattered else kind
                 channel = _CHANNEL.search(line)
-                key = channel.group(1) if channel else f"{name}.{match.group(1)}"
                 made = _collective(kind, match, sizes, group_size(line, devices), times)
+                key = f"{name}.{match.group(1)}"
+                if channel is not None and WRITTEN not in made.scope:
+                    key = channel.group(1)
                 found[key] = max(found.get(key, made), made, key=lambda c: (c.sent_bytes, c.times))
             for callee, trips in _calls(match.group(3), line, bodies):
                 walk(callee, times * trips, match.group(3) == "fusion")

@@ -21,6 +21,7 @@ def _joined(name: str, **sizes: int) -> tuple[Any, ...]:
     return (jax.value_and_grad(join_attention(case.loss)), *case.arguments)
 
 
+_long = jax_models.gpt(jax_layers.Sizes(batch=1, heads=2, kv_heads=2, width=64, length=512))
 mlp = _example("mlp")
 wide_mlp = _example("mlp", width=64)
 mlp_with_adam = _example("mlp", trains=True)
@@ -37,6 +38,7 @@ wide_llama = _example("llama", heads=8, kv_heads=8, width=64, ffn=256, batch=16)
 joined_heads = _joined("gpt", batch=1, heads=8, kv_heads=8, width=64, length=128)
 joined_batch = _joined("llama", batch=16, heads=2, kv_heads=1, length=64)
 joined_rows = _joined("vit", batch=1, heads=1, kv_heads=1, length=1024)
+ring_gpt = (jax.value_and_grad(join_attention(_long.loss)), *_long.arguments)
 gpt_loss = (jax_models.gpt().loss, *jax_models.gpt().arguments)
 
 
@@ -102,3 +104,15 @@ def blocks() -> tuple[Any, ...]:
     data = jax_layers.f(size, size.batch, size.length, size.width)
     case = jax_layers.Case(loss, [layer] * size.layers, (data, data), {})
     return (case.step, *case.arguments)
+
+
+def ring() -> tuple[Any, ...]:
+    """One long sequence through attention: two query heads to a key head, a causal mask."""
+    length, shape = 512, jax.ShapeDtypeStruct
+
+    def loss(q: Any, k: Any, v: Any, y: Any) -> Any:
+        found = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return ((found - y) ** 2).mean()
+
+    queries, keys = shape((2, length, 4, 16), "float32"), shape((2, length, 2, 16), "float32")
+    return (jax.value_and_grad(join_attention(loss), (0, 1, 2)), queries, keys, keys, queries)

@@ -143,12 +143,12 @@ def test_the_price_is_that_of_the_kernel() -> None:
 
 
 def test_it_is_split_by_batch_heads_and_queries_only() -> None:
-    """Where queries are split, gradients of keys and values are sums: two arrays as large as these."""
+    """Where queries are split, gradients of keys and values are sums: two arrays as large as these; or all go round."""
     pricer, (forward, backward) = priced("gpt")
     for op in (forward, backward):
         found = options(op, [pricer.program.value[n].shape for n in op.outputs], pricer.mesh)
         assert op.attention is not None
-        inner = {*op.attention.keys, *op.attention.width, *op.attention.depth}
+        inner = {*op.attention.width, *op.attention.depth}
         assert not inner & {f for o in found for f in o.split}
         positions = next(f for f in op.attention.queries if op.sizes[f] == LENGTH)
         by_queries = next(o for o in found if o.split == (-1, positions))
@@ -156,6 +156,10 @@ def test_it_is_split_by_batch_heads_and_queries_only() -> None:
         assert [e.collective for e in exchanged] == ["all_reduce"] * (2 if op is backward else 0)
         size = SIZES.batch * LENGTH * 2 * 8 * 4
         assert [e.full_bytes for e in exchanged] == [size] * len(exchanged)
+        in_a_ring = next(o for o in found if o.split == (-1, *op.attention.keys))
+        exchanged = pricer.operation(op, in_a_ring).exchanges
+        assert [e.collective for e in exchanged] == ["send"] * (5 if op is backward else 2)
+        assert [e.full_bytes for e in exchanged] == [size / 2] * len(exchanged)
 
 
 def test_layers_that_keep_no_scores_take_less_memory() -> None:

@@ -34,6 +34,7 @@ class Expected(NamedTuple):
     mesh: tuple[int, ...] = (2, 4)
     sums: float = 0.01
     """How far the bytes that are summed may be from those priced."""
+    slower_links: float = 1.0
 
 
 EXPECTED = {
@@ -55,11 +56,12 @@ EXPECTED = {
     "joined_heads": Expected(),
     "joined_batch": Expected(different=6),
     "joined_rows": Expected(different=1),
+    "ring_gpt": Expected(slower_links=100),
 }
 AXES = ("data", "model", "third")
 
-JOINED = {"joined_heads": 8, "joined_batch": 16, "joined_rows": 1024}
-"""Models with attentions as one operator -> length of what both axes split there: heads, sequences, queries."""
+JOINED = {"joined_heads": {8}, "joined_batch": {16}, "joined_rows": {1024}, "ring_gpt": {2, 512}}
+"""Models with attentions as one operator -> length of what axes split there: heads, sequences, queries."""
 
 ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
 """Models in whose backward pass products are only added up: what is left in parts is summed once."""
@@ -79,17 +81,21 @@ def traced(name: str) -> Program:
     return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": None})
 
 
-def slow_cluster(nodes: int) -> ClusterSpec:
-    """So that a model small enough for a test is worth sharding."""
+def slow_cluster(nodes: int, slower_links: float = 1.0) -> ClusterSpec:
+    """So that a model small enough for a test is worth sharding; or worth a ring, by links that work can hide."""
     cluster = load_cluster(f"dgx-h100:{nodes}")
     rates = dict.fromkeys(cluster.device.peak_flops_per_second, 2e12 / nodes)
     slow = {"peak_flops_per_second": rates, "memory_bandwidth": 1e11 / nodes, "kernel_launch": 1e-7}
-    return cluster.model_copy(update={"device": cluster.device.model_copy(update=slow)})
+    if slower_links > 1:
+        slow |= {"peak_flops_per_second": dict.fromkeys(rates, 2e11), "memory_bandwidth": 3e12}
+    links = (link.model_copy(update={"bandwidth": link.bandwidth / slower_links}) for link in cluster.links)
+    device = cluster.device.model_copy(update=slow)
+    return cluster.model_copy(update={"device": device, "links": tuple(links)})
 
 
 def sharded(program: Program, expected: Expected) -> ShardedProgram:
     mesh = dict(zip(AXES, expected.mesh, strict=False))
-    cluster = slow_cluster(max(1, math.prod(expected.mesh) // 8))
+    cluster = slow_cluster(max(1, math.prod(expected.mesh) // 8), expected.slower_links)
     answer = shard(program, cluster, mesh, seconds=20)
     if expected.room == 1:
         return answer
@@ -112,7 +118,8 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     attentions = {op.name: op for op in plan.program.operations if op.attention is not None}
     assert bool(attentions) == (name in JOINED)
     for way in (o for o in plan.operators if o.name in attentions):
-        assert {attentions[way.name].sizes[f] for f in way.split.values()} == {JOINED[name]}
+        assert {attentions[way.name].sizes[f] for f in way.split.values()} == JOINED[name]
+        assert way.ring == (("model",) if name == "ring_gpt" else ())
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert [c.name for c in answer.checks][0] == "output[0]"

@@ -47,6 +47,22 @@ def test_every_kind_is_counted_with_what_a_device_sends() -> None:
     }
 
 
+WRITTEN = """HloModule step, num_partitions=4
+
+ENTRY %main (b: bf16[16], c: bf16[16]) -> bf16[16] {
+  %b = bf16[16]{0} parameter(0)
+  %c = bf16[16]{0} parameter(1)
+  %one = bf16[16]{0} collective-permute(%b), channel_id=1, metadata={op_name="jit(f)/shard_map/ppermute"}
+  ROOT %two = bf16[16]{0} collective-permute(%c), channel_id=1, metadata={op_name="jit(f)/shard_map/ppermute"}
+}
+"""
+
+
+def test_collectives_of_a_program_itself_share_a_channel_and_each_count() -> None:
+    """Two hops in one ``shard_map``, as JAX 0.10 compiles them."""
+    assert collectives(WRITTEN, 4) == {"p2p": Total(2, 64)}
+
+
 FUSED = """HloModule step, num_partitions=8
 
 %all-reduce-scatter.clone (input: bf16[16]) -> bf16[4] {
