@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from planner.pipeline.schedule import Action, Pass, Schedule
 from planner.pipeline.waves import wave_homes
 
@@ -84,7 +86,7 @@ class _Line:
     """The slots of one rank.
 
     Up to ``settled`` nothing changes any more; then ``held`` stage activations are left, and the weight gradients
-    ``owed`` have no slot yet.
+    ``owed`` have no slot yet. While all have one, ``profile`` counts what is held, slot by slot.
     """
 
     def __init__(self, slots: dict[Action, int]) -> None:
@@ -92,6 +94,7 @@ class _Line:
         self.at = {slot: action for action, slot in slots.items()}
         self.settled, self.held = -1, 0
         self.owed: list[Action] = []
+        self.profile = np.zeros(0, dtype=np.int64)
 
     def order(self) -> tuple[Action, ...]:
         return tuple(self.at[slot] for slot in sorted(self.at))
@@ -100,6 +103,10 @@ class _Line:
         """Every free slot after ``settled`` takes the oldest weight gradient that is owed."""
         for slot, action in list(self._with_weights()):
             self.at[slot], self.slots[action] = action, slot
+        changes = np.zeros(max(self.at) + 1, dtype=np.int64)
+        for slot, action in self.at.items():
+            changes[slot] = _CHANGE[action.work]
+        self.profile = changes.cumsum()
 
     def take_out_weights(self, after: int) -> None:
         settled = [action for slot, action in self.at.items() if slot <= after]
@@ -133,13 +140,24 @@ class _Line:
         """Into the first free slot from which the rank never holds more than ``limit``."""
         old = self.slots[action]
         for new in range(max(earliest, 0), old):
-            if new not in self.at and not (new <= self.settled < old):
-                self._move(action, old, new)
-                if action.work is Pass.W or self.most_held() <= limit:
-                    return
-                self._move(action, new, old)
+            if new not in self.at and not (new <= self.settled < old) and self._fits(action, new, limit):
+                self._move(action, new)
+                self.profile[new:old] += _CHANGE[action.work]
+                return
 
-    def _move(self, action: Action, old: int, new: int) -> None:
+    def _fits(self, action: Action, new: int, limit: int) -> bool:
+        if action.work is Pass.W:
+            return True
+        old = self.slots[action]
+        if self.settled < 0:  # nothing else moves, so what is held changes between the two slots only
+            return action.work is Pass.I or int(self.profile[new:old].max()) < limit
+        self._move(action, new)
+        fits = self.most_held() <= limit
+        self._move(action, old)
+        return fits
+
+    def _move(self, action: Action, new: int) -> None:
+        old = self.slots[action]
         del self.at[old]
         self.at[new], self.slots[action] = action, new
 

@@ -1,5 +1,7 @@
 """V-Half and V-Min against the authors' generator and the promises of their paper."""
 
+import time
+
 import pytest
 
 from planner.pipeline.dependencies import arrange, peak_in_flight
@@ -56,6 +58,14 @@ def test_bubble(name: str, share: float, p: int) -> None:
 def test_more_microbatches_add_no_bubble(name: str, p: int) -> None:
     one, more = (longest_window(generate(name, p, 2, m)) - 6 * m for m in (4 * p, 7 * p))
     assert one == more
+
+
+def test_many_actions_take_seconds() -> None:
+    """100,000 actions on 64 ranks: measured at 3 s; the margin is for busy machines."""
+    start = time.process_time()
+    schedule = generate("v-half", 64, 2, 256)
+    assert schedule.num_actions == 3 * 2 * 64 * 256
+    assert time.process_time() - start < 15
 
 
 def test_stages_meet_microbatches_in_order() -> None:
