@@ -101,3 +101,27 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
             f"model {graph.name} has {graph.num_layers}"
         )
+    check_stages(plan, graph)
+
+
+def check_stages(plan: Parallelism, graph: Graph) -> None:
+    """Refuse stages that are not as many as the pipeline has, or do not hold every layer once and in order."""
+    if not plan.stages:
+        return
+    expected = plan.pipeline * plan.virtual_stages
+    if len(plan.stages) != expected:
+        raise InputError(
+            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} has {expected} stages, "
+            f"`stages` lists {len(plan.stages)}"
+        )
+    ends = [end for _, end in (stage.blocks for stage in plan.stages)]
+    for s, (stage, start) in enumerate(zip(plan.stages, (0, *ends), strict=False)):
+        if stage.blocks[0] != start or stage.blocks[1] < start:
+            raise InputError(
+                f"stages[{s}].blocks must begin with layer {start}, where the stage before it ends, and not end "
+                f"before that; found {list(stage.blocks)}"
+            )
+    if ends[-1] != graph.num_layers:
+        raise InputError(
+            f"the last of `stages` must end with layer {graph.num_layers} of {graph.name}, found {ends[-1]}"
+        )

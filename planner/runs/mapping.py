@@ -103,7 +103,8 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         offload=_offload(run),
         offload_share=_offload_share(run),
     )
-    if vocabulary.STACK_HABITS[job.stack].balances_stages and degrees.pipeline > 1:
+    habits = vocabulary.STACK_HABITS[job.stack]
+    if habits.balances_stages and degrees.pipeline > 1 and parallelism.virtual_stages == 1:
         stages = balanced_stages(_graph(model, job), parallelism)
         parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
