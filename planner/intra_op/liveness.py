@@ -1,8 +1,7 @@
 """Memory rows of a network: only those that can bind, with only what can still be chosen.
 
 A row is a point of time; what is alive there must fit its capacity. What a node takes in any case is taken
-off the capacity. A row that follows from another (nothing is born or dies between them but for its harm) goes,
-which leaves the maximal cliques of the live intervals, and so does a row that no choice can exceed.
+off the capacity. A row that no choice can exceed goes, and so does one that follows from another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from planner.errors import Infeasible
 from planner.intra_op.network import Network, Piece
 from planner.intra_op.problem import Array
+from planner.intra_op.row_dominance import stand_ins
 
 
 def rows_of(
@@ -101,36 +101,18 @@ def _drop_too_large(network: Network) -> set[int]:
 def _binding(network: Network) -> npt.NDArray[np.bool_]:
     """The rows that some choice exceeds and that do not follow from others."""
     num = network.capacity.size
-    most, starts, ends = np.zeros(num + 1), np.zeros(num + 1, dtype=int), np.zeros(num + 1, dtype=int)
+    most = np.zeros(num + 1)
     for v in network.nodes:
         for (first, last), bytes_ in network.pieces[v].items():
             most[first] += bytes_.max()
             most[last] -= bytes_.max()
-            starts[first] += 1
-            ends[last] += 1
     candidates = np.flatnonzero(np.cumsum(most)[:-1] > network.capacity)
-    born, dead = np.cumsum(starts)[candidates], np.cumsum(ends)[candidates]
-    stack: list[int] = []
-    for k in _tightest(network.capacity[candidates], np.diff(born) + np.diff(dead) > 0):
-        left = network.capacity[candidates[k]]
-        while stack and dead[k] == dead[stack[-1]] and left <= network.capacity[candidates[stack[-1]]]:
-            stack.pop()
-        top = stack[-1] if stack else None
-        if top is None or born[k] != born[top] or left < network.capacity[candidates[top]]:
-            stack.append(k)
+    follows = stand_ins(network, candidates.tolist())
+    network.stand_ins |= {int(network.rows[row]): int(network.rows[other]) for row, other in follows.items()}
     binding = np.zeros(num, dtype=np.bool_)
-    binding[candidates[stack]] = True
+    binding[candidates] = True
+    binding[list(follows)] = False
     return binding
-
-
-def _tightest(capacity: Array, changes: npt.NDArray[np.bool_]) -> list[int]:
-    """Of each run of rows in which the same is alive, the one with the least capacity."""
-    if not capacity.size:
-        return []
-    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    run = np.concatenate([[0], np.cumsum(changes)])
-    order = np.lexsort((capacity, run))
-    return [int(k) for k in order[starts]]
 
 
 def _renumber(network: Network, binding: npt.NDArray[np.bool_]) -> set[int]:

@@ -66,7 +66,7 @@ class Relaxation:
         self.order = sorted(network.nodes)
         self.rows = network.rows
         """Original numbers of the rows that have prices."""
-        self.prices = np.array([prices.get(int(row), 0.0) for row in self.rows])
+        self.prices = _prices(network, prices)
         self.step = STEP
         self.best = -np.inf
         """The highest bound that prices have reached."""
@@ -293,3 +293,14 @@ class Relaxation:
 
     def _price(self) -> Array:
         return self._layout.costs + self._layout.pieces.priced(self.prices, self._layout.costs.size)
+
+
+def _prices(network: Network, known: Mapping[int, float]) -> Array:
+    """Prices of the rows left; what a row cost that is gone, the one costs that it followed from."""
+    prices = np.zeros(network.rows.size)
+    for row, price in known.items():
+        stand_in = network.stand_in(row)
+        at = int(np.searchsorted(network.rows, stand_in))
+        if at < network.rows.size and network.rows[at] == stand_in:
+            prices[at] += price
+    return prices

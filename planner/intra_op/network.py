@@ -57,6 +57,8 @@ class Network:
         """Per memory row, the bytes that all nodes together may take."""
         self.rows: Indices = np.arange(capacity.size, dtype=np.int32)
         """Original numbers of the memory rows left, ascending."""
+        self.stand_ins: dict[int, int] = {}
+        """Memory rows that are gone -> rows that they followed from, by original number."""
         self.constant = 0.0
         """Cost of what has been decided."""
         self.decisions: list[Decision] = []
@@ -64,7 +66,7 @@ class Network:
     def copy(self) -> "Network":
         """The same network under the same numbers of nodes; its strategies are numbered by their positions here."""
         copy = self.part(self.nodes, {}, self.capacity)
-        copy.constant, copy.rows = self.constant, self.rows
+        copy.constant, copy.rows, copy.stand_ins = self.constant, self.rows, dict(self.stand_ins)
         return copy
 
     def fork(self) -> "Network":
@@ -99,6 +101,12 @@ class Network:
         nodes = sum(float(self.costs[v][choice[v]]) for v in self.nodes)
         pairs = ((v, w, t) for v in self.nodes for w, t in self.tables[v].items() if v < w)
         return self.constant + nodes + sum(float(t[choice[v], choice[w]]) for v, w, t in pairs)
+
+    def stand_in(self, row: int) -> int:
+        """The row that a memory row follows from, both by original number: itself if it follows from none."""
+        while row in self.stand_ins:
+            row = self.stand_ins[row]
+        return row
 
     def add_table(self, u: int, v: int, table: Array) -> None:
         """Add costs between two nodes; [strategy of u, strategy of v]."""

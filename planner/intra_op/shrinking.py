@@ -24,6 +24,7 @@ import numpy.typing as npt
 from planner.intra_op.liveness import settle
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
+from planner.intra_op.row_dominance import profile
 
 Mask = npt.NDArray[np.bool_]
 
@@ -188,12 +189,7 @@ def _no_more_memory(network: Network, v: int) -> Mask:
     if len(pieces) <= 1:
         takes = next(iter(pieces.values()), np.zeros(size))
         return np.asarray(takes[:, None] >= takes[None, :])
-    rows, bytes_ = np.array(list(pieces)), np.array(list(pieces.values()))
-    events = np.unique(rows)
-    change = np.zeros((events.size, size))
-    np.add.at(change, np.searchsorted(events, rows[:, 0]), bytes_)
-    np.subtract.at(change, np.searchsorted(events, rows[:, 1]), bytes_)
-    takes = np.cumsum(change, axis=0)
+    _, takes = profile(network, v)
     mask = np.ones((size, size), dtype=np.bool_)
     for part in np.array_split(takes, 1 + takes.size * size // LARGEST_BATCH):
         mask &= (part[:, :, None] >= part[:, None, :]).all(axis=0)

@@ -52,7 +52,7 @@ def test_each_reduction_keeps_an_optimum(name, problem):
     check_optimum(problem, network)
 
 
-@given(contest_problems())
+@given(contest_problems(max_ends=2))
 def test_settling_memory_keeps_an_optimum(problem):
     network = network_of(problem)
     try:
