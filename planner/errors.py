@@ -4,11 +4,11 @@
 
     InputError            bad input: what is wrong, where, what would be right (exit code 2)
     |-- UnknownName       a name that is not in a catalogue; suggests the nearest
+    |-- Deadlock          a pipeline schedule in which actions wait for each other in a circle
     '-- Unsupported       understood, but not expressible (an exporter's target, an operator without a rule)
     PlannerError
     |-- Infeasible        no plan satisfies the constraints (exit code 3)
-    |-- SolverStopped     a solver hit its limit without a feasible answer
-    '-- Deadlock          a pipeline schedule in which every rank waits
+    '-- SolverStopped     a solver hit its limit without a feasible answer
 """
 
 from cluster_specs.errors import InputError, UnknownName
@@ -28,6 +28,10 @@ class Unsupported(InputError):
     """Understood, but this target or rule cannot express it."""
 
 
+class Deadlock(InputError):
+    """A pipeline schedule in which actions wait for each other in a circle."""
+
+
 class PlannerError(Exception):
     """Base of the outcomes that are nobody's mistake."""
 
@@ -42,7 +46,3 @@ class Infeasible(PlannerError):
 
 class SolverStopped(PlannerError):
     """The solver hit its limit before it found any feasible answer."""
-
-
-class Deadlock(PlannerError):
-    """Every rank of a pipeline waits for another."""

@@ -6,7 +6,8 @@ for its own forward; a W for its I. All of it depends on the schedule alone, so 
 then simulated with many stage times.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.errors import Deadlock
 from planner.pipeline.generators import generate
-from planner.pipeline.schedule import Action, Pass, Schedule, check
+from planner.pipeline.schedule import Pass, Schedule, check
 
 Integers: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float64]
@@ -164,19 +165,45 @@ def _runnable_order(schedule: Schedule, source: Sequence[int], offsets: Sequence
         if place < end:
             waiting[source[place]] = rank
     if len(order) < len(source):
-        raise Deadlock(_describe_deadlock(schedule, position, offsets))
+        raise Deadlock(_describe_deadlock(schedule, position, offsets, source))
     return order
 
 
-def _describe_deadlock(schedule: Schedule, position: Sequence[int], offsets: Sequence[int]) -> str:
-    blocked: list[Action] = []
-    for rank, actions in enumerate(schedule.ranks):
-        done = position[rank] - offsets[rank]
-        blocked += actions[done : done + 1]
+def _describe_deadlock(
+    schedule: Schedule, position: Sequence[int], offsets: Sequence[int], source: Sequence[int]
+) -> str:
+    program = list(chain.from_iterable(schedule.ranks))
+    blocked = [
+        rank for rank, (place, end) in enumerate(zip(position, offsets[1:], strict=True)) if place < end
+    ]
     everyone = len(blocked) == schedule.num_ranks
     who = "every rank waits" if everyone else f"{len(blocked)} of {schedule.num_ranks} ranks wait"
-    more = ", ..." if len(blocked) > MOST_NAMED else ""
-    return f"deadlock: {who}; next actions are {', '.join(map(str, blocked[:MOST_NAMED]))}{more}"
+    names = ", ".join(str(program[position[rank]]) for rank in blocked[:MOST_NAMED])
+    circle = _circle(
+        blocked[0], {rank: bisect_right(offsets, source[position[rank]]) - 1 for rank in blocked}
+    )
+    waits = []
+    for rank, other in pairwise([*circle, circle[0]]):
+        wanted, ahead = source[position[rank]], position[other]
+        behind = "" if wanted == ahead else f" (behind {program[ahead]})"
+        waits.append(f"{program[position[rank]]} for {program[wanted]}{behind}")
+    return (
+        f"deadlock: {who}; next actions are {names}{_more(blocked)}; in a circle: "
+        f"{', '.join(waits[:MOST_NAMED])}{_more(waits)}"
+    )
+
+
+def _more(items: Sequence[object]) -> str:
+    return ", ..." if len(items) > MOST_NAMED else ""
+
+
+def _circle(rank: int, waits_for: Mapping[int, int]) -> list[int]:
+    """Ranks that wait for each other, found from one that waits."""
+    seen: list[int] = []
+    while rank not in seen:
+        seen.append(rank)
+        rank = waits_for[rank]
+    return seen[seen.index(rank) :]
 
 
 def peak_bytes(
