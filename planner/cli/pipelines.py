@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from planner.pipeline.questions import PipelineAnswer
 
+Room = Annotated[str | None, typer.Option(help="Micro-batches that a rank can hold: 4 or 4,4,3,2.")]
+Kept = Annotated[
+    float, typer.Option(help="Share of a micro-batch that its weight gradient needs.", min=0, max=1)
+]
+PerUpdate = Annotated[int | None, typer.Option(help="Micro-batches of an update (asynchronous).", min=1)]
 Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for each: 1 or 1,1,2.")]
 
 
@@ -37,10 +42,10 @@ def simulate(
         bool, typer.Option("--one-port", help="A rank sends, and receives, one result at a time.")
     ] = False,
     blocking: Annotated[bool, typer.Option("--blocking", help="A rank waits until it has sent.")] = False,
-    memory: Annotated[
-        str | None, typer.Option(help="Micro-batches that a rank can hold (automatic): 4 or 4,4,3,2.")
-    ] = None,
-    per_update: Annotated[int, typer.Option(help="Micro-batches of an update (asynchronous).", min=1)] = 1,
+    memory: Room = None,
+    kept_for_weights: Kept = 1.0,
+    steady: Annotated[bool, typer.Option("--steady", help="No barrier between steps (automatic).")] = False,
+    per_update: PerUpdate = None,
     max_active: Annotated[int | None, typer.Option(help="Micro-batches in flight at most (ampnet).")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the schedule as PyTorch's CSV.")] = None,
     trace: Annotated[Path | None, typer.Option("--output", "-o", help="Write a trace for Perfetto.")] = None,
@@ -64,6 +69,8 @@ def simulate(
         one_port=one_port,
         blocking=blocking,
         memory=None if memory is None else parse_numbers("--memory", memory),
+        late=kept_for_weights,
+        steady=steady,
         per_update=per_update,
         max_active=max_active,
     )

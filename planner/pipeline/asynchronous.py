@@ -16,6 +16,7 @@ from typing import NamedTuple
 from planner.errors import InputError, UnknownName
 from planner.pipeline.list_scheduling import Policy, Resource, Task, list_schedule
 from planner.pipeline.one_way import one_f_one_b
+from planner.pipeline.ports import Ports
 from planner.pipeline.schedule import Action, Pass, Schedule
 from planner.pipeline.simulator import BoundarySeconds, StageTimes, boundary_seconds, simulate
 from planner.pipeline.timeline import Timeline
@@ -67,11 +68,13 @@ def run_asynchronously(
     *,
     per_update: int = 1,
     max_active: int | None = None,
+    blocking: bool = False,
+    ports: Ports = "endless",
 ) -> AsyncReport:
     """A stretch of ``num_microbatches`` through one stage per rank.
 
     ``per_update`` gradients make an update; ``max_active`` bounds the microbatches in flight of AMPNet (the number
-    of ranks, if not given).
+    of ranks, if not given). ``blocking`` and ``ports`` are those of `simulate`.
     Raises: UnknownName; InputError where there are too few microbatches to fill the pipeline or to make an update.
     """
     if name not in ASYNCHRONOUS:
@@ -89,8 +92,8 @@ def run_asynchronously(
         )
     schedule = one_f_one_b(p, 1, num_microbatches)
     if entry.bounded:
-        schedule = _by_arrival(times, num_microbatches, p2p, max_active or p)
-    timeline = simulate(schedule, times, p2p)
+        schedule = _by_arrival(times, num_microbatches, p2p, p if max_active is None else max_active)
+    timeline = simulate(schedule, times, p2p, blocking=blocking, ports=ports)
     first: list[int] = []
     stages = [_walk(schedule.ranks[s], entry, per_update, first) for s in range(p)]
     return AsyncReport(

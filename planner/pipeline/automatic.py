@@ -13,6 +13,7 @@ technique for resource-constrained project scheduling, EJOR 56 (1992).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import SCHEDULES, generate, refusal, stage_to_rank
 from planner.pipeline.list_scheduling import Policy, Resource, Task, Urgency, list_schedule
+from planner.pipeline.ports import Ports
 from planner.pipeline.schedule import Action, Pass, Schedule
 from planner.pipeline.simulator import BoundarySeconds, StageTimes, boundary_seconds, simulate
 from planner.pipeline.timeline import Timeline, critical_path
@@ -44,6 +46,23 @@ LESS = 1 - 1e-9
 """What counts as shorter."""
 
 
+class Conditions(NamedTuple):
+    """How schedules run, and which of two is better; see `simulate`."""
+
+    blocking: bool = False
+    ports: Ports = "endless"
+    steady: bool = False
+    """Compared by `Timeline.longest_span` instead of the makespan: steps follow each other without a barrier."""
+
+    def length(self, timeline: Timeline) -> float:
+        """What is to be short [s]."""
+        return timeline.longest_span if self.steady else timeline.makespan
+
+
+USUAL = Conditions()
+"""Sends beside work, links without queues, the least makespan."""
+
+
 def find_schedule(
     stage_times: StageTimes,
     p2p: BoundarySeconds,
@@ -52,6 +71,7 @@ def find_schedule(
     *,
     held: Held | None = None,
     homes: Sequence[int] | None = None,
+    conditions: Conditions = USUAL,
 ) -> Schedule:
     """The schedule with the least makespan that could be found within every rank's memory.
 
@@ -61,15 +81,12 @@ def find_schedule(
     Raises: InputError where lengths do not match; Infeasible where not even one microbatch fits.
     """
     problem = _problem(stage_times, p2p, memory_limit_per_rank, num_microbatches, held, homes)
+    problem = replace(problem, conditions=conditions)
     candidates = [problem.timed(schedule) for schedule in (*problem.named(), *problem.listed())]
-    fitting = sorted((c for c in candidates if c is not None), key=_makespan)
+    fitting = sorted((c for c in candidates if c is not None), key=problem.length)
     return min(
-        (_exchange(problem, _rescheduled(problem, c)) for c in fitting[:IMPROVED]), key=_makespan
+        (_exchange(problem, _rescheduled(problem, c)) for c in fitting[:IMPROVED]), key=problem.length
     ).schedule
-
-
-def _makespan(timeline: Timeline) -> float:
-    return timeline.makespan
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +98,16 @@ class _Problem:
     transfer: tuple[float, ...]
     held: Held
     limit: tuple[float, ...]
+    conditions: Conditions = USUAL
+
+    def length(self, timeline: Timeline) -> float:
+        """What is to be short [s]."""
+        return self.conditions.length(timeline)
 
     def timed(self, schedule: Schedule) -> Timeline | None:
         """Its timeline; None where it needs more memory than there is."""
-        timeline = simulate(schedule, self.times, self.transfer)
+        blocking, ports, _ = self.conditions
+        timeline = simulate(schedule, self.times, self.transfer, blocking=blocking, ports=ports)
         peaks = peak_bytes(timeline.dependencies, self.held.until_input, self.held.until_weight)
         fits = all(peak <= limit * (1 + 1e-9) for peak, limit in zip(peaks, self.limit, strict=True))
         return timeline if fits else None
@@ -107,15 +130,34 @@ class _Problem:
                 yield list_schedule(task, Policy(order, patience, ahead))
 
     def _run_ahead(self) -> Iterator[tuple[Resource, ...]]:
-        """How many microbatches may wait for their input gradient on a rank: as many as in 1F1B, twice that, any."""
+        """How many microbatches may wait for their input gradient on a rank.
+
+        As many as in 1F1B, what keeps the rank busy until the first gradient is back (one forward less, or more, than
+        it takes), any.
+        """
         homes = self.task.stage_to_rank
         ranks, stages = max(homes) + 1, len(homes)
         v = -(-stages // ranks)
         none, one = [0.0] * stages, [1.0] * stages
-        once = [float(v * (ranks - r)) for r in range(ranks)]
-        for counts in (once, [2 * count - v for count in once], [float(v * ranks)] * ranks):
-            yield (Resource(one, none, counts),)
+        least = [float(homes.count(rank)) for rank in range(ranks)]
+        fills = np.array([self._fill(rank) for rank in range(ranks)])
+        for counts in (
+            [v * (ranks - r) for r in range(ranks)],
+            np.floor(fills * (1 + 1e-9)),
+            np.ceil(fills * (1 - 1e-9)),
+            [v * ranks] * ranks,
+        ):
+            yield (Resource(one, none, np.maximum(counts, least).tolist()),)
         yield ()
+
+    def _fill(self, rank: int) -> float:
+        """Forwards of the rank that take as long as the first microbatch's way from its first stage there and back."""
+        forward, _, backward, _ = np.array(self.task.seconds).T
+        hops = np.append(self.task.transfer, 0.0)
+        stages = [stage for stage, home in enumerate(self.task.stage_to_rank) if home == rank]
+        first, last = stages[0], stages[-1]
+        way = (forward + hops)[first:].sum() + (backward[last + 1 :] + hops[last:-1]).sum()
+        return float(way / forward[stages].mean()) if forward[stages].any() else 0.0
 
 
 def _problem(
@@ -186,10 +228,11 @@ def _rescheduled(problem: _Problem, best: Timeline) -> Timeline:
         task = replace(problem.task, splits_backward=Pass.I in works)
         urgency = _by_latest_start(_latest_starts(problem, best))
         found = [problem.timed(list_schedule(task, Policy(urgency, patience))) for patience in PATIENCE]
-        shorter = [timeline for timeline in found if timeline and timeline.makespan < LESS * best.makespan]
+        enough = LESS * problem.length(best)
+        shorter = [timeline for timeline in found if timeline and problem.length(timeline) < enough]
         if not shorter:
             return best
-        best = min(shorter, key=_makespan)
+        best = min(shorter, key=problem.length)
     return best
 
 
@@ -198,12 +241,15 @@ def _by_latest_start(starts: Mapping[Action, float]) -> Urgency:
 
 
 def _latest_starts(problem: _Problem, timeline: Timeline) -> dict[Action, float]:
-    """When each action has to start in this order so that the step is not longer [s]."""
+    """When each action has to start in this order so that what is to be short is not longer [s]."""
     graph = timeline.dependencies
     count = len(graph.stage)
     seconds = np.array(problem.task.seconds)[graph.stage, graph.work]
     delay = np.append(problem.transfer, 0.0)[graph.arrival]
-    latest = [timeline.makespan] * count
+    latest = [float("inf")] * count
+    for last, starts in zip(graph.program[graph.offsets[1:] - 1].tolist(), timeline.starts, strict=True):
+        begin = starts[0] if problem.conditions.steady else 0.0
+        latest[last] = begin + problem.length(timeline)
     steps = zip(graph.previous.tolist(), graph.source.tolist(), seconds.tolist(), delay.tolist(), strict=True)
     # From the last number to the first: what comes after an action has a larger number.
     for number, (previous, source, length, wait) in reversed(list(enumerate(steps))):
@@ -221,7 +267,7 @@ def _exchange(problem: _Problem, best: Timeline) -> Timeline:
     tried, improved = 0, True
     while improved:
         improved = False
-        for schedule in _neighbours(best):
+        for schedule in _neighbours(problem, best):
             if tried == SWAPS:
                 return best
             tried += 1
@@ -229,16 +275,17 @@ def _exchange(problem: _Problem, best: Timeline) -> Timeline:
                 timeline = problem.timed(schedule)
             except Deadlock:
                 continue
-            if timeline and timeline.makespan < LESS * best.makespan:
+            if timeline and problem.length(timeline) < LESS * problem.length(best):
                 best, improved = timeline, True
                 break
     return best
 
 
-def _neighbours(timeline: Timeline) -> Iterator[Schedule]:
+def _neighbours(problem: _Problem, timeline: Timeline) -> Iterator[Schedule]:
     schedule = timeline.schedule
     places = {action: at for actions in schedule.ranks for at, action in enumerate(actions)}
-    for span in critical_path(timeline):
+    ends = timeline.spans_by_rank if problem.conditions.steady else [row[-1] for row in timeline.ends]
+    for span in critical_path(timeline, max(range(len(ends)), key=ends.__getitem__)):
         actions, at = schedule.ranks[span.rank], places[span.action]
         if at and (actions[at - 1].stage, actions[at - 1].microbatch) != span.action[::2]:
             swapped = (*actions[: at - 1], actions[at], actions[at - 1], *actions[at + 1 :])

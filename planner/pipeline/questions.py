@@ -5,14 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.errors import InputError
+from planner.errors import Infeasible, InputError
+from planner.pipeline.activations import Held
 from planner.pipeline.asynchronous import ASYNCHRONOUS, run_asynchronously
-from planner.pipeline.automatic import find_schedule
+from planner.pipeline.automatic import Conditions, find_schedule
+from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate, is_written_out, schedule_label, stage_to_rank
 from planner.pipeline.schedule import Schedule, from_csv
 from planner.pipeline.simulator import StageTimes, simulate
 from planner.pipeline.synchronisation import synchronise
 from planner.pipeline.timeline import Timeline
+from planner.pipeline.waves import wave_homes
 
 AUTOMATIC = "automatic"
 """What stands for a schedule that is to be found."""
@@ -34,9 +37,18 @@ class PipelineQuestion(NamedTuple):
     """A rank sends one result at a time, and receives one."""
     blocking: bool = False
     memory: Sequence[float] | None = None
-    """Micro-batches that each rank can hold, for `AUTOMATIC`."""
-    per_update: int = 1
+    """Micro-batches that each rank can hold; those on each of its stages count."""
+    late: float = 1.0
+    """Share of a micro-batch that stays from its input gradient until its weight gradient."""
+    steady: bool = False
+    """`AUTOMATIC` makes the longest span of a rank short, not the makespan."""
+    per_update: int | None = None
     max_active: int | None = None
+
+    @property
+    def conditions(self) -> Conditions:
+        """How it runs."""
+        return Conditions(self.blocking, "rank" if self.one_port else "endless", self.steady)
 
 
 class PipelineAnswer(NamedTuple):
@@ -52,14 +64,16 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
 
     Raises: UnknownName; InputError where numbers do not fit; Infeasible where the memory is too small; Deadlock.
     """
+    _check(question)
     if question.schedule in ASYNCHRONOUS:
         return _run_asynchronous(question)
     schedule = _schedule(question)
-    times, p2p = _times(question, schedule.num_stages), _each("p2p", question.p2p, schedule.num_stages - 1)
-    timeline = simulate(
-        schedule, times, p2p, blocking=question.blocking, ports="rank" if question.one_port else "endless"
-    )
+    timeline = _timeline(question, schedule)
+    held = _held(question, schedule.num_stages)
+    peaks = peak_bytes(timeline.dependencies, held.until_input, held.until_weight)
     name = question.schedule if question.schedule == AUTOMATIC else schedule_label(question.schedule)
+    if question.memory is not None:
+        _check_room(name, peaks, _each("memory", question.memory, schedule.num_ranks))
     facts = {
         "schedule": name,
         "makespan_s": timeline.makespan,
@@ -74,11 +88,38 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
                 "waiting_s": idle.waiting,
                 "drain_s": idle.drain,
                 "in_flight": timeline.peak_in_flight[rank],
+                "held_microbatches": peaks[rank],
             }
             for rank, idle in enumerate(timeline.idle)
         ],
     }
     return PipelineAnswer(timeline, facts)
+
+
+def _check(question: PipelineQuestion) -> None:
+    """Refuse what would make no difference."""
+    name = question.schedule
+    entry = ASYNCHRONOUS.get(name)
+    given = (
+        ("--steady", question.steady, name == AUTOMATIC, "the automatic schedule"),
+        ("--memory", question.memory is not None, entry is None, "schedules that flush"),
+        ("--kept-for-weights", question.late < 1, entry is None, "schedules that flush"),
+        ("--per-update", question.per_update is not None, entry is not None, "pipelines that never flush"),
+        ("--max-active", question.max_active is not None, entry is not None and entry.bounded, "ampnet"),
+    )
+    for option, is_given, applies, what in given:
+        if is_given and not applies:
+            label = name if entry or name == AUTOMATIC else schedule_label(name)
+            raise InputError(f"{option} is for {what}; leave it out with schedule {label}")
+
+
+def _check_room(name: str, peaks: Sequence[float], limits: Sequence[float]) -> None:
+    for rank, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
+        if peak > limit * (1 + 1e-9):
+            raise Infeasible(
+                f"schedule {name} holds {peak:g} micro-batches on rank {rank}, which has room for {limit:g}",
+                "--schedule automatic, which keeps to --memory",
+            )
 
 
 def _schedule(question: PipelineQuestion) -> Schedule:
@@ -89,9 +130,23 @@ def _schedule(question: PipelineQuestion) -> Schedule:
         return generate(question.schedule, p, v, m)
     stages = p * v
     limits = _each("memory", question.memory or (float(m * v),), p)
-    homes = stage_to_rank("interleaved", p, v)
     times, p2p = _times(question, stages), _each("p2p", question.p2p, stages - 1)
-    return find_schedule(times, p2p, limits, m, homes=homes)
+    held, conditions = _held(question, stages), question.conditions
+    found = [
+        find_schedule(times, p2p, limits, m, held=held, homes=homes, conditions=conditions)
+        for homes in dict.fromkeys((stage_to_rank("interleaved", p, v), wave_homes(p, stages)))
+    ]
+    return min(found, key=lambda schedule: conditions.length(_timeline(question, schedule)))
+
+
+def _timeline(question: PipelineQuestion, schedule: Schedule) -> Timeline:
+    blocking, ports, _ = question.conditions
+    times, p2p = _times(question, schedule.num_stages), _each("p2p", question.p2p, schedule.num_stages - 1)
+    return simulate(schedule, times, p2p, blocking=blocking, ports=ports)
+
+
+def _held(question: PipelineQuestion, stages: int) -> Held:
+    return Held((1 - question.late,) * stages, (question.late,) * stages)
 
 
 def _times(question: PipelineQuestion, stages: int) -> StageTimes:
@@ -116,8 +171,10 @@ def _run_asynchronous(question: PipelineQuestion) -> PipelineAnswer:
         _times(question, question.ranks),
         question.microbatches,
         _each("p2p", question.p2p, question.ranks - 1),
-        per_update=question.per_update,
+        per_update=question.per_update or 1,
         max_active=question.max_active,
+        blocking=question.blocking,
+        ports=question.conditions.ports,
     )
     facts = {
         "schedule": question.schedule,

@@ -14,6 +14,7 @@ from planner.pipeline.dependencies import (
     peak_in_flight,
     peak_in_flight_by_stage,
 )
+from planner.pipeline.ports import SAME_MOMENT
 from planner.pipeline.schedule import Action, Pass, Schedule
 
 
@@ -89,8 +90,9 @@ class Timeline:
 
     @property
     def idle_in_window(self) -> tuple[float, ...]:
-        """Time that each rank waits between its first start and its last end [s]."""
-        return tuple(window - busy for window, busy in zip(self._windows, self.busy, strict=True))
+        """Time that each rank waits between its first start and its last end [s]; 0 where rounding is left."""
+        waits = (span - busy for span, busy in zip(self.spans_by_rank, self.busy, strict=True))
+        return tuple(wait if wait > SAME_MOMENT * self.makespan else 0.0 for wait in waits)
 
     @property
     def idle(self) -> tuple[Idle, ...]:
@@ -113,10 +115,16 @@ class Timeline:
         Ranks that finish early start the next step early, so a staggered end costs nothing.
         Source: zero bubble, arXiv:2401.10241, section 5.3.
         """
-        return _idle_share(self.busy, max(self._windows))
+        return _idle_share(self.busy, self.longest_span)
 
     @property
-    def _windows(self) -> tuple[float, ...]:
+    def longest_span(self) -> float:
+        """Of any rank from its first start to its last end [s]: a step among many, if no barrier parts them."""
+        return max(self.spans_by_rank)
+
+    @property
+    def spans_by_rank(self) -> tuple[float, ...]:
+        """From the first start of each rank to its last end [s]."""
         return tuple(ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True))
 
     @property
@@ -166,14 +174,19 @@ def _idle_share(busy: Sequence[float], whole: float) -> float:
     return 1.0 - fmean(busy) / whole if whole else 0.0
 
 
-def critical_path(timeline: Timeline) -> tuple[Span, ...]:
+def critical_path(timeline: Timeline, rank: int | None = None) -> tuple[Span, ...]:
     """The spans that the makespan consists of, first to last; between ranks a transfer lies between them.
 
-    Shorten one of them, or a transfer, and the step may get shorter; nothing else can help.
+    Shorten one of them, or a transfer, and the step may get shorter; nothing else can help. With ``rank`` the path
+    ends where that rank does.
     """
     spans = list(timeline.spans())
-    place = {number: index for index, number in enumerate(timeline.dependencies.program.tolist())}
-    number = max(place, key=lambda number: spans[place[number]].end)
+    graph = timeline.dependencies
+    place = {number: index for index, number in enumerate(graph.program.tolist())}
+    if rank is None:
+        number = max(place, key=lambda number: spans[place[number]].end)
+    else:
+        number = int(graph.program[graph.offsets[rank + 1] - 1])
     path = []
     while number:
         path.append(spans[place[number]])

@@ -34,10 +34,10 @@ def pipeline_report(answer: PipelineAnswer, files: Sequence[str]) -> RenderableT
                 f"{facts['bubble_fraction']:.2%} idle, {facts['steady_bubble_fraction']:.2%} over many steps"
             )
         )
-        table = columns("rank", "busy", "fill", "waiting", "drain", "in flight", right="rrrrrr")
+        table = columns("rank", "busy", "fill", "waiting", "drain", "in flight", "held", right="rrrrrrr")
         for row in facts["ranks"]:
             times = (format_seconds(row[f"{name}_s"]) for name in ("busy", "fill", "waiting", "drain"))
-            table.add_row(str(row["rank"]), *times, str(row["in_flight"]))
+            table.add_row(str(row["rank"]), *times, str(row["in_flight"]), f"{row['held_microbatches']:.4g}")
     parts.append(table)
     parts += [Text(f"wrote {name}") for name in files]
     return Group(*parts)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import Infeasible, InputError
 from planner.pipeline.activations import Held
-from planner.pipeline.automatic import find_schedule
+from planner.pipeline.automatic import Conditions, find_schedule
 from planner.pipeline.dependencies import arrange, peak_bytes
 from planner.pipeline.generators import SCHEDULES, generate, refusal, stage_to_rank
 from planner.pipeline.schedule import Schedule, check
@@ -139,6 +139,37 @@ def test_zero_bubble_is_found_again(p: int, m: int) -> None:
     for name, limit in (("zb-h1", p), ("zb-h2", m)):
         known = makespan(generate(name, p, 1, m), times)
         assert makespan(find_schedule(times, 0.0, [float(limit)] * p, m), times) <= known
+
+
+CONDITIONS = [
+    Conditions(blocking=True),
+    Conditions(ports="rank"),
+    Conditions(blocking=True, ports="rank"),
+    Conditions(steady=True),
+    Conditions(blocking=True, ports="wire", steady=True),
+]
+
+
+@pytest.mark.parametrize("conditions", CONDITIONS)
+@pytest.mark.parametrize("limit", [4.0, 9.0])
+def test_no_worse_than_any_named_schedule_under_the_same_conditions(
+    conditions: Conditions, limit: float
+) -> None:
+    times = StageTimes([1.0, 1.2, 0.7, 1.1], [1.1, 1.0, 1.3, 0.6], [0.8, 0.7, 1.0, 1.3])
+    p2p = [0.6, 0.3, 0.9]
+
+    def length(schedule: Schedule) -> float:
+        blocking, ports, _ = conditions
+        return conditions.length(simulate(schedule, times, p2p, blocking=blocking, ports=ports))
+
+    found = find_schedule(times, p2p, [limit] * 4, 7, conditions=conditions)
+    unit = Held((0.0,) * 4, (1.0,) * 4)
+    assert fits(found, unit, [limit] * 4)
+    for name, entry in SCHEDULES.items():
+        if entry.copies == 1 and not refusal(name, 4, 1, 7):
+            named = generate(name, 4, 1, 7)
+            if fits(named, unit, [limit] * 4):
+                assert length(found) <= length(named) * (1 + 1e-9)
 
 
 def test_a_large_problem_takes_seconds() -> None:
