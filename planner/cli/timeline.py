@@ -55,11 +55,12 @@ def timeline(
 def _pictures(step: "StepTimeline", plan: "Plan", trace: Path | None, html: Path | None) -> dict[Path, str]:
     from planner.analysis.naming import short_name
     from planner.pages.timeline import timeline_page
-    from planner.pipeline.trace import to_chrome_trace
+    from planner.pipeline.trace import Counter, to_chrome_trace
 
     files = {}
     if trace is not None:
-        files[trace] = to_chrome_trace(step.timeline, step.memory_over_time())
+        memory = Counter("memory", "bytes", step.memory_over_time())
+        files[trace] = to_chrome_trace(step.timeline, [memory], step.beside())
     if html is not None:
         title = f"{plan.model.name} on {plan.cluster.name}: {short_name(plan.plan)}"
         files[html] = timeline_page(step, title)

@@ -3,7 +3,7 @@
 The same numbers as in `step_time` and `memory_by_rank`, laid out instead of added up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner.evaluation import sites
@@ -27,6 +27,7 @@ from planner.pipeline.generators import generate
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import simulate
 from planner.pipeline.timeline import Timeline
+from planner.pipeline.trace import Beside
 from planner.plans import Parallelism
 
 TRANSIENT = ("activations", "optimizer_temporaries")
@@ -48,6 +49,8 @@ class StepTimeline(NamedTuple):
     memory_limit_bytes: float
     memory: tuple[DeviceMemory, ...] = ()
     """By rank: what is there at its fullest moment, by component."""
+    reduces: tuple[tuple[float, float], ...] = ()
+    """By rank: from when to when data-parallel ranks exchange what no work hides [s]; others may still drain."""
 
     @property
     def step_seconds(self) -> float:
@@ -65,6 +68,19 @@ class StepTimeline(NamedTuple):
             during = [(moment, resident + held) for moment, held in activations]
             steps.append((*during, (update, resident + temporaries), (self.step_seconds, resident)))
         return tuple(steps)
+
+    def beside(self) -> Iterator[Beside]:
+        """What every rank does besides its actions."""
+        for rank, (start, end) in enumerate(self.reduces):
+            if end > start:
+                yield Beside(rank, "data", "data", start, end)
+        end = self.timeline.makespan
+        for name, seconds in self.after:
+            start, end = end, end + seconds
+            if seconds and name != "data":
+                yield from (
+                    Beside(rank, "update", name, start, end) for rank in range(len(self.resident_bytes))
+                )
 
 
 def timeline(
@@ -122,12 +138,14 @@ def step_timeline(evaluator: Evaluator, plan: Parallelism) -> StepTimeline:
     estimate = evaluator.estimate(plan)
     step = _step(evaluator, plan)
     ran = timeline(plan, step.stages, step.sends, ports_of(evaluator.whole))
-    tail = last_tail([row[-1] for row in ran.ends], step.tails)
+    ends = [row[-1] for row in ran.ends]
+    tail = last_tail(ends, step.tails)
     held = held_activations(plan, step.stages)
     memory = _memory(evaluator, plan, step, ran)
     return StepTimeline(
         timeline=ran,
         memory=tuple(memory),
+        reduces=tuple((end, end + mine.data) for end, mine in zip(ends, step.tails, strict=True)),
         after=(
             ("data", tail.data),
             ("optimizer", tail.optimizer),

@@ -95,8 +95,12 @@ def _data(step: StepTimeline, until: float | None) -> dict[str, Any]:
             for steps in step.memory_over_time()
         ],
         "limit": step.memory_limit_bytes,
+        "reduces": [
+            [round(moment, NANOSECONDS) for moment in span]
+            for span in (step.reduces if until is None else ())
+        ],
         "after": [[name, seconds] for name, seconds in step.after if seconds] if until is None else [],
-        "makespan": min(timeline.makespan, end),
+        "makespan": round(min(timeline.makespan, end), NANOSECONDS),
         "step": end,
     }
 

@@ -53,6 +53,15 @@ class AsyncReport:
     """Of every update in turn: how many updates its oldest gradient had missed."""
     mismatched: tuple[int, ...]
     """Microbatches whose backward saw other weights than their forward."""
+    versions_after: tuple[tuple[int, ...], ...]
+    """Versions of its weights that a stage holds after each of its actions."""
+
+    def versions_over_time(self) -> tuple[tuple[tuple[float, int], ...], ...]:
+        """By stage, versions held from each moment [s] on."""
+        ends = self.timeline.ends
+        return tuple(
+            ((0.0, 1), *zip(*stage, strict=True)) for stage in zip(ends, self.versions_after, strict=True)
+        )
 
     @property
     def steady_staleness(self) -> tuple[int, ...]:
@@ -99,9 +108,10 @@ def run_asynchronously(
     return AsyncReport(
         timeline,
         _throughput(timeline),
-        tuple(stage.versions for stage in stages),
+        tuple(max(stage.versions) for stage in stages),
         tuple(stage.staleness for stage in stages),
         tuple(stage.mismatched for stage in stages),
+        tuple(stage.versions for stage in stages),
     )
 
 
@@ -124,14 +134,15 @@ def _throughput(timeline: Timeline) -> float:
 
 
 class _Stage(NamedTuple):
-    versions: int
+    versions: tuple[int, ...]
     staleness: tuple[int, ...]
     mismatched: int
 
 
 def _walk(actions: Sequence[Action], entry: AsyncEntry, per_update: int, first: list[int]) -> _Stage:
     """Follow one stage's weights; the first stage's versions are left in ``first``."""
-    newest = most = mismatched = 0
+    newest = mismatched = 0
+    versions: list[int] = []
     used: dict[int, int] = {}
     gathered: list[int] = []
     staleness: list[int] = []
@@ -149,8 +160,8 @@ def _walk(actions: Sequence[Action], entry: AsyncEntry, per_update: int, first: 
                 newest += 1
                 gathered.clear()
         oldest = min(used.values(), default=newest) if entry.stashes else newest
-        most = max(most, newest - oldest + 1)  # what lies between is still to be used
-    return _Stage(most, tuple(staleness), mismatched)
+        versions.append(newest - oldest + 1)  # what lies between is still to be used
+    return _Stage(tuple(versions), tuple(staleness), mismatched)
 
 
 def _newest(newest: int, microbatch: int, per_update: int, first: Sequence[int]) -> int:

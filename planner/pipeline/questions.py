@@ -15,6 +15,7 @@ from planner.pipeline.schedule import Schedule, from_csv
 from planner.pipeline.simulator import StageTimes, simulate
 from planner.pipeline.synchronisation import synchronise
 from planner.pipeline.timeline import Timeline
+from planner.pipeline.trace import Counter
 from planner.pipeline.waves import wave_homes
 
 AUTOMATIC = "automatic"
@@ -57,6 +58,8 @@ class PipelineAnswer(NamedTuple):
     timeline: Timeline
     facts: dict[str, Any]
     """As JSON."""
+    counters: tuple[Counter, ...]
+    """What is held over time."""
 
 
 def run(question: PipelineQuestion) -> PipelineAnswer:
@@ -93,7 +96,11 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
             for rank, idle in enumerate(timeline.idle)
         ],
     }
-    return PipelineAnswer(timeline, facts)
+    return PipelineAnswer(timeline, facts, (_activations(timeline, held),))
+
+
+def _activations(timeline: Timeline, held: Held) -> Counter:
+    return Counter("activations", "micro-batches", timeline.memory_over_time(held))
 
 
 def _check(question: PipelineQuestion) -> None:
@@ -187,7 +194,9 @@ def _run_asynchronous(question: PipelineQuestion) -> PipelineAnswer:
             )
         ],
     }
-    return PipelineAnswer(report.timeline, facts)
+    versions = Counter("weights", "versions", report.versions_over_time())
+    activations = _activations(report.timeline, _held(question, question.ranks))
+    return PipelineAnswer(report.timeline, facts, (activations, versions))
 
 
 def compare_bounds(

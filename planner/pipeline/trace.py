@@ -3,8 +3,9 @@
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 from planner.pipeline.schedule import Action
 from planner.pipeline.timeline import Timeline
@@ -13,21 +14,54 @@ COMPUTE = 0
 """Thread of a rank's actions; its sends follow, each on the first thread that is free."""
 
 Steps = Sequence[tuple[float, float]]
-"""Bytes from each moment [s] on."""
+"""A value from each moment [s] on."""
 
 
-def to_chrome_trace(timeline: Timeline, memory: Sequence[Steps] = ()) -> str:
-    """The timeline as JSON for chrome://tracing or Perfetto: a process per rank, a thread per stream.
+class Counter(NamedTuple):
+    """Something that is counted on every rank, and in what."""
 
-    ``memory`` is a counter for each rank.
-    """
-    events = [*_actions(timeline), *_sends(timeline)]
+    name: str
+    unit: str
+    by_rank: Sequence[Steps]
+
+
+class Beside(NamedTuple):
+    """What a rank does besides its actions, on a track with a name [s]."""
+
+    rank: int
+    track: str
+    name: str
+    start: float
+    end: float
+
+
+def to_chrome_trace(
+    timeline: Timeline, counters: Iterable[Counter] = (), beside: Iterable[Beside] = ()
+) -> str:
+    """The timeline as JSON for chrome://tracing or Perfetto: a process per rank, a thread per stream."""
+    sends = list(_sends(timeline))
+    names = {COMPUTE: "compute"}
+    for event in sends:
+        thread = event["tid"]
+        names[thread] = "send" if thread == COMPUTE + 1 else f"send {thread}"
+    others = list(beside)
+    for track in dict.fromkeys(one.track for one in others):
+        names[len(names)] = track
+    threads = {name: thread for thread, name in names.items()}
+    more = (
+        _event(name, "X", rank, threads[track], start, cat=track, dur=(end - start) * 1e6)
+        for rank, track, name, start, end in others
+    )
+    events = [*_actions(timeline), *sends, *more]
     tracks = sorted({(event["pid"], event["tid"]) for event in events})
-    for rank, steps in enumerate(memory):
-        events += [
-            _event("memory", "C", rank, COMPUTE, moment, args={"bytes": held}) for moment, held in steps
-        ]
-    return json.dumps({"traceEvents": [*_names(tracks), *events], "displayTimeUnit": "ms"})
+    counted = chain.from_iterable(map(_counted, counters))
+    return json.dumps({"traceEvents": [*_names(tracks, names), *events, *counted], "displayTimeUnit": "ms"})
+
+
+def _counted(counter: Counter) -> Iterator[dict[str, Any]]:
+    for rank, steps in enumerate(counter.by_rank):
+        for moment, value in steps:
+            yield _event(counter.name, "C", rank, COMPUTE, moment, args={counter.unit: value})
 
 
 def _event(name: str, kind: str, rank: int, thread: int, start: float, **more: Any) -> dict[str, Any]:
@@ -35,13 +69,18 @@ def _event(name: str, kind: str, rank: int, thread: int, start: float, **more: A
     return {"name": name, "ph": kind, "pid": rank, "tid": thread, "ts": start * 1e6, **more}
 
 
-def _names(tracks: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def _names(tracks: Sequence[tuple[int, int]], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     for rank, thread in tracks:
         if thread == COMPUTE:
             yield {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
             yield {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}
-        name = "compute" if thread == COMPUTE else "send" if thread == COMPUTE + 1 else f"send {thread}"
-        yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}
+        yield {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": rank,
+            "tid": thread,
+            "args": {"name": names[thread]},
+        }
 
 
 def _actions(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,8 @@ export function drawTimeline() {
           row[STAGE] + kind + row[BATCH], { height: first || second ? LANE / 2 : LANE });
         i += 1;
       }
+      const [start, end] = data.reduces[rank] || [0, 0];
+      bar(gantt, y + LANE * 2 / 3, start, Math.min(end, data.makespan), "after", "", { height: LANE / 3 });
       let t = data.makespan;
       for (const [name, length] of data.after) { bar(gantt, y, t, t + length, "after", name); t += length; }
     });
@@ -147,6 +149,8 @@ export function drawTimeline() {
       if (!lines.length && t < data.makespan) {
         const begin = i < 0 ? 0 : rows[i][END], end = i + 1 < rows.length ? rows[i + 1][START] : data.makespan;
         lines.push(`idle for ${seconds(end - begin)}`);
+        const [start, done] = data.reduces[rank] || [0, 0];
+        if (t >= start && t < done) lines.push(`data: ${seconds(done - start)}`);
       }
     }
     return [`rank ${rank} at ${seconds(t)}`, ...lines, held].join("\n");

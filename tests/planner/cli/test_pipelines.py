@@ -101,6 +101,15 @@ def test_blocking_and_queues_slow_pipelines_that_never_flush(cli: Cli) -> None:
     assert rates[1] < rates[0]
 
 
+def test_traces_count_what_is_held(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    answer(cli("simulate", "--schedule", "pipedream", "--microbatches", "32", "-o", str(path), "--json"))
+    counted = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    versions = [e["args"]["versions"] for e in counted if e["name"] == "weights"]
+    activations = [e["args"]["micro-batches"] for e in counted if e["name"] == "activations"]
+    assert (versions[0], max(versions), activations[-1], max(activations)) == (1, 4, 0, 4)
+
+
 def test_memory_bounds_what_automatic_holds(cli: Cli) -> None:
     found = answer(cli("simulate", "--schedule", "automatic", "--memory", "2", "--json"))
     assert max(row["in_flight"] for row in found["ranks"]) <= 2

@@ -73,3 +73,20 @@ def test_a_peak_in_the_optimizer_is_drawn_there() -> None:
     assert most == pytest.approx(estimate.memory_bytes)
     assert moment >= step.timeline.makespan
     assert steps[-1] == (step.step_seconds, pytest.approx(step.resident_bytes[estimate.fullest_stage]))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_what_ranks_do_besides_fills_the_rest_of_the_step(evaluator: Evaluator, plan: Parallelism) -> None:
+    """Gradients are exchanged once a rank is done, the update follows when all are."""
+    step = step_timeline(evaluator, plan)
+    ends = [row[-1] for row in step.timeline.ends]
+    assert [start for start, _ in step.reduces] == ends
+    exchanged = step.timeline.makespan + dict(step.after)["data"]
+    assert max(end for _, end in step.reduces) == pytest.approx(exchanged)
+    updates = [one for one in step.beside() if one.track == "update"]
+    for rank in range(plan.pipeline):
+        mine = [one for one in updates if one.rank == rank]
+        assert mine[0].name == "optimizer"
+        assert mine[0].start == pytest.approx(exchanged)
+        assert all(a.end == b.start for a, b in pairwise(mine))
+        assert mine[-1].end == pytest.approx(step.step_seconds)

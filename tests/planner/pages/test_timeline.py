@@ -21,13 +21,15 @@ TITLE = "a <model> & its plan"
 
 def step_of(name: str = "zb-h1", p: int = 4, v: int = 1, m: int = 8) -> StepTimeline:
     times = StageTimes.uniform(p * v, 0.010, 0.012, 0.008)
+    ran = simulate(generate(name, p, v, m), times, 0.001)
     return StepTimeline(
-        timeline=simulate(generate(name, p, v, m), times, 0.001),
-        after=(("data", 0.0), ("optimizer", 0.020)),
+        timeline=ran,
+        after=(("data", 0.004), ("optimizer", 0.020)),
         held=Held((1.0 * GIB,) * p * v, (2.0 * GIB,) * p * v),
         resident_bytes=(10 * GIB,) * p,
         optimizer_bytes=(5 * GIB,) * p,
         memory_limit_bytes=80 * GIB,
+        reduces=tuple((row[-1], row[-1] + 0.004) for row in ran.ends),
     )
 
 
@@ -127,8 +129,19 @@ def test_idle_time_and_what_follows_the_pipeline_have_facts_too(opened: Page) ->
     below = opened.middle_of("#gantt rect.lane", 3)[1]
     opened.point(x, below)
     assert "idle for 33.000 ms" in opened.text("#tip")
-    opened.point(*opened.middle_of("#gantt rect.after", 0))
+    opened.point(*opened.middle_of("#gantt rect.after", 1))
     assert "optimizer: 20.000 ms" in opened.text("#tip")
+
+
+@needs_browser
+def test_gradients_that_are_exchanged_while_others_drain_are_drawn(opened: Page) -> None:
+    step = step_of()
+    first, last = step.timeline.ends[1][-1], step.timeline.makespan
+    assert first + 0.004 < last  # rank 1 is done before the step is
+    lane = opened.evaluate("document.querySelector('#gantt rect.lane').getBoundingClientRect().toJSON()")
+    _, y = opened.middle_of("#gantt rect.lane", 1)
+    opened.point(lane["x"] + (first + 0.002) / step.step_seconds * lane["width"], y)
+    assert opened.text("#tip").splitlines()[2] == "data: 4.000 ms"
 
 
 @needs_browser
@@ -174,7 +187,7 @@ def test_a_screenshot_has_the_bars(show: Show, dark: bool) -> None:
         if dark
         else {"F": (0x3F, 0x82, 0xDE), "W": (0xBF, 0x82, 0x18)}
     )
-    work = step_of().timeline.makespan + 0.020
+    work = step_of().step_seconds
     lanes = 26 * page.evaluate("document.querySelector('#gantt rect.lane').width.baseVal.value")
     for name, seconds in (("F", 0.010), ("W", 0.008)):
         share = 4 * 8 * seconds / work * lanes

@@ -8,7 +8,7 @@ import pytest
 from planner.pipeline.generators import SCHEDULES, generate, refusal
 from planner.pipeline.simulator import StageTimes, simulate
 from planner.pipeline.timeline import Timeline
-from planner.pipeline.trace import to_chrome_trace, to_text
+from planner.pipeline.trace import Beside, Counter, to_chrome_trace, to_text
 
 SHAPES = [(4, v, 8) for v in (1, 2)]
 
@@ -84,11 +84,22 @@ def test_sends_that_overlap_get_tracks_of_their_own() -> None:
 
 def test_memory_is_a_counter() -> None:
     timeline = simulate(generate("gpipe", 1, 1, 1), StageTimes.uniform(1, 1.0, 1.0, 1.0))
-    counters = events_of(timeline, "C", memory=[[(0.0, 5.0), (2.0, 3.0)]])
+    counters = events_of(timeline, "C", counters=[Counter("memory", "bytes", [[(0.0, 5.0), (2.0, 3.0)]])])
     assert [(e["pid"], e["ts"], e["args"]) for e in counters] == [
         (0, 0.0, {"bytes": 5.0}),
         (0, 2_000_000.0, {"bytes": 3.0}),
     ]
+
+
+def test_what_a_rank_does_besides_has_tracks_of_its_own() -> None:
+    timeline = simulate(generate("1f1b", 2, 1, 1), StageTimes.uniform(2, 1.0, 1.0, 1.0), p2p=0.5)
+    beside = [Beside(1, "data", "data", 5.0, 6.0), Beside(0, "update", "optimizer", 7.0, 8.5)]
+    found = {e["name"]: e for e in events_of(timeline, beside=beside)}
+    names = {(e["pid"], e.get("tid")): e["args"].get("name") for e in events_of(timeline, "M", beside=beside)}
+    assert (found["data"]["pid"], found["data"]["ts"], found["data"]["dur"]) == (1, 5e6, 1e6)
+    assert names[1, found["data"]["tid"]] == "data"
+    assert names[0, found["optimizer"]["tid"]] == "update"
+    assert (0, found["data"]["tid"]) not in names
 
 
 def test_gantt_chart_of_1f1b() -> None:
