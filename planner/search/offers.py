@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evaluation.evaluator import StageShape
+from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.memory import device_memory
-from planner.evaluation.moments import kept_share
+from planner.evaluation.moments import kept_share, stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import tail_of
 from planner.inter_op.dealing import Rank, Rates
@@ -23,19 +23,7 @@ MORE = 1.001
 """How many times as many activations for that."""
 
 
-class Offered(NamedTuple):
-    """A rank for the dealer, and what its offers stand for."""
-
-    rank: Rank
-    least: Rank
-    """The same with one offer that takes the least of each: quicker to deal with, and never above it."""
-    locals: tuple[Parallelism, ...]
-    """Degrees and rematerialisation of each offer."""
-    boundary: float
-    """What a stage hands on at least [bytes]."""
-
-
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """One way to run stages, measured on a few of them."""
 
     rates: Rates
@@ -44,43 +32,96 @@ class _Measured(NamedTuple):
     memory: Array
     """Of no layers; of the embedding; of the head [bytes]."""
     boundary: float
+    """What a stage hands on [bytes]."""
 
 
-def offered(prices: PoolPrices, size: int, share: Share, kinds: Sequence[str], stages: int) -> Offered | None:
-    """What a rank with ``stages`` stages offers on a submesh of so many devices; None where nothing runs there.
+class Offered(NamedTuple):
+    """A rank for the dealer, and what its offers stand for."""
 
-    Memory is a plane below the true one, which is convex: it holds for any number of layers and activations.
-    """
-    found: list[tuple[_Measured, Array, Parallelism]] = []
-    for mesh in prices.meshes(size, share):
-        local = mesh.model_copy(update={"virtual_stages": stages})
-        measured = _measured(prices, local, kinds)
-        numbers = np.concatenate([np.ravel(part) for part in (*measured.rates, *measured[1:])])
-        if not any((other <= numbers).all() for _, other, _ in found):
-            found.append((measured, numbers, local))
-    if not found:
-        return None
-    all_measured, _, local_plans = zip(*found, strict=True)
-    fixed, first, last = np.min([measured.memory for measured in all_measured], axis=0).tolist()
+    rank: Rank
+    ways: tuple[Measured, ...]
+    locals: tuple[Parallelism, ...]
+    """Degrees and rematerialisation of each offer."""
+    boundary: float
+    """What a stage hands on at least [bytes]."""
+
+
+class Offers:
+    """What the submeshes of all pools offer; each is measured once."""
+
+    def __init__(self, evaluator: Evaluator, prices: Sequence[PoolPrices]) -> None:
+        """Nothing is measured yet."""
+        self.kinds = sorted(set(evaluator.graph.sequence))
+        self._counts = np.array([evaluator.graph.sequence.count(kind) for kind in self.kinds], np.float64)
+        self._evaluator, self._prices = evaluator, prices
+        self._known: dict[tuple[int, int, Share, int], Offered | None] = {}
+
+    def of(self, pool: int, size: int, share: Share, stages: int) -> Offered | None:
+        """What a rank with ``stages`` stages offers on so many devices of a pool; None where nothing runs there."""
+        meshes = self._prices[pool].meshes(size, share)
+        if not meshes:
+            return None
+        several = meshes[0].model_copy(update={"virtual_stages": stages})
+        # A rank's memory depends on how many of its stages are gathered, and on nothing else that is not in flight.
+        gathered = stages_gathered(several, self._evaluator.software)
+        key = pool, size, share, gathered
+        if key not in self._known:
+            self._known[key] = _offered(self._prices[pool], meshes, self.kinds, gathered)
+        return self._known[key]
+
+    def rates(self, pool: int, share: Share) -> list[float]:
+        """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
+        on it in submeshes of one size; infinite where it cannot.
+        """
+        sizes = self._prices[pool].sizes
+        found = [
+            _rates(offered, self._counts) * size
+            for size in sizes
+            if (offered := self.of(pool, size, share, 1))
+        ]
+        none = np.full(len(self.kinds) + 2, np.inf)
+        least: list[float] = (np.min([none, *found], axis=0) / self._prices[pool].devices).tolist()
+        return least
+
+
+def _rates(offered: Offered, counts: Array) -> Array:
+    """Least seconds of a micro-batch in all layers of each kind, in the embedding, and in the head."""
+    layers = np.min([offer.seconds.sum(axis=1) for offer in offered.rank.offers], axis=0)
+    ends = [[way.first.sum(), way.last.sum()] for way in offered.ways]
+    return np.concatenate((counts * layers, np.min(ends, axis=0)))
+
+
+def _offered(prices: PoolPrices, meshes: Sequence[Parallelism], kinds: Sequence[str], stages: int) -> Offered:
+    """Memory is a plane below the true one, which is convex: it holds for any number of layers and activations."""
+    local_plans = [mesh.model_copy(update={"virtual_stages": stages}) for mesh in meshes]
+    measured = [_measured(prices, local, kinds) for local in local_plans]
+    kept = _least([np.concatenate([np.ravel(part) for part in (*one.rates, *one[1:])]) for one in measured])
+    ways = tuple(measured[k] for k in kept)
+    fixed, first, last = np.min([way.memory for way in ways], axis=0).tolist()
     rank = Rank(
-        offers=tuple(measured.rates for measured in all_measured),
-        first=np.min([measured.first for measured in all_measured], axis=0),
-        last=np.min([measured.last for measured in all_measured], axis=0),
+        offers=tuple(way.rates for way in ways),
+        first=np.min([way.first for way in ways], axis=0),
+        last=np.min([way.last for way in ways], axis=0),
         room=prices.limit - fixed,
         first_bytes=first,
         last_bytes=last,
     )
-    rates = (measured.rates for measured in all_measured)
-    best = Rates(*(np.min(column, axis=0) for column in zip(*rates, strict=True)))
-    return Offered(
-        rank, rank._replace(offers=(best,)), local_plans, min(measured.boundary for measured in all_measured)
-    )
+    return Offered(rank, ways, tuple(local_plans[k] for k in kept), min(way.boundary for way in ways))
 
 
-def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> _Measured:
+def _least(numbers: Sequence[Array]) -> list[int]:
+    """Which are not above another one in every number; of equals the first."""
+    table, kept = np.array(numbers), list[int]()
+    for k, row in enumerate(table):
+        if not (table[kept] <= row).all(axis=1).any():
+            kept.append(k)
+    return kept
+
+
+def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> Measured:
     of_kind = [_of_kind(prices, local, kind) for kind in kinds]
     rates = [one.rates for one in of_kind]
-    return _Measured(
+    return Measured(
         Rates(
             seconds=np.concatenate([rate.seconds for rate in rates]),
             fixed=np.min([rate.fixed for rate in rates], axis=0),
@@ -95,7 +136,7 @@ def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> _
     )
 
 
-def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> _Measured:
+def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     """As if the model had layers of this kind only."""
     evaluator = prices.evaluator
     mesh, count = evaluator.mesh(local), max(1, evaluator.graph.sequence.count(kind) // 2)
@@ -120,7 +161,7 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> _Measured:
     held = (bytes_of(stage(count), MORE * half) - some) / ((MORE - 1) * half)
     ends = [bytes_of(stage(count, **{end: True}), half) - some for end in ("first", "last")]
     a_layer = _seconds(two) - _seconds(one)
-    return _Measured(
+    return Measured(
         Rates(
             seconds=a_layer[None],
             fixed=_seconds(one) - a_layer,

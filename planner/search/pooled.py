@@ -13,9 +13,9 @@ from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Alternative, Estimate, Objective, Optimality, Parallelism, Pins, Plan
 from planner.search.best_first import Progress, Search
+from planner.search.branches import Answer
 from planner.search.pins import check_choices
 from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
-from planner.search.rescheduling import Answer
 from planner.search.space import device_counts
 from planner.search.unequal import UnequalSearch
 

@@ -1,12 +1,12 @@
 """Unlike stages under schedules that the dynamic program does not know: several on each rank, or split backwards.
 
 What a rank holds there depends on all others. Each pool is cut into equal submeshes, with a mesh and rematerialisation
-for each rank, and layers are dealt out to all stages. For every such arrangement a linear program says what no cut can
-be below (`planner.inter_op.dealing`); arrangements are looked at in the order of their bounds, the program's answer is
-rounded to whole layers, and layers are moved while the simulated step gets shorter.
+for each rank, and layers are dealt out to all stages. For every such arrangement ranks are filled up
+(`planner.inter_op.filling`), and where that may be the fastest a linear program says what no cut can be below
+(`planner.inter_op.dealing`); its answer is rounded to whole layers, and layers are moved while the simulated step gets
+shorter.
 """
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -19,11 +19,14 @@ from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.step import Tail, stage_wait, straggling
 from planner.inter_op.dealing import Dealer, Dealt, Order, Rank
+from planner.inter_op.filling import filled
 from planner.inter_op.ordered import pools_bound
+from planner.pipeline.dependencies import moments_in_flight
 from planner.pipeline.generators import is_written_out, refusal, schedule_entry, schedule_label, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
-from planner.plans import Estimate, Parallelism, Pins
-from planner.search.offers import Offered, offered
+from planner.plans import Parallelism, Pins
+from planner.search.branches import Answer, Best, Branch, Known, priced
+from planner.search.offers import Offered, Offers
 from planner.search.placing import device_ranges, mesh_of, placed, sharding_of
 from planner.search.recomputing import by_rank
 from planner.search.space import searched_schedules, stage_policies
@@ -52,13 +55,6 @@ class Way(NamedTuple):
     virtual_stages: int
 
 
-class Answer(NamedTuple):
-    """A plan with its price."""
-
-    plan: Parallelism
-    estimate: Estimate
-
-
 class Arrangement(NamedTuple):
     """What is decided before layers are dealt out."""
 
@@ -68,15 +64,6 @@ class Arrangement(NamedTuple):
     """Of every rank."""
     sizes: tuple[int, ...]
     """Devices of every rank."""
-
-
-class Rescheduled(NamedTuple):
-    """Plans, best first; what no plan of the space is below [s]; how many were priced and excluded."""
-
-    found: tuple[Answer, ...]
-    bound: float
-    evaluated: int
-    excluded: int
 
 
 def only_others(pins: Pins) -> bool:
@@ -118,46 +105,40 @@ def _check(name: str) -> None:
 class Rescheduling:
     """One search over arrangements."""
 
-    def __init__(self, evaluator: Evaluator, pins: Pins, prices: Sequence[PoolPrices]) -> None:
+    def __init__(
+        self, evaluator: Evaluator, pins: Pins, prices: Sequence[PoolPrices], offers: Offers
+    ) -> None:
         """Nothing is dealt yet. Raises as `ways`."""
-        self._evaluator, self._pins, self._prices = evaluator, pins, prices
+        self._evaluator, self._pins, self._prices, self._all_offers = evaluator, pins, prices, offers
         self.ways = ways(evaluator, pins)
-        self._least_stages = min((way.virtual_stages for way in self.ways), default=1)
         self._dealer = Dealer()
         sequence = evaluator.graph.sequence
-        self._kinds = sorted(set(sequence))
-        self._counts = [sequence.count(kind) for kind in self._kinds]
-        self._offered: dict[tuple[int, int, Share], Offered | None] = {}
-        self.evaluated = 0
+        self._counts = [sequence.count(kind) for kind in offers.kinds]
+        self._looked_at = self.evaluated = 0
 
-    def run(self, orders: Sequence[tuple[tuple[int, ...], Share]], known: float) -> Rescheduled:
-        """The best plans of all arrangements of pools in these orders that may take less than ``known`` [s].
+    def branches(self, order: tuple[int, ...], share: Share, best: Best) -> Iterator[tuple[float, Branch]]:
+        """All arrangements of the pools in this order, each with its first bound."""
+        if not self.ways:
+            return
+        rates = [self._all_offers.rates(pool, share) for pool in order]
+        least = pools_bound(np.array(rates), share.num_microbatches, waits=False)
+        for arrangement in self._arrangements(order, share):
+            beside, slower = self._beside(arrangement)
+            yield (least + beside) * slower, self._branch(arrangement, best)
 
-        A queue in the order of bounds: that by pools first, then that of the linear program, then the plan.
-        """
-        arrangements = [one for order, share in orders for one in self._arrangements(order, share)]
-        queue: list[tuple[float, int, Dealt | None]] = [
-            (self._by_pools(one), number, None) for number, one in enumerate(arrangements)
-        ]
-        heapq.heapify(queue)
-        found: list[Answer] = []
-        best = least = known
-        while queue and len(found) < LOOKED_AT:
-            bound, number, dealt = heapq.heappop(queue)
-            if bound >= best:
-                break
-            if dealt is None:
-                dealt = self._dealt(arrangements[number], best)
-                heapq.heappush(queue, (max(bound, dealt.bound), number, dealt))
-                continue
-            least = min(least, bound)
-            answer = self._answer(arrangements[number], dealt)
-            if answer is not None:
-                found.append(answer)
-                best = min(best, answer.estimate.step_time_s)
-        least = min([least, *(entry[0] for entry in queue)])
-        found.sort(key=lambda answer: answer.estimate.step_time_s)
-        return Rescheduled(tuple(found), min(least, best), self.evaluated, len(queue))
+    def _branch(self, arrangement: Arrangement, best: Best) -> Branch:
+        """Bounds of an arrangement, the quickest first, then a plan."""
+        quick = self._offers(arrangement, 1)
+        if quick is None:
+            return
+        yield Known(self._filled(arrangement, quick))
+        offers = self._offers(arrangement, arrangement.way.virtual_stages)
+        assert offers is not None  # what runs does so with more stages, if with less memory
+        dealt = self._dealt(arrangement, offers, best.seconds)
+        yield Known(dealt.bound)
+        self._looked_at += 1
+        looks = self._looked_at <= LOOKED_AT
+        yield Known(dealt.bound, self._answer(arrangement, offers, dealt) if looks else None, last=True)
 
     def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
         """Every way to cut the pools into equal submeshes, under every schedule."""
@@ -182,14 +163,11 @@ class Rescheduling:
 
     # --- bounds ---------------------------------------------------------------------------------------
 
-    def _by_pools(self, arrangement: Arrangement) -> float:
-        """What no deal of the layers can be below if every pool is always busy [s]."""
-        order = tuple(dict.fromkeys(arrangement.pools))
-        sizes = [arrangement.sizes[arrangement.pools.index(k)] for k in order]
-        share = arrangement.share
-        rates = [self._prices[k].rates(share, [size]) for k, size in zip(order, sizes, strict=True)]
-        beside, slower = self._beside(arrangement)
-        return (pools_bound(np.array(rates), share.num_microbatches, waits=False) + beside) * slower
+    def _filled(self, arrangement: Arrangement, offers: Sequence[Offered]) -> float:
+        """What no deal of the layers can be below, by `filled` [s]."""
+        order, (beside, slower) = _order(arrangement), self._beside(arrangement)
+        ranks, hops = [one.rank for one in offers], self._hops(arrangement, offers)
+        return (filled(order, ranks, self._counts, hops, moments_in_flight(*order)) + beside) * slower
 
     def _beside(self, arrangement: Arrangement) -> tuple[float, float]:
         """What comes on top of the pipeline at least [s], and how many times longer stragglers make all of it."""
@@ -199,31 +177,21 @@ class Rescheduling:
         waits = stage_wait(setting, len(arrangement.pools), arrangement.way.virtual_stages, m)
         return waits + setting.software.step_overhead, slower
 
-    def _dealt(self, arrangement: Arrangement, enough: float) -> Dealt:
+    def _dealt(self, arrangement: Arrangement, offers: Sequence[Offered], enough: float) -> Dealt:
         """Layers dealt out by the linear program; infinite where nothing fits."""
-        offers = self._offers(arrangement)
-        if offers is None:
-            return Dealt(float("inf"))
-        order = _order(arrangement)
-        hops, (beside, slower) = self._hops(arrangement, offers), self._beside(arrangement)
+        order, hops = _order(arrangement), self._hops(arrangement, offers)
+        beside, slower = self._beside(arrangement)
         pipeline = enough / slower - beside
-        least = self._dealer.deal(order, [one.least for one in offers], self._counts, hops, pipeline)
-        if least.bound >= pipeline:
-            return Dealt((least.bound + beside) * slower)
         found = self._dealer.deal(order, [one.rank for one in offers], self._counts, hops, pipeline)
-        return found._replace(bound=(max(least.bound, found.bound) + beside) * slower)
+        return found._replace(bound=(found.bound + beside) * slower)
 
-    def _offers(self, arrangement: Arrangement) -> list[Offered] | None:
-        """Of every rank; None where one has none."""
-        found = []
-        for pool, size in zip(arrangement.pools, arrangement.sizes, strict=True):
-            key = (pool, size, arrangement.share)
-            if key not in self._offered:
-                # With more stages on a rank memory is only more.
-                self._offered[key] = offered(
-                    self._prices[pool], size, arrangement.share, self._kinds, self._least_stages
-                )
-            found.append(self._offered[key])
+    def _offers(self, arrangement: Arrangement, stages: int) -> list[Offered] | None:
+        """Of every rank as if it had so many stages; None where one has none."""
+        of_pool = {
+            pool: self._all_offers.of(pool, size, arrangement.share, stages)
+            for pool, size in zip(arrangement.pools, arrangement.sizes, strict=True)
+        }
+        found = [of_pool[pool] for pool in arrangement.pools]
         return [one for one in found if one is not None] if None not in found else None
 
     def _hops(self, arrangement: Arrangement, offers: Sequence[Offered]) -> list[float]:
@@ -239,10 +207,9 @@ class Rescheduling:
 
     # --- plans ----------------------------------------------------------------------------------------
 
-    def _answer(self, arrangement: Arrangement, dealt: Dealt) -> Answer | None:
+    def _answer(self, arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> Answer | None:
         """The dealt layers as a plan, moved while that helps; None where it does not fit."""
-        offers = self._offers(arrangement)
-        if offers is None or not dealt.layers:
+        if not dealt.layers:
             return None
         chosen = _chosen(arrangement, offers, dealt)
         layers = self._dealer.whole(
@@ -259,7 +226,7 @@ class Rescheduling:
             improving = False
             for moved in _moved(self._evaluator.cuts(best.plan)):
                 answer = self._priced(self._recut(best.plan, arrangement, chosen, moved))
-                if answer is not None and answer.estimate.step_time_s < LESS * best.estimate.step_time_s:
+                if answer is not None and answer.seconds < LESS * best.seconds:
                     best, improving = answer, True
         return best
 
@@ -353,9 +320,3 @@ def _moved(ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
         moved = tuple(end + step * (low <= s < high) for s, end in enumerate(ends))
         if a != b and all(start < end for start, end in pairwise(moved)):
             yield moved
-
-
-def priced(evaluator: Evaluator, plan: Parallelism) -> Answer | None:
-    """The plan with its estimate; None where it does not fit."""
-    estimate = evaluator.estimate(plan)
-    return Answer(plan, estimate) if estimate.fits_with(evaluator.job.memory_headroom) else None

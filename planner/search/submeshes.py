@@ -70,7 +70,6 @@ class PoolPrices:
         self.sizes = submesh_sizes(evaluator.cluster, self.devices)
         self._assignments = Assignments(evaluator)
         self._meshes: dict[tuple[int, Share], tuple[Parallelism, ...]] = {}
-        self._layers: dict[tuple[object, ...], float] = {}
         self._offers: dict[tuple[object, ...], tuple[_Offer, ...]] = {}
 
     def choice(
@@ -82,46 +81,6 @@ class PoolPrices:
             self._offers[key] = self._offers_for(shape, size, share, policy)
         fitting = (offer.choice for offer in self._offers[key] if offer.room >= in_flight)
         return next(fitting, None)
-
-    def layer_seconds(self, name: str, size: int, share: Share) -> float:
-        """The least that one more layer of this kind adds to a stage, if memory were no matter; infinite where the
-        submesh cannot run it.
-        """
-        key = (name, size, share)
-        if key not in self._layers:
-            one, two = (StageShape(((name, count),), False, False) for count in (1, 2))
-            more = (
-                self.cost(local, two)[0].seconds - self.cost(local, one)[0].seconds
-                for local in self.meshes(size, share)
-            )
-            self._layers[key] = min(more, default=math.inf)
-        return self._layers[key]
-
-    def end_seconds(self, last: bool, size: int, share: Share) -> float:
-        """The least that the embedding, or the head, adds to a stage."""
-        key = (last, size, share)
-        if key not in self._layers:
-            name = self.evaluator.graph.sequence[-1 if last else 0]
-            without, alone = StageShape(((name, 1),), False, False), StageShape(((name, 1),), not last, last)
-            more = (
-                self.cost(local, alone)[0].seconds - self.cost(local, without)[0].seconds
-                for local in self.meshes(size, share)
-            )
-            self._layers[key] = min(more, default=math.inf)
-        return self._layers[key]
-
-    def rates(self, share: Share, sizes: Sequence[int]) -> list[float]:
-        """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
-        on it in submeshes of one of these sizes.
-        """
-        graph = self.evaluator.graph
-        kinds = sorted(set(graph.sequence))
-        found = [
-            graph.sequence.count(name) * min(self.layer_seconds(name, size, share) * size for size in sizes)
-            for name in kinds
-        ]
-        found += [min(self.end_seconds(last, size, share) * size for size in sizes) for last in (False, True)]
-        return [seconds / self.devices for seconds in found]
 
     def _offers_for(
         self, shape: StageShape, size: int, share: Share, policy: str | None

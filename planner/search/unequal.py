@@ -2,37 +2,34 @@
 
 For every order of two or more pools, size of a micro-batch and ZeRO stage, the dynamic program cuts layers into stages
 and pools into submeshes, with the evaluator's own seconds and memory for every stage; each stage runs with the mesh,
-sharding and rematerialisation that is fastest for it within its device's memory. The cuts that may be the fastest are
-then simulated, and their boundaries moved while that helps. Plans of one pool alone come from the search over equal
-stages. Every combination that its bound does not exclude is looked at.
+sharding and rematerialisation that is fastest for it within its device's memory. Cuts come in the order of what their
+steps cannot be below, and are simulated while they may be the fastest. Plans of one pool alone come from the search
+over equal stages.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise, permutations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.errors import Infeasible, InputError
+from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.inter_op.ordered import Bounded, cuts_in_order, pools_bound
-from planner.inter_op.partition import Array, StagePartition, Submesh, submesh_cuts
+from planner.inter_op.partition import Array, StagePartition, Submesh
 from planner.plans import Pins, Sharding, ZeroStage
+from planner.search.branches import Answer, Best, Branch, Known, Progress, Searched, priced, search
+from planner.search.offers import Offers
 from planner.search.placing import placed
-from planner.search.rescheduling import ONE_BY_ONE, Answer, Rescheduling, only_others, priced
+from planner.search.rescheduling import ONE_BY_ONE, Rescheduling, only_others
 from planner.search.space import divisors, stage_policies
+from planner.search.stage_tables import all_shapes, least_tables
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
-
-Numbers = NDArray[np.int64]
-Progress = Callable[[int, int], None]
 
 MAX_SEQUENCES = 64
 """Of a micro-batch on each data rank of the largest stage."""
-
-SIMULATED = 4
-"""Of the cuts with the least time by the closed form, so many are simulated and improved."""
 
 LOOKED_AT = 48
 """Of the cuts in the order of their bounds, so many are simulated for a combination at most."""
@@ -56,24 +53,13 @@ class Stage(NamedTuple):
     submesh: int
 
 
-class Solution(NamedTuple):
-    """Of one combination."""
-
-    answer: Answer | None
-    """None where nothing fits that may be faster than what is known."""
-    bound: float
-    """What no step of the combination can be below [s]; infinite where it holds nothing that was not known."""
-
-
 class _Tables(NamedTuple):
-    """[stages after, submesh, start, end] -> seconds, infinite where there is no such stage."""
+    """[stages after, submesh, start, end] -> seconds at least, infinite where there is no such stage."""
 
-    seconds: Array
-    """Of a micro-batch, with its part of what follows the last backward."""
     work: Array
-    """Of a micro-batch alone."""
+    """Of a micro-batch."""
     after: Array
-    """After the last backward, at least: all of it on the first stage, on others only what nothing can hide."""
+    """After the last backward: all of it on the first stage, on others only what nothing can hide."""
 
 
 class UnequalOutcome(NamedTuple):
@@ -106,9 +92,10 @@ class UnequalSearch:
         self.prices = tuple(
             PoolPrices(pool, pins, held, count) for pool, count in zip(evaluator.pools, counts, strict=True)
         )
-        self._rescheduling = Rescheduling(evaluator, pins, self.prices)
+        self._offers = Offers(evaluator, self.prices)
+        self._rescheduling = Rescheduling(evaluator, pins, self.prices, self._offers)
         self.evaluated = 0
-        self._shapes, self._shape_of = _all_shapes(evaluator)
+        self._shapes = all_shapes(evaluator, self._offers.kinds)
 
     def combinations(self) -> Iterator[Combination]:
         """Every order of the pools, size of a micro-batch and ZeRO stage that the pins allow."""
@@ -127,69 +114,56 @@ class UnequalSearch:
 
     def run(self, known: float = float("inf"), progress: Progress | None = None) -> UnequalOutcome:
         """The best plan of every combination that may be faster than ``known`` [s] and the others, best first."""
-        bounded = sorted(
-            ((self.bound(c), n, c) for n, c in enumerate(self.combinations())), key=lambda b: b[:2]
-        )
-        found: list[Answer] = []
-        best, proven, excluded = known, float("inf"), 0
-        for looked, (bound, _, combination) in enumerate(() if self._only_others else bounded):
-            if progress is not None:
-                progress(looked, len(bounded))
-            if bound >= best:
-                excluded = len(bounded) - looked
-                break
-            solution = self.solve(combination, best)
-            proven = min(proven, max(bound, solution.bound))
-            if solution.answer is not None:
-                found.append(solution.answer)
-                best = min(best, _seconds(solution.answer))
-        if self._rescheduling.ways:
-            orders = [(combination.order, combination.share) for _, _, combination in bounded]
-            others = self._rescheduling.run(orders, best)
-            found += others.found
-            proven = min(proven, others.bound)
-        found.sort(key=_seconds)
+        best, branches = Best(known), list[tuple[float, Branch]]()
+        for combination in self.combinations():
+            if not self._only_others:
+                branches.append((self.bound(combination), self._branch(combination, best)))
+            branches += self._rescheduling.branches(combination.order, combination.share, best)
+        searched = search(branches, best, progress)
         evaluated = self.evaluated + self._rescheduling.evaluated
-        return UnequalOutcome(tuple(found), min(proven, best), evaluated, excluded)
+        return UnequalOutcome(searched.found, searched.bound, evaluated, searched.excluded)
 
     # --- one combination ------------------------------------------------------------------------------
 
     def bound(self, combination: Combination) -> float:
         """What no step of the combination can be below [s], by `pools_bound`."""
-        prices, share = [self.prices[k] for k in combination.order], combination.share
-        rates = np.array([pool.rates(share, pool.sizes) for pool in prices])
+        order, share = combination
+        rates = np.array([self._offers.rates(pool, share) for pool in order])
         least = pools_bound(rates, share.num_microbatches, waits=not self._only_others)
-        return (least + self._beside(combination, len(prices))) * (1 + self._slower(combination))
+        return (least + self._beside(combination, len(order))) * (1 + self._slower(combination))
 
-    def solve(self, combination: Combination, known: float = float("inf")) -> Solution:
+    def solve(self, combination: Combination, known: float = float("inf")) -> Searched:
         """The fastest plan of the combination that may be faster than ``known`` [s], and what bounds all of them."""
-        submeshes = self.submeshes(combination)
-        pools = [self.prices[k].devices for k in combination.order]
-        if not submeshes:
-            return Solution(None, float("inf"))
-        m = combination.share.num_microbatches
-        tables = self._tables(combination, submeshes, known / m)
-        ordered = self._in_order(combination, tables, pools, submeshes)
-        first = next(ordered, None)
-        if first is None or first.bound >= known:
-            return Solution(None, float("inf"))
-        best = min(self._by_closed_form(combination, tables, pools, submeshes), key=_seconds, default=None)
-        return self._closed_in(combination, submeshes, chain([first], ordered), best, known)
+        best = Best(known)
+        return search([(0.0, self._branch(combination, best))], best)
 
-    def _by_closed_form(
-        self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
-    ) -> list[Answer]:
-        """The cuts of least time by the closed form, simulated and improved."""
-        m = combination.share.num_microbatches
-        try:
-            cuts = submesh_cuts(tables.seconds, pools, submeshes, m, self._stages)
-        except Infeasible:
-            return []
-        answers = (self._improved(combination, submeshes, cut) for cut in cuts[:SIMULATED])
-        return [answer for answer in answers if answer is not None]
+    def _branch(self, combination: Combination, best: Best) -> Branch:
+        """Cuts in the order of their bounds, simulated in turn.
+
+        A stage is priced when it is first used; where that is dearer than the tables say, they learn it, and the order
+        is made anew.
+        """
+        submeshes = self.submeshes(combination)
+        if not submeshes:
+            return
+        tables = self._tables(combination, submeshes)
+        seen: dict[StagePartition, Answer | None] = {}
+        bound, answer, order = 0.0, None, self._in_order(combination, tables, submeshes)
+        while (first := next(order, None)) is not None:
+            bound = max(bound, first.bound)
+            yield Known(bound, answer)
+            answer, cut = None, first.cut
+            if self._learnt(combination, tables, submeshes, cut):
+                order = self._in_order(combination, tables, submeshes)
+            elif cut not in seen:
+                seen[cut] = answer = self.priced(combination, submeshes, _stages(cut))
+            if len(seen) == LOOKED_AT:
+                yield Known(bound, self._improved(combination, submeshes, seen), last=True)
+                return
+        yield Known(float("inf"), answer)
 
     def _in_order(
-        self, combination: Combination, tables: _Tables, pools: Sequence[int], submeshes: Sequence[Submesh]
+        self, combination: Combination, tables: _Tables, submeshes: Sequence[Submesh]
     ) -> Iterator[Bounded]:
         """Cuts by what their steps cannot be below."""
         pinned, m = self._stages, combination.share.num_microbatches
@@ -198,28 +172,11 @@ class UnequalSearch:
             self._beside(combination, stages) if pinned in (None, stages) else float("inf")
             for stages in range(1, len(tables.work) + 1)
         ]
-        for bound, cut in cuts_in_order(tables.work, tables.after, pools, submeshes, m, extra):
+        unit = gcd(*(submesh.size for submesh in submeshes))
+        pools = [self.prices[k].devices // unit for k in combination.order]
+        smaller = [submesh._replace(size=submesh.size // unit) for submesh in submeshes]
+        for bound, cut in cuts_in_order(*tables, pools, smaller, m, extra):
             yield Bounded(bound * factor, cut)
-
-    def _closed_in(
-        self,
-        combination: Combination,
-        submeshes: Sequence[Submesh],
-        ordered: Iterator[Bounded],
-        best: Answer | None,
-        known: float,
-    ) -> Solution:
-        """Cuts in the order of their bounds, simulated until none that is left can be faster."""
-        for looked, (bound, cut) in enumerate(ordered):
-            least = known if best is None else min(known, _seconds(best))
-            if bound >= least:
-                return Solution(best, least)
-            if looked == LOOKED_AT:
-                return Solution(best, bound)
-            answer = self.priced(combination, submeshes, _stages(cut))
-            if answer is not None and (best is None or _seconds(answer) < _seconds(best)):
-                best = answer
-        return Solution(best, float("inf") if best is None else _seconds(best))
 
     def _beside(self, combination: Combination, stages: int) -> float:
         """What comes on top of a pipeline of so many stages in any plan of the combination, before stragglers [s]."""
@@ -254,41 +211,52 @@ class UnequalSearch:
         prices = self.prices[combination.order[submesh.pool]]
         return prices.choice(shape, submesh.size, share, held, policy)
 
-    def _tables(self, combination: Combination, submeshes: Sequence[Submesh], slowest: float) -> _Tables:
-        """What is known of every stage; those slower than ``slowest`` are left out."""
-        most = min(MOST_STAGES * len(combination.order), self.evaluator.graph.num_layers)
-        size = (most, len(submeshes), len(self._shapes) + 1)
-        seconds, work, tail = (np.full(size, np.inf) for _ in range(3))
-        for k, submesh in enumerate(submeshes):
-            prices = self.prices[combination.order[submesh.pool]]
-            for number, shape in enumerate(self._shapes):
-                least = sum(
-                    count * prices.layer_seconds(name, submesh.size, combination.share)
-                    for name, count in shape.layers
-                )
-                if least > slowest:
-                    continue
-                for after in range(1) if shape.last else range(1, most):
-                    choice = self.choice(combination, submesh, shape, after)
-                    if choice is not None:
-                        at = after, k, number
-                        seconds[at], work[at], tail[at] = choice.seconds, choice.work, choice.tail.optimizer
-                        tail[at] += choice.tail.data if shape.first else 0.0
-        return _Tables(*(table[:, :, self._shape_of] for table in (seconds, work, tail)))
+    def _tables(self, combination: Combination, submeshes: Sequence[Submesh]) -> _Tables:
+        """What every stage takes at least, before any is priced."""
+        order, share = combination
+        most = min(MOST_STAGES * len(order), self.evaluator.graph.num_layers)
+        offers = [self._offers.of(order[submesh.pool], submesh.size, share, 1) for submesh in submeshes]
+        held = [in_flight(share.schedule, after, share.num_microbatches) for after in range(most)]
+        limits = [self.prices[order[submesh.pool]].limit for submesh in submeshes]
+        return _Tables(*least_tables(offers, self._shapes, held, limits).of_cuts(self._shapes))
+
+    def _learnt(
+        self, combination: Combination, tables: _Tables, submeshes: Sequence[Submesh], cut: StagePartition
+    ) -> bool:
+        """Whether stages of the cut take longer than the tables said; now these say what they take."""
+        dearer = False
+        for number, (start, end) in enumerate(cut.stages):
+            after, k = len(cut.stages) - 1 - number, cut.submeshes[number]
+            shape = self._shapes.number[start, end]
+            choice = self.choice(combination, submeshes[k], self._shapes.shapes[shape], after)
+            work, tail = float("inf"), float("inf")
+            if choice is not None:
+                work, tail = choice.work, choice.tail.optimizer + (choice.tail.data if start == 0 else 0.0)
+            at = after, k, start, end
+            if work > tables.work[at] / LESS or tail > tables.after[at] / LESS:
+                dearer = True
+                alike = self._shapes.number == shape
+                tables.work[after, k, alike], tables.after[after, k, alike] = work, tail
+        return dearer
 
     def _improved(
-        self, combination: Combination, submeshes: Sequence[Submesh], cut: StagePartition
+        self,
+        combination: Combination,
+        submeshes: Sequence[Submesh],
+        seen: Mapping[StagePartition, Answer | None],
     ) -> Answer | None:
-        """The cut as a plan, its boundaries moved by a layer while the simulated step gets shorter."""
-        stages = _stages(cut)
-        best = self.priced(combination, submeshes, stages)
-        improving = best is not None
+        """The best of these cuts, its boundaries moved by a layer while the simulated step gets shorter."""
+        fitting = [(answer.seconds, _stages(cut)) for cut, answer in seen.items() if answer is not None]
+        if not fitting:
+            return None
+        (least, stages), best = min(fitting), None
+        improving = True
         while improving:
             improving = False
             for moved in _moved(stages):
                 answer = self.priced(combination, submeshes, moved)
-                if answer is not None and best is not None and _seconds(answer) < LESS * _seconds(best):
-                    best, stages, improving = answer, moved, True
+                if answer is not None and answer.seconds < LESS * least:
+                    best, least, stages, improving = answer, answer.seconds, moved, True
         return best
 
     def priced(
@@ -297,7 +265,7 @@ class UnequalSearch:
         """The stages as a plan with its estimate; None where one does not fit."""
         choices, shapes = [], []
         for number, (start, end) in enumerate(pairwise((0, *(stage.end for stage in stages)))):
-            shape = self._shapes[self._shape_of[start, end]]
+            shape = self.evaluator.shape(start, end)
             after = len(stages) - 1 - number
             choice = self.choice(combination, submeshes[stages[number].submesh], shape, after)
             if choice is None:
@@ -314,10 +282,6 @@ def _stages(cut: StagePartition) -> tuple[Stage, ...]:
     return tuple(Stage(end, k) for (_, end), k in zip(cut.stages, cut.submeshes, strict=True))
 
 
-def _seconds(answer: Answer) -> float:
-    return answer.estimate.step_time_s
-
-
 def _moved(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
     """The stages with one boundary moved by one layer."""
     ends = [0, *(stage.end for stage in stages)]
@@ -325,18 +289,6 @@ def _moved(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
         for end in (ends[s + 1] - 1, ends[s + 1] + 1):
             if ends[s] < end < ends[s + 2]:
                 yield (*stages[:s], stages[s]._replace(end=end), *stages[s + 1 :])
-
-
-def _all_shapes(evaluator: Evaluator) -> tuple[tuple[StageShape, ...], Numbers]:
-    """Every stage that layers can be cut into, and its number by start and end; the number after them is none."""
-    layers = evaluator.graph.num_layers
-    numbers: dict[StageShape, int] = {}
-    shape_of = np.full((layers + 1, layers + 1), -1)
-    for start in range(layers):
-        for end in range(start + 1, layers + 1):
-            shape = evaluator.shape(start, end)
-            shape_of[start, end] = numbers.setdefault(shape, len(numbers))
-    return tuple(numbers), shape_of
 
 
 def _states(evaluator: Evaluator, pins: Pins) -> list[tuple[ZeroStage, Sharding]]:

@@ -58,16 +58,17 @@ def test_bounds_are_below_every_plan(name: str) -> None:
     model, cluster, pins = CASES[name]
     search = UnequalSearch(Evaluator(model, cluster, Job(global_batch=8, seq_len=2048)), pins)
     for combination in search.combinations():
-        answer, bound = search.solve(combination)
+        searched = search.solve(combination)
         priced = [
             found.estimate.step_time_s
             for stages in every_cut(search, combination)
             if (found := search.priced(combination, search.submeshes(combination), stages)) is not None
         ]
         assert search.bound(combination) <= min(priced, default=float("inf"))
-        assert bound <= min(priced, default=float("inf"))
-        if answer is not None:
-            assert answer.estimate.step_time_s == pytest.approx(min(priced))
+        assert searched.bound <= min(priced, default=float("inf"))
+        assert bool(searched.found) == bool(priced)
+        if priced:
+            assert searched.found[0].seconds == pytest.approx(min(priced))
 
 
 def test_the_faster_pool_gets_more_layers() -> None:
