@@ -24,11 +24,11 @@ class Tables(NamedTuple):
     edges: list[tuple[int, int]]
     """Node and neighbour."""
     costs: Array
-    """[edge, own strategy, the neighbour's]"""
+    """[the neighbour's strategy, edge, own strategy]: what is taken over all neighbours' strategies runs fast so."""
     own: Numbers
     """[edge, own strategy]: place of the message into the node."""
     other: Numbers
-    """[edge, the neighbour's strategy]: place of the message into the neighbour."""
+    """[the neighbour's strategy, edge]: place of the message into the neighbour."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
 
@@ -122,14 +122,14 @@ class Layout:
         )  # fmt: skip
 
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
-        costs = np.stack([self.network.tables[v][w] for v, w in edges])
+        costs = np.stack([self.network.tables[w][v] for v, w in edges], axis=1)
         own = np.array([self.place[v][w] for v, w in edges])
         other = np.array([self.place[w][v] for v, w in edges])
         return Tables(
             edges,
             costs,
-            own[:, None] + np.arange(costs.shape[1]),
-            other[:, None] + np.arange(costs.shape[2]),
+            own[:, None] + np.arange(costs.shape[2]),
+            other + np.arange(costs.shape[0])[:, None],
             np.array([self.position[w] for _, w in edges]),
         )
 

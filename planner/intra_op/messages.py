@@ -141,12 +141,12 @@ class Relaxation:
         lift[np.isinf(lift)] = 0.0  # no partner is left: the margin says so too
         for tables in self._layout.edges():
             rest = self._rest(tables)
-            rest -= rest.min(axis=(1, 2), keepdims=True)
-            rest += (margins[self._layout.strategy_of[tables.own]] - lift[tables.own])[:, :, None]
-            rest += (margins[self._layout.strategy_of[tables.other]] - lift[tables.other])[:, None, :]
+            rest -= rest.min(axis=(0, 2), keepdims=True)
+            rest += margins[self._layout.strategy_of[tables.own]] - lift[tables.own]
+            rest += (margins[self._layout.strategy_of[tables.other]] - lift[tables.other])[:, :, None]
             dear = (rest > slack) & np.isfinite(tables.costs)
-            for edge in np.flatnonzero(dear.any(axis=(1, 2))):
-                self.network.forbid(*tables.edges[edge], dear[edge])
+            for edge in np.flatnonzero(dear.any(axis=(0, 2))):
+                self.network.forbid(*tables.edges[edge], dear[:, edge].T)
         for v in self._layout.nodes:
             kept = np.flatnonzero(margins[self._layout.strategies(v)] <= slack)
             if kept.size < self.network.costs[v].size:
@@ -172,7 +172,7 @@ class Relaxation:
             edges = np.flatnonzero(known[own] & known[tables.neighbour])
             own, other = own[edges], tables.neighbour[edges]
             rest = self._rest(tables)
-            lift = rest[edges, taken[own], taken[other]] - rest[edges].min(axis=(1, 2))
+            lift = rest[taken[other], edges, taken[own]] - rest.min(axis=(0, 2))[edges]
             np.add.at(regret, own, lift / 2)
             np.add.at(regret, other, lift / 2)
         return {v: float(r) for v, r, k in zip(self._layout.nodes, regret, known, strict=True) if k}
@@ -231,7 +231,7 @@ class Relaxation:
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""
         for tables in edges:
-            self._into[tables.own] = (tables.costs - self._into[tables.other][:, None, :]).min(axis=2)
+            self._into[tables.own] = (tables.costs - self._into[tables.other][:, :, None]).min(axis=0)
 
     def _hand_on(self, level: Level, share: Array) -> None:
         into = self._into[level.messages]
@@ -246,9 +246,9 @@ class Relaxation:
         lift = np.zeros(self._into.size)
         for tables in self._layout.edges():
             rest = self._rest(tables)
-            value += float(rest.min(axis=(1, 2)).sum())
-            rest -= rest.min(axis=(1, 2), keepdims=True)
-            lift[tables.own], lift[tables.other] = rest.min(axis=2), rest.min(axis=1)
+            value += float(rest.min(axis=(0, 2)).sum())
+            rest -= rest.min(axis=(0, 2), keepdims=True)
+            lift[tables.own], lift[tables.other] = rest.min(axis=0), rest.min(axis=2)
         return value, theta - self._least(theta)[self._layout.owner] + self._per_strategy(lift), lift
 
     def _of_nodes(self, theta: Array) -> float:
@@ -268,9 +268,9 @@ class Relaxation:
         return np.minimum.reduceat(theta, self._layout.first[:-1]) if theta.size else np.zeros(0)
 
     def _rest(self, tables: Tables) -> Array:
-        """What messages leave in the edges."""
-        rest: Array = tables.costs - self._into[tables.own][:, :, None]
-        rest -= self._into[tables.other][:, None, :]
+        """What messages leave in the edges, [the neighbour's strategy, edge, own strategy]."""
+        rest: Array = tables.costs - self._into[tables.own]
+        rest -= self._into[tables.other][:, :, None]
         return rest
 
     def _decode(self) -> Numbers:
@@ -280,7 +280,7 @@ class Relaxation:
         for level in self._layout.levels:
             for tables in level.behind:
                 every = np.arange(len(tables.edges))
-                seen[tables.own] = tables.costs[every, :, choice[tables.neighbour]]
+                seen[tables.own] = tables.costs[choice[tables.neighbour], every]
             scores = self._priced[level.strategies] + np.bincount(
                 level.strategy_of, seen[level.messages], level.strategies.stop - level.strategies.start
             )
