@@ -106,6 +106,15 @@ def transposed(shape: Shape, permutation: Sequence[int]) -> Rule:
     return loops.rule("view", (dims,), (tuple(dims[i] for i in permutation),))
 
 
+def paired(shape: Shape, result: Shape) -> Rule:
+    """Complex numbers seen as their two parts, or the other way round: one side has a last dim of 2 more."""
+    loops = Loops()
+    plain: Dims = tuple(loops.new(n) for n in min(shape, result, key=len))
+    parts: Dims = (*plain, loops.new(2, False))
+    reads, writes = (parts, plain) if len(shape) > len(result) else (plain, parts)
+    return loops.rule("view", (reads,), (writes,))
+
+
 def broadcast(shape: Shape, result: Shape, places: Sequence[int]) -> Rule:
     """Dim i of the operand is dim ``places[i]`` of the result; the others repeat it."""
     loops = Loops()

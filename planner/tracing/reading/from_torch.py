@@ -8,6 +8,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.reading.products import grouped_product
 from planner.tracing.reading.torch_rules import TORCH_RULES, Call, Operand, convolved
 
 
@@ -30,8 +31,10 @@ def from_torch(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from planner.tracing.reading.torch_attention import with_attention
+    from planner.tracing.reading.torch_libraries import with_derivatives
 
-    lifted = _Lifted(with_attention(torch.export.export(module, tuple(example_inputs))), module)
+    exported = with_attention(torch.export.export(module, tuple(example_inputs)))
+    lifted = _Lifted(with_derivatives(exported), module)
     leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
     function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
     table = _core(torch) if gradient else None
@@ -116,8 +119,8 @@ def _differentiated(torch: Any, call: Callable[..., Any]) -> Callable[..., Any]:
             if "setup_context" not in str(error):
                 raise
             raise InputError(
-                "gradient=True: an operator that a library defines (torch.library.custom_op) has a derivative that "
-                "cannot be traced; experts of transformers have others (experts_implementation)"
+                "gradient=True: an operator that a library defines (torch.library.define) has a derivative that "
+                "cannot be traced; defined by torch.library.custom_op it could be"
             ) from None
 
     return run
@@ -264,12 +267,23 @@ class _Importer:
         for k, name in zip(wanted, outputs, strict=True):
             self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], "")
 
+    def _grouped_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
+        """Gradients of the rows and of the matrices of a product by group."""
+        rows, matrices, ends, gradient = inputs
+        shapes = {name: self.values[name].shape for name in inputs}
+        pairs = ((gradient, matrices, (1, 2)), (rows, gradient, (1, 1)))
+        for name, shape, (left, right, depth) in zip(outputs, call.outputs, pairs, strict=True):
+            rule = grouped_product(shapes[left], shapes[right], shapes[ends][0], shape, depth)
+            rule = rule or opaque([shapes[left], shapes[right], shapes[ends]], [shape])
+            self._add(name, "grouped_mm_backward", [left, right, ends], [name], rule, "")
+
 
 _SPLIT: Mapping[str, Callable[[_Importer, Any, Call, list[str], list[str]], None]] = {
     "addmm": _Importer._affine,
     "baddbmm": _Importer._affine,
     "convolution": _Importer._convolution,
     "convolution_backward": _Importer._convolution_backward,
+    "transformers.grouped_mm_fallback_backward": _Importer._grouped_backward,
 }
 """Operators that become several."""
 

@@ -16,6 +16,7 @@ from planner.tracing.factors import (
     created,
     elementwise,
     opaque,
+    paired,
     reduction,
     reshaped,
     stacked,
@@ -47,12 +48,12 @@ class Operand(NamedTuple):
 TorchRule = Callable[[Call], Rule]
 
 ELEMENTWISE = """
-    abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
-    bitwise_xor ceil clamp clamp_max clamp_min cos cosh div elu eq erf exp expm1 fill floor fmod full_like ge
-    gelu gelu_backward gt hardtanh isinf isnan le leaky_relu log log10 log1p log2 logical_and logical_not
-    logical_or logical_xor lt masked_fill maximum minimum mul native_dropout ne neg ones_like pow reciprocal
-    relu remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin sinh sqrt sub tan
-    tanh tanh_backward threshold_backward tril triu trunc where zeros_like
+    _conj abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
+    bitwise_xor ceil clamp clamp_max clamp_min cos cosh div elu eq erf exp expm1 fill floor fmod full_like ge gelu
+    gelu_backward gt hardtanh isinf isnan le leaky_relu log log10 log1p log2 logical_and logical_not logical_or
+    logical_xor lt masked_fill maximum minimum mul native_dropout ne neg ones_like polar pow reciprocal relu
+    remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin sinh sqrt sub tan tanh
+    tanh_backward threshold_backward tril triu trunc where zeros_like
 """
 
 SAME = "_to_copy alias clone contiguous copy detach lift_fresh_copy"
@@ -79,6 +80,10 @@ def _created(call: Call) -> Rule:
 
 def _reshape(call: Call) -> Rule:
     return reshaped(call.inputs[0], call.outputs[0])
+
+
+def _paired(call: Call) -> Rule:
+    return paired(call.inputs[0], call.outputs[0])
 
 
 def _permute(call: Call) -> Rule:
@@ -147,9 +152,14 @@ def _bmm(call: Call) -> Rule:
 
 
 def _grouped(call: Call) -> Rule:
-    """Rows by expert, where each expert's end: the third tensor."""
+    """Rows by expert, where each expert's end: the third tensor; of two matrices, rows are columns of the first."""
     left, right, ends = call.inputs[:3]
-    return grouped_product(left, right, ends[0], call.outputs[0]) or opaque(call.inputs, call.outputs)
+    turned = len(right) == 2
+    rule = grouped_product(left[::-1] if turned else left, right, ends[0], call.outputs[0])
+    if rule is None:
+        return opaque(call.inputs, call.outputs)
+    first, *others = rule.reads
+    return rule._replace(reads=(first[::-1] if turned else first, *others))
 
 
 def _mv(call: Call) -> Rule:
@@ -383,6 +393,8 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "t": _transpose,
         "topk": _touching(2),
         "transpose": _transpose,
+        "view_as_complex": _paired,
+        "view_as_real": _paired,
     }
 )
 """Rule of every operator that is known, by its name without ``aten.`` and overload."""

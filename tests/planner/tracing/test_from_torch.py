@@ -122,19 +122,100 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 double.register_fake(torch.empty_like)
-double.register_autograd(lambda ctx, gradient: 2 * gradient)
+double.register_autograd(lambda ctx, gradient: double(gradient))
+
+torch.library.define("meshwright_tests::triple", "(Tensor x) -> Tensor")
+torch.library.impl("meshwright_tests::triple", "CompositeExplicitAutograd", lambda x: 3 * x)
+torch.library.register_autograd("meshwright_tests::triple", lambda ctx, gradient: 3 * gradient)
+
+
+class Times(Mlp):
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Any) -> Any:
+        return self.operator(self.up(x)).mean()
+
+
+def test_a_derivative_that_a_library_defines_is_followed() -> None:
+    x = torch.empty(8, 1024, device="meta")
+    module = on_meta(lambda: Times(double))
+    with pytest.raises(Unsupported, match=r"\(meshwright_tests\.double\) has no rule"):
+        from_torch(module, x)
+    program = from_torch(module, x, gradient=True, replicate_unknown=True)
+    assert len(program.replicated) == 2  # there and back
 
 
 def test_a_derivative_that_cannot_be_traced_is_named() -> None:
-    class Loss(Mlp):
-        def forward(self, x: Any) -> Any:
-            return double(self.up(x)).mean()
-
-    x = torch.empty(8, 1024, device="meta")
+    module = on_meta(lambda: Times(torch.ops.meshwright_tests.triple))
     with pytest.raises(InputError, match="has a derivative that cannot be traced"):
-        from_torch(on_meta(Loss), x, gradient=True)
-    with pytest.raises(Unsupported, match=r"\(meshwright_tests\.double\) has no rule"):
-        from_torch(on_meta(Loss), x)
+        from_torch(module, torch.empty(8, 1024, device="meta"), gradient=True)
+
+
+class OfLanguage(torch.nn.Module):
+    """The loss of a model of ``transformers``."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        logits = self.model(tokens, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+EXPERTS, CHOSEN, HIDDEN, INNER, TOKENS = 4, 2, 64, 48, 2 * 16
+SIZES = {
+    "vocab_size": 128, "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": INNER,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_experts_per_tok": CHOSEN,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "n_routed_experts": EXPERTS, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0,
+}  # fmt: skip
+
+
+def expert_models() -> dict[str, Callable[[], Any]]:
+    transformers = pytest.importorskip("transformers")
+    of = transformers.AutoConfig.for_model
+    configs = {
+        "mixtral": lambda: of("mixtral", **SIZES, num_key_value_heads=2, num_local_experts=EXPERTS),
+        "qwen3_moe": lambda: of(
+            "qwen3_moe", **SIZES, num_key_value_heads=2, num_experts=EXPERTS, head_dim=16
+        ),
+        "deepseek_v2": lambda: of("deepseek_v2", **SIZES, **LATENT),
+        "deepseek_v3": lambda: of("deepseek_v3", **SIZES, **LATENT),
+    }
+    build = transformers.AutoModelForCausalLM.from_config
+    return {name: lambda config=config: OfLanguage(build(config())) for name, config in configs.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("mixtral", "float32"),  # the library's own operator
+        ("deepseek_v2", "float32"),
+        ("mixtral", "bfloat16"),  # PyTorch's
+        ("qwen3_moe", "bfloat16"),
+        ("deepseek_v3", "bfloat16"),
+    ],
+)
+def test_experts_of_transformers_have_gradients(name: str, dtype: str) -> None:
+    """Two products by expert forward, each twice more backward; every one may be split by experts."""
+    module = on_meta(expert_models()[name]).to(getattr(torch, dtype))
+    tokens = torch.zeros(2, 16, dtype=torch.long, device="meta")
+    program = clean(from_torch(module, tokens, tokens, gradient=True))
+    assert program.replicated == ()
+    grouped = [op for op in program.operations if "grouped_mm" in op.primitive]
+    assert len(grouped) == 3 * 2
+    rows = TOKENS * CHOSEN
+    sizes = sorted(elements(op.sizes) for op in grouped)
+    assert sizes == [rows * HIDDEN * INNER] * 3 + [rows * HIDDEN * 2 * INNER] * 3
+    for op in grouped:
+        assert EXPERTS in {op.sizes[f] for f in splittable(op)}
+    shapes = {v.path: v.shape for v in program.values if v.role == "parameter"}
+    assert len(program.ties) == len(shapes)
 
 
 def test_rows_picked_along_a_dim_are_looked_up() -> None:
@@ -143,6 +224,18 @@ def test_rows_picked_along_a_dim_are_looked_up() -> None:
     ((batch, table, width), (picked,)), (found,) = op.reads, op.writes
     assert (op.kind, found) == ("lookup", (batch, picked, width))
     assert [op.sizes[f] for f in (*batch, *table, *width, *picked)] == [4, 6, 2, 8]
+
+
+def test_complex_numbers_are_pairs_that_stay_together() -> None:
+    x, angles = torch.empty(4, 6, 2, device="meta"), torch.empty(4, 6, device="meta")
+
+    def turned(x: Any, angles: Any) -> Any:
+        return torch.view_as_real(torch.view_as_complex(x) * torch.polar(angles, angles))
+
+    program = clean(from_torch(Calls(turned), x, angles))
+    assert [v.dtype for v in program.values if v.role == "input"] == ["float32"] * 2
+    for op in program.operations:
+        assert {op.sizes[f] for f in splittable(op)} == {4, 6}
 
 
 def test_what_is_written_in_place_is_traced_as_what_it_becomes() -> None:
@@ -281,8 +374,8 @@ def test_attention_costs_what_a_fused_kernel_does() -> None:
         if op.attention is None:
             continue
         found = options(op, [program.value[n].shape for n in op.outputs], pricer.mesh)
-        assert len({o.split for o in found}) == 3  # key heads, queries, nothing
-        for way in found:
+        assert len({o.split for o in found}) == 4  # key heads, queries, these with keys in a ring, nothing
+        for way in (o for o in found if o.split != op.attention.keys):
             by_queries = way.split[0] in op.attention.queries
             key_heads = 2 if by_queries or way.split == (-1,) else 1
             rows = LENGTH // 2 if by_queries else LENGTH
