@@ -123,6 +123,9 @@ def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
     elif found["collectives"] is None:
         yield "this libtpu cannot print the program for this slice, so its collectives are not known"
     elif "p2p" in found["collectives"]:
-        yield "XLA turns gathers and reductions beside products into rings of p2p: compare what is sent in all"
+        yield (
+            "XLA turns gathers and scatters beside products into rings, which count as what they do; p2p is what they "
+            "send beyond that: n + 1 parts of n, of which two are zeros or are not read"
+        )
     if plan.plan.context > 1:
         yield "attention across context ranks gathers keys and values, whatever the plan's exchange"

@@ -1,7 +1,8 @@
 """Collectives of a compiled XLA program, counted from its text: how often each runs and what a device sends.
 
 A loop's body counts as often as the compiler says that it runs. Asynchronous collectives count once, at their start.
-TPU compilers write a reduce-scatter as a fusion of an all-reduce with the slice that a device keeps of it.
+TPU compilers write a reduce-scatter as a fusion of an all-reduce with the slice that a device keeps of it, and gathers
+and scatters beside products as `rings`.
 
 Source: XLA, operation semantics (openxla.org/xla/operation_semantics) and the text form of HLO modules.
 """
@@ -10,6 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+from planner.verification.programs.rings import Send, counted, does, ring_devices
 
 BYTES: Mapping[str, float] = {
     "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
@@ -45,6 +48,7 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.-]+)")
+_BODY = re.compile(r"body=%?([\w.-]+)")
 _CONSTANT = re.compile(r" constant\((\d+)\)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _OPERAND = re.compile(r"%([\w.-]+)")
@@ -52,7 +56,9 @@ _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\S+)? \{(.*?)\}")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
-_KEPT = re.compile(r"^\s+ROOT .* dynamic-slice\((?:\S+ )?%?([\w.-]+),")
+_KEPT = re.compile(r"^\s+ROOT .* dynamic-slice\((?:[a-z]\w*\[\S* )?%?([\w.-]+),")
+_COUNTER = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
+_SUM = re.compile(r" add\((.*?)\)")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -74,6 +80,8 @@ class Collective(NamedTuple):
     """The array that it gathers, sums or exchanges: what all parts make for a gather, else the operand."""
     scope: str = ""
     """Names of the functions around it, as ``jax.named_scope`` gives them."""
+    ring: Send | None = None
+    """The same, as part of a ring of sends."""
 
 
 def shape_bytes(text: str) -> float:
@@ -96,11 +104,13 @@ def group_size(line: str, devices: int) -> int:
 
 
 def collectives(text: str, devices: int) -> dict[str, Total]:
-    """Kind -> `Total` of a compiled module's ``text``."""
+    """Kind -> `Total` of a compiled module's ``text``; rings count as the gathers and scatters that they are."""
     totals: dict[str, Total] = {}
-    for made in listed_collectives(text, devices):
-        before, total = totals.get(made.kind, Total())
-        totals[made.kind] = Total(before + made.times, total + made.times * made.sent_bytes)
+    listed = listed_collectives(text, devices)
+    plain = [(made.kind, made.times, made.times * made.sent_bytes) for made in listed if made.ring is None]
+    for kind, times, sent_bytes in (*plain, *counted(made.ring for made in listed if made.ring)):
+        before, total = totals.get(kind, Total())
+        totals[kind] = Total(before + times, total + sent_bytes)
     return totals
 
 
@@ -108,7 +118,8 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
     """Every collective of a compiled module's ``text``.
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
-    are one. Those that the program writes itself, in a ``shard_map``, have one channel for all: each counts.
+    are one, which runs as often as what runs least, as steps may be in a loop within the loop of the start. Those that
+    the program writes itself, in a ``shard_map``, have one channel for all: each counts.
     """
     bodies, entry = _computations(text)
     found: dict[str, Collective] = {}
@@ -126,10 +137,11 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
                 kind = "reduce_scatter" if match.group(1) == scattered else kind
                 channel = _CHANNEL.search(line)
                 made = _collective(kind, match, sizes, group_size(line, devices), times)
+                made = made._replace(ring=_send(made, match, name, bodies[name]))
                 key = f"{name}.{match.group(1)}"
                 if channel is not None and WRITTEN not in made.scope:
                     key = channel.group(1)
-                found[key] = max(found.get(key, made), made, key=lambda c: (c.sent_bytes, c.times))
+                found[key] = min(found.get(key, made), made, key=lambda c: (c.times, -c.sent_bytes))
             for callee, trips in _calls(match.group(3), line, bodies):
                 walk(callee, times * trips, match.group(3) == "fusion")
 
@@ -166,6 +178,17 @@ def _collective(
     return Collective(kind, SENT[kind](given, group), times, full, scope.group(1) if scope else "")
 
 
+def _send(made: Collective, match: re.Match[str], computation: str, lines: Iterable[str]) -> Send | None:
+    """A permute as part of a ring; None for other collectives, and permutes that are no ring."""
+    devices = ring_devices(match.group(4)) if made.kind == "p2p" else 0
+    if not devices:
+        return None
+    operand = next(iter(_OPERAND.findall(match.group(4))), "")
+    kind = does(computation, lines, operand, made.scope)
+    part = _SHAPE.search(match.group(2))
+    return Send(made.scope, part.group(0) if part else "", made.sent_bytes, made.times, devices, kind)
+
+
 def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]]) -> list[tuple[str, float]]:
     """Computations that an instruction runs, and how often."""
     if opcode not in ("while", "fusion", "call", "conditional", "async-start"):
@@ -176,10 +199,29 @@ def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]]) -> list[tupl
 
 
 def _trips(line: str, bodies: Mapping[str, list[str]]) -> float:
-    """How often a loop runs: as noted, or the constant with which its condition compares a counter from 0."""
+    """How often a loop runs: as noted, or as its condition compares a counter from 0 with a constant."""
     if noted := _TRIPS.search(line):
         return float(noted.group(1))
-    condition = _CONDITION.search(line)
-    lines = bodies.get(condition.group(1), []) if condition else []
-    constants = [int(n) for text in lines for n in _CONSTANT.findall(text)]
-    return float(max(constants, default=1))
+    condition, body = _CONDITION.search(line), _BODY.search(line)
+    if condition is None or body is None:
+        return 1.0
+    asked, done = bodies.get(condition.group(1), []), bodies.get(body.group(1), [])
+    constants = [int(n) for text in asked for n in _CONSTANT.findall(text)]
+    counters = [int(n) for text in asked for n in _COUNTER.findall(text)]
+    step = _step(done, counters[0]) if counters else 1
+    return float(math.ceil(max(constants, default=1) / step))
+
+
+def _step(body: Iterable[str], counter: int) -> int:
+    """What a loop adds to the element ``counter`` of what it carries: more than 1 where its body was unrolled."""
+    made: dict[str, str] = {}
+    carried: list[str] = []
+    for line in body:
+        if match := _INSTRUCTION.match(line):
+            made[match.group(1)] = line
+            if line.lstrip().startswith("ROOT"):
+                carried = _OPERAND.findall(match.group(4).partition(")")[0])
+    added = _SUM.search(made.get(carried[counter], "")) if counter < len(carried) else None
+    names = _OPERAND.findall(added.group(1)) if added else []
+    steps = [int(n) for name in names for n in _CONSTANT.findall(made.get(name, ""))]
+    return max(1, *steps) if steps else 1

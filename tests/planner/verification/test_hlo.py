@@ -68,7 +68,7 @@ FUSED = """HloModule step, num_partitions=8
 %all-reduce-scatter.clone (input: bf16[16]) -> bf16[4] {
   %input = bf16[16]{0} parameter(0)
   %all-reduce.1 = bf16[16]{0} all-reduce(%input), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
-  ROOT %dynamic-slice.2 = bf16[4]{0} dynamic-slice(%all-reduce.1, %start), dynamic_slice_sizes={4}
+  ROOT %dynamic-slice.2 = bf16[4]{0} dynamic-slice(%all-reduce.1, %row, %start), dynamic_slice_sizes={4}
 }
 
 ENTRY %main (b: bf16[16]) -> bf16[4] {
@@ -82,6 +82,90 @@ def test_a_fused_sum_that_keeps_its_part_is_a_reduce_scatter() -> None:
     assert collectives(FUSED, 8) == {"reduce_scatter": Total(1, 3 / 4 * 32)}
     whole = FUSED.replace("ROOT %dynamic-slice.2", "%dynamic-slice.2")
     assert collectives(whole, 8) == {"all_reduce": Total(1, 2 * 3 / 4 * 32)}
+
+
+UNROLLED = MODULE.replace(
+    "ROOT %out", "%two = s32[] constant(2)\n  %next = s32[] add(%i, %two)\n  ROOT %out"
+).replace("tuple(%i, %sum)", "tuple(%next, %sum)")
+
+
+def test_an_unrolled_loop_runs_as_often_as_its_counter_steps() -> None:
+    assert "%next, %sum" in UNROLLED
+    assert collectives(UNROLLED, 8)["all_reduce"].times == 3
+
+
+def test_steps_of_a_collective_within_an_inner_loop_are_part_of_the_one_outside() -> None:
+    outside = "  %start = f32[8]{0} all-reduce(%b), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}\n"
+    module = MODULE.replace("  %whole", outside + "  %whole")
+    assert collectives(module, 8)["all_reduce"].times == 1
+
+
+def ring(kind: str, parts: str) -> str:
+    """A loop in which four devices send a part both ways, twice, and a last send after it."""
+    pairs = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
+    scope = 'metadata={op_name="jit(step)/dot_general"}'
+    send = f"bf16[{parts}]{{0}} collective-permute(%x), {pairs}, {scope}, channel_id"
+    return f"""HloModule step, num_partitions=4
+
+%condition (p: (s32[], bf16[{parts}])) -> pred[] {{
+  %p = (s32[], bf16[{parts}]) parameter(0)
+  %limit = s32[] constant(4)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}}
+
+%wide.windowed_dot_general_body_{kind}.1 (p.1: (s32[], bf16[{parts}])) -> (s32[], bf16[{parts}]) {{
+  %p.1 = (s32[], bf16[{parts}]) parameter(0)
+  %i = s32[] get-tuple-element(%p.1), index=0
+  %x = bf16[{parts}]{{0}} get-tuple-element(%p.1), index=1
+  %left = {send}=1
+  %right = {send}=2
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  ROOT %out = (s32[], bf16[{parts}]) tuple(%next, %right)
+}}
+
+ENTRY %main (a: (s32[], bf16[{parts}])) -> bf16[{parts}] {{
+  %a = (s32[], bf16[{parts}]) parameter(0)
+  %loop = (s32[], bf16[{parts}]) while(%a), condition=%condition, body=%wide.windowed_dot_general_body_{kind}.1
+  %x = bf16[{parts}]{{0}} get-tuple-element(%loop), index=1
+  ROOT %last = {send}=3
+}}
+"""
+
+
+@pytest.mark.parametrize(("loop", "kind"), [("ag", "all_gather"), ("rs", "reduce_scatter")])
+def test_a_ring_beside_a_product_counts_as_what_it_does(loop: str, kind: str) -> None:
+    """Five sends, of which three do it."""
+    assert collectives(ring(loop, "16"), 4) == {kind: Total(1, 3 * 32), "p2p": Total(2, 2 * 32)}
+
+
+UNROLLED_RING = """HloModule step, num_partitions=3
+
+ENTRY %main (x: bf16[16]) -> bf16[16] {
+  %x = bf16[16]{0} parameter(0)
+  %start = (bf16[16], bf16[16]) collective-permute-start(%x), channel_id=1, PAIRS
+  %done = bf16[16]{0} collective-permute-done(%start)
+  %part = bf16[16]{0} add(%done, %x)
+  %start.1 = (bf16[16], bf16[16]) collective-permute-start(%part), channel_id=2, PAIRS
+  ROOT %done.1 = bf16[16]{0} collective-permute-done(%start.1)
+}
+"""
+
+
+def test_an_unrolled_ring_scatters_if_it_sends_on_sums() -> None:
+    pairs = 'source_target_pairs={{0,1},{1,2},{2,0}}, metadata={op_name="jit(step)/dot_general"}'
+    module = UNROLLED_RING.replace("PAIRS", pairs)
+    assert collectives(module, 3) == {"reduce_scatter": Total(1, 2 * 32)}
+    assert collectives(module.replace("(%part)", "(%done)"), 3) == {"all_gather": Total(1, 2 * 32)}
+
+
+def test_permutes_of_programs_stay_what_they_are() -> None:
+    """Of ``jax.lax.ppermute``, and those of a chain with ends."""
+    around = 'source_target_pairs={{0,1},{1,2},{2,0}}, metadata={op_name="jit(step)/ppermute"}'
+    assert collectives(UNROLLED_RING.replace("PAIRS", around), 3) == {"p2p": Total(2, 64)}
+    chain = 'source_target_pairs={{0,1},{1,2}}, metadata={op_name="jit(step)/dot_general"}'
+    assert collectives(UNROLLED_RING.replace("PAIRS", chain), 3) == {"p2p": Total(2, 64)}
 
 
 def test_a_noted_trip_count_goes_before_the_condition() -> None:
