@@ -11,7 +11,7 @@ from cluster_specs.errors import UnknownName
 from cost_models.constants import constants
 from cost_models.costs import ComputeTime, kernel_time
 from cost_models.matmul import matmul_seconds
-from cost_models.roofline import element_bytes, memory_seconds, peak, stream_seconds
+from cost_models.roofline import element_bytes, memory_seconds, product_dtype, product_peak, stream_seconds
 
 KERNELS = ("flash", "plain", "fused_softmax")
 
@@ -109,7 +109,7 @@ def head_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
 
 def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
     sustained = device.efficiency.attention_backward if backward else device.efficiency.attention_forward
-    rate = peak(device, dtype) * sustained
+    rate = product_peak(device, dtype) * sustained
     queries = shape.batch * shape.heads * shape.q_len * (shape.qk_dim + shape.v_dim)
     keys = shape.batch * shape.kv_heads * shape.kv_len * (shape.qk_dim + shape.v_dim)
     passes = 2 if backward else 1  # backward reads inputs, outputs and one gradient, and writes the others
@@ -167,7 +167,7 @@ def _batched(shape: AttentionShape, device: DeviceSpec, dtype: str) -> tuple[str
     width = constants("kernels")["matmul"]["vector_bytes"] / element_bytes(dtype)
     padded = [width * ceil(dim / width) for dim in (shape.qk_dim, shape.v_dim)]
     if device.kind == "tpu" or padded == [shape.qk_dim, shape.v_dim]:
-        return dtype, shape.qk_dim, shape.v_dim
+        return product_dtype(device, dtype), shape.qk_dim, shape.v_dim
     return "fp32", padded[0], padded[1]
 
 

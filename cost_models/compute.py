@@ -13,6 +13,8 @@ from cost_models.roofline import (
     launch_bound,
     memory_seconds,
     peak,
+    product_dtype,
+    product_peak,
     ridge_point,
     stream_seconds,
 )
@@ -36,6 +38,8 @@ __all__ = [
     "newton_schulz_flops",
     "optimizer_seconds",
     "peak",
+    "product_dtype",
+    "product_peak",
     "ridge_point",
     "stream_seconds",
 ]

@@ -32,9 +32,29 @@ def peak(device: DeviceSpec, dtype: str) -> float:
     return rate
 
 
+def product_dtype(device: DeviceSpec, dtype: str) -> str:
+    """Format in which matrix units multiply tensors of ``dtype``: fp32 as tf32 where the device has it, and as bf16
+    passes where it has no rate for fp32 either (a TPU, at XLA's default precision).
+
+    Source: pytorch/pytorch ``torch.set_float32_matmul_precision`` (as training scripts set it); JAX
+    ``jax.default_matmul_precision``.
+    """
+    if dtype != "fp32":
+        return dtype
+    return next((own for own in ("tf32", "fp32") if own in device.peak_flops_per_second), "bf16")
+
+
+def product_peak(device: DeviceSpec, dtype: str) -> float:
+    """Dense peak rate of products of tensors of ``dtype`` [FLOP/s], against which utilisation is counted.
+
+    Raises ``InputError`` where the device has none.
+    """
+    return peak(device, product_dtype(device, dtype))
+
+
 def ridge_point(device: DeviceSpec, dtype: str) -> float:
     """Arithmetic intensity above which arithmetic is the limit: peak rate over bandwidth [FLOP/byte]."""
-    return peak(device, dtype) / device.memory_bandwidth
+    return product_peak(device, dtype) / device.memory_bandwidth
 
 
 def arithmetic_intensity(flops: float, num_bytes: float) -> float:

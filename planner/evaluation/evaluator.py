@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import device_on, in_training, load_software, replayed
 from cluster_specs.topology import pool_of
-from cost_models.compute import peak
+from cost_models.compute import product_peak
 from planner.evaluation import sites
 from planner.evaluation.blocks import (
     Assignment,
@@ -88,7 +88,7 @@ class Evaluator:
         matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
         self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
-        self.peak = peak(runs_on.device, job.precision)
+        self.peak = product_peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
         self.checks = software.host_check > 0
         self.kept = kept_for(model, runs_on, job, software)
@@ -368,7 +368,7 @@ class Evaluator:
         memory = sites.memory_by_rank(plan, places)
         fullest = max(range(plan.pipeline), key=lambda r: (memory[r].total / limits[r], -r))
         ranks = {
-            place.devices: peak(place.setting.cluster.device, self.job.precision)
+            place.devices: product_peak(place.setting.cluster.device, self.job.precision)
             * (place.devices[1] - place.devices[0])
             for place in places
         }

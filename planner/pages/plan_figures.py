@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.units import format_bandwidth, format_bytes, format_rate, format_seconds
-from cost_models.roofline import peak, ridge_point
+from cost_models.roofline import product_peak, ridge_point
 from planner.analysis.naming import short_name
 from planner.analysis.replicas import Scaled
 from planner.analysis.sensitivity import Sensitivity
@@ -215,7 +215,7 @@ def roofline_figure(operators: Sequence[OperatorCost], cluster: ClusterSpec, pre
         }
         for op in computing
     ]
-    device, rate = cluster.device, peak(cluster.device, precision)
+    device, rate = cluster.device, product_peak(cluster.device, precision)
     roof = _roof(cluster, precision, [float(row["intensity"]) for row in rows])
     x = logarithmic("intensity", "arithmetic intensity [FLOP/byte]", [*roof, *rows])
     y = logarithmic("rate", "attained [TFLOP/s]", [*roof, *rows])
@@ -244,7 +244,7 @@ def roofline_figure(operators: Sequence[OperatorCost], cluster: ClusterSpec, pre
 
 def _roof(cluster: ClusterSpec, precision: str, intensities: Sequence[float]) -> list[Row]:
     """Corners of the roof, somewhat beyond the operators."""
-    device, rate = cluster.device, peak(cluster.device, precision)
+    device, rate = cluster.device, product_peak(cluster.device, precision)
     ridge = ridge_point(device, precision)
     low, high = min((*intensities, ridge)) / ROOM, max((*intensities, ridge)) * ROOM
     return [{"intensity": x, "rate": min(rate, rate * x / ridge) / 1e12} for x in (low, ridge, high)]

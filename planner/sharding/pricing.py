@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, stream_seconds
+from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, product_dtype, stream_seconds
 from cost_models.routing import once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
@@ -96,15 +96,13 @@ class Pricer:
     def matmul_dtype(self, block: Block, left: Tensor, right: Tensor) -> str:
         """Rate at which a product of these tensors runs.
 
-        fp32 tensors use tf32 where the device has it, and bf16 passes on a TPU (XLA's default precision). The head
-        stays in bf16 in fp8 and fp4 jobs, as in Megatron Core (``output_layer`` is none of Transformer Engine's) and
-        torchtitan (``filter_fqns`` leaves out ``output``).
+        Those of fp32 as `product_dtype` says. The head stays in bf16 in fp8 and fp4 jobs, as in Megatron Core
+        (``output_layer`` is none of Transformer Engine's) and torchtitan (``filter_fqns`` leaves out ``output``).
         """
         if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
             head = block.name == self.graph.last
             return "bf16" if head and self.job.precision in NARROW else self.job.precision
-        rates = self.mesh.cluster.device.peak_flops_per_second
-        return next((dtype for dtype in ("tf32", "fp32") if dtype in rates), "bf16")
+        return product_dtype(self.mesh.cluster.device, "fp32")
 
     def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
         """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""

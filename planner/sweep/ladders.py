@@ -9,7 +9,7 @@ from pydantic import Field
 from cluster_specs.record import Record
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
-from cost_models.compute import peak
+from cost_models.compute import product_peak
 from cost_models.economics import HOUR, least_device_hours
 from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
@@ -105,7 +105,7 @@ def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:
     """Device-hours of the whole run with every device at its peak; infinite where the device lacks the type."""
     cluster = sized(kind, smallest(kind))
     try:
-        return least_device_hours(flops, peak(cluster.device, str(job.get("precision", "bf16"))))
+        return least_device_hours(flops, product_peak(cluster.device, str(job.get("precision", "bf16"))))
     except InputError:
         return math.inf
 
