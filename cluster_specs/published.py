@@ -5,7 +5,6 @@ Such descriptions name the accelerator, how many there are, and often the networ
 and reported.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -77,10 +76,9 @@ def _slices(
         raise InputError(f"hardware: {n_devices} devices of {file.name} do not make {slices} equal slices")
     assumed = []
     if topology is None:
-        fitting = [shape for shape in file.slices.usual if _chips(shape) == chips]
-        if not fitting:
+        topology = next(file.slices.of_size(chips), None)
+        if topology is None:
             raise InputError(f"hardware: no usual slice of {file.name} has {chips} chips; give its topology")
-        topology = fitting[0]
         if len(parse_shape(topology)) > 1 and chips > 1:
             assumed.append(f"topology={topology} ({chips} chips per slice)")
     name = f"{file.name}:{topology}" + (f"*{slices}" if slices > 1 else "")
@@ -88,10 +86,6 @@ def _slices(
     if spec.num_devices != n_devices:
         raise InputError(f"hardware: topology {topology} has {spec.num_devices} devices, not {n_devices}")
     return spec, assumed
-
-
-def _chips(shape: str) -> int:
-    return math.prod(parse_shape(shape))
 
 
 def _nodes(

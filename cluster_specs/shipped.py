@@ -1,8 +1,9 @@
 """The shipped data files: devices, fabrics and clusters, read once and kept."""
 
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,29 @@ class SliceRule(Record):
             whole = all(extent % self.wrap_multiple == 0 for extent in shape)
             return (whole,) * len(shape)
         return tuple(extent == self.wrap_length for extent in shape)
+
+    def of_size(self, chips: int) -> Iterator[str]:
+        """Shapes of so many chips: those on offer, then of whole cubes and no larger, the most compact first.
+
+        Source: cloud.google.com/tpu/docs/v5p, "TensorCores and topology": from 64 chips on 4a x 4b x 4c, a <= b <= c.
+        """
+        on_offer = {shape: math.prod(map(int, shape.split("x"))) for shape in self.usual}
+        yield from (shape for shape, size in on_offer.items() if size == chips)
+        side = self.wrap_multiple
+        if (
+            side is not None
+            and self.dimensions == 3
+            and chips % side**3 == 0
+            and chips < max(on_offer.values())
+        ):
+            cubes = chips // side**3
+            sides = [
+                (cubes // (a * b), b, a)
+                for a in range(1, cubes + 1)
+                for b in range(1, a + 1)
+                if cubes % (a * b) == 0 and cubes // (a * b) <= b
+            ]
+            yield from ("x".join(str(side * extent) for extent in shape) for shape in sides)
 
 
 class ClusterFile(Record):
@@ -156,7 +180,7 @@ def _device_names() -> Mapping[str, str]:
     names = {}
     for name, file in device_files().items():
         for alias in (name, *file.aliases):
-            names[_reduced(alias)] = name
+            names[_reduced(alias)] = names[_reordered(alias)] = name
     return names
 
 
@@ -167,7 +191,8 @@ _VENDOR = re.compile(r"^(nvidia|amd|instinct|tesla|google|aws|[\s-])+", re.IGNOR
 def find_device(name: str) -> DeviceFile:
     """Shipped device of this name or alias, whatever its case and punctuation; raises ``UnknownName``."""
     names = _device_names()
-    known = names.get(_reduced(name)) or names.get(_reduced(_VENDOR.sub("", name)))
+    own = _VENDOR.sub("", name)
+    known = names.get(_reduced(name)) or names.get(_reduced(own)) or names.get(_reordered(own))
     if known is None:
         raise UnknownName("device", name, device_files())
     return device_files()[known]
@@ -176,6 +201,11 @@ def find_device(name: str) -> DeviceFile:
 def _reduced(name: str) -> str:
     """Letters and digits alone, in lower case, so that ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` are one."""
     return "".join(filter(str.isalnum, name.lower()))
+
+
+def _reordered(name: str) -> str:
+    """Words in one order, so that ``A100 80GB SXM4`` and ``A100-SXM4-80GB`` are one."""
+    return " ".join(sorted(re.findall(r"[a-z0-9]+", name.lower())))
 
 
 def _toml(path: Path) -> dict[str, Any]:

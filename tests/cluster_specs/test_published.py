@@ -126,6 +126,15 @@ def test_part_of_a_mesh_has_part_of_its_links() -> None:
     assert part.links[0].bandwidth == pytest.approx(whole.links[0].bandwidth * 3 / 7)
 
 
+@pytest.mark.parametrize(
+    ("chips", "shape"), [(192, "4x4x12"), (384, "4x8x12"), (768, "8x8x12"), (3072, "12x16x16")]
+)
+def test_slices_that_no_list_has_are_whole_cubes(chips: int, shape: str) -> None:
+    """Google's list of v5p slices has 4x4x12, 4x8x12 and 8x8x12; PaLM trained on pods of 3072 v4."""
+    for device in ("tpu-v4", "tpu-v5p"):
+        assert cluster_for(device, chips)[1] == [f"topology={shape} ({chips} chips per slice)"]
+
+
 def test_tpu_slices_take_the_topology_given() -> None:
     cluster, assumed = cluster_for("tpu-v7x", 128, slices=1, topology="4x4x4")
     assert cluster.torus is not None
