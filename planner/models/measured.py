@@ -110,7 +110,7 @@ def read_run_model(read: ConfigReader, name: str) -> TransformerConfig:
         experts=_experts(read),
         latent=latent,
         scheme="deepseek" if latent else "llama",
-        mtp_layers=read.integer("mtp_layers", default=0, least=0),
+        mtp_layers=read.integer("mtp_layers", default=0, least=0, most=len(layers)),
     )
 
 

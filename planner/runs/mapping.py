@@ -331,12 +331,16 @@ def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:
     schedule = (run.parallel.schedule or "").lower()
     if isinstance(printed, str) and printed.isdigit():
         printed = int(printed)
-    if isinstance(printed, int):
-        return printed
     if is_written_out(schedule):
-        return schedule_entry(run.parallel.schedule or schedule).stages_per_rank[0]
-    loops = printed is not None or "interleaved" in schedule.replace("non-interleaved", "")
+        return (
+            printed
+            if isinstance(printed, int)
+            else schedule_entry(run.parallel.schedule or "").stages_per_rank[0]
+        )
     least = schedule_entry(_schedule(run, degrees, Assumptions())).stages_per_rank[0]
+    if isinstance(printed, int) and not printed == 1 < least:
+        return printed
+    loops = printed not in (None, 1) or "interleaved" in schedule.replace("non-interleaved", "")
     return assume.default("vp", None, max(2, least)) if loops or least > 1 else 1
 
 
@@ -351,8 +355,8 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
 
 
 def _recompute_every(text: str) -> int:
-    numbered = re.search(r"every (\d+)(?:st|nd|rd|th)", text)
-    return int(numbered[1]) if numbered else 1
+    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other)\b", text)
+    return int(numbered[1] or 2) if numbered else 1
 
 
 def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
@@ -371,7 +375,11 @@ def _schedule(run: RunFile, degrees: Degrees, assume: Assumptions) -> str:
     if run.parallel.schedule is not None and is_written_out(run.parallel.schedule):
         return run.parallel.schedule
     usual = "1f1b" if run.parallel.vp in (None, 1) else "interleaved"
-    return assume.understand("schedule", run.parallel.schedule, vocabulary.SCHEDULES, usual)
+    found = assume.understand("schedule", run.parallel.schedule, vocabulary.SCHEDULES, usual)
+    # Sources call both forms by the name of the other; the stages of a rank decide.
+    if found in ("1f1b", "interleaved") and run.parallel.vp is not None and found != usual:
+        return assume.default("schedule", None, usual)
+    return found
 
 
 def _offload(run: RunFile) -> tuple[str, ...]:

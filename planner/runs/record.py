@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cluster_specs.errors import InputError
 from cluster_specs.record import first_problem
@@ -59,6 +59,10 @@ def _none_of_nothing(value: Any) -> Any:
     return None if number and (isinstance(value, bool) or value == 0 or not math.isfinite(value)) else value
 
 
+def _none_of_rest(value: Any) -> Any:
+    return None if value == -1 else _none_of_zero(value)
+
+
 def _text(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list) else value
 
@@ -72,6 +76,9 @@ def _recompute_text(value: Any) -> Any:
 Degree = Annotated[int | None, Field(gt=0), BeforeValidator(_none_of_zero)]
 """A degree that configurations switch off with 0."""
 
+Shard = Annotated[int | None, Field(gt=0), BeforeValidator(_none_of_rest)]
+"""A degree of sharding; torchtitan writes -1 for all ranks that are left."""
+
 Figure = Annotated[float | None, Field(gt=0), BeforeValidator(_none_of_nothing)]
 """A measurement, where there is one."""
 
@@ -82,6 +89,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="allow", use_attribute_docstrings=True, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _blanks_are_absent(cls, fields: Any) -> Any:
+        """Tables that were once CSV have empty texts where nothing was published."""
+        return {k: v for k, v in fields.items() if v != ""} if isinstance(fields, Mapping) else fields
 
 
 class ModelSection(Section):
@@ -128,9 +141,9 @@ class ParallelSection(Section):
     moe_a2a_overlap: bool | None = None
     """The exchange runs beside the computation of another micro-batch."""
     vp: Annotated[int | str | None, BeforeValidator(_none_of_zero)] = None
-    dp_shard: int | None = Field(default=None, gt=0)
-    dp_replicate: int | None = Field(default=None, gt=0)
-    fsdp_degree: int | None = Field(default=None, gt=0)
+    dp_shard: Shard = None
+    dp_replicate: Shard = None
+    fsdp_degree: Shard = None
     sequence_parallel: bool | None = None
     zero_stage: int | None = Field(default=None, ge=0, le=3)
     sharding: str | None = None

@@ -41,20 +41,25 @@ PRECISIONS: Table = (
     (r".*(fp4|int8|int4).*", None),
     (r".*fp8.*", Meaning("fp8", exact=False)),
     (r".*(bf16|bfloat16).*", Meaning("bf16", exact=False)),
-    (r".*(fp16|float16).*", Meaning("fp16", exact=False)),
-    (r"float32", Meaning("fp32")),
+    (r".*(fp16|float16).*|half|16(-mixed|-true)?", Meaning("fp16", exact=False)),
+    (r"float32|32(-true)?", Meaning("fp32")),
 )
 """``precision``; an empty value stands for the text itself, None for what has no equivalent."""
 
 RECOMPUTES: Table = (
     (r"none|full|attention", Meaning("")),
-    (r"none \(.*\)|unspecified|off|no", Meaning("none", exact=False)),
+    (r"none \(.*\)|unspecified|off|no|false|disabled|everything_saveable", Meaning("none", exact=False)),
     (
-        r"full (ac|remat|activation checkpointing)|full \(uniform.*\)|uniform|yes|on",
+        r"full (ac|remat|activation checkpointing)|full \(uniform.*\)|granular full|uniform|yes|on|true|enabled|ac|"
+        r"(activation|gradient)[- _]checkpointing|nothing_saveable",
         Meaning("full", exact=False),
     ),
     (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("products")),
+    (r"dots_saveable|checkpoint_dots", Meaning("products", exact=False)),
+    (r"core[- _]attn|selective (attention|\((core )?attention\))", Meaning("attention")),
+    (r"(per-)?op([- ]sac)?|sac|selective ac", Meaning("alternate", exact=False)),
     (r"selective[- ]layer ?\(every \d+(st|nd|rd|th)\)", Meaning("full")),
+    (r"((full|selective)[ ,(]+)?every (\d+(st|nd|rd|th)|other) layer\)?", Meaning("full", exact=False)),
     (r"selective[-_]op", Meaning("alternate")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),
@@ -65,7 +70,7 @@ RECOMPUTES: Table = (
     (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
     (r"save_dot_with_context_except_mlp", Meaning("mlp")),
     (r"minimal.*|save_dot.*|save_qkv.*|save_out.*", Meaning("selective", exact=False)),
-    (r"custom.*|.*offload(ed)?", Meaning("full", exact=False)),
+    (r"custom.*|.*offload.*", Meaning("full", exact=False)),
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
@@ -79,10 +84,12 @@ SCHEDULES: Table = (
     (r"1f1b( \(non-interleaved\))?", Meaning("1f1b")),
     (r"gpipe|afab|all[ -]forward[ -]all[ -]backward", Meaning("gpipe")),
     (r"1f1b/interleaved.*", Meaning("interleaved", exact=False)),
-    (r"interleaved[ -]?1f1b|1f1b-i(nterleaved)?(-vpp\d+)?|interleaved", Meaning("interleaved")),
+    (r"interleaved[ -]?1f1b|1f1b[- ]i(nterleaved)?(-vpp\d+)?|interleaved|vpp", Meaning("interleaved")),
+    (r"interleaved \(.*\)|virtual pipeline", Meaning("interleaved", exact=False)),
+    (r"non-interleaved", Meaning("1f1b", exact=False)),
     (r"1f1b vocab-method=(baseline|redis)", Meaning("1f1b", exact=False)),
     (r"1f1b vocab-method=.*", None),
-    (r"zb-?1p|zb-?h1|zero-bubble", Meaning("zb-h1", exact=False)),
+    (r"zb-?1p|zb-?h1|zero[- ]?bubble", Meaning("zb-h1", exact=False)),
     (r"zb-?2p|zb-?h2", Meaning("zb-h2", exact=False)),
     (r"zb-?v(-formatted)?", Meaning("zb-v", exact=False)),
     (r"interleaved[ -]?(zb|zero-?bubble)", Meaning("interleaved-zb")),
@@ -102,10 +109,13 @@ OPTIMIZERS: Table = (
     (r"sgd", Meaning("plain-sgd")),
     (r"sgd[-_ ]momentum", Meaning("sgd")),
     (r"plain-sgd|adafactor|muon|adamw8bit", Meaning("")),
-    (r"(adamw?_?8bit|8-?bit[-_ ]adamw?)", Meaning("adamw8bit")),
-    (r"(?!.*8-?bit).*adamw?\b.*", Meaning("adamw", exact=False)),
+    (r"adamw?_?8bit|8-?bit[-_ ]adamw?", Meaning("adamw8bit")),
+    (r"(paged[-_ ])?adamw?[-_ ](bnb[-_ ])?8-?bit", Meaning("adamw8bit", exact=False)),
+    (r"lion|lars", Meaning("sgd", exact=False)),
+    (r"lamb|sophia|(?!.*8-?bit).*adamw?(?![a-z]).*", Meaning("adamw", exact=False)),
 )
-"""``optim``; SGD without a word more has no momentum (PyTorch ``torch.optim.SGD``, optax ``sgd``)."""
+"""``optim``; SGD without a word more has no momentum (PyTorch ``torch.optim.SGD``, optax ``sgd``). What keeps as many
+states of a weight as another, and differs in a few element-wise operations, counts as that."""
 
 DTYPES: Table = (
     (r"fp32|float32", Meaning("fp32")),
@@ -116,23 +126,28 @@ DTYPES: Table = (
 
 ATTENTIONS: Table = (
     (r"flash.*|splash|fused|sdpa|cudnn.*", Meaning("flash")),
-    (r"dot(_product)?|plain|eager|unfused", Meaning("plain")),
+    (r"dot(_product)?|plain|eager|unfused|math|naive|vanilla|core", Meaning("plain")),
+    (
+        r"fa-?[1-4]|flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
+        Meaning("flash", exact=False),
+    ),
     (r"(?!.*(no |not |non-|without |un)).*(flash|fused|cudnn).*", Meaning("flash", exact=False)),
 )
 """``attention`` or ``attn``."""
 
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
-    (r"(torch )?FSDP[12]?", ShardingMeaning(3, exact=False)),
+    (r"((torch|pytorch) )?FSDP[12]?|fully_shard", ShardingMeaning(3, exact=False)),
     (r"FSDP2? \(no reshard.*\)|SHARD_GRAD_OP", ShardingMeaning(2)),
-    (r"HYBRID_SHARD", ShardingMeaning(3, hybrid=True)),
+    (r"HYBRID_SHARD|HSDP", ShardingMeaning(3, hybrid=True)),
+    (r"_?HYBRID_SHARD_ZERO2", ShardingMeaning(2, hybrid=True)),
     (r"NO_SHARD|DDP|none|ZeRO-?0", ShardingMeaning(0)),
     (r"(MaxText )?FSDP=\d+ x DP=\d+|FSDP across .*", ShardingMeaning(3, hybrid=True)),
     (r"ZeRO-1 within groups of \d+.*", ShardingMeaning(1, hybrid=True)),
-    (r"distributed optimizer.*|ZeRO-?1.*", ShardingMeaning(1)),
-    (r"ZeRO-?2.*", ShardingMeaning(2)),
-    (r"ZeRO-?3.*", ShardingMeaning(3)),
-    (r"Alpa .*|heuristic .*", ShardingMeaning(None, exact=False)),
+    (r"distributed[- _]optimizer.*|(DeepSpeed )?ZeRO[- ]?1.*", ShardingMeaning(1)),
+    (r"(DeepSpeed )?ZeRO[- ]?2.*", ShardingMeaning(2)),
+    (r"ZeRO[- ]?3.*", ShardingMeaning(3)),
+    (r"Alpa .*|heuristic .*|GSPMD|auto", ShardingMeaning(None, exact=False)),
 )
 """``sharding``: PyTorch's names and what else sources print."""
 
@@ -224,10 +239,15 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
     (r"Zero-bubble", Origin("megatron-2021", "plain")),
+    (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (
         r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),
     ),
+    (r"Hugging ?Face|\bHF\b|accelerate|axolotl|\bTRL\b|lightning|litgpt", Origin("hf-fsdp")),
+    (r"MosaicML|Composer", Origin("composer-2023")),
+    (r"Levanter|T5X|Flax|EasyLM", Origin("jax-xla")),
+    (r"FSDP", Origin("torch-fsdp2")),
 )
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
