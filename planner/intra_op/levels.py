@@ -1,7 +1,8 @@
 """A network's numbers laid out end to end, so that many nodes and edges are worked on at once.
 
 Nodes on one *level*, none of which are neighbours, lie together; of their edges, those whose tables have the
-same shape do. Every edge has a *message* into each of its ends, one number per strategy.
+same shape do. Every edge has a *message* into each of its ends, one number per strategy, or per class of strategies
+where its table is of these (`planner.intra_op.compact`).
 """
 
 import itertools
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.intra_op.compact import Compact
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -31,6 +33,38 @@ class Tables(NamedTuple):
     """[the neighbour's strategy, edge]: place of the message into the neighbour."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
+    classes: Numbers | None
+    """[edge, the neighbour's strategy]: its class, where it has one; 0 beyond the last strategy."""
+
+    def shown(self, choice: Numbers) -> Array:
+        """[edge, own strategy]: costs beside what a choice, by position, takes at the neighbour."""
+        every, taken = np.arange(len(self.edges)), choice[self.neighbour]
+        return self.costs[taken if self.classes is None else self.classes[every, taken], every]
+
+
+class Slots(NamedTuple):
+    """Strategies as the messages into them see them, message by message."""
+
+    strategy_of: Numbers
+    """Per slot."""
+    message_of: Numbers | None = None
+    """Per slot; its own if None."""
+    first: Numbers | None = None
+    """Per message, its first slot."""
+
+    @property
+    def num_messages(self) -> int:
+        """Numbers that all messages have together."""
+        return (self.strategy_of if self.first is None else self.first).size
+
+    def spread(self, messages: Array) -> Array:
+        """Per slot, what the message says."""
+        return messages if self.message_of is None else messages[self.message_of]
+
+    def least(self, strategies: Array) -> Array:
+        """Per message, the least of its strategies."""
+        slots = strategies[self.strategy_of]
+        return slots if self.first is None else np.minimum.reduceat(slots, self.first)
 
 
 class Level(NamedTuple):
@@ -42,14 +76,14 @@ class Level(NamedTuple):
     """the places of their strategies,"""
     messages: slice
     """and those of the messages into them."""
-    strategy_of: Numbers
-    """Per message, the strategy that it is for, counted within the level."""
+    slots: Slots
+    """Strategies and messages counted within the level."""
     behind: list[Tables]
     """Edges to nodes of lower levels,"""
     ahead: list[Tables]
     """and to nodes of higher ones."""
     forward: Array
-    """Per message, the share of its strategy's cost that it takes ahead,"""
+    """Per message, the share of its strategies' cost that it takes ahead,"""
     backward: Array
     """or back."""
 
@@ -72,8 +106,7 @@ class Layout:
         """Per strategy."""
         self.place: dict[int, dict[int, int]] = {}
         """Node -> neighbour -> place of the message from their edge into the node."""
-        self.strategy_of = self._place_messages()
-        """Per message, the strategy that it is for."""
+        self.slots = self._place_messages()
         self.levels = [self._level(level_of, nodes) for nodes in _runs([level_of[v] for v in self.nodes])]
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
 
@@ -87,20 +120,43 @@ class Layout:
         for level in self.levels:
             yield from level.ahead
 
-    def _place_messages(self) -> Numbers:
+    def _place_messages(self) -> Slots:
         places = 0
-        parts: list[Numbers] = []
+        strategies: list[Numbers] = []
+        messages: list[Numbers] = []
         for k, v in enumerate(self.nodes):
             self.place[v] = {}
-            for w in self.network.tables[v]:
+            for w, table in self.network.tables[v].items():
                 self.place[v][w] = places
-                places += int(self.sizes[k])
-                parts.append(np.arange(self.first[k], self.first[k + 1]))
-        return _joined(parts).astype(np.intp)
+                own = np.arange(self.first[k], self.first[k + 1])
+                if isinstance(self.network, Compact):
+                    classes = self.network.classes[v][w]
+                    by_class = np.argsort(classes, kind="stable")
+                    own = own[by_class]
+                    messages.append(places + classes[by_class])
+                strategies.append(own)
+                places += len(table)
+        of = _joined(strategies).astype(np.intp)
+        if not isinstance(self.network, Compact):
+            return Slots(of)
+        message_of = _joined(messages).astype(np.intp)
+        return Slots(of, message_of, np.flatnonzero(np.diff(message_of, prepend=-1)))
+
+    def _slots(self, first: int, last: int) -> tuple[slice, Slots]:
+        """The messages into a run of strategies, and their slots."""
+        of, message_of, starts = self.slots
+        begin, end = np.searchsorted(
+            of, [first, last]
+        )  # slots of earlier nodes stand before those of later ones
+        if message_of is None or starts is None:
+            return slice(int(begin), int(end)), Slots(of[begin:end] - first)
+        messages = slice(*np.searchsorted(starts, [begin, end]).tolist())
+        own = message_of[begin:end] - messages.start
+        return messages, Slots(of[begin:end] - first, own, starts[messages] - begin)
 
     def _level(self, level_of: Mapping[int, int], nodes: slice) -> Level:
         first, last = int(self.first[nodes.start]), int(self.first[nodes.stop])
-        places = np.searchsorted(self.strategy_of, [first, last])
+        messages, slots = self._slots(first, last)
         behind: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         ahead: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         forward, backward = [np.zeros(0)], [np.zeros(0)]
@@ -108,14 +164,13 @@ class Layout:
             tables = self.network.tables[v]
             higher = np.array([level_of[w] > level_of[v] for w in tables], dtype=np.bool_)
             share = 1.0 / max(1, higher.sum(), higher.size - higher.sum())
-            size = self.network.costs[v].size
-            forward.append(np.repeat(higher * share, size))
-            backward.append(np.repeat(~higher * share, size))
+            sizes = [len(table) for table in tables.values()]
+            forward.append(np.repeat(higher * share, sizes))
+            backward.append(np.repeat(~higher * share, sizes))
             for w, table in tables.items():
                 (ahead if level_of[w] > level_of[v] else behind)[table.shape].append((v, w))
         return Level(
-            nodes, slice(first, last), slice(int(places[0]), int(places[1])),
-            self.strategy_of[places[0] : places[1]] - first,
+            nodes, slice(first, last), messages, slots,
             [self._tables(edges) for edges in behind.values()],
             [self._tables(edges) for edges in ahead.values()],
             np.concatenate(forward), np.concatenate(backward),
@@ -131,7 +186,16 @@ class Layout:
             own[:, None] + np.arange(costs.shape[2]),
             other + np.arange(costs.shape[0])[:, None],
             np.array([self.position[w] for _, w in edges]),
+            self._classes(edges) if isinstance(self.network, Compact) else None,
         )
+
+    def _classes(self, edges: list[tuple[int, int]]) -> Numbers:
+        assert isinstance(self.network, Compact)
+        classes = [self.network.classes[w][v] for v, w in edges]
+        found = np.zeros((len(edges), max(c.size for c in classes)), dtype=np.intp)
+        for row, own in zip(found, classes, strict=True):
+            row[: own.size] = own
+        return found
 
 
 class Pieces:

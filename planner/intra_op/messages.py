@@ -73,7 +73,7 @@ class Relaxation:
         self._direction = np.zeros(self.rows.size)
         self._stalled = 0
         self._layout = Layout(network)
-        self._into = np.zeros(self._layout.strategy_of.size)
+        self._into = np.zeros(self._layout.slots.num_messages)
         """Messages."""
         for (v, w), message in (messages or {}).items():
             place = self._layout.place[v][w]
@@ -93,7 +93,7 @@ class Relaxation:
     def messages(self) -> dict[tuple[int, int], Array]:
         """From each edge into each of its nodes."""
         return {
-            (v, w): self._into[place : place + self.network.costs[v].size].copy()
+            (v, w): self._into[place : place + len(self.network.tables[v][w])].copy()
             for v, places in self._layout.place.items()
             for w, place in places.items()
         }
@@ -142,8 +142,8 @@ class Relaxation:
         for tables in self._layout.edges():
             rest = self._rest(tables)
             rest -= rest.min(axis=(0, 2), keepdims=True)
-            rest += margins[self._layout.strategy_of[tables.own]] - lift[tables.own]
-            rest += (margins[self._layout.strategy_of[tables.other]] - lift[tables.other])[:, :, None]
+            rest += margins[self._layout.slots.strategy_of[tables.own]] - lift[tables.own]
+            rest += (margins[self._layout.slots.strategy_of[tables.other]] - lift[tables.other])[:, :, None]
             dear = (rest > slack) & np.isfinite(tables.costs)
             for edge in np.flatnonzero(dear.any(axis=(0, 2))):
                 self.network.forbid(*tables.edges[edge], dear[:, edge].T)
@@ -236,8 +236,8 @@ class Relaxation:
     def _hand_on(self, level: Level, share: Array) -> None:
         into = self._into[level.messages]
         theta = self._priced[level.strategies].copy()
-        theta += np.bincount(level.strategy_of, into, theta.size)
-        into -= share * theta[level.strategy_of]
+        theta += np.bincount(level.slots.strategy_of, level.slots.spread(into), theta.size)
+        into -= share * level.slots.least(theta)
 
     def _bound(self) -> tuple[float, Array, Array]:
         """The bound, the margin of each strategy, and the part of it that lies in the edge of each message."""
@@ -261,7 +261,8 @@ class Relaxation:
         return self._priced + self._per_strategy(self._into)
 
     def _per_strategy(self, messages: Array) -> Array:
-        total = np.bincount(self._layout.strategy_of, messages, self._priced.size)
+        slots = self._layout.slots
+        total = np.bincount(slots.strategy_of, slots.spread(messages), self._priced.size)
         return np.asarray(total, dtype=np.float64)
 
     def _least(self, theta: Array) -> Array:
@@ -279,11 +280,10 @@ class Relaxation:
         seen = self._into.copy()
         for level in self._layout.levels:
             for tables in level.behind:
-                every = np.arange(len(tables.edges))
-                seen[tables.own] = tables.costs[choice[tables.neighbour], every]
-            scores = self._priced[level.strategies] + np.bincount(
-                level.strategy_of, seen[level.messages], level.strategies.stop - level.strategies.start
-            )
+                seen[tables.own] = tables.shown(choice)
+            slots, num = level.slots, level.strategies.stop - level.strategies.start
+            messages = slots.spread(seen[level.messages])
+            scores = self._priced[level.strategies] + np.bincount(slots.strategy_of, messages, num)
             first = self._layout.first[level.nodes] - level.strategies.start
             owner = self._layout.owner[level.strategies] - level.nodes.start
             best = np.flatnonzero(scores == np.minimum.reduceat(scores, first)[owner])

@@ -1,10 +1,11 @@
 """Networks of few nodes with many strategies each: only those are looked at that a cheap choice can contain.
 
-Messages give a bound, and by how much each strategy lifts it (`planner.intra_op.messages`). Strategies within a
-small *slack* of the bound make a small network. Whatever contains another one costs more than the bound and the
-slack, so an optimum of the small network below that is one of the whole; else the slack grows, to no more than the
-best choice needs, and messages go on. This is reduced-cost fixing with a guess in the place of a known choice. What
-the small network leaves to decide is eliminated node by node where memory does not bind and tables stay small.
+Messages give a bound, and by how much each strategy lifts it (`planner.intra_op.messages`). Where the choice that they
+favour costs no more than the bound, it is the best. Otherwise strategies within a small *slack* of the bound make a
+small network. Whatever contains another one costs more than the bound and the slack, so an optimum of the small network
+below that is one of the whole; else the slack grows, to no more than the best choice needs, and messages go on. This is
+reduced-cost fixing with a guess in the place of a known choice. What the small network leaves to decide is eliminated
+node by node where memory does not bind and tables stay small.
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
 """
@@ -15,7 +16,9 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.compact import Compact
 from planner.intra_op.elimination import Tables, TooWide, eliminate_all
+from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -27,57 +30,100 @@ LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
 
 SWEEPS = 3
-LEAST_GAIN = 3e-3
+LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps for which there are more of them."""
 
 
 def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies."""
-    shrink(network, 0.0)  # arc consistency alone, which the messages need
-    relaxation = Relaxation(network, {})
-    relaxation.sweep()
-    best: NetworkAnswer | None = None
-    slack, bound = FIRST_SLACK, relaxation.bound()
+    if isinstance(network, Compact):
+        network.propagate()
+    else:
+        shrink(network, 0.0)  # arc consistency alone, which the messages need
+    known = _Known(network)
+    slack = FIRST_SLACK
     while slack < LAST_SLACK and time.monotonic() < deadline:
-        bound = _tightened(relaxation, bound)
-        least = bound.value - MARGIN * abs(bound.value)
-        target = least + slack * abs(least)
-        if best and best.cost <= target + slack * abs(least):
-            target = best.cost  # not far above: then whatever the part gives is the best
-        answer = _within(network, bound, target, deadline)
+        known.tighten()
+        if known.proven:
+            return known.whole(known.least)
+        target = known.least + slack * abs(known.least)
+        if known.best and known.best.cost <= target + slack * abs(known.least):
+            target = known.best.cost  # not far above: then whatever the part gives is the best
+        answer = _within(network, known.bound, target, deadline)
         if answer is not None:
-            best = answer if best is None or answer.cost < best.cost else best
+            known.take(answer)
             if answer.cost <= target:
-                return _whole(network, best, max(least, answer.lower_bound))
+                return known.whole(max(known.least, answer.lower_bound))
         slack *= GROWTH_UNDER_MEMORY if network.rows.size else GROWTH
-    answer = solve_network(network.copy(), deadline)
-    return _whole(network, min(answer, best or answer, key=lambda a: a.cost), answer.lower_bound)
+    answer = solve_network(
+        network.narrowed({v: np.arange(c.size) for v, c in network.costs.items()}), deadline
+    )
+    known.take(answer)
+    return known.whole(answer.lower_bound)
 
 
-def _whole(network: Network, answer: NetworkAnswer, lower_bound: float) -> NetworkAnswer:
-    return NetworkAnswer(network.expand(answer.choice), answer.cost, min(lower_bound, answer.cost))
+class _Known:
+    """What messages say of a network so far: a bound, and the best choice, in positions of the network."""
 
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.relaxation = Relaxation(network, {})
+        self.relaxation.sweep()
+        self.bound = self.relaxation.bound()
+        self.best: NetworkAnswer | None = None
 
-def _tightened(relaxation: Relaxation, bound: Bound) -> Bound:
-    """The bound after more messages, and prices on memory, while they help."""
-    gain = np.inf
-    while gain > LEAST_GAIN:
-        for _ in range(SWEEPS):
-            relaxation.sweep()
-        new = relaxation.bound()
-        gain = new.value / bound.value - 1 if bound.value > 0 else 0.0
-        bound = max(bound, new, key=lambda b: b.value)
-        if relaxation.rows.size:
-            relaxation.reprice(new.value, (1 + LEAST_GAIN) * new.value)
-    return bound
+    @property
+    def least(self) -> float:
+        """What every choice costs at least, rounding allowed for."""
+        return self.bound.value - MARGIN * abs(self.bound.value)
+
+    @property
+    def proven(self) -> bool:
+        """Nothing is better than the best choice; costs are whole numbers."""
+        return self.best is not None and self.least > self.best.cost - 1
+
+    def tighten(self) -> None:
+        """More messages, and prices on memory, while they help."""
+        least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
+        gain = np.inf
+        while gain > least and not self.proven:
+            for _ in range(SWEEPS):
+                self.relaxation.sweep()
+            self._look()
+            before, new = self.bound.value, self.relaxation.bound()
+            gain = new.value / before - 1 if before > 0 else 0.0
+            self.bound = max(self.bound, new, key=lambda b: b.value)
+            if self.relaxation.rows.size:
+                self.relaxation.reprice(new.value, (1 + least) * new.value)
+
+    def take(self, answer: NetworkAnswer) -> None:
+        """An answer to the whole or a part."""
+        if self.best is None or answer.cost < self.best.cost:
+            self.best = answer
+
+    def whole(self, lower_bound: float) -> NetworkAnswer:
+        """The best choice by the original numbers of its strategies."""
+        assert self.best is not None
+        cost = self.best.cost
+        proven = cost if lower_bound > cost - 1 else lower_bound
+        return NetworkAnswer(self.network.expand(self.best.choice), cost, proven)
+
+    def _look(self) -> None:
+        """The choice that the messages favour, right after a sweep."""
+        choice = self.relaxation.decode()
+        cost = self.network.cost(choice)
+        if np.isfinite(cost) and not violated(
+            self.network, demand(self.network, one_hot(self.network, choice))
+        ):
+            self.take(NetworkAnswer(choice, cost, -np.inf))
 
 
 def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer | None:
     """The best choice of strategies that may cost at most ``target``, in positions of ``network``."""
-    part = network.copy()
     try:
-        for v, margins in bound.margins.items():
-            part.keep(v, np.flatnonzero(bound.value + margins <= target))
+        part = network.narrowed(
+            {v: np.flatnonzero(bound.value + m <= target) for v, m in bound.margins.items()}
+        )
         shrink(part, deadline)
         try:
             return _eliminated(part)

@@ -90,6 +90,13 @@ class Network:
                     part.costs[v] = part.costs[v] + table[:, choice[w]]
         return part
 
+    def narrowed(self, kept: Mapping[int, npt.NDArray[np.intp]]) -> "Network":
+        """The network of some strategies of each node, which are numbered by their positions here."""
+        part = self.copy()
+        for v, positions in kept.items():
+            part.keep(v, positions)
+        return part
+
     @property
     def size(self) -> int:
         """Strategies, and allowed entries of all tables."""

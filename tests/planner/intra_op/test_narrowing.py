@@ -45,7 +45,7 @@ def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
 
 
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):
-    problem = random_contest_problem(12, 4, seed=3, share=1.0)
+    problem = random_contest_problem(12, 4, seed=3, share=0.6)
     parts = []
     within = narrowing._within
 

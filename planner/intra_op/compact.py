@@ -1,0 +1,112 @@
+"""A network as it is before anything is reduced: tables between *classes* of strategies, and no limit on memory.
+
+Strategies of a node that look alike to a neighbour are of one class there: an operator has far more ways to run than
+ways to leave one of its arrays. Messages between neighbours need the tables of the classes only, so that most
+strategies are gone before the table of any two nodes is written out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import Infeasible
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+
+Classes = npt.NDArray[np.intp]
+
+
+class Between(NamedTuple):
+    """Costs between two nodes."""
+
+    nodes: tuple[int, int]
+    table: Array
+    """[class at the first, class at the second]"""
+    classes: tuple[Classes, Classes]
+    """Per node, the class of each strategy; each class has at least one."""
+
+
+class Compact(Network):
+    """Nodes with strategies, and at most one table of classes per pair of nodes: as much as messages need."""
+
+    def __init__(self, costs: Mapping[int, Array], tables: Iterable[Between], order: Sequence[int]) -> None:
+        """Nodes are numbered anew as they stand in ``order``, which is that of messages."""
+        super().__init__({number: costs[name] for number, name in enumerate(order)}, {}, np.zeros(0))
+        self.names = tuple(order)
+        """Per node, its number outside."""
+        self.classes: dict[int, dict[int, Classes]] = {v: {} for v in self.nodes}
+        """Per node, neighbour -> class of each strategy, by which ``tables`` are indexed."""
+        number = {name: v for v, name in enumerate(order)}
+        for (u, v), table, classes in tables:
+            self._add(number[u], number[v], table, classes)
+
+    def _add(self, u: int, v: int, table: Array, classes: tuple[Classes, Classes]) -> None:
+        rows, columns = classes
+        if u == v:
+            self.costs[u] = self.costs[u] + table[rows, columns]
+            return
+        if v in self.tables[u]:
+            first, rows = _both(self.classes[u][v], rows)
+            second, columns = _both(self.classes[v][u], columns)
+            table = self.tables[u][v][np.ix_(first[0], second[0])] + table[np.ix_(first[1], second[1])]
+        self.tables[u][v], self.tables[v][u] = table, table.T
+        self.classes[u][v], self.classes[v][u] = rows, columns
+
+    def propagate(self) -> None:
+        """Drop strategies that are forbidden, or have no allowed partner; raises `Infeasible` where none is left."""
+        changed = set(self.nodes)
+        while changed:
+            looked_at, changed = sorted(changed), set()
+            for v in looked_at:
+                changed |= self._drop_forbidden(v)
+
+    def _drop_forbidden(self, v: int) -> set[int]:
+        allowed = np.isfinite(self.costs[v])
+        for w, table in self.tables[v].items():
+            allowed &= (table.min(axis=1) < np.inf)[self.classes[v][w]]
+        if allowed.all():
+            return set()
+        self.keep(v, np.flatnonzero(allowed))
+        return {v, *self.tables[v]}
+
+    def keep(self, v: int, kept: npt.NDArray[np.intp]) -> None:
+        """Leave only some strategies of a node, ascending positions, and the classes that these have."""
+        if not kept.size:
+            raise Infeasible("every strategy of a node is forbidden, or without a partner")
+        self.costs[v], self.labels[v] = self.costs[v][kept], self.labels[v][kept]
+        for w, table in self.tables[v].items():
+            present, self.classes[v][w] = np.unique(self.classes[v][w][kept], return_inverse=True)
+            if present.size < len(table):
+                self.tables[v][w] = table[present]
+                self.tables[w][v] = self.tables[v][w].T
+
+    def cost(self, choice: Mapping[int, int]) -> float:
+        """Cost of the whole where nodes take these positions."""
+        nodes = sum(float(costs[choice[v]]) for v, costs in self.costs.items())
+        pairs = ((v, w, t) for v, tables in self.tables.items() for w, t in tables.items() if v < w)
+        taken = (t[self.classes[v][w][choice[v]], self.classes[w][v][choice[w]]] for v, w, t in pairs)
+        return nodes + sum(map(float, taken))
+
+    def narrowed(self, kept: Mapping[int, npt.NDArray[np.intp]]) -> Network:
+        """As of a `Network`, with every table written out."""
+        network = Network({v: self.costs[v][positions] for v, positions in kept.items()}, {}, self.capacity)
+        network.labels = {v: positions.astype(np.int32) for v, positions in kept.items()}
+        for v, tables in self.tables.items():
+            for w, table in tables.items():
+                if v < w:
+                    rows, columns = self.classes[v][w][kept[v]], self.classes[w][v][kept[w]]
+                    network.add_table(v, w, table[np.ix_(rows, columns)])
+        return network
+
+    def expand(self, choice: Mapping[int, int]) -> dict[int, int]:
+        """Original numbers of nodes and strategies."""
+        return {self.names[v]: int(self.labels[v][position]) for v, position in choice.items()}
+
+
+def _both(first: Classes, second: Classes) -> tuple[tuple[Classes, Classes], Classes]:
+    """The pairs of classes that strategies have, and which of these each has."""
+    base = 1 + int(second.max(initial=0))
+    pairs, which = np.unique(first * base + second, return_inverse=True)
+    return (pairs // base, pairs % base), which

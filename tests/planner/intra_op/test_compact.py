@@ -1,0 +1,98 @@
+"""Tables of classes of strategies say the same as tables of strategies, and lead to the same optimum."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import Infeasible
+from planner.intra_op import narrowing
+from planner.intra_op.compact import Between, Compact
+from planner.intra_op.messages import Relaxation
+from planner.intra_op.narrowing import solve_narrowed
+from planner.intra_op.network import Network
+
+
+def compact_and_whole(seed: int, forbidden: float) -> tuple[Compact, Network]:
+    """Five nodes of up to five strategies in up to three classes; nodes 1 and 2 are linked twice, node 3 to itself."""
+    rng = np.random.default_rng(seed)
+    costs = {v: rng.integers(0, 50, rng.integers(1, 6)).astype(float) for v in range(5)}
+    links = [(0, 1), (1, 2), (2, 1), (2, 3), (3, 3), (0, 4), (3, 4)]
+    tables, whole = [], Network(dict(costs), {}, np.zeros(0))
+    for u, v in links:
+        rows, columns = (np.unique(rng.integers(0, 3, costs[w].size), return_inverse=True)[1] for w in (u, v))
+        table = rng.integers(0, 50, (1 + rows.max(), 1 + columns.max())).astype(float)
+        table[rng.random(table.shape) < forbidden] = np.inf
+        tables.append(Between((u, v), table, (rows, columns)))
+        whole.add_table(u, v, table[np.ix_(rows, columns)])
+    return Compact(costs, tables, rng.permutation(5).tolist()), whole
+
+
+def brute_force(whole: Network) -> float:
+    sizes = [range(whole.costs[v].size) for v in range(5)]
+    return min(whole.cost(dict(enumerate(choice))) for choice in itertools.product(*sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5]))
+def test_the_optimum_is_that_of_brute_force(seed: int, forbidden: float) -> None:
+    compact, whole = compact_and_whole(seed, forbidden)
+    least = brute_force(whole)
+    if np.isinf(least):
+        with pytest.raises(Infeasible):
+            solve_narrowed(compact, time.monotonic() + 20)
+        return
+    answer = solve_narrowed(compact, time.monotonic() + 20)
+    assert answer.cost == answer.lower_bound == least == whole.cost(answer.choice)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_what_is_written_out_costs_the_same(seed: int) -> None:
+    compact, whole = compact_and_whole(seed, 0.2)
+    rng = np.random.default_rng(seed)
+    kept = {v: np.flatnonzero(rng.random(c.size) < 0.7) for v, c in compact.costs.items()}
+    kept = {v: positions if positions.size else np.array([0]) for v, positions in kept.items()}
+    written = compact.narrowed(kept)
+    for v, positions in kept.items():
+        compact.keep(v, positions)
+    choice = {v: int(rng.integers(positions.size)) for v, positions in kept.items()}
+    assert compact.cost(choice) == written.cost(choice) == whole.cost(compact.expand(choice))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_messages_prove_no_more_than_is_true(seed: int) -> None:
+    """And no strategy is said to be dearer than the best choice with it."""
+    compact, whole = compact_and_whole(seed, 0.0)
+    relaxation = Relaxation(compact, {})
+    for _ in range(4):
+        relaxation.sweep()
+    bound = relaxation.bound()
+    best = {(v, s): np.inf for v, costs in whole.costs.items() for s in range(costs.size)}
+    for choice in itertools.product(*(range(whole.costs[v].size) for v in range(5))):
+        cost = whole.cost(dict(enumerate(choice)))
+        for taken in enumerate(choice):
+            best[taken] = min(best[taken], cost)
+    for v, margins in bound.margins.items():
+        for s, margin in enumerate(margins):
+            assert bound.value + margin <= best[compact.names[v], s] + 1e-6
+
+
+def test_messages_that_prove_a_choice_need_no_other_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chain they always do."""
+    rng = np.random.default_rng(1)
+    costs = {v: rng.integers(0, 1000, 6).astype(float) for v in range(8)}
+    tables = [
+        Between(
+            (v, v + 1), rng.integers(0, 1000, (3, 3)).astype(float), (np.arange(6) % 3, np.arange(6) // 2)
+        )
+        for v in range(7)
+    ]
+    monkeypatch.setattr(narrowing, "_within", None)
+    monkeypatch.setattr(narrowing, "solve_network", None)
+    answer = solve_narrowed(Compact(costs, tables, range(8)), time.monotonic() + 20)
+    assert answer.cost == answer.lower_bound
