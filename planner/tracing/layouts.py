@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,12 @@ MAX_AXES = 3
 ALL = (1 << MAX_AXES) - 1
 """Every axis, as the bits of a number."""
 
+_BITS = (1 << np.arange(MAX_AXES)).astype(np.uint8)
+
 COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 """By the number that stands for it in the code of a step."""
 
-Codes = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.integer[Any]]
 
 Layouts = npt.NDArray[np.int64]
 """Several of them, [layout, axis]."""
@@ -120,8 +123,8 @@ def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) ->
 
     ``full_bytes`` of the array [B]; of each `Move` as there.
     """
-    codes = steps((source,), (target,))[0, 0]
-    return tuple(step_of(mesh, full_bytes, int(code)) for code in codes if code)
+    codes = (int(step[0, 0]) for step in steps((source,), (target,)))
+    return tuple(step_of(mesh, full_bytes, code) for code in codes if code)
 
 
 def step_of(mesh: NamedMesh, full_bytes: float, code: int) -> Move:
@@ -131,37 +134,46 @@ def step_of(mesh: NamedMesh, full_bytes: float, code: int) -> Move:
     return Move(kind, tuple(str(a) for a in axes), full_bytes / mesh.degree(split))
 
 
-def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> Codes:
-    """[source, target, step]: collectives that turn one into the other, each as a number, 0 for none.
+def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> list[Codes]:
+    """Step by step [source, target]: collectives that turn one into the other, each as a number, 0 for none.
 
     Local slices come first and gathers last; what goes from one dim to another goes by itself, as XLA's partitioner
     has it. A code is made of the collective, of the axes that it crosses and of
     those that split its whole array, a bit each (`step_of` reads it).
     """
-    have = np.maximum(np.array(sources), WHOLE)[:, None, :]  # what is in parts stays so, as if it were whole
-    want = np.maximum(np.array(targets), WHOLE)[None, :, :]
-    sliced, gathered = mask((have == WHOLE) & (want != WHOLE)), mask((have != WHOLE) & (want == WHOLE))
-    split = mask(have != WHOLE) | sliced
-    misplaced = np.zeros_like(sliced)
-    for dim in range(1 + max(have.max(initial=0), want.max(initial=0))):
-        misplaced |= _MISPLACED[mask(have == dim), mask(want == dim)]
-    found = (
-        codes_of("send", misplaced, np.broadcast_to(mask(have != WHOLE), sliced.shape)),
-        *_exchanges(have, want, split),
-        codes_of("all_gather", gathered, split & ~gathered),
-    )
-    return np.stack(found, axis=-1)
+    have = np.maximum(np.array(sources), WHOLE)  # what is in parts stays so, as if it were whole
+    want = np.maximum(np.array(targets), WHOLE)
+    split, wanted = (mask(layouts != WHOLE) for layouts in (have, want))
+    misplaced = np.zeros((len(have), len(want)), np.uint8)
+    for dim in range(1 + max(have.max(initial=0), want.max(initial=0)) if have.shape[1] > 1 else 0):
+        misplaced |= _MISPLACED[mask(have == dim)][:, mask(want == dim)]
+    before, after = split[:, None], wanted[None, :]
+    return [
+        codes_of("send", misplaced, before),
+        *_exchanges(have, want, before | after),
+        codes_of("all_gather", before & ~after, after),
+    ]
 
 
-def _exchanges(have: Codes, want: Codes, split: Codes) -> Iterator[Codes]:
+def _exchanges(have: Layouts, want: Layouts, split: Codes) -> Iterator[Codes]:
     """All-to-alls, one for the axes that leave the same dim for the same other one."""
-    moved = (have != WHOLE) & (want != WHOLE) & (have != want)
-    left = np.where(moved, have * (1 + want.max(initial=0)) + want, -1)
-    for _ in range(have.shape[-1]):
-        now = moved & (left == left.max(axis=-1, keepdims=True))
-        yield codes_of("all_to_all", mask(now), split)
-        moved = moved & ~now
-        left = np.where(now, -1, left)
+    small = np.int16
+    dims = small(1 + max(have.max(initial=0), want.max(initial=0)))
+    moved = [
+        (h[:, None] != w[None, :]) & (h != WHOLE)[:, None] & (w != WHOLE)[None, :]
+        for h, w in zip(have.T, want.T, strict=True)
+    ]
+    ways = [
+        h[:, None] * dims + w[None, :]
+        for h, w in zip(have.T.astype(small), want.T.astype(small), strict=True)
+    ]
+    for a, first in enumerate(moved):
+        axes = (1 << a) * first.astype(np.uint8)
+        for b in reversed(range(len(moved))):
+            if b != a:
+                together = moved[b] & (ways[a] == ways[b])
+                axes = axes * ~together if b < a else axes | (first & together) << b
+        yield codes_of("all_to_all", axes, split)
 
 
 def between(source: Partition, target: Partition, axes: Sequence[str]) -> Iterator[Partition]:
@@ -207,19 +219,20 @@ def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Co
 
 def mask(where: npt.NDArray[np.bool_]) -> Codes:
     """Axes, the last dim, as the bits of a number."""
-    return np.asarray(where @ (1 << np.arange(where.shape[-1])))
+    return np.asarray(where @ _BITS[: where.shape[-1]])
 
 
 def in_parts(sources: Sequence[Layout], targets: Sequence[Layout]) -> npt.NDArray[np.bool_]:
     """[source, target]: whether one is in parts along an axis where the other is not."""
-    have, want = np.array(sources) == PARTS, np.array(targets) == PARTS
-    return np.asarray((have[:, None, :] != want[None, :, :]).any(axis=2))
+    have, want = (mask(np.array(layouts) == PARTS) for layouts in (sources, targets))
+    return np.asarray(have[:, None] != want[None, :])
 
 
 def codes_of(collective: str, axes: Codes, split: Codes) -> Codes:
     """A collective over ``axes`` of an array that the axes in ``split`` split: 0 over none (`step_of` reads them)."""
-    code = COLLECTIVE_OF.index(collective) << 2 * MAX_AXES | axes << MAX_AXES | split
-    return np.where(axes > 0, code, 0)
+    kind = np.int16(COLLECTIVE_OF.index(collective) << 2 * MAX_AXES)
+    code = kind | np.left_shift(axes, MAX_AXES, dtype=np.int16) | split
+    return np.where(axes > 0, code, np.int16(0))
 
 
 def _axes(mask: int) -> tuple[int, ...]:
@@ -232,4 +245,4 @@ def _misplaced(before: int, after: int) -> int:
     return before | after if shorter and longer[: len(shorter)] != shorter else 0
 
 
-_MISPLACED: Codes = np.array([[_misplaced(b, a) for a in range(ALL + 1)] for b in range(ALL + 1)])
+_MISPLACED: Codes = np.array([[_misplaced(b, a) for a in range(ALL + 1)] for b in range(ALL + 1)], np.uint8)

@@ -113,6 +113,20 @@ class Nodes(NamedTuple):
         joints = (self.operations[j.operations[0]].name for j in self.joints)
         return (*self.inputs, *(op.name for op in self.operations), *copies, *agains, *joints)
 
+    @property
+    def in_time(self) -> list[int]:
+        """All nodes as the program comes to them: what is read stands before its first reader."""
+        first: dict[str, int] = {}
+        for i, op in enumerate(self.operations):
+            for name in op.inputs:
+                first.setdefault(name, i)
+        moments = [(first.get(name, 0), 0) for name in self.inputs]
+        moments += [(i, 3) for i in range(len(self.operations))]
+        moments += [(copy.first, 1) for copy in self.copies]
+        moments += [(again.first, 2) for again in self.agains]
+        moments += [(joint.operations[-1], 4) for joint in self.joints]
+        return sorted(range(len(moments)), key=moments.__getitem__)
+
 
 def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Joint] = ()) -> Nodes:
     """The nodes of a program and what runs between them, with second runs of some, and some to run as one."""

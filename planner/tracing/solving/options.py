@@ -126,7 +126,8 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
 def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:
     """How the output may be left: whole over the axes of a sum, or scattered along a dim, or all in parts."""
     summed, before = plain.summed(op), plain.writes[0]
-    row, after = np.arange(len(plain)), before.copy()
+    row: Codes = np.arange(len(plain))
+    after = before.copy()
     ends = np.array([WHOLE, *(d for d, n in enumerate(shape) if n > 1)])
     for axis in range(before.shape[1]):
         row, after, end = _each(row, after, np.where(summed[row, axis], ends.size, 1))

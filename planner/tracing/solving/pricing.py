@@ -4,7 +4,7 @@ The physics is asked of ``cost_models``, as in `planner.sharding.pricing`; here 
 that it takes. An operator computes its own part and exchanges its sums; nothing overlaps.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -136,7 +136,7 @@ class ProgramPricer:
         """Of each of many options of an operator, over all times [s]."""
         total = _PRICES[op.kind](self, op, options) * op.times
         for size, codes in self._collectives(op, options):
-            total = total + self._step_seconds(size, codes, op.times).sum(axis=1)
+            total = total + self._step_seconds(size, codes.T, op.times)
         return total + op.times * sum((p.seconds for p in self._passed(op, options)), np.zeros(1))
 
     def arrival(self, name: str, layout: Layout) -> float:
@@ -156,11 +156,16 @@ class ProgramPricer:
         size = self.full_bytes(name)
         return tuple(self._exchange(Move(m.collective, m.axes, m.full_bytes * size), times) for m in found)
 
-    def step_seconds(self, name: str, codes: Codes, times: int) -> Array:
+    def step_seconds(self, name: str, codes: Sequence[Codes], times: int) -> Array:
         """Of moves of an array by the codes of their steps (`planner.tracing.layouts.steps`), over all times [s]."""
         return self._step_seconds(self.full_bytes(name), codes, times)
 
-    def _step_seconds(self, full_bytes: float, codes: Codes, times: int) -> Array:
+    def _step_seconds(self, full_bytes: float, codes: Iterable[Codes], times: int) -> Array:
+        """Of all steps together; one array of codes for each."""
+        return np.asarray(sum(self._prices(full_bytes, step, times)[step] for step in codes))
+
+    def _prices(self, full_bytes: float, codes: Codes, times: int) -> Array:
+        """By code, of those that there are [s]."""
         seconds = np.zeros(1 + codes.max(initial=0))
         for code in np.flatnonzero(np.bincount(codes.ravel())).tolist():
             if not code:
@@ -169,7 +174,7 @@ class ProgramPricer:
             if key not in self._steps:
                 self._steps[key] = self._exchange(step_of(self.mesh, full_bytes, code), times).seconds * times
             seconds[code] = self._steps[key]
-        return np.asarray(seconds[codes])
+        return seconds
 
     def _exchange(self, move: Move, times: int) -> Exchange:
         key = (move, times)

@@ -5,12 +5,12 @@ units. Alike operators share their tables; with ``fold`` those of repeated block
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
@@ -31,6 +31,8 @@ class LayoutProblem:
     """Per node of the program."""
     group: tuple[int, ...]
     """Per node of the program, the node of the network that decides for it."""
+    in_time: tuple[int, ...]
+    """Nodes of the network as the program comes to them."""
     seconds: tuple[Array, ...]
     """Per node of the program, of each option [s]."""
     links: tuple[tuple[int, int, Moves], ...]
@@ -49,11 +51,9 @@ class LayoutProblem:
 
     def network(self, memory_limit: float) -> Network:
         """The network, under a limit on the memory of every moment [B]."""
-        tick = self.tick
-        costs: dict[int, Array] = {}
-        for node, seconds in enumerate(self.seconds):
-            g = self.group[node]
-            costs[g] = costs.get(g, np.zeros(seconds.size)) + np.rint(seconds / tick)
+        costs = self._costs()
+        if not math.isfinite(memory_limit):
+            return self._compact(costs)
         flat = [
             (self.group[node], span, held)
             for node, spans in enumerate(self.intervals)
@@ -64,24 +64,35 @@ class LayoutProblem:
         for k, piece in pieces.items():
             own = network.pieces[flat[k][0]]
             own[piece.rows] = own.get(piece.rows, 0.0) + piece.bytes_
-        kept = self._worth_looking_at(math.isfinite(memory_limit))
-        for g, options in kept.items():
-            network.keep(g, options)
-        ticks = {id(moves.table): np.rint(moves.table / tick) for _, _, moves in self.links}
-        for u, v, moves in self.links:
-            rows, columns = moves.rows[kept[self.group[u]]], moves.columns[kept[self.group[v]]]
-            network.add_table(self.group[u], self.group[v], ticks[id(moves.table)][np.ix_(rows, columns)])
+        for u, v, moves in self._ticking():
+            network.add_table(u, v, moves.full)
         return network
 
-    def _worth_looking_at(self, memory_matters: bool) -> dict[int, npt.NDArray[np.intp]]:
-        """Per node of the network, its options; a copy may as well hold its own where memory does not matter."""
-        found = {g: np.arange(len(self.options[g])) for g in set(self.group)}
-        for g in found if not memory_matters else ():
-            if isinstance(self.options[g][0], CopyOption):
-                found[g] = np.array(
-                    [i for i, o in enumerate(self.options[g]) if isinstance(o, CopyOption) and o.held]
-                )
-        return found
+    def _compact(self, costs: Mapping[int, Array]) -> Compact:
+        """Without a limit a copy may as well hold its own."""
+        tables = (Between((u, v), m.table, (m.rows, m.columns)) for u, v, m in self._ticking())
+        network = Compact(costs, tables, self.in_time)
+        options = dict(zip(self.group, self.options, strict=True))
+        for v, g in enumerate(self.in_time):
+            if isinstance(options[g][0], CopyOption):
+                held = [i for i, o in enumerate(options[g]) if isinstance(o, CopyOption) and o.held]
+                network.keep(v, np.array(held))
+        return network
+
+    def _costs(self) -> dict[int, Array]:
+        tick = self.tick
+        costs: dict[int, Array] = {}
+        for g, seconds in zip(self.group, self.seconds, strict=True):
+            costs[g] = costs.get(g, np.zeros(seconds.size)) + np.rint(seconds / tick)
+        return costs
+
+    def _ticking(self) -> Iterator[tuple[int, int, Moves]]:
+        """Links between nodes of the network, in whole ticks."""
+        tick = self.tick
+        different = {id(moves.table): moves.table for _, _, moves in self.links}
+        ticks = {key: np.rint(table / tick) for key, table in different.items()}
+        for u, v, moves in self.links:
+            yield self.group[u], self.group[v], replace(moves, table=ticks[id(moves.table)])
 
 
 def layout_problem(
@@ -91,11 +102,12 @@ def layout_problem(
     group: Sequence[int],
     state_share: float,
 ) -> LayoutProblem:
-    """Tabulate every option and every link."""
+    """Tabulate every option and every link; nodes of one ``group`` share their choice."""
     tables = Tables(pricer, nodes, options)
     return LayoutProblem(
         options=tuple(options),
         group=tuple(group),
+        in_time=tuple(dict.fromkeys(group[node] for node in nodes.in_time)),
         seconds=tuple(tables.seconds(node) for node in range(len(options))),
         links=tuple((link.source.node, link.target.node, tables.link(link)) for link in nodes.links),
         bytes_=tuple(tables.held(node, state_share) for node in range(len(options))),

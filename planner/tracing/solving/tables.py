@@ -64,7 +64,7 @@ class Tables:
         self.known: dict[tuple[object, ...], Array] = {}
         self.tables: dict[tuple[object, ...], Array] = {}
         self.spots: dict[tuple[object, ...], Spots] = {}
-        self.steps: dict[tuple[object, ...], Codes] = {}
+        self.steps: dict[tuple[object, ...], list[Codes]] = {}
 
     def seconds(self, node: int) -> Array:
         """Of each option of a node; copies are free, and what runs as one takes less than by itself."""
@@ -203,10 +203,12 @@ class Tables:
         seconds[:, wanted] = np.inf
         if (have, want) not in self.steps:
             self.steps[have, want] = steps(have, want)
-        moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times).sum(axis=2)
+        moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times)
         moved[in_parts(have, want)] = np.inf
         if link.copied:
+            number = {layout: i for i, layout in enumerate(dict.fromkeys((*have, *want)))}
+            lies, shown = (np.array([number[layout] for layout in layouts]) for layouts in (have, want))
             claims = np.array([isinstance(t, CopyOption) and not t.held for t in right])
-            moved[(np.array(have)[:, None] != np.array(want)[None]).any(axis=2) & claims] = np.inf
+            moved[(lies[:, None] != shown[None, :]) & claims] = np.inf
         seconds[np.ix_(there, wanted)] = moved
         return seconds

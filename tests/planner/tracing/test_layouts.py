@@ -92,7 +92,7 @@ def test_all_pairs_at_once_are_what_one_pair_is() -> None:
     layouts = all_layouts((16, 8, 2), mesh.sizes)
     codes = steps(layouts, layouts)
     for i, j in np.random.default_rng(0).integers(len(layouts), size=(500, 2)):
-        one = tuple(step_of(mesh, 64.0, int(c)) for c in codes[i, j] if c)
+        one = tuple(step_of(mesh, 64.0, int(step[i, j])) for step in codes if step[i, j])
         assert one == moves(mesh, 64.0, layouts[i], layouts[j])
 
 
