@@ -203,7 +203,7 @@ def report() -> ValidationReport:
         for i in range(3)
     ]
     scored = [Scored(row, {"series": "one"}, "group", None) for row in rows]
-    scored.append(Scored(Row(id="odd", skipped="precision 'nvfp4' has no equivalent here"), {}, "", None))
+    scored.append(Scored(Row(id="odd", skipped="precision 'int8-AQT' has no equivalent here"), {}, "", None))
     return ValidationReport(rows=tuple(s.row for s in scored), summary=summarize(scored))
 
 

@@ -60,7 +60,8 @@ def test_words_of_other_logs_have_a_meaning(field: str, text: object, meaning: o
 
 
 @pytest.mark.parametrize(
-    ("field", "text"), [("precision", "mxfp4"), ("optim", "adagrad"), ("attn", "no flash")]
+    ("field", "text"),
+    [("precision", "mxfp4"), ("precision", "fp8-or-nvfp4"), ("optim", "adagrad"), ("attn", "no flash")],
 )
 def test_words_without_a_meaning_are_refused(field: str, text: str) -> None:
     with pytest.raises(InputError, match="has no equivalent|is not understood"):
