@@ -94,6 +94,8 @@ def run_asynchronously(
         raise InputError(
             f"{num_microbatches} microbatches say little of a steady state; give at least {least}"
         )
+    if not times.table(p).any():
+        raise InputError("a pipeline whose stages take no time has no throughput; give one a time above 0")
     if per_update < entry.least_per_update(p):
         raise InputError(
             f"{name} on {p} ranks needs at least {entry.least_per_update(p)} microbatches per update, "

@@ -252,7 +252,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
         ),
         "hanayo": ScheduleEntry(
             hanayo,
-            description="v/2 waves of stages down the ranks and up again: bubble / v, stages held once",
+            description="v/2 waves of stages down the ranks and up again: bubble / v where F = B, stages held once",
             source="Hanayo, arXiv:2308.15762",
             stages_per_rank=(2, None),
             placement="wave",
@@ -261,7 +261,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
         ),
         "chimera": ScheduleEntry(
             chimera,
-            description="two copies of the model in opposite directions: half the bubble of 1f1b, even memory",
+            description="two copies of the model in opposite directions: half the bubble where F = B, even memory",
             source="Chimera, arXiv:2107.06925",
             copies=2,
             requirement="even numbers of ranks and microbatches",

@@ -46,13 +46,15 @@ def synchronise(seconds: ArrayLike, bound: int | None, exchange: float = 0.0) ->
     """Run iterations that take ``seconds`` [s], by worker and iteration, with at most ``bound`` of them ahead.
 
     ``exchange`` is the time to hand in gradients and get weights, after each iteration [s].
-    Raises: InputError where times are negative or not a table.
+    Raises: InputError where times are negative, or nothing but zero for a worker, or not a table.
     """
     work = np.asarray(seconds, dtype=np.float64)
     if work.ndim != 2 or not work.size or not np.isfinite(work).all() or work.min() < 0 or exchange < 0:
         raise InputError("give times that are not negative, a row per worker with one for each iteration")
     if bound is not None and bound < 0:
         raise InputError(f"a worker cannot be bound to be {-bound} iterations behind itself; give 0 or more")
+    if (work.sum(axis=1) + exchange).min() == 0:
+        raise InputError("a worker whose iterations take no time has no end; give all of them times above 0")
     workers, iterations = work.shape
     starts, ends = np.zeros_like(work), np.zeros_like(work)
     free = np.zeros(workers)

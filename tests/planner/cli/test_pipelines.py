@@ -178,6 +178,14 @@ def test_slices_are_no_worse_than_equal_ones(cli: Cli) -> None:
             "at least one microbatch must be in flight",
         ),
         (("simulate", "--schedule", "pipedream"), "say little of a steady state"),
+        (
+            (
+                *("simulate", "--schedule", "ampnet", "--microbatches", "32", "--forward", "0"),
+                *("--backward-input", "0", "--backward-weight", "0"),
+            ),
+            "stages take no time",
+        ),
+        (("parameter-server", "--seconds", "1,0"), "iterations take no time"),
         (("parameter-server", "--bounds", "0,x"), "--bounds '0,x'"),
         (("parameter-server", "--seconds", "-1"), "not negative"),
         (

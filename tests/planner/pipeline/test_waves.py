@@ -70,6 +70,16 @@ def test_hanayo_is_half_of_chimera() -> None:
     assert folded == makespan("chimera", 2 * p, 1, 2 * p, 1.0, 1.0)
 
 
+def test_gaps_between_units_where_backwards_are_longer() -> None:
+    """1F1B pays its bubble once. The figures of docs/pipelines.md."""
+    p, m = 8, 64
+    idle = {
+        name: 1 - m * 3.0 / makespan(name, p, v, m, 1.0 / v, 2.0 / v)
+        for name, v in (("1f1b", 1), ("chimera", 1), ("hanayo", 2))
+    }
+    assert idle == pytest.approx({"1f1b": 0.0986, "chimera": 0.2195, "hanayo": 0.2471}, abs=1e-4)
+
+
 @pytest.mark.parametrize(("p", "v"), [(4, 2), (4, 4), (3, 6)])
 def test_hanayo_holds_p_microbatches(p: int, v: int) -> None:
     held = peak_in_flight(arrange(generate("hanayo", p, v, 4 * p)))
