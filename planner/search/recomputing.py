@@ -5,7 +5,8 @@ that, by dynamic programming: a stage takes as long as under the fastest policy 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from planner.errors import Infeasible
 from planner.evaluation import sites
@@ -44,22 +45,32 @@ def with_policies(plan: Parallelism, policies: Sequence[str]) -> Parallelism:
 
 
 def by_rank(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
-    """The same cut, every rank with the policy that is fastest for it; what a rank holds is its own affair."""
+    """The same cut, every rank with the policies that are fastest for it; what a rank holds is its own affair."""
     room = 1 - evaluator.job.memory_headroom
     chosen = [plan.recompute] * len(plan.stages)
     best = [float("inf")] * plan.pipeline
-    for policy in SEARCHED_POLICIES:
-        uniform = with_policies(plan, [policy] * len(plan.stages))
-        places = evaluator.sites(uniform)
-        memory = sites.memory_by_rank(uniform, places)
+    for policies in _mixtures(plan):
+        alike = with_policies(plan, policies)
+        places = evaluator.sites(alike)
+        memory = sites.memory_by_rank(alike, places)
         for rank, stages in enumerate(ranks_of(plan)):
             seconds = sum(places[s].cost.seconds for s in stages)
             limit = room * places[stages[0]].setting.cluster.device.memory
             if memory[rank].total <= limit and seconds < best[rank]:
                 best[rank] = seconds
                 for s in stages:
-                    chosen[s] = policy
+                    chosen[s] = policies[s]
     return with_policies(plan, chosen)
+
+
+def _mixtures(plan: Parallelism) -> Iterator[list[str]]:
+    """Policies of all stages: one for all, or another for the first few of each rank, which hold most."""
+    for policy in SEARCHED_POLICIES:
+        yield [policy] * len(plan.stages)
+    turn = {s: place for stages in ranks_of(plan) for place, s in enumerate(stages)}
+    for less, more in combinations(SEARCHED_POLICIES, 2):
+        for count in range(1, plan.virtual_stages):
+            yield [more if turn[s] < count else less for s in range(len(plan.stages))]
 
 
 class OwnPolicies:

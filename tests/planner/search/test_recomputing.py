@@ -66,6 +66,34 @@ def test_equals_every_cut_with_every_policy(share: float) -> None:
     assert found.step_time_s < evaluator.estimate(start).step_time_s
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_stages_of_one_rank_may_differ(share: float) -> None:
+    """With two on each rank: about as fast as the best of all mixtures, and faster than any that ranks do not mix."""
+    job = Job(global_batch=8, seq_len=1024, optimizer="sgd")
+    evaluator = Evaluator(small_llama(), cluster_with("a100-4x-50g:1"), job)
+    degrees = Parallelism(
+        pipeline=2, virtual_stages=2, num_microbatches=8, schedule="interleaved", recompute="full"
+    )
+    stages = (
+        StagePlan(blocks=blocks, devices=(s % 2, s % 2 + 1), mesh={})
+        for s, blocks in enumerate(pairwise(range(0, 9, 2)))
+    )
+    start = degrees.model_copy(update={"stages": tuple(stages)})
+    every = {
+        policies: evaluator.estimate(with_policies(start, policies))
+        for policies in product(SEARCHED_POLICIES, repeat=4)
+    }
+    least, most = (every[(policy,) * 4].memory_bytes for policy in ("full", "none"))
+    limit = least + share * (most - least)
+    job = job.model_copy(update={"memory_headroom": 1 - limit / evaluator.cluster.device.memory})
+    evaluator = Evaluator(small_llama(), cluster_with("a100-4x-50g:1"), job)
+    found = evaluator.estimate(relaxed(evaluator, start, {}, limit))
+    assert found.memory_bytes <= limit
+    fitting = {policies: e.step_time_s for policies, e in every.items() if e.memory_bytes <= limit}
+    assert found.step_time_s <= min(fitting.values()) * 1.01
+    assert found.step_time_s < min(t for policies, t in fitting.items() if policies[:2] == policies[2:])
+
+
 def test_recomputed_work_is_counted_by_stage() -> None:
     evaluator = Evaluator(small_llama(), cluster_with("a100-4x-50g:1"), Job(global_batch=8, seq_len=1024))
     degrees = Parallelism(pipeline=2, num_microbatches=8)
