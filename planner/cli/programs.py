@@ -1,6 +1,7 @@
 """``shard``: layouts for a program that was traced from a framework."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,10 @@ class TracingOptions:
     ] = False
     trips: Annotated[
         int | None, typer.Option("--trips", help="How often loops run that end on a condition.", min=1)
+    ] = None
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", help="Loops of a kernel, as 'name=i k, k j -> i j; sum k'; may be repeated."),
     ] = None
     python: Annotated[
         str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
@@ -100,8 +105,20 @@ def _program(source: str, tracing: TracingOptions) -> "Program":
     if ".py:" in source:
         from planner.verification.with_program import trace_function
 
-        return trace_function(source, tracing.python, tracing.replicate_unknown, tracing.trips)
+        rules = _rules(tracing.rule or ())
+        return trace_function(source, tracing.python, tracing.replicate_unknown, tracing.trips, rules)
     return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
+
+
+def _rules(texts: Sequence[str]) -> dict[str, str]:
+    """``name=i k, k j -> i j`` by name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, rule = text.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"--rule {text!r}: write the kernel's name before its loops, as name=i j -> i j")
+        found[name.strip()] = rule.strip()
+    return found
 
 
 def _axes(text: str) -> dict[str, int]:

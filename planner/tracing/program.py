@@ -149,6 +149,8 @@ class Program(Record):
     """Clean-up passes, in order, with what each did."""
     replicated: tuple[str, ...] = ()
     """Operators without a rule, taken to be computed alike everywhere."""
+    rules: Mapping[str, str] = {}
+    """Of kernels that nothing can look into: name -> how its loops index its arrays, as the user says."""
     source: str = ""
     """``FILE.py:NAME`` of the function that it was traced from, where the command line traced it."""
 

@@ -38,13 +38,19 @@ SAME_KIND: Mapping[str, str] = MappingProxyType({"all_reduce": "sum", "reduce_sc
 
 
 def trace_function(
-    target: str, python: str | None = None, replicate_unknown: bool = False, trips: int | None = None
+    target: str,
+    python: str | None = None,
+    replicate_unknown: bool = False,
+    trips: int | None = None,
+    rules: Mapping[str, str] = MappingProxyType({}),
 ) -> Program:
     """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own; options as in `from_jax`.
 
     Raises ``InputError`` where there is no such function, or it cannot be traced.
     """
-    task = {"function": target, "replicate_unknown": replicate_unknown, "trips": trips}
+    task = {
+        "function": target, "replicate_unknown": replicate_unknown, "trips": trips, "rules": dict(rules)
+    }  # fmt: skip
     found = _run("trace", {"function.txt": target}, task, 1, python, ("pydantic",))
     return Program.model_validate(found["program"])
 

@@ -13,17 +13,19 @@ from planner.errors import InputError, Unsupported
 from planner.tracing.factors import Loops, Rule, Shape, elementwise, no_rule, opaque, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
-from planner.tracing.reading.jax_calls import APART, ATTENTION, branch_name, calls, label, work
+from planner.tracing.reading.jax_calls import APART, ATTENTION, branch_name, calls, kernel_names, label, work
 from planner.tracing.reading.jax_rules import JAX_RULES
+from planner.tracing.reading.kernels import NONE, rule_for
 
 WHY = {
     "shard_map": "fixes the layouts of its arrays and their exchange itself",
     **dict.fromkeys(
-        ("pallas_call", "ffi_call", "custom_call", "custom_partitioning"), "is a kernel of its own"
+        ("pallas_call", "ffi_call", "custom_call", "custom_partitioning"),
+        "is a kernel of its own, whose loops rules={name: loops} (--rule) can give",
     ),
     **dict.fromkeys(("pure_callback", "io_callback"), "runs on the host"),
 }
-"""Primitives that no rule can have -> why."""
+"""Primitives that no table can have -> why."""
 
 
 def from_jax(
@@ -33,6 +35,7 @@ def from_jax(
     name: str | None = None,
     replicate_unknown: bool = False,
     trips: int | None = None,
+    rules: Mapping[str, str] = NONE,
 ) -> Program:
     """``function`` on ``arguments`` (arrays, or ``jax.ShapeDtypeStruct``; nested as you like), as a `Program`.
 
@@ -40,7 +43,8 @@ def from_jax(
     ``parameters`` are the positions of the arguments that hold trainable weights. An output that is built like
     an argument (gradients, new weights, optimizer states) is to lie like it.
 
-    ``trips`` is how often a loop runs that ends when a condition says so (``while``).
+    ``trips`` is how often a loop runs that ends when a condition says so (``while``). ``rules`` say of kernels, by
+    name, how their loops index their arrays (`planner.tracing.reading.kernels`).
 
     Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed
     alike everywhere, and listed; and for such a loop without ``trips``.
@@ -56,7 +60,7 @@ def from_jax(
     closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     title = name or str(getattr(function, "__name__", "program"))
     leaves = list(leaves_of(function, arguments, trained))
-    importer = _Importer(title, replicate_unknown, trips)
+    importer = _Importer(title, replicate_unknown, trips, rules)
     return importer.run(closed, leaves, list(ties_of(arguments, result)))
 
 
@@ -72,8 +76,10 @@ class _Place(NamedTuple):
 class _Importer:
     """Values and operators as they are met."""
 
-    def __init__(self, name: str, replicate_unknown: bool, trips: int | None) -> None:
-        self.name, self.replicate_unknown, self.trips = name, replicate_unknown, trips
+    def __init__(
+        self, name: str, replicate_unknown: bool, trips: int | None, rules: Mapping[str, str]
+    ) -> None:
+        self.name, self.replicate_unknown, self.trips, self.rules = name, replicate_unknown, trips, rules
         self.values: dict[str, Value] = {}
         self.operations: list[Operation] = []
         self.ties: list[Tie] = []
@@ -103,6 +109,7 @@ class _Importer:
             ),
             applied=tuple(self.notes),
             replicated=tuple(self.replicated),
+            rules=dict(self.rules),
         )
 
     def _value(self, name: str, aval: Any, role: Role = "intermediate", path: str = "") -> str:
@@ -162,6 +169,9 @@ class _Importer:
     ) -> Rule:
         primitive = equation.primitive.name
         dtype = str(equation.outvars[0].aval.dtype) if equation.outvars else "bool"
+        given = rule_for(self.rules, kernel_names(equation), everything, results)
+        if given is not None:
+            return given
         rule = JAX_RULES.get(primitive)
         if rule is not None:
             return rule(equation.params, everything, results, dtype)

@@ -8,6 +8,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, reduction, retyped
 from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.reading.kernels import NONE, rule_for
 from planner.tracing.reading.products import grouped_product
 from planner.tracing.reading.torch_rules import TORCH_RULES, Call, Operand, convolved
 
@@ -18,11 +19,15 @@ def from_torch(
     gradient: bool = False,
     name: str | None = None,
     replicate_unknown: bool = False,
+    rules: Mapping[str, str] = NONE,
 ) -> Program:
     """``module`` on ``example_inputs`` as a `Program`; build both under ``torch.device("meta")`` to allocate nothing.
 
     With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
     and of the number; they are to lie as the parameters do.
+
+    ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
+    (`planner.tracing.reading.kernels`).
 
     Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed alike
     everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate.
@@ -48,7 +53,9 @@ def from_torch(
     count = sum(1 for node in traced.graph.nodes if node.op == "placeholder") - len(roles)
     roles += [(n, "input") for n in _input_names(module, count)]
     title = name or type(module).__name__
-    return _Importer(title, replicate_unknown).run(traced.graph, roles, len(parameters) if gradient else 0)
+    return _Importer(title, replicate_unknown, rules).run(
+        traced.graph, roles, len(parameters) if gradient else 0
+    )
 
 
 class _Lifted:
@@ -129,8 +136,8 @@ def _differentiated(torch: Any, call: Callable[..., Any]) -> Callable[..., Any]:
 class _Importer:
     """Values and operators as they are met."""
 
-    def __init__(self, name: str, replicate_unknown: bool) -> None:
-        self.name, self.replicate_unknown = name, replicate_unknown
+    def __init__(self, name: str, replicate_unknown: bool, rules: Mapping[str, str]) -> None:
+        self.name, self.replicate_unknown, self.rules = name, replicate_unknown, rules
         self.values: dict[str, Value] = {}
         self.operations: list[Operation] = []
         self.replicated: list[str] = []
@@ -165,6 +172,7 @@ class _Importer:
             results=tuple(outputs),
             ties=tuple(ties),
             replicated=tuple(self.replicated),
+            rules=dict(self.rules),
         )
 
     def _value(self, name: str, tensor: Any, role: Role = "intermediate", path: str = "") -> str:
@@ -203,6 +211,9 @@ class _Importer:
             )
 
     def _rule(self, title: str, kind: str, call: Call, before: str) -> Rule:
+        given = rule_for(self.rules, [kind], call.inputs, call.outputs)
+        if given is not None:
+            return given
         rule = TORCH_RULES.get(kind)
         if rule is not None:
             return retyped(rule(call), before, call.dtype)

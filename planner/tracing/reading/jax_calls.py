@@ -70,6 +70,12 @@ def work(jaxpr: Any) -> int:
     return total
 
 
+def kernel_names(equation: Any) -> list[str]:
+    """Under which a user may give a rule for an equation: its kernel's own, then its primitive's."""
+    own = (equation.params.get(key) for key in ("name", "target_name"))
+    return [*(str(name) for name in own if name), equation.primitive.name]
+
+
 def label(equation: Any, index: int) -> str:
     """Name of an equation among those around it."""
     return f"{equation.params.get('name') or equation.primitive.name}.{index}"

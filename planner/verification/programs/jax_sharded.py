@@ -86,7 +86,8 @@ def check_arguments(program: Program, arguments: list[Any], target: str) -> None
 
 def check_function(program: Program, function: Any, arguments: list[Any], target: str) -> None:
     """Refuse a function whose operators are not those of the program, however often loops run."""
-    traced = clean(from_jax(function, *arguments, replicate_unknown=bool(program.replicated), trips=1))
+    unknown = bool(program.replicated)
+    traced = clean(from_jax(function, *arguments, replicate_unknown=unknown, trips=1, rules=program.rules))
     theirs, ours = ({m.name for op in p.operations for m in op.members} for p in (traced, program))
     if theirs != ours:
         raise InputError(f"{target} is not the function that was planned: only one has {min(theirs ^ ours)}")

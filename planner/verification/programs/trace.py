@@ -32,15 +32,16 @@ def main(path: str) -> None:
 
 def trace(task: dict[str, Any]) -> Program:
     """The program of ``task["function"]``, which remembers where it came from; a module is one with parameters."""
-    target, unknown = task["function"], task["replicate_unknown"]
+    target = task["function"]
+    how = {"replicate_unknown": task["replicate_unknown"], "rules": task.get("rules", {})}
     loaded = load_function(target)
     if isinstance(loaded, Program):
         return loaded
     title = target.rpartition(":")[2]
     if hasattr(loaded[0], "named_parameters"):
-        program = from_torch(*loaded, name=title, replicate_unknown=unknown)
+        program = from_torch(*loaded, name=title, **how)
     else:
-        program = from_jax(*loaded, name=title, replicate_unknown=unknown, trips=task["trips"])
+        program = from_jax(*loaded, name=title, trips=task["trips"], **how)
     return program.model_copy(update={"source": target})
 
 
