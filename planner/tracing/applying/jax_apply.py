@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from planner.errors import InputError
 from planner.tracing.applying.parts import Loops, Parts, added_up, each_part, product_in_parts
 from planner.tracing.applying.rings import RingProduct, goes_round
+from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.layouts import Partition, between
@@ -113,6 +114,7 @@ class _Runner:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
         self.second = SecondRuns(self)
+        self.rows = RowsAnew(self)
 
     def put(self, array: Any, partition: Partition) -> Any:
         """``array`` constrained; scalars and what does not divide are left alone."""
@@ -257,18 +259,26 @@ class _Runner:
         inner = params["jaxpr"]
 
         place = functools.partial(self._all_at_boundary, title)
+        arrays = operands[consts + carried :]
+        handed_out: list[Any] = []
 
         def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
             state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
+            rows = self.rows.restored(arrays, rows)
+            self.rows.note_sliced(arrays, rows)
             made = self.body(inner.jaxpr, inner.consts, [*operands[:consts], *state, *rows], f"{title}/")
             made = [_plain(x) for x in made]
-            return place(made[:carried], "carry", "writes"), place(made[carried:], "stack", "reads")
+            handed_out[:] = made[carried:]
+            collected = self.rows.collected(title, made[carried:])
+            return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
 
         start = place([_plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
-        scanned = place([_plain(x) for x in operands[consts + carried :]], "slice", "reads")
+        scanned = place([_plain(x) for x in arrays], "slice", "reads")
         options = {k: params[k] for k in ("length", "reverse", "unroll")}
         state, stacked = jax.lax.scan(step, start, scanned, **options)
-        return [*state, *place(stacked, "stack", "writes")]
+        stacked = place(stacked, "stack", "writes")
+        self.rows.note_collected(title, handed_out, stacked)
+        return [*state, *stacked]
 
     def _while(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         import jax

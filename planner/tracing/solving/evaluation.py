@@ -91,8 +91,10 @@ def evaluate_program(
         have, want = chosen[link.source.node], chosen[link.target.node]
         if refused(link, have, want):
             raise ValueError(f"{names[link.target.node]} does not lie as {link.value} does")
+        if link.kept:
+            continue
         source, target = given_layout(have, link), wanted_layout(want, link)
-        if source is not None and target is not None and not link.kept:
+        if source is not None and target is not None:
             found = pricer.move(link.value, source, target, link.times)
             exchanges += [Priced(operators[link.target.node], e) for e in found]
     communication = sum(p.exchange.seconds * p.exchange.times for p in exchanges)
@@ -132,13 +134,14 @@ def node_bytes(
         return [pricer.full_bytes(copy.value) * share(mesh, option.layout) if option.held else 0.0]
     if isinstance(option, AgainOption):
         again = nodes.agains[node - nodes.first_again]
-        outputs = nodes.operations[again.operation].outputs
         found = []
         for value in again.values:
-            layout = left_layout(option, outputs.index(value.name))
-            held = 0.0 if layout is None else pricer.full_bytes(value.name) * share(mesh, layout)
-            own = held if option.shared or value.last_own >= 0 else 0.0
-            found += [own if option.kept is not None else 0.0, own, held if option.shared else 0.0]
+            layout = left_layout(option, value.place)
+            part = 0.0 if layout is None else share(mesh, layout)
+            held = pricer.full_bytes(value.name) * part
+            wanted = option.shared or value.last_own >= 0
+            stored = pricer.full_bytes(value.held) * part if wanted and option.kept is not None else 0.0
+            found += [stored, held if wanted else 0.0, held if option.shared else 0.0]
         return found
     if isinstance(option, JointOption):
         return []

@@ -32,8 +32,11 @@ def value_intervals(program: Program) -> dict[str, Interval]:
 def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
     """Per node, the intervals of what it makes, output by output."""
     values = value_intervals(program)
-    for again in nodes.agains:
-        values |= {v.name: (again.operation, v.last_early + 1) for v in again.values}
+    for late in (v for again in nodes.agains for v in again.values):
+        begin = values[late.name][0]
+        values[late.name] = (begin, late.last_early + 1)
+        if late.held != late.name:
+            values[late.held] = (late.since, late.since)  # up to the second run, if it is kept
     found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
     found += [[values[name] for name in op.outputs] for op in nodes.operations]
     found += [[(copy.first, copy.last + 1)] for copy in nodes.copies]
@@ -47,7 +50,7 @@ def _late_intervals(again: Again) -> list[Interval]:
     for v in again.values:
         start = max(v.last_early + 1, again.first)
         own = max(start, v.last_own + 1)
-        found += [(v.last_early + 1, start), (start, own), (own, max(own, v.last_late + 1))]
+        found += [(v.since, start), (start, own), (own, max(own, v.last_late + 1))]
     return found
 
 

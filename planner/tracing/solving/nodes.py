@@ -35,7 +35,7 @@ class Link(NamedTuple):
     returned: bool = False
     """Against the order of the program: the target's *output* is the layout that is wanted."""
     kept: bool = False
-    """From an operator to its second run, which may keep what was made only as it lies."""
+    """From what was made to a second run, which may keep it only as it lies."""
     again: bool = False
     """Between second runs."""
     joint: bool = False
@@ -143,11 +143,7 @@ def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Jo
     ]
     first_copy = len(inputs) + len(program.operations)
     first_again = first_copy + sum(len(near) > 1 for _, near, _ in shared)
-    again = {
-        late.name: Slot(first_again + j, program.operations[a.operation].outputs.index(late.name))
-        for j, a in enumerate(agains)
-        for late in a.values
-    }
+    again = {late.name: Slot(first_again + j, late.place) for j, a in enumerate(agains) for late in a.values}
     copies: list[Copy] = []
     links: list[Link] = []
     for name, near, is_late in shared:
@@ -166,8 +162,9 @@ def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Jo
     first = {late.name: a.first for a in agains for late in a.values}
     for j, a in enumerate(agains):
         op, node = program.operations[a.operation], first_again + j
-        made = Slot(len(inputs) + a.operation, 0)
-        links.append(Link(op.outputs[0], made, Slot(node, 0), op.times, kept=True))
+        links += [
+            Link(late.name, at[late.name], Slot(node, late.place), op.times, kept=True) for late in a.values
+        ]
         links += [
             Link(
                 n,
@@ -177,7 +174,7 @@ def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Jo
                 again=n in again,
                 early=first.get(n, 0) > a.first,
             )
-            for k, n in enumerate(op.inputs)
+            for k, n in enumerate(a.reads)
         ]
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
     links += _joint_links(program, joints, len(inputs), first_again + len(agains))
@@ -267,6 +264,12 @@ def left_layout(option: NodeOption, place: int) -> Layout | None:
     return option.layout if isinstance(option, CopyOption) else option
 
 
+def kept_layout(option: NodeOption, place: int) -> Layout | None:
+    """How a second run has kept the array of an output; None where it has not."""
+    kept = option.kept if isinstance(option, AgainOption) else None
+    return kept[place] if kept is not None else None
+
+
 def given_layout(option: NodeOption, link: Link) -> Layout | None:
     """How a link's source leaves the array for its target."""
     if (
@@ -300,8 +303,8 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
     """Whether the target has a value only as it does not lie, wants one that is gone, or parts where there are none."""
     if link.kept:
         assert isinstance(target, AgainOption)
-        assert isinstance(source, Option)
-        return target.kept is not None and target.kept != source.writes
+        place = link.target.place
+        return target.kept is not None and target.kept[place] != left_layout(source, link.source.place)
     have, want = given_layout(source, link), wanted_layout(target, link)
     if have is None:
         return want is not None

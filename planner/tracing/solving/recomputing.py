@@ -2,17 +2,20 @@
 
 The last readers of a value of the forward pass stand in the backward pass, long after the others. Where memory is
 short, an operator has a second node there, which keeps the value, recomputes it, or leaves it dropped if nobody
-wants it; what it is recomputed from is kept or recomputed in its turn. Results of the program and bodies of scans
-are not looked at.
+wants it; what it is recomputed from is kept or recomputed in its turn. Results of the program are not looked at.
+
+What the body of a scan hands on to the body of another, row by row (a forward pass to its backward pass), is kept as a
+stack of all rows; or it is made anew in the other body, from rows that are kept.
 
 Source: Jain et al., "Checkmate", arXiv:1910.02653, of which this is the case of one more run per operator, in a
 place that is settled beforehand.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.program import Operation, Program
+from planner.tracing.solving.rows import Pair, pairs
 
 NEAR = 12
 """Readers with more operators between them are a long time apart."""
@@ -32,6 +35,12 @@ class Late(NamedTuple):
     """Position of the last reader that has what is kept or made anew; -1 where there is none."""
     last_late: int
     """The same with the second runs that may read it."""
+    place: int
+    """Which of the operator's outputs it is."""
+    held: str
+    """What is held where it is kept: itself, or the stack whose row it is."""
+    since: int
+    """Position from which it is held for that."""
 
 
 class Again(NamedTuple):
@@ -42,6 +51,8 @@ class Again(NamedTuple):
     first: int
     """Position of the operator before which it runs again."""
     values: tuple[Late, ...]
+    reads: tuple[str, ...]
+    """Its inputs, as they are called where it runs again."""
 
     @property
     def for_others(self) -> bool:
@@ -50,25 +61,66 @@ class Again(NamedTuple):
 
 
 def agains(program: Program) -> tuple[Again, ...]:
-    """Operators that may run again, in the program's order."""
+    """Operators that may run again: those outside scans, in the program's order, then those of scans."""
+    outside = tuple(reversed(list(_outside(program))))
+    return (*outside, *(a for pair in pairs(program) for a in _in_scans(program, pair)))
+
+
+def _outside(program: Program) -> Iterator[Again]:
+    """The last first."""
     may = _repeatable(program)
     wanted: dict[str, set[int]] = {name: set() for i in may for name in program.operations[i].outputs}
-    found: list[Again] = []
     for i in reversed(may):
         op = program.operations[i]
         values = []
-        for name in op.outputs:
+        for k, name in enumerate(op.outputs):
             early, late = _parted(i, program.readers.get(name, ()))
             wanted[name].update(late)
             if wanted[name]:
-                values.append(Late(name, max((i, *early)), max(late, default=-1), max(wanted[name])))
+                last = max((i, *early))
+                own = max(late, default=-1)
+                values.append(Late(name, last, own, max(wanted[name]), k, name, last + 1))
         if values:
             first = _first(at for name in op.outputs for at in wanted[name])
-            found.append(Again(i, first, tuple(values)))
+            yield Again(i, first, tuple(values), op.inputs)
             for name in op.inputs:
                 if name in wanted:
                     wanted[name].add(first)
-    return tuple(reversed(found))
+
+
+def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
+    """Operators of the first body that may run again in the second, the last first."""
+    may = _within(program, pair)
+    wanted = {row: set(program.readers.get(row, ())) for row in pair.rows.values()}
+    for i in reversed(may):
+        op = program.operations[i]
+        begin = next(j for j, other in enumerate(program.operations) if other.region == pair.first)
+        values = []
+        for k, name in enumerate(op.outputs):
+            stack = pair.stacks.get(name)
+            if stack is not None and wanted[pair.rows[name]]:
+                row = pair.rows[name]
+                own = max(program.readers.get(row, ()), default=-1)
+                values.append(Late(row, stack.slice_at, own, max(wanted[row]), k, stack.name, begin))
+        if values:
+            first = _first(at for value in values for at in wanted[value.name])
+            reads = tuple(pair.rows.get(name, name) for name in op.inputs)
+            yield Again(i, first, tuple(values), reads)
+            for name in reads:
+                if name in wanted:
+                    wanted[name].add(first)
+
+
+def _within(program: Program, pair: Pair) -> list[int]:
+    """Positions of operators that can run again there: of rows that are handed on, and of what is in no body."""
+    body = {n for op in program.operations if op.region == pair.first for n in op.outputs}
+    body |= {n for op in program.operations if op.name.startswith(f"{pair.first}/") for n in op.outputs}
+    return [
+        i
+        for i, op in enumerate(program.operations)
+        if op.region == pair.first and op.kind != "boundary"
+        if all(n in pair.rows or n not in body for n in op.inputs)
+    ]
 
 
 def _first(wanted: Iterable[int]) -> int:

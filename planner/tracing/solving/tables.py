@@ -22,6 +22,7 @@ from planner.tracing.solving.nodes import (
     NodeOptions,
     Nodes,
     given_layout,
+    kept_layout,
     left_layout,
     made_layout,
     wanted_layout,
@@ -117,14 +118,15 @@ class Tables:
         )
 
     def _held_late(self, again: Again, choices: NodeOptions) -> tuple[Array, ...]:
-        outputs = self.nodes.operations[again.operation].outputs
         kept = np.array([isinstance(o, AgainOption) and o.kept is not None for o in choices])
         shared = np.array([isinstance(o, AgainOption) and o.shared for o in choices])
         found = []
         for value in again.values:
-            held = self._shares(choices, outputs.index(value.name)) * self.pricer.full_bytes(value.name)
-            own = np.where(shared | (value.last_own >= 0), held, 0.0)
-            found += [np.where(kept, own, 0.0), own, np.where(shared, held, 0.0)]
+            part, size = self._shares(choices, value.place), self.pricer.full_bytes
+            wanted = shared | (value.last_own >= 0)
+            stored = np.where(wanted & kept, part * size(value.held), 0.0)
+            held = part * size(value.name)
+            found += [stored, np.where(wanted, held, 0.0), np.where(shared, held, 0.0)]
         return tuple(found)
 
     def _shares(self, choices: NodeOptions, place: int) -> Array:
@@ -142,11 +144,14 @@ class Tables:
         """Between a source's options and a target's."""
         before, after = self.options[link.source.node], self.options[link.target.node]
         if link.kept:
+            place = link.target.place
             left, rows = self._spots(
-                ("made", id(before)), (), lambda: [getattr(o, "writes", None) for o in before]
+                ("made", id(before), link.source.place),
+                before.writes[link.source.place :] if isinstance(before, Options) else (),
+                lambda: [left_layout(o, link.source.place) for o in before],
             )
             right, columns = self._spots(
-                ("kept", id(after)), (), lambda: [getattr(o, "kept", None) for o in after]
+                ("kept", id(after), place), (), lambda: [kept_layout(o, place) for o in after]
             )
         elif link.joint:
             assert isinstance(before, Options)

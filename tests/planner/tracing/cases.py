@@ -116,3 +116,7 @@ def ring() -> tuple[Any, ...]:
 
     queries, keys = shape((2, length, 4, 16), "float32"), shape((2, length, 2, 16), "float32")
     return (jax.value_and_grad(join_attention(loss), (0, 1, 2)), queries, keys, keys, queries)
+
+
+_deep = jax_models.gpt(jax_layers.Sizes(layers=6, batch=16, length=32))
+scanned_gpt = (jax.value_and_grad(join_attention(_deep.loss)), *_deep.arguments)

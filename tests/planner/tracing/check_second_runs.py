@@ -1,4 +1,4 @@
-"""Temporary memory of `cases.blocks` under a plan, with its second runs and without them: two numbers of bytes.
+"""Temporary memory of the case that was planned, with its second runs and without them: two numbers of bytes.
 
 python check_second_runs.py sharded.json
 """
@@ -20,7 +20,8 @@ from planner.tracing.sharded import ShardedProgram  # noqa: E402
 
 
 def temporary_bytes(sharded):
-    step, *arguments = cases.blocks()
+    case = getattr(cases, sharded.program.source.rpartition(":")[2])
+    step, *arguments = case() if callable(case) else case
     mesh = jax.make_mesh(tuple(sharded.mesh.values()), tuple(sharded.mesh))
     layouts = input_shardings(sharded, mesh, tuple(arguments))
     placed = jax.tree.map(

@@ -133,10 +133,12 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 
 @pytest.mark.jax
 @needs_jax
-def test_what_is_recomputed_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.5)])
+def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
-    plan = sharded(traced("blocks"), Expected(room=0.7, mesh=(2,)))
+    plan = sharded(traced(name), Expected(room=room, mesh=(2,)))
     assert plan.recomputed
+    assert all(o.name.startswith("scan.") == (name == "scanned_gpt") for o in plan.recomputed)
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert answer.operators == ()

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
+from planner.tracing.cleaning.passes import clean
 from planner.tracing.program import Operation, Program, Value
 from planner.tracing.solving import recomputing
 from planner.tracing.solving.nodes import AgainOption, left_layout
+from planner.tracing.solving.options import options
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.shard import Setting, may_recompute, set_up, shard
 
@@ -155,3 +157,53 @@ def test_only_what_is_wanted_late_may_run_again() -> None:
         (5, 2, 6),
         (5, 3, 5),
     ]
+
+
+def in_scans(length: int) -> Program:
+    """A loop of ``c sin(c)``, and the loop of its derivative, which reads ``c``, its sine and its cosine."""
+    jax = pytest.importorskip("jax")
+
+    def loss(x):
+        state, _ = jax.lax.scan(lambda c, _: (c * jax.numpy.sin(c), None), x, None, length=length)
+        return state.sum()
+
+    from planner.tracing.reading.from_jax import from_jax
+
+    return clean(from_jax(jax.grad(loss), jax.ShapeDtypeStruct((SIZE,), "float32")))
+
+
+@pytest.mark.jax
+def test_rows_that_a_backward_scan_reads_are_kept_or_made_anew() -> None:
+    """Of sine and cosine, which are made from ``c``: both stacks go, or neither."""
+    program = in_scans(8)
+    (again,) = agains(program)
+    body = program.operations[again.operation]
+    assert [len(again.values), len(again.reads)] == [2, len(body.inputs)]
+    roomy = shard(program, CLUSTER, {"data": 1})
+    stack = 8 * SIZE * 4
+    tight = shard(program, CLUSTER, {"data": 1}, memory_limit=roomy.memory_bytes - stack)
+    assert [o.name for o in tight.recomputed] == [body.name]
+    # Two stacks are gone; where the peak is, one row of each is there anew.
+    assert roomy.memory_bytes - tight.memory_bytes == pytest.approx(2 * stack, abs=4 * SIZE * 4)
+    pricer = set_up(program, CLUSTER, {"data": 1}).pricer
+    whole = options(body, [program.value[n].shape for n in body.outputs], pricer.mesh)[-1]
+    assert tight.seconds - roomy.seconds == pytest.approx(pricer.operation(body, whole).seconds)
+    with pytest.raises(Infeasible):
+        shard(program, CLUSTER, {"data": 1}, memory_limit=roomy.memory_bytes - 2.5 * stack)
+
+
+@pytest.mark.jax
+def test_brute_force_finds_nothing_better_in_scans() -> None:
+    setting = may_recompute(set_up(in_scans(4), CLUSTER, MESH))
+    priced = []
+    for chosen in itertools.product(*setting.problem.options):
+        try:
+            priced.append(setting.estimate(chosen))
+        except ValueError:
+            continue
+    least, peak = min(e.memory_bytes for e in priced), shard(in_scans(4), CLUSTER, MESH).memory_bytes
+    for room in (0.0, 0.3, 0.8):
+        limit = least + room * (peak - least)
+        found = shard(in_scans(4), CLUSTER, MESH, memory_limit=limit)
+        assert found.seconds == pytest.approx(min(e.seconds for e in priced if e.memory_bytes <= limit))
+        assert found.memory_bytes <= limit
