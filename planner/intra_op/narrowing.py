@@ -68,8 +68,7 @@ class _Known:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.relaxation = Relaxation(network, {})
-        self.relaxation.sweep()
-        self.bound = self.relaxation.bound()
+        self.bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
 
     @property
@@ -84,17 +83,19 @@ class _Known:
 
     def tighten(self) -> None:
         """More messages, and prices on memory, while they help."""
-        least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
-        gain = np.inf
+        priced = bool(self.relaxation.rows.size)
+        least = LEAST_GAIN_UNDER_MEMORY if priced else LEAST_GAIN
+        value, gain = 0.0, np.inf
         while gain > least and not self.proven:
             for _ in range(SWEEPS):
                 self.relaxation.sweep()
+            before, value = value, self.relaxation.value()
+            gain = (value - before) / abs(value) if value else 0.0
             self._look()
-            before, new = self.bound.value, self.relaxation.bound()
-            gain = new.value / before - 1 if before > 0 else 0.0
-            self.bound = max(self.bound, new, key=lambda b: b.value)
-            if self.relaxation.rows.size:
-                self.relaxation.reprice(new.value, (1 + least) * new.value)
+            if priced or gain <= least or (self.best and value > self.best.cost - 1):
+                self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
+            if priced:
+                self.relaxation.reprice(value, (1 + least) * value)
 
     def take(self, answer: NetworkAnswer) -> None:
         """An answer to the whole or a part."""

@@ -2,11 +2,11 @@
 
 from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.evaluator import Evaluator
+from planner.garbage import uncollected
 from planner.models.model import Model
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Pins, Plan
 from planner.search.best_first import Progress
-from planner.search.garbage import uncollected
 from planner.search.pooled import plan_pools
 from planner.search.recommend import recommended
 from planner.search.scheduling import with_schedule

@@ -108,9 +108,11 @@ def distinct(found: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
     """Each row once, in order, and for each row which of them it is."""
     digits = found - PARTS  # from 0 on
     base = 1 + int(digits.max(initial=0))
-    numbers = digits @ base ** np.arange(found.shape[1])
-    _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
-    return found[first], place
+    worth = base ** np.arange(found.shape[1])
+    numbers = digits @ worth  # few and small, so that they need no sorting
+    present = np.bincount(numbers) > 0
+    which = np.flatnonzero(present)
+    return which[:, None] // worth % base + PARTS, (np.cumsum(present) - 1)[numbers]
 
 
 def share(mesh: NamedMesh, layout: Layout) -> float:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
 from planner.errors import Unsupported
@@ -108,7 +109,8 @@ class ProgramPricer:
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
     _steps: dict[tuple[float, int, int], float] = field(default_factory=dict, repr=False)
     """By bytes of the whole array, code of a step, and times, over all of these [s]."""
-    _products: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
+    _products: dict[str, dict[tuple[int, ...], float]] = field(default_factory=dict, repr=False)
+    """By type of the operands, and by rows, columns, depth and batch of one [s]."""
 
     def full_bytes(self, name: str) -> float:
         """Bytes of a whole array [B]."""
@@ -172,24 +174,30 @@ class ProgramPricer:
                 continue
             key = full_bytes, code, times
             if key not in self._steps:
-                self._steps[key] = self._exchange(step_of(self.mesh, full_bytes, code), times).seconds * times
+                self._steps[key] = self._collective(step_of(self.mesh, full_bytes, code)) * times
             seconds[code] = self._steps[key]
         return seconds
 
     def _exchange(self, move: Move, times: int) -> Exchange:
         key = (move, times)
         if key not in self._exchanges:
-            axes = tuple(int(a) for a in move.axes)
-            group, names = self.mesh.group(axes), tuple(self.mesh.axes)
+            names = tuple(self.mesh.axes)
             self._exchanges[key] = Exchange(
                 move.collective,
-                tuple(names[a] for a in axes),
+                tuple(names[int(a)] for a in move.axes),
                 move.full_bytes,
-                wire_bytes(move.collective, move.full_bytes, group.size),
-                COLLECTIVES[move.collective](move.full_bytes, group).seconds,
+                wire_bytes(move.collective, move.full_bytes, self._group(move).size),
+                self._collective(move),
                 times,
             )
         return self._exchanges[key]
+
+    def _collective(self, move: Move) -> float:
+        """Once [s]."""
+        return COLLECTIVES[move.collective](move.full_bytes, self._group(move)).seconds
+
+    def _group(self, move: Move) -> CommGroup:
+        return self.mesh.group(tuple(map(int, move.axes)))
 
     def _collectives(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
         """Those of the operator itself, in order: bytes of a whole array, and codes of steps, [option, step]."""
@@ -271,16 +279,14 @@ class ProgramPricer:
         """Seconds of products of these sizes, of the operator's types."""
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
         rate = self._rate(dtype)
-        return np.array([self._product_of(tuple(row), rate, dtype) for row in loops.tolist()])
-
-    def _product_of(self, loops: tuple[int, ...], rate: str, dtype: str) -> float:
-        key = loops, rate, dtype
-        if key not in self._products:
-            rows, columns, depth, batch = loops
-            device = self.mesh.cluster.device
-            time = matmul_seconds(rows, columns, depth, device, rate, batch, element_bytes(dtype))
-            self._products[key] = time.seconds
-        return self._products[key]
+        device, size = self.mesh.cluster.device, element_bytes(dtype)
+        known = self._products.setdefault(dtype, {})
+        each = list(map(tuple, loops.tolist()))
+        for one in dict.fromkeys(each):
+            if one not in known:
+                rows, columns, depth, batch = one
+                known[one] = matmul_seconds(rows, columns, depth, device, rate, batch, size).seconds
+        return np.array([known[one] for one in each])
 
     def _rate(self, dtype: str) -> str:
         known = self.mesh.cluster.device.peak_flops_per_second

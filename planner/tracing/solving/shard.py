@@ -12,6 +12,7 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
 from planner.errors import Infeasible, InputError, SolverStopped
+from planner.garbage import uncollected
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.layouts import Layout, NamedMesh, Partition
@@ -81,6 +82,7 @@ class Conditions(TypedDict, total=False):
     """Make repeated blocks share their choice; left out, large programs do."""
 
 
+@uncollected()
 def set_up(
     program: Program,
     cluster: ClusterSpec | str,
@@ -118,6 +120,7 @@ def _tabulated(
     return Setting(pricer, nodes, problem, limit, optimizer_share)
 
 
+@uncollected()
 def shard(
     program: Program,
     cluster: ClusterSpec | str,

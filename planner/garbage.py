@@ -1,4 +1,4 @@
-"""Garbage collection, which has nothing to find in a search."""
+"""Garbage collection, which has nothing to find where records are kept."""
 
 import gc
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """No garbage collection inside, as it was afterwards.
 
-    A search keeps nearly all of the many small records that it makes: looking for others among them again and again
-    takes a tenth of its time or more.
+    Searches, and programs that are read and priced, keep nearly all of the many small records that they make: looking
+    for others among them again and again takes a tenth of the time or more.
     """
     collected = gc.isenabled()
     gc.disable()
