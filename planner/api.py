@@ -7,7 +7,7 @@ by keyword.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
@@ -18,9 +18,11 @@ from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
-from planner.tracing.program import Program
 
-AnyModel = Model | Program | str | Path
+if TYPE_CHECKING:
+    from planner.tracing.program import Program
+
+AnyModel: TypeAlias = "Model | Program | str | Path"
 AnyCluster = ClusterSpec | str | Path
 AnyPlan = Plan | str | Path | Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -163,7 +165,7 @@ def _question(
     )
 
 
-def load_model(source: str | Path | Program) -> Model:
+def load_model(source: "str | Path | Program") -> Model:
     """The model of a shipped name, a Hugging Face configuration, a graph file, or a traced program.
 
     A program is a `Program`, its file, or ``FILE.py:NAME``, which is traced in a process of its own: the loss of a
@@ -174,7 +176,7 @@ def load_model(source: str | Path | Program) -> Model:
         from planner.verification.with_program import trace_function
 
         source = trace_function(source)
-    if isinstance(source, Program):
+    if not isinstance(source, str | Path):
         from planner.tracing.lifting.model import model_of
 
         return model_of(source)

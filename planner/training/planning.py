@@ -50,7 +50,7 @@ def plan_for(
     cluster: ClusterSpec | str | Literal["auto"] = "auto",
     global_batch: int,
     seq_len: int,
-    describe: AnyModel | None = None,
+    describe: "AnyModel | None" = None,
     **options: Any,
 ) -> Planned:
     """Plan the training of ``model`` on the devices at hand, and apply the plan in place.
@@ -127,7 +127,7 @@ def _framework(model: Any) -> Framework:
     raise InputError(f"a model is a torch module or a pytree of JAX arrays, not a {type(model).__name__}")
 
 
-def _described(model: Any, describe: AnyModel | None) -> Model:
+def _described(model: Any, describe: "AnyModel | None") -> Model:
     if isinstance(describe, Model):
         return describe
     if describe is not None:

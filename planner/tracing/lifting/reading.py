@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-from cluster_specs.record import validated
 from planner.models import catalog
 from planner.models.model import Model
 from planner.models.reading import read_mapping
-from planner.tracing.lifting.model import model_of
-from planner.tracing.program import SCHEMA, Program
 
 
 def load_model(source: str | Path) -> Model:
@@ -17,6 +14,10 @@ def load_model(source: str | Path) -> Model:
     """
     path = Path(source)
     if path.suffix == ".json" and path.is_file():
+        from cluster_specs.record import validated
+        from planner.tracing.lifting.model import model_of
+        from planner.tracing.program import SCHEMA, Program
+
         data = read_mapping(path)
         if data.get("schema") == SCHEMA:
             return model_of(validated(Program, data, str(path)), str(path))
