@@ -114,18 +114,25 @@ class Nodes(NamedTuple):
         return (*self.inputs, *(op.name for op in self.operations), *copies, *agains, *joints)
 
     @property
-    def in_time(self) -> list[int]:
-        """All nodes as the program comes to them: what is read stands before its first reader."""
+    def inwards(self) -> list[int]:
+        """All nodes, from both ends of the program to its middle, where the backward pass begins.
+
+        What stands as far from the middle in both passes belongs to one layer, and messages run through both at once.
+        """
         first: dict[str, int] = {}
+        made: dict[str, int] = {}
         for i, op in enumerate(self.operations):
+            made |= dict.fromkeys(op.outputs, i)
             for name in op.inputs:
                 first.setdefault(name, i)
         moments = [(first.get(name, 0), 0) for name in self.inputs]
-        moments += [(i, 3) for i in range(len(self.operations))]
-        moments += [(copy.first, 1) for copy in self.copies]
-        moments += [(again.first, 2) for again in self.agains]
-        moments += [(joint.operations[-1], 4) for joint in self.joints]
-        return sorted(range(len(moments)), key=moments.__getitem__)
+        moments += [(i, 2) for i in range(len(self.operations))]
+        moments += [(made.get(copy.value, -1), 3) for copy in self.copies]
+        moments += [(again.first, 1) for again in self.agains]
+        moments += [(joint.operations[-1], 3) for joint in self.joints]
+        last = len(self.operations)
+        ways = [(2 * at, rank) if 2 * at <= last else (2 * (last - at), -rank) for at, rank in moments]
+        return sorted(range(len(ways)), key=ways.__getitem__)
 
 
 def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Joint] = ()) -> Nodes:

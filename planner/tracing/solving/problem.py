@@ -31,8 +31,8 @@ class LayoutProblem:
     """Per node of the program."""
     group: tuple[int, ...]
     """Per node of the program, the node of the network that decides for it."""
-    in_time: tuple[int, ...]
-    """Nodes of the network as the program comes to them."""
+    order: tuple[int, ...]
+    """Nodes of the network as messages go through them."""
     seconds: tuple[Array, ...]
     """Per node of the program, of each option [s]."""
     links: tuple[tuple[int, int, Moves], ...]
@@ -71,9 +71,9 @@ class LayoutProblem:
     def _compact(self, costs: Mapping[int, Array]) -> Compact:
         """Without a limit a copy may as well hold its own."""
         tables = (Between((u, v), m.table, (m.rows, m.columns)) for u, v, m in self._ticking())
-        network = Compact(costs, tables, self.in_time)
+        network = Compact(costs, tables, self.order)
         options = dict(zip(self.group, self.options, strict=True))
-        for v, g in enumerate(self.in_time):
+        for v, g in enumerate(self.order):
             if isinstance(options[g][0], CopyOption):
                 held = [i for i, o in enumerate(options[g]) if isinstance(o, CopyOption) and o.held]
                 network.keep(v, np.array(held))
@@ -107,7 +107,7 @@ def layout_problem(
     return LayoutProblem(
         options=tuple(options),
         group=tuple(group),
-        in_time=tuple(dict.fromkeys(group[node] for node in nodes.in_time)),
+        order=tuple(dict.fromkeys(group[node] for node in nodes.inwards)),
         seconds=tuple(tables.seconds(node) for node in range(len(options))),
         links=tuple((link.source.node, link.target.node, tables.link(link)) for link in nodes.links),
         bytes_=tuple(tables.held(node, state_share) for node in range(len(options))),
