@@ -76,8 +76,13 @@ class SoftwareSpec(Record):
     """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
     regathers_ends: bool
     """Sharded weights of embedding and head are freed after the forward and gathered again, as those of layers are."""
-    saves_gathered: bool
-    """Products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward."""
+    saves_gathered: Literal["always", "within blocks", "never"]
+    """When products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward.
+
+    Within blocks: where the backward follows at once, as at the head, or where the forward is repeated beside it.
+    """
+    overlaps_gradients: bool
+    """Such inputs are gathered again while their gradient is computed, which is summed while the weights' is."""
     saves_gathered_keys: bool
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     saves_narrow: bool

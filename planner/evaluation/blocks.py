@@ -19,7 +19,7 @@ from planner.operators import (
 )
 from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
-from planner.sharding.pricing import Pricer
+from planner.sharding.pricing import Pricer, is_product
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
@@ -136,12 +136,14 @@ def block_terms(
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
     sizes = _in_chunks(pricer, block, sizes)
-    if pricer.software.saves_gathered:
-        _hold_gathered(pricer, block, assignment, sizes)
+    _hold_gathered(pricer, block, assignment, sizes)
     if pricer.software.saves_gathered_keys and pricer.exchange == "all_gather":
         _hold_gathered_keys(pricer, block, assignment, sizes)
+    readers = {op.name: op for op in block.ops}
     edges = {
-        edge: pricer.edge(block, edge.tensor, specs[edge.tensor], assignment[edge.consumer])
+        edge: pricer.edge(
+            block, edge.tensor, readers[edge.consumer], specs[edge.tensor], assignment[edge.consumer]
+        )
         for edge in edges_of(block)
     }
     if leaves is not None:
@@ -203,8 +205,8 @@ def _in_chunks(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict
 
 
 def _hold_gathered(pricer: Pricer, block: Block, assignment: Assignment, sizes: dict[str, float]) -> None:
-    """Raise ``sizes`` of the inputs of products to what the products read, after any gathering."""
-    for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
+    """Raise ``sizes`` of the inputs that products keep gathered to what they read."""
+    for op in (op for op in block.ops if is_product(op) and pricer.keeps_gathered(block, op)):
         for name in (n for n in op.inputs if n in sizes):
             tensor = block.tensor[name]
             read = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, assignment[op.name]))
@@ -333,10 +335,12 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
-    backward_comm += [c for cost in terms.edges.values() for c in cost.backward]
+    shared = software.saves_gathered != "never"
+    backward_comm += [
+        c for edge, cost in terms.edges.items() for c in cost.backwards(edge in moved_again, shared)
+    ]
     if policy == "full":
         backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
-    backward_comm += [c for edge, cost in terms.edges.items() if edge in moved_again for c in cost.forward]
     again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):

@@ -14,6 +14,10 @@ class Comm(NamedTuple):
     ranks: int = 0
     """Of a collective over the tensor axis."""
 
+    def beside(self, compute: float, slowdown: float) -> "Comm":
+        """What shows of it beside so many seconds of compute, which it slows down by this share."""
+        return self._replace(seconds=self.seconds - (1 - slowdown) * min(self.seconds, compute))
+
 
 class OpCost(NamedTuple):
     """One operator on one device for one micro-batch [s]; communication inside the operator apart."""
@@ -36,8 +40,15 @@ class EdgeCost(NamedTuple):
 
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
+    again: tuple[Comm, ...] = ()
+    """Gathers of ``forward`` that the gradients of the consumer's weights need once more, as nobody kept the result."""
+
+    def backwards(self, repeated: bool, shared: bool) -> tuple[Comm, ...]:
+        """All of the backward; ``repeated``: the forward comes again in it, and its gathers are ``shared`` or not."""
+        first = self.forward if repeated else ()
+        return (*self.backward, *first, *(() if repeated and shared else self.again))
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
-        return sum(c.seconds for c in (*self.forward, *self.backward))
+        """Forward and backward, nothing repeated."""
+        return sum(c.seconds for c in (*self.forward, *self.backward, *self.again))

@@ -56,6 +56,11 @@ def stored_bytes(tensor: Tensor, precision: str) -> float:
     return DTYPE_BYTES[precision if tensor.dtype == "compute" else tensor.dtype]
 
 
+def is_product(op: Op) -> bool:
+    """Whether ``op`` multiplies activations with weights."""
+    return bool(op.weights) and operator_rule(op).arithmetic == "matmul"
+
+
 BATCH_AXES = ("expert", "data")
 """Axes that split nothing but the batch, except where operators have experts."""
 
@@ -150,14 +155,53 @@ class Pricer:
         elements = sum(self.sizes.elements(w, input_spec(self.graph, w, strategy)) for w in weights)
         return stream_seconds(each * elements, self.mesh.cluster.device).seconds
 
-    def edge(self, block: Block, name: str, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
-        """Price what lies between a producer's output ``source`` and a consumer's strategy."""
-        key = (block.name, name, source.partial, *self.situation(source.shards), *self.situation(consumer))
+    def edge(self, block: Block, name: str, reader: Op, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
+        """Price what lies between a producer's output ``source`` and the strategy ``consumer`` of its ``reader``."""
+        keeps = not is_product(reader) or self.keeps_gathered(block, reader)
+        who = "" if keeps else reader.name
+        key = (
+            block.name,
+            name,
+            who,
+            source.partial,
+            *self.situation(source.shards),
+            *self.situation(consumer),
+        )
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = self._edge(block.tensor[name], source, consumer)
+            found = self._edge(block.tensor[name], source, consumer)
+            if not keeps:
+                found = self._beside_gradients(block, reader, consumer, found)
+            self.known[key] = found
         assert isinstance(found, EdgeCost)
         return found
+
+    def keeps_gathered(self, block: Block, product: Op) -> bool:
+        """Whether ``product`` keeps its inputs as gathered over the tensor axis, not to gather them again.
+
+        What is gathered for experts is the exchange's to gather, and theirs to keep.
+        """
+        habit = self.software.saves_gathered
+        if habit == "within blocks":
+            return block.name in (self.graph.first, self.graph.last)
+        return habit == "always" or "experts" in block.tensor[product.inputs[0]].dims
+
+    def _beside_gradients(self, block: Block, product: Op, strategy: Strategy, moved: EdgeCost) -> EdgeCost:
+        """The input of a product that does not keep it gathered: gathers once more, beside compute where a stack can.
+
+        The gather runs while the gradient of the input is computed, the sum of that while the weights' is.
+
+        Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+        """
+        again = tuple(c for c in moved.forward if c.collective == "all_gather" and c.axes[-1] == "tensor")
+        if not self.software.overlaps_gradients:
+            return moved._replace(again=again)
+        cost, slowdown = self.op(block, product, strategy), self.software.overlap_slowdown
+        summed = (
+            c.beside(cost.backward_weight, slowdown) if c.axes[-1] == "tensor" else c for c in moved.backward
+        )
+        gathered = (c.beside(cost.backward_input, slowdown) for c in again)
+        return moved._replace(backward=tuple(summed), again=tuple(gathered))
 
     def situation(self, strategy: Strategy) -> tuple[object, ...]:
         """What a price depends on: where data and expert ranks only split the batch, not how many they are."""

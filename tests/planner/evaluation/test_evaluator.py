@@ -197,14 +197,57 @@ def test_bytes_of_tensor_parallelism_without_sequences() -> None:
     assert sent == pytest.approx({"all_reduce": 4 * 2 * RING * ACTIVATION})
 
 
-def test_full_recomputation_repeats_the_forward_communication() -> None:
-    """PyTorch stops before the sum behind the last product (collectives of its tracker); Megatron does not."""
-    for stack, scatters in (("torch-fsdp2", 5), ("megatron", 6)):
-        evaluator = evaluator_of("llama-3.1-8b", 64, stack=stack)
-        sent = evaluator.block(Parallelism(tensor=8), evaluator.main_layer, "full", {}).sent_bytes
-        assert sent == pytest.approx(
-            {"all_gather": 6 * RING * ACTIVATION, "reduce_scatter": scatters * RING * ACTIVATION}
-        )
+SENT_BY_STACKS = [
+    ("torch-fsdp2", "none", 4, 4),
+    ("megatron", "none", 6, 4),
+    ("jax-xla", "none", 6, 4),
+    ("torch-fsdp2", "full", 6, 5),
+    ("megatron", "full", 8, 6),
+    ("jax-xla", "full", 6, 5),
+]
+"""Gathers and scatters of a layer: what is not kept gathered is gathered again, unless the repeated forward just has.
+
+PyTorch and XLA stop before the sum behind the last product (collectives of tracker and compiler); Megatron does not.
+Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2 (Megatron); tests/published/torch_memory.jsonl (PyTorch);
+tests/published/xla_compiled.jsonl (XLA).
+"""
+
+
+@pytest.mark.parametrize(("stack", "policy", "gathers", "scatters"), SENT_BY_STACKS)
+def test_bytes_of_tensor_parallelism_by_stack(stack: str, policy: str, gathers: int, scatters: int) -> None:
+    evaluator = evaluator_of("llama-3.1-8b", 64, stack=stack)
+    sent = evaluator.block(Parallelism(tensor=8), evaluator.main_layer, policy, {}).sent_bytes
+    expected = {"all_gather": gathers * RING * ACTIVATION, "reduce_scatter": scatters * RING * ACTIVATION}
+    assert sent == pytest.approx(expected)
+
+
+def test_the_head_keeps_its_input_gathered_where_it_is_not_gathered_again() -> None:
+    """XLA's program runs the head's backward at once, so that it gathers once and keeps the result."""
+    megatron, xla = (
+        evaluator_of("llama-3.1-8b", 64, stack="megatron"),
+        evaluator_of("llama-3.1-8b", 64, stack="jax-xla"),
+    )
+    for evaluator, gathers in ((megatron, 2), (xla, 1)):
+        assert evaluator.graph.last is not None
+        sent = evaluator.block(Parallelism(tensor=8), evaluator.graph.last, "none", {}).sent_bytes
+        assert sent["all_gather"] == pytest.approx(gathers * RING * ACTIVATION)
+
+
+def test_what_is_gathered_again_hides_beside_the_gradient_of_its_input() -> None:
+    """Megatron's backward: a collective that is shorter than the compute beside it shows as what it slows that down."""
+    evaluator = evaluator_of("llama-3.1-8b", 64, stack="megatron")
+    cost = evaluator.block(Parallelism(tensor=2), evaluator.main_layer, "none", {})
+    # Forward: two gathers and two scatters. Backward: two gathers show, two more and two scatters hide.
+    expected = cost.comm_forward["tensor"] * (2 + 4 * evaluator.software.overlap_slowdown) / 4
+    assert cost.comm_backward["tensor"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_of_a_collective_that_is_longer_than_the_compute_beside_it_the_rest_shows() -> None:
+    """Over eight ranks the gather around attention takes longer than the gradient of its input."""
+    evaluator = evaluator_of("llama-3.1-8b", 64, stack="megatron")
+    cost = evaluator.block(Parallelism(tensor=8), evaluator.main_layer, "none", {})
+    forward, backward = cost.comm_forward["tensor"], cost.comm_backward["tensor"]
+    assert forward * (2 + 4 * evaluator.software.overlap_slowdown) / 4 < backward < forward * 6 / 4
 
 
 def test_bytes_of_context_parallelism() -> None:

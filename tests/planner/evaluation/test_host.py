@@ -107,7 +107,8 @@ def test_nothing_hides_the_steps_of_a_ring_over_nodes() -> None:
     assert small == pytest.approx(large, rel=0.02)
     layers, steps = 32, 15
     per_layer = small / (layers * steps * network.ring_step)
-    assert 8 < per_layer < 8.5  # a gather and a scatter around attention and MLP, both ways; and the ends
+    # A gather and a scatter around attention and MLP, both ways; their inputs once more; and the ends.
+    assert 10 < per_layer < 10.5
 
 
 @pytest.mark.parametrize("micro_batches", [1, 8])
