@@ -1,9 +1,10 @@
-"""Memory of training steps by XLA's own compiler for TPU slices, kept as data beside what others measured.
+"""Memory and collectives of training steps by XLA's own compiler for TPU slices, kept as data beside others' rows.
 
     pip install jax==0.10.2 libtpu==0.0.52 && python benchmarks/compiling.py  # write tests/published/xla_compiled.jsonl
 
 A Llama of few layers is planned, exported to JAX and compiled ahead of time, as by `meshwright verify --with xla-tpu`:
-no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries. Nothing is fitted to them.
+no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries; and bytes that a device sends
+by each kind of collective, in all and in the loops over layers. Nothing is fitted to them.
 
 Source: `jax.stages.Compiled.memory_analysis`.
 """
@@ -15,7 +16,7 @@ from typing import Any
 from own_cases import SIZES, measure_cases
 
 from planner.runs.mapping import plan_from_run
-from planner.verification.with_xla import verify_with_xla
+from planner.verification.with_xla import compiled_step
 
 # Activations whole on every tensor rank; states whole on every data rank.
 WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
@@ -41,6 +42,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "1b-8/v5e:4x4/dp16-selective-mb2": {"dp": 16, **COPIES, "seq": 2048, "recompute": "selective", "grad_accum": 2},
     "1b-8/v5e:4x4/fsdp4x4-none": {"dp": 16, "dp_shard": 4, "seq": 2048},
     "1b-8/v6e:4x4/tp4-fsdp4-none-plain": {"dp": 4, "tp": 4, "seq": 2048, "attention": "dot"},
+    "8b-8/v5e:4x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 4096, "recompute": "full"},
+    "8b-8/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "8b-8/v5e:8x8/fsdp64-full": {"dp": 64, "seq": 4096, "recompute": "full"},
     "7b-8/v5e:4x4/fsdp16-full-plain": {"dp": 16, "seq": 2048, "recompute": "full", "attention": "dot"},
     "7b-8/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full", "micro_batch": 4},
     "7b-8/v5e:4x4/fsdp16-attention": {"dp": 16, "seq": 2048, "recompute": "attention", "micro_batch": 2},
@@ -83,10 +87,22 @@ def row_of(name: str) -> dict[str, Any]:
 def measured(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the compiler assigned for ``row``, and its versions; of a step that it refuses, only that."""
     plan, _ = plan_from_run(row)
-    found = verify_with_xla(plan)
-    peak = next(c.found for c in found.comparisons if c.name == "live memory")
-    sizes = {"tensor_gib_per_gpu": peak / 2**30} if found.passed else {}
-    return {"ok": found.passed, **sizes, "versions": list(found.versions)}
+    found = compiled_step(plan)
+    fits = "refused" not in found and found["peak_bytes"] <= plan.cluster.device.memory
+    sizes = {"tensor_gib_per_gpu": found["peak_bytes"] / 2**30} if fits else {}
+    sent = {name: found.get(name) for name in ("collectives", "of_layers")}
+    versions = [f"{name} {version}" for name, version in found["versions"].items()]
+    return {"ok": fits, **sizes, "versions": versions, **sent_bytes(sent)}
+
+
+def sent_bytes(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes that a device sends, by kind: in all, and in the loops over layers; nothing where the compiler is silent."""
+    names = {"collectives": "sent_bytes", "of_layers": "sent_bytes_of_layers"}
+    return {
+        names[place]: {kind: round(total["sent_bytes"]) for kind, total in sorted(by.items())}
+        for place, by in found.items()
+        if by
+    }
 
 
 if __name__ == "__main__":

@@ -43,24 +43,29 @@ def verify_with_xla(plan: Plan, python: str | None = None) -> Verification:
     Raises ``InputError`` where the cluster is no TPU slice, ``Unsupported`` for what the program cannot say (as
     `to_jax`, and experts, fp8, optimizers but AdamW and SGD), else as `run_program`.
     """
-    topology = _topology(plan)
-    _check(plan)
-    task = task_of(layout_of(plan, "jax"), plan)
-    task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
-    task["attention"] = plan.job.attention
-    task["chip_config"] = CHIP_CONFIGS.get(plan.cluster.device.name, "")
-    found = run_program("jax_compile", to_jax(plan), task, ("jax", "libtpu"), python, environment=NO_TPU)
+    found = compiled_step(plan, python)
     estimate = plan.estimate or evaluate(plan)
     versions = tuple(f"{name} {version}" for name, version in found["versions"].items())
     slices = f"{plan.cluster.nodes} slices of " if plan.cluster.nodes > 1 else ""
     return Verification(
         tool="xla-tpu",
         versions=versions,
-        what=f"a training step of {plan.model.name}, compiled for {slices}TPU {topology}",
+        what=f"a training step of {plan.model.name}, compiled for {slices}TPU {_topology(plan)}",
         checks=(_fits(plan, found),),
         comparisons=tuple(_comparisons(found, estimate)),
         notes=tuple(_notes(plan, found)),
     )
+
+
+def compiled_step(plan: Plan, python: str | None = None) -> dict[str, Any]:
+    """Versions, memory and collectives of the compiled step, or why the compiler refuses it; raises as above."""
+    topology = _topology(plan)
+    _check(plan)
+    task = task_of(layout_of(plan, "jax"), plan)
+    task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
+    task["attention"] = plan.job.attention
+    task["chip_config"] = CHIP_CONFIGS.get(plan.cluster.device.name, "")
+    return run_program("jax_compile", to_jax(plan), task, ("jax", "libtpu"), python, environment=NO_TPU)
 
 
 def _topology(plan: Plan) -> str:

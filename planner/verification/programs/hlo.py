@@ -79,7 +79,7 @@ class Collective(NamedTuple):
     full_bytes: float = 0.0
     """The array that it gathers, sums or exchanges: what all parts make for a gather, else the operand."""
     scope: str = ""
-    """Names of the functions around it, as ``jax.named_scope`` gives them."""
+    """Names of the functions around it, or around the fusion that it is in, as ``jax.named_scope`` gives them."""
     ring: Send | None = None
     """The same, as part of a ring of sends."""
 
@@ -103,10 +103,13 @@ def group_size(line: str, devices: int) -> int:
     return len(listed.group(1).split(",")) if listed and listed.group(1) else devices
 
 
-def collectives(text: str, devices: int) -> dict[str, Total]:
-    """Kind -> `Total` of a compiled module's ``text``; rings count as the gathers and scatters that they are."""
+def collectives(text: str, devices: int, scope: str = "") -> dict[str, Total]:
+    """Kind -> `Total` of a compiled module's ``text``; rings count as the gathers and scatters that they are.
+
+    Only of what has names of functions around it in which ``scope``, a regular expression, is found.
+    """
     totals: dict[str, Total] = {}
-    listed = listed_collectives(text, devices)
+    listed = [made for made in listed_collectives(text, devices) if re.search(scope, made.scope)]
     plain = [(made.kind, made.times, made.times * made.sent_bytes) for made in listed if made.ring is None]
     for kind, times, sent_bytes in (*plain, *counted(made.ring for made in listed if made.ring)):
         before, total = totals.get(kind, Total())
@@ -118,13 +121,14 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
     """Every collective of a compiled module's ``text``.
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
-    are one, which runs as often as what runs least, as steps may be in a loop within the loop of the start. Those that
-    the program writes itself, in a ``shard_map``, have one channel for all: each counts.
+    are one, which runs as often as what runs least, as steps may be in a loop within the loop of the start. A sum that
+    keeps a part and one that does not are two, even so. Those that the program writes itself, in a ``shard_map``, have
+    one channel for all: each counts.
     """
     bodies, entry = _computations(text)
     found: dict[str, Collective] = {}
 
-    def walk(name: str, times: float, fused: bool = False) -> None:
+    def walk(name: str, times: float, fused: bool = False, around: str = "") -> None:
         sizes: dict[str, float] = {}
         scattered = _scattered(bodies.get(name, ())) if fused else ""
         for line in bodies.get(name, ()):
@@ -137,13 +141,15 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
                 kind = "reduce_scatter" if match.group(1) == scattered else kind
                 channel = _CHANNEL.search(line)
                 made = _collective(kind, match, sizes, group_size(line, devices), times)
+                made = made._replace(scope=_inner(made.scope, around))
                 made = made._replace(ring=_send(made, match, name, bodies[name]))
                 key = f"{name}.{match.group(1)}"
                 if channel is not None and WRITTEN not in made.scope:
-                    key = channel.group(1)
+                    key = f"{kind} {channel.group(1)}"
                 found[key] = min(found.get(key, made), made, key=lambda c: (c.times, -c.sent_bytes))
             for callee, trips in _calls(match.group(3), line, bodies):
-                walk(callee, times * trips, match.group(3) == "fusion")
+                within = _inner(_scope(line), around) + "/body" * (match.group(3) == "while")
+                walk(callee, times * trips, match.group(3) == "fusion", within)
 
     walk(entry, 1)
     return list(found.values())
@@ -174,8 +180,17 @@ def _collective(
     operands = match.group(4).partition(")")[0]
     given = shape_bytes(operands) or sum(sizes.get(n, 0) for n in _OPERAND.findall(operands))
     full = given * group if kind == "all_gather" else given
-    scope = _SCOPE.search(match.group(4))
-    return Collective(kind, SENT[kind](given, group), times, full, scope.group(1) if scope else "")
+    return Collective(kind, SENT[kind](given, group), times, full, _scope(match.group(4)))
+
+
+def _scope(line: str) -> str:
+    found = _SCOPE.search(line)
+    return found.group(1) if found else ""
+
+
+def _inner(scope: str, around: str) -> str:
+    """The scope of an instruction, or that of its caller where the compiler has left no more than a name."""
+    return scope if "/" in scope else around
 
 
 def _send(made: Collective, match: re.Match[str], computation: str, lines: Iterable[str]) -> Send | None:

@@ -28,6 +28,9 @@ from planner.verification.programs.jax_step import Task, load, shapes, sharded_s
 
 _USED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)")
+LAYERS = r"jvp\(\)+/while/body"
+"""Scope of the loop over layers, and of its transpose."""
+
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -63,17 +66,18 @@ def compile_step(task: Task) -> dict[str, Any]:
         "arguments_bytes": stats.argument_size_in_bytes,
         "temporary_bytes": stats.temp_size_in_bytes,
         "peak_bytes": live + stats.temp_size_in_bytes,
-        "collectives": _collectives(compiled, mesh.size),
+        **_collectives(compiled, mesh.size),
     }
 
 
-def _collectives(compiled: Any, devices: int) -> dict[str, Any] | None:
-    """By kind; None where the compiler cannot print its own program, as libtpu 0.0.52 on some slices."""
+def _collectives(compiled: Any, devices: int) -> dict[str, Any]:
+    """By kind, in all and of layers alone; None where libtpu cannot print its own program, as 0.0.52 on some slices."""
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError:
-        return None
-    return {kind: total._asdict() for kind, total in collectives(text, devices).items()}
+        return {"collectives": None, "of_layers": None}
+    found = {"collectives": collectives(text, devices), "of_layers": collectives(text, devices, LAYERS)}
+    return {place: {kind: total._asdict() for kind, total in by.items()} for place, by in found.items()}
 
 
 def _devices(task: Task) -> Any:
