@@ -3,8 +3,8 @@
     pip install jax==0.10.2 libtpu==0.0.52 && python benchmarks/compiling.py  # write tests/published/xla_compiled.jsonl
 
 A Llama of few layers is planned, exported to JAX and compiled ahead of time, as by `meshwright verify --with xla-tpu`:
-no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries; and bytes that a device sends
-by each kind of collective, in all and in the loops over layers. Nothing is fitted to them.
+no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries; and the bytes that a device
+sends by each kind of collective, in all and in the loops over layers. Nothing is fitted to them.
 
 Source: `jax.stages.Compiled.memory_analysis`.
 """
@@ -96,7 +96,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sent_bytes(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Bytes that a device sends, by kind: in all, and in the loops over layers; nothing where the compiler is silent."""
+    """Bytes that a device sends, by kind: in all, and in the loops over layers; none where the compiler is silent."""
     names = {"collectives": "sent_bytes", "of_layers": "sent_bytes_of_layers"}
     return {
         names[place]: {kind: round(total["sent_bytes"]) for kind, total in sorted(by.items())}

@@ -1,0 +1,109 @@
+"""Bytes that compiled TPU steps send beside what is priced for the same sharding: writes docs/communication.md.
+
+python benchmarks/communication.py            # write
+python benchmarks/communication.py --check    # exit 1 if what is written is stale
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from own_cases import PUBLISHED
+
+from planner.evaluation import evaluate
+from planner.runs.mapping import plan_from_run
+from planner.runs.record import parse_run
+
+DOCUMENT = PUBLISHED.parents[1] / "docs" / "communication.md"
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p")
+SMALL = 2**20
+"""Bytes; kinds of which neither sends as much are left out."""
+
+HEAD = """# Communication
+
+Bytes that a device sends in a training step, by kind of collective: what `evaluate` prices beside what XLA's compiler
+makes of the same sharding for TPU slices. Written by `python benchmarks/communication.py` from
+`tests/published/xla_compiled.jsonl` (jax 0.10.2, libtpu 0.0.52); do not edit. A case is its model and layers, slice,
+ranks (`fsdp16`: ZeRO-3 over 16; `tp8`: tensor parallel with sequence parallel, `whole`: without; `cp4`: sequences
+split; `dp16`: copies), recomputation and micro-batches. `tests/planner/evaluation/test_communication.py` holds what is
+said below.
+
+## Layers
+
+Loops over layers and their backward. XLA's rings beside products count as the gathers and scatters that they are; `p2p`
+is what they send beyond that.
+
+"""
+
+AFTER = """
+* **Gathers** are those priced, to the byte: weights for both passes, inputs of tensor-parallel products again for the
+  backward, keys and values of split sequences. Over 64 ranks XLA sums small weights instead of gathering them.
+* **Sums of gradients** over data ranks, and over tensor ranks without sequence parallelism, are those priced.
+* With sequence parallelism over more than two tensor ranks, XLA rings the products of a gated MLP one by one, so that
+  the gradients of their common input are scattered apart: one reduce-scatter a layer more than priced.
+* Where tensor ranks outnumber key heads, and over 64 data ranks, XLA sums whole arrays and slices them (all-reduce),
+  which sends twice the bytes. Of keys and values of a split sequence it sums one gradient whole and scatters the other.
+* A ring of `n` sends `n + 1` parts where `n - 1` would do: two are zeros, or are not read.
+
+## All
+
+With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
+(all_to_all, all_reduce), where ZeRO-3 is priced to gather the table and to scatter its gradient; it sums the head's
+gradient in fp32.
+
+"""
+
+
+def priced(row: Mapping[str, Any], layers: int) -> Mapping[str, float]:
+    """Bytes by kind for a model of so many layers."""
+    sized = {**row, "model": {**row["model"], "layers": layers}}
+    return evaluate(plan_from_run(parse_run(sized))[0]).communication
+
+
+def of_layers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes by kind that layers add: what twice as many send more."""
+    layers = row["model"]["layers"]
+    once, twice = priced(row, layers), priced(row, 2 * layers)
+    return {kind: total - once.get(kind, 0.0) for kind, total in twice.items()}
+
+
+def table(rows: Sequence[Mapping[str, Any]], compiled: str) -> Iterator[str]:
+    """Lines of one table; ``compiled`` is the field with the compiler's bytes."""
+    yield "| case | kind | priced [MiB] | compiled [MiB] | priced / compiled - 1 |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    for row in rows:
+        ours = of_layers(row) if compiled.endswith("layers") else priced(row, row["model"]["layers"])
+        theirs = row["measured"][compiled]
+        pairs = [(kind, ours.get(kind, 0.0), theirs.get(kind, 0)) for kind in KINDS]
+        pairs = [pair for pair in pairs if max(pair[1:]) >= SMALL]
+        pairs.append(("**all**", sum(ours.values()), sum(theirs.values())))
+        name = row["id"].removeprefix("xla-compiled/")
+        for kind, us, them in pairs:
+            error = f"{us / them - 1:+.1%}".replace("%", " %") if us and them else ""
+            yield f"| {name} | {kind} | {us / 2**20:,.0f} | {them / 2**20:,.0f} | {error} |"
+            name = ""
+
+
+def document() -> str:
+    """All of docs/communication.md."""
+    lines = (PUBLISHED / "xla_compiled.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "sent_bytes" in row["measured"]]
+    layers, everything = ("\n".join(table(rows, field)) for field in ("sent_bytes_of_layers", "sent_bytes"))
+    return f"{HEAD}{layers}\n{AFTER}{everything}\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write, or check."""
+    text = document()
+    if "--check" in arguments:
+        stale = not DOCUMENT.exists() or DOCUMENT.read_text() != text
+        print("stale: communication.md; run python benchmarks/communication.py" if stale else "up to date")
+        return int(stale)
+    DOCUMENT.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
