@@ -292,6 +292,12 @@ def _gradients_in_flight(block: Block, terms: BlockTerms, kernel: AttentionKerne
     return most
 
 
+def _gathered_again(terms: BlockTerms) -> float:
+    """The largest input of a product that the backward gathers once more [bytes]."""
+    gathers = (comm for cost in terms.edges.values() for comm in cost.again)
+    return max((comm.sent_bytes * comm.ranks / (comm.ranks - 1) for comm in gathers), default=0.0)
+
+
 def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, float]) -> float:
     """Inputs of products as they are ``kept``, each once, and the gradients of their outputs [bytes].
 
@@ -364,7 +370,10 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         sent_bytes=sent,
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
-        workspace_bytes=max(0.0, everything - saved) + boundary + _gradients_in_flight(block, terms, kernel),
+        workspace_bytes=max(0.0, everything - saved)
+        + boundary
+        + _gradients_in_flight(block, terms, kernel)
+        + _gathered_again(terms),
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from planner.evaluation.blocks import block_cost, block_terms
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
@@ -248,6 +249,17 @@ def test_of_a_collective_that_is_longer_than_the_compute_beside_it_the_rest_show
     cost = evaluator.block(Parallelism(tensor=8), evaluator.main_layer, "none", {})
     forward, backward = cost.comm_forward["tensor"], cost.comm_backward["tensor"]
     assert forward * (2 + 4 * evaluator.software.overlap_slowdown) / 4 < backward < forward * 6 / 4
+
+
+def test_what_is_gathered_again_needs_a_buffer() -> None:
+    """One whole input of a product, which a stack that keeps it counts among what is saved."""
+    evaluator, plan = evaluator_of("llama-3.1-8b", 64, stack="megatron"), Parallelism(tensor=8)
+    pricer, block = evaluator.pricer(plan), evaluator.graph.block[evaluator.main_layer]
+    assignment = evaluator.assignment(plan, block.name, {})
+    terms = block_terms(pricer, block, assignment)
+    kept = terms._replace(edges={edge: cost._replace(again=()) for edge, cost in terms.edges.items()})
+    again, once = (block_cost(pricer, block, each, "none").workspace_bytes for each in (terms, kept))
+    assert again - once == pytest.approx(ACTIVATION)
 
 
 def test_bytes_of_context_parallelism() -> None:

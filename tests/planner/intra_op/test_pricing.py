@@ -28,11 +28,12 @@ ADAMW = StateCost(
 """bf16 weights and fp32 gradients, master weights and two moments; 64 micro-batches to a step."""
 
 
-def evaluator_of(name: str, cluster: str = "dgx-h100:1", seq_len: int = 4096) -> Evaluator:
+def evaluator_of(
+    name: str, cluster: str = "dgx-h100:1", seq_len: int = 4096, stack: str = "torch-fsdp2"
+) -> Evaluator:
     model = load_model(name)
-    return Evaluator(
-        model, load_cluster(cluster), Job(global_batch=64, seq_len=sequence_length(model) or seq_len)
-    )
+    job = Job(global_batch=64, seq_len=sequence_length(model) or seq_len, stack=stack)
+    return Evaluator(model, load_cluster(cluster), job)
 
 
 class Layer(NamedTuple):
@@ -140,10 +141,14 @@ def ends_of(evaluator: Evaluator, plan: Parallelism, block: Block) -> Ends:
 def test_objective_is_what_the_evaluator_adds_up(
     model: str, cluster: str, plan: Parallelism, policy: str, seed: int
 ) -> None:
-    """For any choice, of the free space too: every kind of layer, and the ends, which no policy repeats."""
-    evaluator = evaluator_of(model, cluster, seq_len=512)
-    graph, pricer = evaluator.graph, evaluator.pricer(plan)
+    """For any choice, of the free space too: every kind of layer, and the ends, which no policy repeats.
+
+    Whether gathered inputs are always kept, never, or where forward and backward meet.
+    """
     random = Random(seed)
+    stack = random.choice(["torch-fsdp2", "megatron", "jax-xla"])
+    evaluator = evaluator_of(model, cluster, seq_len=512, stack=stack)
+    graph, pricer = evaluator.graph, evaluator.pricer(plan)
     space: Space = random.choice(["roles", "free"]) if len(pricer.mesh.axes) < 3 else "roles"
     for block in graph.blocks:
         repeated = "none" if block.name in (graph.first, graph.last) else policy
