@@ -17,7 +17,7 @@ from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
 from planner.runs.record import RunFile, parse_run
 from planner.runs.splits import balanced_stages
-from planner.runs.vocabulary import Habits, Origin, Table
+from planner.runs.vocabulary import UNSAID, Habits, Origin, Table
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         num_microbatches=num_microbatches,
         virtual_stages=_virtual_stages(run, degrees, assume),
         sequence_parallel=_sequence_parallel(run, degrees, job, assume),
-        recompute=_recompute(run, job.stack, assume),
+        recompute=_recompute(run, origin, assume),
         recompute_every=_recompute_every(run.parallel.recompute or ""),
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run),
@@ -359,13 +359,15 @@ def _recompute_every(text: str) -> int:
     return int(numbered[1] or 2) if numbered else 1
 
 
-def _recompute(run: RunFile, stack: str, assume: Assumptions) -> str:
+def _recompute(run: RunFile, origin: Origin, assume: Assumptions) -> str:
     text = run.parallel.recompute
+    if origin.recompute != "none" and text in UNSAID:
+        return assume.default("recompute", None, origin.recompute)
     mixture = ((run.model.model_extra or {}).get("experts") or 0) > 1
     if mixture and text is not None and re.fullmatch(vocabulary.DENSE_MLP, text):
         return assume.default("recompute", None, "none")
     if text == "selective":
-        return vocabulary.STACK_HABITS[stack].selective
+        return vocabulary.STACK_HABITS[origin.stack].selective
     return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")
 
 

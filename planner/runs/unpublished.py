@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from planner.plans import Plan
 from planner.runs.record import RunFile
+from planner.runs.vocabulary import UNSAID
 
 
 class Choice(NamedTuple):
@@ -37,7 +38,11 @@ class Open(NamedTuple):
 
 
 def _no_recompute(run: RunFile, plan: Plan) -> bool:
-    return run.parallel.recompute in (None, "unspecified") and plan.plan.recompute == "none"
+    return run.parallel.recompute in UNSAID and plan.plan.recompute == "none"
+
+
+def _partly_recomputed(run: RunFile, plan: Plan) -> bool:
+    return run.parallel.recompute in UNSAID and plan.plan.recompute != "full"
 
 
 def _no_master_type(run: RunFile, plan: Plan) -> bool:
@@ -67,8 +72,8 @@ def _custom_remat(run: RunFile, plan: Plan) -> bool:
     return parallel.recompute == "custom" and parallel.act_offload is None and not plan.plan.offload
 
 
-def _recompute(policy: str) -> Open:
-    return Open("recompute", policy, _no_recompute, "plan", MappingProxyType({"recompute": policy}))
+def _recompute(policy: str, is_open: Callable[[RunFile, Plan], bool]) -> Open:
+    return Open("recompute", policy, is_open, "plan", MappingProxyType({"recompute": policy}))
 
 
 def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **changes: Any) -> Open:
@@ -80,9 +85,9 @@ OPEN = (
     _job("attention", "flash", _no_attention, attention="flash"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
     Open("act_offload", "true", _custom_remat, "plan", MappingProxyType({"offload": ("activations",)})),
-    _recompute("selective"),
+    _recompute("selective", _no_recompute),
     _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
-    _recompute("full"),
+    _recompute("full", _partly_recomputed),
 )
 """From what changes a run least to what changes it most."""
 

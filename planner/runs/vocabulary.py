@@ -75,6 +75,9 @@ RECOMPUTES: Table = (
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
+UNSAID = (None, "unspecified")
+"""``recompute`` where the source does not say."""
+
 DENSE_MLP = r"selective:mlp"
 """Recomputes feed-forward layers without experts, of which mixtures have few or none.
 
@@ -217,6 +220,8 @@ class Origin(NamedTuple):
     """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
     token_exchange: str = "all_to_all"
     fused_loss: bool = False
+    recompute: str = "none"
+    """Policy where the run does not say."""
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
@@ -235,7 +240,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
     (r"llm-foundry", Origin("composer-2023")),
-    (r"torchtitan|fms|nnScaler", Origin("torch-fsdp2")),
+    (r"torchtitan", Origin("torch-fsdp2", recompute="alternate")),
+    (r"fms|nnScaler", Origin("torch-fsdp2")),
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
@@ -253,7 +259,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
 Losses are fused where a source says so of all its runs (stas00/ml-engineering insights/when-to-upgrade-gpus:
-Liger-Kernel).
+Liger-Kernel). torchtitan's own configurations recompute every other product where the model leaves room, else everything
+(pytorch/torchtitan@00d1c0e ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
 32 tensor ranks, used the version that polls follows from their times (0.5 s per micro-batch of two stages, 1 s of more,

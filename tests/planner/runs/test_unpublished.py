@@ -85,3 +85,15 @@ def test_a_custom_policy_may_send_activations_to_the_host() -> None:
     assert "act_offload=true (fits only so)" in row.assumed
     said = {**recipe, "parallel": {**recipe["parallel"], "act_offload": False}}
     assert not [text for text in validate([said]).rows[0].assumed if "fits only so" in text]
+
+
+def test_torchtitan_recomputes_as_its_own_configurations_do() -> None:
+    """Its 8B on 4 GB200; the source does not say what was recomputed."""
+    name = "tt/nvfp4-llama3-8b-4gpu-bf16"
+    plan, assumed = plan_from_run(changed(name, micro_batch=1, global_batch=4))
+    assert plan.plan.recompute == "alternate"
+    assert "recompute=alternate" in assumed
+    assert plan_from_run(changed(name, recompute="none"))[0].plan.recompute == "none"
+    fields = [tuple(c.fields) for c in leaner_choices(parse_run(ROWS[name]), plan)]
+    assert ("recompute",) in fields
+    assert all(c.fields.get("recompute") != "selective" for c in leaner_choices(parse_run(ROWS[name]), plan))
