@@ -259,7 +259,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
 Losses are fused where a source says so of all its runs (stas00/ml-engineering insights/when-to-upgrade-gpus:
-Liger-Kernel). torchtitan's own configurations recompute every other product where the model leaves room, else everything
+Liger-Kernel). torchtitan's own configurations recompute every other product where there is room, else everything
 (pytorch/torchtitan@00d1c0e ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
