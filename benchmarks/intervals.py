@@ -3,9 +3,9 @@
     python benchmarks/intervals.py    # print widths and coverage
 
 A width is the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
-(`left_out`), every series weighing the same. A stack that two series or more show has that of its own runs; of a
-stack that one shows, the series may be lucky: the wider of its own and that of all series. Dense models and mixtures of
-experts apart.
+(`left_out`), every series weighing the same; of a stack with `unexplained` seconds, of what is beyond these. A stack
+that two series or more show has that of its own runs; of a stack that one shows, the series may be lucky: the wider of
+its own and that of all series. Dense models and mixtures of experts apart.
 """
 
 import math
@@ -71,9 +71,18 @@ def _by_stack(series: Mapping[str, Sequence[LeftOut]], experts: bool) -> dict[St
     return found
 
 
+def beyond(run: LeftOut) -> float:
+    """Logarithm of what was predicted over what was measured, less the seconds that may stay unexplained."""
+    measured = run.row.row.predicted.step_time_s / (1 + run.error) if run.row.row.predicted else math.nan
+    predicted = measured * (1 + run.without)
+    excess = max(0.0, measured - predicted)
+    allowed = min(excess, load_software(stack_of(run.row)[0]).unexplained or 0.0)
+    return abs(math.log(predicted / (measured - allowed)))
+
+
 def quantile(series: Sequence[Sequence[LeftOut]]) -> float:
     """Relative half-width that holds the share of all runs, every series weighing the same."""
-    weighed = sorted((abs(math.log1p(run.without)), 1 / len(runs)) for runs in series for run in runs)
+    weighed = sorted((beyond(run), 1 / len(runs)) for runs in series for run in runs)
     least, reached = SHARE * len(series), 0.0
     for error, weight in weighed:
         reached += weight

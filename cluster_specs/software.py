@@ -158,9 +158,11 @@ class SoftwareSpec(Record):
     straggler: float = Field(ge=0)
     """Relative slow-down for every doubling of the number of nodes."""
     uncertainty: float = Field(ge=0)
-    """Half-width of the 80 % interval of step time, relative: the interval is [t / (1 + u), t (1 + u)]."""
+    """Relative half-width of the 80 % interval of step time, which is [t / (1 + u), t (1 + u) + unexplained]."""
     uncertainty_experts: float = Field(ge=0)
     """The same of models with experts."""
+    unexplained: Seconds | None = None
+    """What a step may take longer, however short it is, for a reason that is not known [s]; None: nothing."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
     schedules: tuple[str, ...] = Field(min_length=1)

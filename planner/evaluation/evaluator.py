@@ -311,7 +311,10 @@ class Evaluator:
         spread = 1 + (self.software.uncertainty_experts if mixture else self.software.uncertainty)
         return Estimate(
             step_time_s=step.total,
-            step_time_interval_s=(step.total / spread, step.total * spread),
+            step_time_interval_s=(
+                step.total / spread,
+                step.total * spread + (self.software.unexplained or 0.0),
+            ),
             tokens_per_s=tokens / step.total,
             tokens_per_s_per_device=tokens * rate,
             model_flops_per_s_per_device=useful * rate,
