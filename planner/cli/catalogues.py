@@ -67,6 +67,14 @@ def _schedules() -> dict[str, dict[str, Any]]:
     return flushed | {name: {**_fields(entry), "asynchronous": True} for name, entry in ASYNCHRONOUS.items()}
 
 
+def _schedule(name: str) -> Mapping[str, Any]:
+    from planner.pipeline.generators import schedule_entry
+
+    entries = _schedules()
+    # Whatever else a schedule is called, and what comes close, is said there.
+    return entries[name] if name in entries else _fields(schedule_entry(name))
+
+
 def _targets() -> dict[str, dict[str, Any]]:
     from planner.exporters.registry import EXPORTERS
 
@@ -75,7 +83,7 @@ def _targets() -> dict[str, dict[str, Any]]:
 
 CLUSTERS = Catalogue("cluster", ("device", "devices_per_node", "summary"), _clusters, _cluster)
 MODELS = Catalogue("model", ("family", "architecture", "parameters"), _models, _model)
-SCHEDULES = Catalogue("schedule", ("description", "source"), _schedules)
+SCHEDULES = Catalogue("schedule", ("description", "source"), _schedules, _schedule)
 TARGETS = Catalogue("target", ("description",), _targets)
 
 

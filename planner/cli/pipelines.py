@@ -58,7 +58,7 @@ def simulate(
     from planner.runs.schedules import own_schedule
 
     question = PipelineQuestion(
-        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, microbatches)),
+        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, microbatches), flushed=False),
         ranks=ranks,
         virtual_stages=virtual_stages,
         microbatches=microbatches,

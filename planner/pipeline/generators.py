@@ -53,6 +53,8 @@ class ScheduleEntry(NamedTuple):
     """Whether p, v and m meet the requirement."""
     torch_name: str | None = None
     """Class in torch.distributed.pipelining, less ``Schedule``; None where it has none."""
+    also: tuple[str, ...] = ()
+    """What papers and frameworks call it besides, in small letters."""
 
 
 def generate(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Schedule:
@@ -87,6 +89,9 @@ def schedule_entry(name: str) -> ScheduleEntry:
     if is_written_out(name):
         return _written_entry(name)
     if name not in SCHEDULES:
+        meant = [known for known, entry in SCHEDULES.items() if name.lower() in (known, *entry.also)]
+        if meant:
+            raise InputError(f"unknown pipeline schedule {name!r}; here it is {meant[0]}")
         raise UnknownName("pipeline schedule", name, SCHEDULES)
     return SCHEDULES[name]
 
@@ -163,23 +168,27 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             gpipe,
             description="all forwards, then all backwards; holds the activations of every microbatch",
             source="GPipe, arXiv:1811.06965",
+            also=("afab", "all-forward-all-backward"),
             torch_name="GPipe",
         ),
         "1f1b": ScheduleEntry(
             one_f_one_b,
             description="one forward, one backward; the bubble of gpipe, but at most p microbatches held",
             source="PipeDream-Flush, arXiv:2006.09503; DAPPLE, arXiv:2007.01045",
+            also=("dapple", "pipedream-flush", "one-f-one-b"),
             torch_name="1F1B",
         ),
         "eager-1f1b": ScheduleEntry(
             eager_one_f_one_b,
             description="1f1b with up to 2p-1 microbatches held, so that transfers hide behind compute",
             source="arXiv:2211.05322; alpa's overlap-friendly 1F1B",
+            also=("overlap-friendly", "1f1b-overlap-friendly"),
         ),
         "interleaved": ScheduleEntry(
             interleaved,
             description="1f1b over v stages per rank, depth first: bubble / v, messages x v, more memory",
             source="Megatron-LM, arXiv:2104.04473; the depth-first schedule of arXiv:2211.05953",
+            also=("depth-first", "interleaved-1f1b", "interleaved1f1b"),
             stages_per_rank=(2, None),
             requirement=_EQUAL_ROUNDS,
             accepts=_equal_rounds,
@@ -189,6 +198,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             breadth_first,
             description="gpipe over v stages per rank: bubble / v, long runs of one stage, most memory",
             source="breadth-first pipeline parallelism, arXiv:2211.05953",
+            also=("looped-bfs", "loopedbfs", "bfs"),
             stages_per_rank=(1, None),
             torch_name="LoopedBFS",
         ),
@@ -196,6 +206,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             zb_h1,
             description="1f1b with weight gradients moved into the bubble: a third of it, same memory",
             source="zero bubble, arXiv:2401.10241",
+            also=("zb-1p", "zb1p"),
             splits_backward=True,
         ),
         "zb-h2": ScheduleEntry(
@@ -208,6 +219,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             interleaved_zb,
             description="zb-h1 over v stages per rank: a v-th of its bubble",
             source="zero bubble, arXiv:2401.10241, as in torch.distributed.pipelining",
+            also=("interleavedzerobubble", "interleaved-zero-bubble"),
             stages_per_rank=(1, None),
             splits_backward=True,
             requirement=_EQUAL_ROUNDS,
@@ -218,6 +230,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             zb_v,
             description="stages run down the ranks and back: no bubble where F = I = W, memory of 1f1b",
             source="zero bubble, arXiv:2401.10241, section 6",
+            also=("zbv", "zbvzerobubble"),
             stages_per_rank=(2, 2),
             splits_backward=True,
             placement="wave",

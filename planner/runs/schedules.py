@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.schedule import from_csv, to_csv
 from planner.runs.files import read_schedule
 
@@ -32,14 +33,21 @@ def numbers_of(
     return pipeline, virtual_stages or 1, global_batch // (data * micro_batch)
 
 
-def own_schedule(name: str, numbers: Numbers) -> str:
+def own_schedule(name: str, numbers: Numbers, *, flushed: bool = True) -> str:
     """What a plan holds for ``name``: the text of ``FILE.csv`` or of what ``FILE.py:FUNCTION`` makes; else the name.
 
-    Raises ``InputError`` where the file, the function or what it returns is no schedule.
+    Raises ``InputError`` where the file, the function or what it returns is no schedule, or where the name is that of
+    a pipeline that never flushes and it has to be ``flushed``.
     """
     path, _, function = name.rpartition(":")
     if path.lower().endswith(".py"):
         return written(_loaded(Path(path), function), *numbers())
+    if name.lower().endswith(".py"):
+        raise InputError(f"--schedule {name}: name the function in it too, as {name}:FUNCTION")
+    if flushed and name in ASYNCHRONOUS:
+        raise InputError(
+            f"{name} never flushes, and the steps of plans do; meshwright simulate --schedule {name} runs it"
+        )
     return read_schedule(Path(name)) if name.lower().endswith(".csv") else name
 
 

@@ -169,6 +169,15 @@ def test_slices_are_no_worse_than_equal_ones(cli: Cli) -> None:
         (("simulate", "--forward", "-1"), "must be finite and not negative"),
         (("simulate", "--schedule", "best"), "unknown pipeline schedule 'best'"),
         (("simulate", "--schedule", "no.csv"), "no.csv: no such file"),
+        (("simulate", "--schedule", "mine.py"), "as mine.py:FUNCTION"),
+        (("schedules", "dapple"), "here it is 1f1b"),
+        (
+            (
+                *("plan", "llama-3.2-1b", "dgx-h100:1", "--global-batch", "8", "--seq-len", "512"),
+                *("--schedule", "pipedream"),
+            ),
+            "meshwright simulate --schedule pipedream runs it",
+        ),
         (("simulate", "--per-update", "2"), "--per-update is for pipelines that never flush"),
         (("simulate", "--schedule", "zb-h1", "--steady"), "--steady is for the automatic schedule"),
         (("simulate", "--schedule", "pipedream", "--max-active", "3"), "--max-active is for ampnet"),

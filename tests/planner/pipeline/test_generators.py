@@ -116,3 +116,12 @@ def test_impossible_numbers_are_refused(shape: tuple[str, int, int, int], messag
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownName, match="unknown pipeline schedule '1f1'; did you mean 1f1b"):
         generate("1f1", 4, 1, 8)
+
+
+def test_what_others_call_a_schedule_leads_to_its_name() -> None:
+    with pytest.raises(InputError, match=r"^unknown pipeline schedule 'DAPPLE'; here it is 1f1b$"):
+        generate("DAPPLE", 4, 1, 8)
+    with pytest.raises(InputError, match="here it is zb-h1"):
+        generate("zb1p", 4, 1, 8)
+    called = [name for entry in SCHEDULES.values() for name in entry.also]
+    assert len({*called, *SCHEDULES}) == len(called) + len(SCHEDULES)
