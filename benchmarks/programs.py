@@ -1,12 +1,14 @@
 """How long layouts for programs traced from JAX take: import, clean-up, tables, solver, and the gap that is left.
 
-    python benchmarks/programs.py [--seconds 60]
+    python benchmarks/programs.py [--seconds 60] [--times 5]
 
-CPU seconds of one core. ``nodes`` are inputs, operators and copies after clean-up; ``decide`` is how many of them
-are left to decide once repeated blocks share their choice.
+CPU milliseconds of one core, each the least of so many runs, as other work on a machine can double them. ``nodes`` are
+inputs, operators and copies after clean-up, which is a part of the tables' time; ``decide`` is how many of them are
+left to decide once repeated blocks share their choice.
 """
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planner.intra_op.narrowing import solve_narrowed
+from planner.tracing.cleaning.passes import clean
 from planner.tracing.reading.from_jax import from_jax
 from planner.tracing.solving.shard import set_up
 
@@ -71,28 +74,47 @@ def cases() -> Iterator[Row]:
         )
 
 
-def measure(row: Row, seconds: float) -> list[str]:
-    start = time.process_time()
+def measure(row: Row, seconds: float, times: int) -> list[str]:
+    runs = [run(row, seconds) for _ in range(times)]
+    spans = [f"{1000 * min(run.spans[phase] for run in runs):,.0f}" for phase in range(len(PHASES))]
+    return [row.name, " x ".join(map(str, row.mesh.values())), *map(str, runs[0].counts), *spans, runs[0].gap]
+
+
+class Run(NamedTuple):
+    counts: tuple[int, int, int]
+    """Operators, nodes, and nodes to decide."""
+    spans: tuple[float, ...]
+    """By phase [s]."""
+    gap: str
+
+
+def run(row: Row, seconds: float) -> Run:
+    clock = [time.process_time()]
     program = from_jax(row.case.step, *row.case.arguments)
-    traced = time.process_time()
+    clock.append(time.process_time())
+    clean(program)
+    clock.append(time.process_time())
     setting = set_up(program, row.cluster, row.mesh, fold=row.fold)
-    tabulated = time.process_time()
+    clock.append(time.process_time())
     answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + seconds)
-    solved = time.process_time()
+    clock.append(time.process_time())
+    trace, cleaning, tables, solution = (after - before for before, after in itertools.pairwise(clock))
     gap = 0.0 if answer.lower_bound > answer.cost - 1 else 1 - answer.lower_bound / answer.cost
     counts = (len(program.operations), len(setting.problem.options), len(set(setting.problem.group)))
-    spans = (traced - start, tabulated - traced, solved - tabulated)
-    mesh = " x ".join(map(str, row.mesh.values()))
-    return [row.name, mesh, *map(str, counts), *(f"{span:.2f}" for span in spans), f"{gap:.2%}"]
+    return Run(counts, (trace, tables, cleaning, solution, tables + solution), f"{gap:.2%}")
+
+
+PHASES = ("trace", "tables", "clean-up", "solve", "tables + solve")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="wall time for each solution")
+    parser.add_argument("--times", type=int, default=5, help="runs of each, of which the fastest counts")
     options = parser.parse_args()
-    table = Table("program", "mesh", "operators", "nodes", "decide", "trace s", "tables s", "solve s", "gap")
+    table = Table("program", "mesh", "operators", "nodes", "decide", *PHASES, "gap")
     for row in cases():
-        table.add_row(*measure(row, options.seconds))
+        table.add_row(*measure(row, options.seconds, options.times))
     Console(width=130).print(table)
 
 
