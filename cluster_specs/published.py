@@ -57,8 +57,6 @@ def cluster_for(
     if n_devices < 1 or slices < 1:
         raise InputError(f"hardware: needs at least 1 device and 1 slice, got {n_devices} and {slices}")
     entry = find_device(gpu)
-    if entry.usual_cluster is None:
-        raise InputError(f"hardware: no cluster of {gpu} is shipped; give `cluster` with a name or a file")
     file = cluster_files()[entry.usual_cluster]
     if file.slices is not None:
         return _slices(file, n_devices, slices, topology)
@@ -112,11 +110,15 @@ def _nodes(
         for link, text in zip(links, link_texts, strict=True)
         if text is not None and not isinstance(link["bandwidth"], str)  # as a number it is not the file's own
     }
+    own = entry.device.name == file.device
+    if not own:
+        assumed.append(f"cluster as {file.name}, with {entry.device.name}")
     update = {
         "device": entry.device.name,
+        "price": file.price if own else None,
         "devices_per_node": per_node,
         "links": tuple(links),
-        "sources": dict(file.sources) | said,
+        "sources": {k: v for k, v in file.sources.items() if own or not k.startswith("price.")} | said,
     }
     spec = assemble(file.model_copy(update=update), nodes, None, f"{file.name}:{nodes}")
     return spec, assumed

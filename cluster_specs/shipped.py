@@ -23,7 +23,8 @@ class DeviceFile(Record):
 
     device: DeviceSpec
     aliases: tuple[str, ...] = ()
-    usual_cluster: str | None = None
+    usual_cluster: str
+    """The cluster that it usually sits in, or, where none is shipped, that of another device on such links."""
     sources: Mapping[str, str]
     """Field of the device, or a pattern of fields, to where its number comes from."""
 

@@ -126,6 +126,13 @@ def test_part_of_a_mesh_has_part_of_its_links() -> None:
     assert part.links[0].bandwidth == pytest.approx(whole.links[0].bandwidth * 3 / 7)
 
 
+def test_devices_without_a_cluster_borrow_one_but_not_its_price() -> None:
+    cluster, assumed = cluster_for("RTX-3090", 16)
+    assert cluster.device.name == "rtx3090"
+    assert cluster.price is None
+    assert "cluster as a100-pcie-8x, with rtx3090" in assumed
+
+
 @pytest.mark.parametrize(
     ("chips", "shape"), [(192, "4x4x12"), (384, "4x8x12"), (768, "8x8x12"), (3072, "12x16x16")]
 )
@@ -145,7 +152,7 @@ def test_tpu_slices_take_the_topology_given() -> None:
     ("arguments", "words"),
     [
         ({"gpu": "H100-SMX-80GB", "n_devices": 8}, "unknown device.*h100-sxm-80g"),
-        ({"gpu": "T4", "n_devices": 8}, "no cluster of T4 is shipped"),
+        ({"gpu": "T9", "n_devices": 8}, "unknown device"),
         ({"gpu": "H100", "n_devices": 0}, "at least 1 device"),
         ({"gpu": "H100", "n_devices": 12, "devices_per_node": 8}, "12 devices do not fill nodes of 8"),
         ({"gpu": "trn2", "n_devices": 24}, "24 devices do not fill nodes of 16"),

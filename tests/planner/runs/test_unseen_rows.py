@@ -18,6 +18,8 @@ from planner.validation import Prediction, validate
 
 PUBLISHED = Path(__file__).parents[2] / "published"
 FILES = ("runs_gpu", "runs_tpu", "sweep_h100", "grid_a100", "torch_memory", "xla_memory")
+MOST_MICROBATCHES = 256
+"""Of the rows that are changed: long pipelines of more take seconds to simulate."""
 PER_VALUE = 2
 """Rows that each value is put into."""
 
@@ -28,7 +30,8 @@ def _kinds() -> list[dict[str, Any]]:
     for name in FILES:
         for row in map(json.loads, (PUBLISHED / f"{name}.jsonl").read_text().splitlines()):
             pipeline, experts = (row["parallel"].get("pp") or 1) > 1, bool(row["model"].get("experts"))
-            found.setdefault((row["series"], row["hardware"]["gpu"], pipeline, experts), row)
+            if (row["parallel"].get("grad_accum") or 1) <= MOST_MICROBATCHES:
+                found.setdefault((row["series"], row["hardware"]["gpu"], pipeline, experts), row)
     return list(found.values())
 
 
@@ -132,7 +135,7 @@ def test_every_row_is_evaluated_or_refused_in_a_sentence(field: str) -> None:
     assert report.summary.skipped == sum(result.predicted is None for result in report.rows)
 
 
-@pytest.mark.parametrize("device", [name for name, file in device_files().items() if file.usual_cluster])
+@pytest.mark.parametrize("device", list(device_files()))
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_a_common_run_is_plausible_on_every_device(device: str, precision: str) -> None:
     """A 1.3B model that is sharded over 32 devices, four sequences each: a hundredth to nine tenths of the peak."""
