@@ -99,6 +99,8 @@ class SoftwareSpec(Record):
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool
     """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
+    ring_ranks: int = Field(ge=0)
+    """Most ranks over which gradients of sharded weights, without copies, are summed part by part as they are made."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: Literal["always", "in pipelines", "never"]

@@ -21,6 +21,9 @@ from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
 
+RING_PARTS = 4
+"""Parts of a gradient that a ring has at a time: two that it passes on, one each way, and two products of its own."""
+
 
 def kept_share(plan: Parallelism) -> float:
     """Share of what layers save that stays on the device."""
@@ -118,6 +121,16 @@ class Rank:
         """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
         sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
         return sharded or "weights" in self.plan.offload
+
+    @cached_property
+    def rings_gradients(self) -> bool:
+        """Whether gradients of sharded weights are summed part by part, and are never there whole."""
+        plan = self.plan
+        return (
+            self.shards_weights
+            and plan.replicate_degree == 1
+            and plan.shard_degree <= self.software.ring_ranks
+        )
 
     @cached_property
     def elements(self) -> float:
@@ -272,10 +285,16 @@ def _last_reduced(rank: Rank, elements: float) -> float:
 
 
 def _at_head(rank: Rank) -> dict[str, float]:
-    """The head's gradient, whole and in the type of its accumulation, beside the gradient of the logits in fp32."""
+    """The head's gradient, in the type of its accumulation, beside the gradient of the logits in fp32.
+
+    A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks.
+    """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
+    gradient = rank.head * gradient_bytes(rank.job)
+    if rank.rings_gradients:
+        gradient *= min(1.0, RING_PARTS / rank.plan.shard_degree)
     logits = {"logits_and_loss": sum(stage.logits_bytes for stage in rank.stages)}
-    return _passing(rank.activations, gathered, rank.head * gradient_bytes(rank.job), 0.0) | logits
+    return _passing(rank.activations, gathered, gradient, 0.0) | logits
 
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
