@@ -94,7 +94,7 @@ def _files(answer: "PipelineAnswer", csv: Path | None, trace: Path | None) -> di
     if trace is not None:
         from planner.pipeline.trace import to_chrome_trace
 
-        files[trace] = to_chrome_trace(answer.timeline, answer.counters)
+        files[trace] = to_chrome_trace(answer.timeline, answer.counters())
     return files
 
 

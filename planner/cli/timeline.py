@@ -76,6 +76,7 @@ def _chart(step: "StepTimeline") -> str:
 
 def _answer(step: "StepTimeline", files: list[str]) -> dict[str, Any]:
     drawn, memory = step.timeline, step.memory_over_time()
+    in_flight = drawn.peak_in_flight
     return {
         "schema": "meshwright/timeline/1",
         "step_time_s": step.step_seconds,
@@ -91,7 +92,7 @@ def _answer(step: "StepTimeline", files: list[str]) -> dict[str, Any]:
                 "fill_s": idle.fill,
                 "waiting_s": idle.waiting,
                 "drain_s": idle.drain,
-                "in_flight": drawn.peak_in_flight[rank],
+                "in_flight": in_flight[rank],
                 "memory_bytes": max(held for _, held in memory[rank]),
             }
             for rank, idle in enumerate(drawn.idle)

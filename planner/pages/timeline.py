@@ -66,14 +66,14 @@ def summary(step: StepTimeline) -> str:
 def _accounts(step: StepTimeline) -> Table:
     """Bubble accounting, a row per rank."""
     timeline = step.timeline
-    memory = step.memory_over_time()
+    memory, in_flight = step.memory_over_time(), timeline.peak_in_flight
     rows = []
     for rank, (busy, idle) in enumerate(zip(timeline.busy, timeline.idle, strict=True)):
         stages = ", ".join(map(str, timeline.schedule.stages_of(rank)))
         times = [format_seconds(seconds) for seconds in (busy, *idle)]
         share = f"{sum(idle) / timeline.makespan if timeline.makespan else 0.0:.1%}"
         peak = format_bytes(max(held for _, held in memory[rank]))
-        rows.append((str(rank), stages, *times, share, str(timeline.peak_in_flight[rank]), peak))
+        rows.append((str(rank), stages, *times, share, str(in_flight[rank]), peak))
     head = ("rank", "stages", "at work", "filling", "waiting", "draining", "idle", "in flight", "peak memory")
     return Table(head, tuple(rows))
 

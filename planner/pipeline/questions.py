@@ -1,13 +1,13 @@
 """Pipelines without a model: a schedule by any of its names on given times, and workers with different bounds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from planner.errors import Infeasible, InputError
 from planner.pipeline.activations import Held
-from planner.pipeline.asynchronous import ASYNCHRONOUS, run_asynchronously
+from planner.pipeline.asynchronous import ASYNCHRONOUS, AsyncReport, run_asynchronously
 from planner.pipeline.automatic import Conditions, find_schedule
 from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate, is_written_out, schedule_label, stage_to_rank
@@ -58,8 +58,16 @@ class PipelineAnswer(NamedTuple):
     timeline: Timeline
     facts: dict[str, Any]
     """As JSON."""
-    counters: tuple[Counter, ...]
-    """What is held over time."""
+    held: Held
+    """What a micro-batch keeps on each stage."""
+    endless: AsyncReport | None = None
+    """Where nothing is flushed."""
+
+    def counters(self) -> Iterator[Counter]:
+        """What is held over time."""
+        yield Counter("activations", "micro-batches", self.timeline.memory_over_time(self.held))
+        if self.endless is not None:
+            yield Counter("weights", "versions", self.endless.versions_over_time())
 
 
 def run(question: PipelineQuestion) -> PipelineAnswer:
@@ -77,6 +85,7 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
     name = question.schedule if question.schedule == AUTOMATIC else schedule_label(question.schedule)
     if question.memory is not None:
         _check_room(name, peaks, _each("memory", question.memory, schedule.num_ranks))
+    in_flight = timeline.peak_in_flight
     facts = {
         "schedule": name,
         "makespan_s": timeline.makespan,
@@ -90,17 +99,13 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
                 "fill_s": idle.fill,
                 "waiting_s": idle.waiting,
                 "drain_s": idle.drain,
-                "in_flight": timeline.peak_in_flight[rank],
+                "in_flight": in_flight[rank],
                 "held_microbatches": peaks[rank],
             }
             for rank, idle in enumerate(timeline.idle)
         ],
     }
-    return PipelineAnswer(timeline, facts, (_activations(timeline, held),))
-
-
-def _activations(timeline: Timeline, held: Held) -> Counter:
-    return Counter("activations", "micro-batches", timeline.memory_over_time(held))
+    return PipelineAnswer(timeline, facts, held)
 
 
 def _check(question: PipelineQuestion) -> None:
@@ -194,9 +199,7 @@ def _run_asynchronous(question: PipelineQuestion) -> PipelineAnswer:
             )
         ],
     }
-    versions = Counter("weights", "versions", report.versions_over_time())
-    activations = _activations(report.timeline, _held(question, question.ranks))
-    return PipelineAnswer(report.timeline, facts, (activations, versions))
+    return PipelineAnswer(report.timeline, facts, _held(question, question.ranks), report)
 
 
 def compare_bounds(

@@ -92,7 +92,8 @@ class Timeline:
     def idle_in_window(self) -> tuple[float, ...]:
         """Time that each rank waits between its first start and its last end [s]; 0 where rounding is left."""
         waits = (span - busy for span, busy in zip(self.spans_by_rank, self.busy, strict=True))
-        return tuple(wait if wait > SAME_MOMENT * self.makespan else 0.0 for wait in waits)
+        least = SAME_MOMENT * self.makespan
+        return tuple(wait if wait > least else 0.0 for wait in waits)
 
     @property
     def idle(self) -> tuple[Idle, ...]:
