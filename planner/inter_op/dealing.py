@@ -1,91 +1,67 @@
-"""Layers dealt out to the stages of a schedule whose order is known: what no cut of them can be below.
+"""Layers dealt out to the stages of a schedule whose order is known: branch and bound over `layer_program`.
 
-The makespan of an order is its longest path, and a path takes a sum of stage times:
-
-    M(t) = max_P sum_s (F_Ps f_s + I_Ps i_s + W_Ps w_s) + hops of P
-
-where a stage takes for each pass what its layers take, and a rank has room for what is in flight at every moment of the
-order. Over cuts into fractions of layers that is a linear program, whose paths are found as they become critical: the
-times of its answer are simulated, the longest path is added, and so on until none is longer than the program says
-(cutting planes, Kelley 1960). No cut into whole layers is below its value, whatever mesh and rematerialisation each
-rank has of those that it is offered. A makespan with queues at ports is never below the one without.
+Paths are found as they become critical: the times of a program's answer are simulated, the longest path is added, and
+so on until none is longer than the program says (cutting planes, Kelley 1960). What is in fractions is branched on, in
+this order: the layers of a rank, the ways that it runs its stages, and the layers of those. What a rank can take in the
+time that is known to be enough (`filling`) limits it and, as all layers have to go somewhere, the others. No cut into
+whole layers of a part is below the value of its program. Parts that say what each rank has are rounded, rank by rank.
+A makespan with queues at ports is never below the one without.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-import highspy
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.highs import RowProgram, loaded
+from planner.inter_op.filling import ROUNDING, RankWays, rank_times, rank_ways
+from planner.inter_op.layer_program import LayerProgram, Limits, no_limits
 from planner.inter_op.partition import Array
-from planner.pipeline.dependencies import Integers, arranged, moments_in_flight
-from planner.pipeline.generators import splits_backward, stage_to_rank
-from planner.pipeline.simulator import Path, StageTimes, longest_path
+from planner.inter_op.ranks import Order, Rank, rank_paths
+from planner.pipeline.dependencies import arranged, moments_in_flight
+from planner.pipeline.generators import stage_to_rank
+from planner.pipeline.simulator import Path, longest_path
 
-MOST_PATHS = 60
+MOST_PATHS = 250
 """Known of an order at most; a program with fewer paths has a lower value, which is still a bound."""
-
-MOST_MOMENTS = 4
-"""Of each rank's memory that a program knows, those with most in flight; fewer only lower its value."""
-
-OPTIONS = {"solver": "simplex", "mip_max_nodes": 100, "mip_rel_gap": 1e-3}
-"""Of HiGHS. What a search that stops early has proven by then is a bound all the same."""
-
-SOLVED = highspy.SolutionStatus.kSolutionStatusFeasible
 
 CLOSE = 1e-3
 """Share of the makespan that the program may be below its own simulation."""
 
+WHOLE = 1e-6
+"""What is closer to a whole number is one."""
 
-class Rates(NamedTuple):
-    """One way to run stages on a rank: what each kind of layer adds to a stage, and what there is without any."""
+DIVES = 100
+"""Parts that are looked into one inside the other at most, until there is a deal into whole layers."""
 
-    seconds: Array
-    """[kind, pass]: forward, input gradient and weight gradient of a layer [s]."""
-    fixed: Array
-    """[pass]: of a stage besides its layers [s]."""
-    after: Array
-    """[kind]: what a layer adds to the time after the last backward [s]."""
-    states: Array
-    """[kind]: what a layer takes throughout [bytes]."""
-    kept: Array
-    """[kind]: what a layer keeps for each micro-batch in flight [bytes]."""
+ROUNDED = 4
+"""Parts that are rounded to whole layers at most."""
 
+NEAREST = 6
+"""Whole layers next to those of a rank that are tried."""
 
-class Rank(NamedTuple):
-    """A pipeline rank: how it may run its stages, and its memory."""
-
-    offers: tuple[Rates, ...]
-    first: Array
-    """[pass]: what the embedding adds at least [s]."""
-    last: Array
-    """[pass]: what the head adds at least [s]."""
-    room: float
-    """What is left for layers on a rank with neither end, at most [bytes]."""
-    first_bytes: float
-    """What the embedding takes of it, at least."""
-    last_bytes: float
-    """What the head takes of it, at least."""
-
-
-class Order(NamedTuple):
-    """A schedule by name, as `planner.pipeline.generators.generate` takes it."""
-
-    schedule: str
-    ranks: int
-    virtual_stages: int
-    microbatches: int
+REACH = 3
+"""Layers that a stage may have more or less for that."""
 
 
 class Dealt(NamedTuple):
-    """The least of a program."""
+    """What is known by now."""
 
     bound: float
-    """Makespan and what comes after it; infinite where nothing fits [s]."""
-    layers: tuple[Array, ...] = ()
-    """By stage, [offer, kind]: how many layers, in fractions."""
+    """Makespan and what comes after it, of all deals that have not come yet, at least [s]."""
+    layers: tuple[int, ...] = ()
+    """By stage, of a deal into whole layers; nothing where there is none to tell."""
+    ways: tuple[int, ...] = ()
+    """By rank, the offer that it uses."""
+
+
+class _Part(NamedTuple):
+    """Deals within limits, in a queue."""
+
+    bound: float
+    order: int
+    limits: Limits
 
 
 class Dealer:
@@ -101,190 +77,222 @@ class Dealer:
         ranks: Sequence[Rank],
         counts: Sequence[int],
         hops: Sequence[float],
-        enough: float = float("inf"),
-    ) -> Dealt:
-        """The least time of ``order`` over all ways to deal out ``counts`` layers of each kind.
+        enough: Callable[[], float],
+    ) -> Iterator[Dealt]:
+        """Ever closer bounds on all ways to deal out ``counts`` layers of each kind, and deals into whole layers.
 
-        ``hops`` [s] are those of the boundaries between stages. Stops at any value of at least ``enough`` [s].
+        ``hops`` [s] are those of the boundaries between stages. Deals of at least ``enough()`` [s] do not count.
         """
-        if order not in self._paths:
-            self._paths[order] = rank_paths(order)
-        paths = self._paths[order]
-        program = _Program(order, ranks, counts, hops)
-        for path in paths:
-            program.add(path)
-        found = self._cut(program, order, hops, enough)
-        if found.bound < enough:
-            program.make_ranks_whole()
-            found = self._cut(program, order, hops, enough)
-        return found
-
-    def whole(
-        self, order: Order, ranks: Sequence[Rank], counts: Sequence[int], hops: Sequence[float]
-    ) -> tuple[int, ...] | None:
-        """Layers of every stage, all whole and with one offer for each rank, that take little; None if not found."""
-        program = _Program(order, ranks, counts, hops)
-        for path in self._paths.setdefault(order, rank_paths(order)):
-            program.add(path)
-        program.make_stages_whole(ranks)
-        found = self._cut(program, order, hops, float("inf"))
-        return tuple(round(float(layers.sum())) for layers in found.layers) or None
-
-    def _cut(self, program: "_Program", order: Order, hops: Sequence[float], enough: float) -> Dealt:
-        """The program's value with all paths that its own answers show to be missing."""
-        paths, found = self._paths[order], program.solve()
-        while len(paths) < MOST_PATHS and found.bound < enough:
-            path = longest_path(arranged(*order), program.times(), hops)
-            if path.seconds <= program.makespan * (1 + CLOSE):
-                break
-            paths.append(path)
-            program.add(path)
-            found = program.solve()
-        return found
+        tree = _Tree(order, ranks, counts, hops, self._paths.setdefault(order, rank_paths(order)))
+        dive, queue = [_Part(0.0, 0, no_limits(order, ranks, sum(counts)))], list[_Part]()
+        looked, found = 0, False
+        while dive or queue:
+            part = dive.pop() if dive else heapq.heappop(queue)
+            others = min([other.bound for other in (*dive, *queue[:1])], default=float("inf"))
+            yield Dealt(min(part.bound, others))
+            pieces, bound = tuple[Limits, ...](), part.bound
+            for known in tree.look(part, enough):
+                bound, pieces = max(bound, known.bound), tuple(known.pieces)
+                if known.layers:
+                    found = True
+                    yield Dealt(min(bound, others), known.layers, known.ways)
+            more = [_Part(bound, looked + n, piece) for n, piece in enumerate(pieces, start=1)]
+            looked += len(more)
+            dive += reversed(more)
+            if found or looked > DIVES:
+                queue += dive
+                heapq.heapify(queue)
+                dive = []
 
 
-def rank_paths(order: Order) -> list[Path]:
-    """For each rank all of its work, after the first micro-batch has come to it, and before the last has gone back.
+class _Seen(NamedTuple):
+    """What a look into a part has shown."""
 
-    Where backwards are split, nothing has to come after a rank's own.
-    """
-    homes = np.array(stage_to_rank(*order[:3]))
-    found = []
-    for rank in range(order.ranks):
-        own = homes == rank
-        before = np.arange(len(homes)) < np.flatnonzero(own)[0]
-        back = np.zeros_like(before) if splits_backward(order.schedule) else before
-        passes = order.microbatches * own[:, None] + np.stack((before, back, back), axis=1)
-        crossed = np.where(before & (homes != np.append(homes[1:], homes[-1])), 1.0 + back, 0.0)[:-1]
-        found.append(Path(0.0, passes.astype(np.float64), crossed))
-    return found
+    bound: float
+    layers: tuple[int, ...] = ()
+    ways: tuple[int, ...] = ()
+    pieces: Sequence[Limits] = ()
 
 
-class _Program:
-    """Columns are layers by stage, offer and kind, then the makespan and what comes after it."""
+class _Tree:
+    """Looks into parts of all deals of one order and its ranks."""
 
     def __init__(
-        self, order: Order, ranks: Sequence[Rank], counts: Sequence[int], hops: Sequence[float]
+        self,
+        order: Order,
+        ranks: Sequence[Rank],
+        counts: Sequence[int],
+        hops: Sequence[float],
+        paths: list[Path],
     ) -> None:
+        """``paths`` are known of the order; those that are found are added."""
+        self._order, self._hops, self._paths = order, hops, paths
         self._homes = stage_to_rank(*order[:3])
-        of_stage = [ranks[home] for home in self._homes]
-        self._shape = [(len(rank.offers), len(counts)) for rank in of_stage]
-        self._starts = np.cumsum([0, *(offers * kinds for offers, kinds in self._shape)])
-        self._hops = np.asarray(hops, dtype=np.float64)
-        self._fixed = np.array([np.min([o.fixed for o in rank.offers], axis=0) for rank in of_stage])
-        self._fixed[0] += of_stage[0].first
-        self._fixed[-1] += of_stage[-1].last
-        self._seconds = np.concatenate([offer.seconds for rank in of_stage for offer in rank.offers])
-        self._stage = np.repeat(np.arange(len(of_stage)), np.diff(self._starts))
-        self._kind = np.concatenate([np.tile(np.arange(k), q) for q, k in self._shape])
-        self._columns = len(self._stage)
-        self._solution = np.zeros(self._columns + 2)
-        self._solver = _loaded(*self._rows(order, ranks, counts), self._columns)
-        self.makespan, self._whole, self._most = 0.0, False, float(sum(counts))
+        self._program = LayerProgram(order, ranks, counts, hops)
+        self._each = rank_ways(order, ranks, hops, moments_in_flight(*order))
+        self._times = np.array([rank_times(ways, sum(counts)) for ways in self._each])
+        self._rounded = 0
 
-    def _rows(self, order: Order, ranks: Sequence[Rank], counts: Sequence[int]) -> tuple[Array, Array, Array]:
-        """Coefficients, and what each row is between."""
-        rows, low, high = [], [], []
+    def look(self, part: _Part, enough: Callable[[], float]) -> Iterator[_Seen]:
+        """Deals into whole layers, if any is found; at last the pieces that the part falls into."""
+        limits = _tightened(part.limits, self._each, self._times, enough())
+        bound = self._least(limits, enough()) if limits else float("inf")
+        if limits is None or bound >= enough():
+            return
+        layers = self._program.layers()
+        used = _used(layers, self._homes)
+        pieces = _pieces(limits, layers, used)
+        ways = tuple(int(of_rank.argmax()) for of_rank in used)
+        if not pieces:
+            whole = tuple(round(float(stage.sum())) for stage in layers)
+            yield _Seen(bound, whole, ways)
+            pieces = _beside(limits, whole, ways)
+        elif self._rounded < ROUNDED and pieces[0].stages != limits.stages:
+            self._rounded += 1
+            if rounded := self._round(limits, ways):
+                yield _Seen(bound, rounded, ways)
+        yield _Seen(bound, pieces=pieces)
 
-        def row(values: Array, least: float, most: float) -> None:
-            rows.append(values)
-            low.append(least)
-            high.append(most)
+    def _round(self, limits: Limits, ways: Sequence[int]) -> tuple[int, ...]:
+        """Whole layers next to those of the last solution, rank by rank; none where a rank has no room for any."""
+        fixed = limits._replace(ways=tuple((way,) for way in ways))
+        for rank in range(self._order.ranks):
+            stages = [s for s, home in enumerate(self._homes) if home == rank]
+            totals = [float(stage.sum()) for stage in self._program.layers()]
+            near = self._program.fitting(rank, ways[rank], _nearest([totals[s] for s in stages]))
+            closer = [_fixed(fixed, stages, layers) for layers in near[:NEAREST]]
+            if not closer:
+                return ()
+            values = [self._simulated(part) for part in closer]
+            fixed = closer[int(np.argmin(values))]
+            if np.isinf(self._simulated(fixed)):
+                return ()
+        return tuple(low for low, _ in fixed.stages)
 
-        for kind, count in enumerate(counts):
-            row(np.append(self._kind == kind, (0.0, 0.0)), count, count)
-        for stage in range(len(self._shape)):
-            row(np.append(self._stage == stage, (0.0, 0.0)), 1.0, np.inf)
-        home = np.array(self._homes)[self._stage]
-        states, kept, after = (
-            np.concatenate([getattr(offer, name) for r in self._homes for offer in ranks[r].offers])
-            for name in ("states", "kept", "after")
-        )
-        for r, moments in enumerate(moments_in_flight(*order)):
-            mine = home == r
-            room = ranks[r].room - ranks[r].first_bytes * (r == self._homes[0])
-            room -= ranks[r].last_bytes * (r == self._homes[-1])
-            for held in moments[:MOST_MOMENTS]:
-                taken = np.where(mine, states + kept * held[self._stage], 0.0)
-                row(np.append(taken / max(room, 1.0), (0.0, 0.0)), -np.inf, 1.0)
-            row(np.append(np.where(mine, after, 0.0), (0.0, -1.0)), -np.inf, 0.0)
-        return np.array(rows), np.array(low), np.array(high)
+    def _simulated(self, limits: Limits) -> float:
+        """The makespan of the program's answer; infinite where it has none [s]."""
+        self._program.within(limits)
+        if np.isinf(self._program.solve()):
+            return float("inf")
+        return longest_path(arranged(*self._order), self._program.times(), self._hops).seconds
 
-    def add(self, path: Path) -> None:
-        """No makespan is below this path."""
-        along = (path.passes[self._stage] * self._seconds).sum(axis=1)
-        least = float((path.passes * self._fixed).sum() + path.crossings @ self._hops)
-        columns = np.arange(self._columns + 1, dtype=np.int32)
-        self._solver.addRow(least, np.inf, len(columns), columns, np.append(-along, 1.0))
-
-    def solve(self) -> Dealt:
-        """The least with the paths so far."""
-        self._solver.run()
-        status = self._solver.getModelStatus()
-        if status == highspy.HighsModelStatus.kInfeasible:
-            return Dealt(float("inf"))
-        information = self._solver.getInfo()
-        bound = information.mip_dual_bound if self._whole else information.objective_function_value
-        if information.primal_solution_status != SOLVED:
-            return Dealt(max(0.0, bound))
-        self._solution = np.array(self._solver.getSolution().col_value)[: self._columns + 2]
-        self.makespan = float(self._solution[-2])
-        pairs = zip(pairwise(self._starts.tolist()), self._shape, strict=True)
-        layers = tuple(self._solution[a:b].reshape(shape) for (a, b), shape in pairs)
-        return Dealt(bound, layers)
-
-    def make_ranks_whole(self) -> None:
-        """From now on each rank has a whole number of layers, in whatever fractions its stages have them."""
-        homes = np.array(self._homes)[self._stage]
-        for rank in range(max(self._homes) + 1):
-            self._sum(np.flatnonzero(homes == rank).astype(np.int32), self._integer(highspy.kHighsInf))
-
-    def make_stages_whole(self, ranks: Sequence[Rank]) -> None:
-        """From now on each stage has a whole number of layers, and each rank runs in one of the ways that it offers."""
-        homes = np.array(self._homes)
-        for stage in range(len(homes)):
-            self._sum(np.flatnonzero(self._stage == stage).astype(np.int32), self._integer(highspy.kHighsInf))
-        for r, rank in enumerate(ranks):
-            chosen = [self._integer(1.0) for _ in rank.offers]
-            self._row(1.0, 1.0, chosen, np.ones(len(chosen)))
-            for q, column in enumerate(chosen):
-                for stage in np.flatnonzero(homes == r).tolist():
-                    kinds = self._shape[stage][1]
-                    mine = self._starts[stage] + q * kinds + np.arange(kinds)
-                    self._row(-np.inf, 0.0, [*mine.tolist(), column], np.append(np.ones(kinds), -self._most))
-
-    def _integer(self, most: float) -> int:
-        column = int(self._solver.getNumCol())
-        self._solver.addVar(0.0, most)
-        self._solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-        self._solver.setOptionValue("solver", "choose")
-        self._whole = True
-        return column
-
-    def _sum(self, columns: Integers, total: int) -> None:
-        self._row(0.0, 0.0, [*columns.tolist(), total], np.append(np.ones(len(columns)), -1.0))
-
-    def _row(self, low: float, high: float, columns: Sequence[int], values: Array) -> None:
-        self._solver.addRow(low, high, len(columns), np.array(columns, dtype=np.int32), values)
-
-    def times(self) -> StageTimes:
-        """Of the stages of the last solution."""
-        table = self._fixed.copy()
-        np.add.at(table, self._stage, self._solution[:-2, None] * self._seconds)
-        return StageTimes(*np.ascontiguousarray(table.T).tolist())
+    def _least(self, limits: Limits, enough: float) -> float:
+        """The program's value with all paths that its own answers show to be missing."""
+        program, paths = self._program, self._paths
+        program.within(limits)
+        while True:
+            for path in paths[program.paths :]:
+                program.add(path)
+            bound = program.solve()
+            if bound >= enough:
+                return bound
+            if program.remember():
+                continue
+            if len(paths) >= MOST_PATHS:
+                return bound
+            path = longest_path(arranged(*self._order), program.times(), self._hops)
+            if path.seconds <= program.makespan * (1 + CLOSE):
+                return bound
+            paths.append(path)
 
 
-def _loaded(rows: Array, low: Array, high: Array, columns: int) -> Any:
-    """HiGHS with the program, whose last two columns are minimised."""
-    row, column = np.nonzero(rows)
-    program = RowProgram(
-        costs=np.append(np.zeros(columns), (1.0, 1.0)),
-        lower=np.zeros(columns + 2),
-        upper=np.full(columns + 2, np.inf),
-        low=low,
-        high=high,
-        starts=np.append(0, np.bincount(row, minlength=len(rows)).cumsum()).astype(np.int32),
-        columns=column.astype(np.int32),
-        values=rows[row, column],
-    )
-    return loaded(program, OPTIONS)
+def _nearest(totals: Sequence[float]) -> NDArray[np.int64]:
+    """Whole layers of the stages of a rank, as many as there are and at least one each, next to ``totals`` first."""
+    near = [np.arange(max(1, int(total) - REACH), int(total) + REACH + 2) for total in totals]
+    each = np.stack(np.meshgrid(*near, indexing="ij"), axis=-1).reshape(-1, len(totals))
+    each = each[each.sum(axis=1) == round(sum(totals))]
+    nearest = np.argsort(((each - np.array(totals)) ** 2).sum(axis=1), kind="stable")
+    return np.asarray(each[nearest])
+
+
+def _used(layers: Sequence[Array], homes: Sequence[int]) -> list[Array]:
+    """By rank, how many layers each of its offers has."""
+    found: dict[int, Array] = {}
+    for home, stage in zip(homes, layers, strict=True):
+        found[home] = found.get(home, 0.0) + stage.sum(axis=1)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _tightened(limits: Limits, each: Sequence[RankWays], times: Array, enough: float) -> Limits | None:
+    """The limits within which a deal may take less than ``enough`` [s]; None where there are none.
+
+    ``times[r, n - 1]`` [s] is what rank r takes for n layers at least.
+    """
+    low, high = np.array(limits.ranks).T
+    high = np.minimum(high, (times < enough).sum(axis=1))
+    low = np.maximum(low, times.shape[1] - (high.sum() - high))
+    if (low > high).any():
+        return None
+    ways = []
+    for allowed, of_rank, least in zip(limits.ways, each, low.tolist(), strict=True):
+        seconds, taken = of_rank.seconds.min(axis=1), of_rank.taken.min(axis=1)
+        fits = least * taken <= of_rank.room * (1 + ROUNDING)
+        fits &= of_rank.beside + least * seconds * (1 - ROUNDING) < enough
+        ways.append(tuple(way for way in allowed if fits[way]))
+    if not all(ways):
+        return None
+    return Limits(limits.stages, tuple(zip(low.tolist(), high.tolist(), strict=True)), tuple(ways))
+
+
+def _pieces(limits: Limits, layers: Sequence[Array], used: Sequence[Array]) -> list[Limits]:
+    """The limits without what is in fractions, in two pieces, the likelier one first; none where all is whole."""
+    of_rank, of_stage = (np.array([float(part.sum()) for part in parts]) for parts in (used, layers))
+    mixed = [float(ways.sum() - ways.max()) for ways in used]
+    rank = int(np.argmax(mixed))
+    if pieces := _totals_apart(limits, "ranks", of_rank):
+        return pieces
+    if mixed[rank] > WHOLE:
+        return _ways_apart(limits, rank, used[rank])
+    return _totals_apart(limits, "stages", of_stage)
+
+
+def _totals_apart(limits: Limits, name: str, totals: Array) -> list[Limits]:
+    """With fewer and with more layers than the total that is furthest from a whole number; none where all are whole."""
+    apart = np.abs(totals - np.round(totals))
+    which = int(apart.argmax())
+    if apart[which] <= WHOLE:
+        return []
+    low, high = getattr(limits, name)[which]
+    below, above = (low, int(totals[which])), (int(totals[which]) + 1, high)
+    nearer = [below, above] if totals[which] % 1 < 0.5 else [above, below]
+    return [_with(limits, name, which, piece) for piece in nearer]
+
+
+def _ways_apart(limits: Limits, rank: int, used: Array) -> list[Limits]:
+    """The rank's offers in two pieces, each with some that are used now."""
+    numbers = np.flatnonzero(used > WHOLE)
+    middle = int(np.clip(np.ceil(used @ np.arange(len(used)) / used.sum()), numbers[0] + 1, numbers[-1]))
+    pieces = [
+        tuple(way for way in limits.ways[rank] if way < middle),
+        tuple(way for way in limits.ways[rank] if way >= middle),
+    ]
+    if used[middle:].sum() > used[:middle].sum():
+        pieces.reverse()
+    return [_with(limits, "ways", rank, piece) for piece in pieces]
+
+
+def _beside(limits: Limits, whole: Sequence[int], ways: Sequence[int]) -> list[Limits]:
+    """The limits without this deal, in pieces; one of them has it still, where it is not the last."""
+    for rank, (allowed, way) in enumerate(zip(limits.ways, ways, strict=True)):
+        if len(allowed) > 1:
+            pieces = [(way,), tuple(other for other in allowed if other != way)]
+            return [_with(limits, "ways", rank, piece) for piece in pieces]
+    for stage, ((low, high), here) in enumerate(zip(limits.stages, whole, strict=True)):
+        if low < high:
+            ranges = [(here, here), (low, here - 1), (here + 1, high)]
+            return [_with(limits, "stages", stage, piece) for piece in ranges if piece[0] <= piece[1]]
+    return []
+
+
+def _fixed(limits: Limits, stages: Sequence[int], layers: Sequence[int]) -> Limits:
+    """The limits with so many layers on these stages."""
+    ranges = list(limits.stages)
+    for stage, count in zip(stages, layers, strict=True):
+        ranges[stage] = (count, count)
+    return limits._replace(stages=tuple(ranges))
+
+
+def _with(limits: Limits, name: str, number: int, piece: tuple[int, ...]) -> Limits:
+    ranges = list(getattr(limits, name))
+    ranges[number] = piece
+    return limits._replace(**{name: tuple(ranges)})

@@ -1,13 +1,14 @@
-"""Ranks filled with layers until all are dealt out: quicker than the program of `dealing`, and never above it.
+"""Ranks filled with layers until all are dealt out: quicker than the programs of `dealing`, and never above them.
 
 Rank r works m times for each of its layers, at least c_r seconds beside that (embedding or head, and the one layer that
-every stage before it has, as the first microbatch comes and the last goes), and has memory for some: within T seconds
-it takes
+every stage before it has, as the first microbatch comes and the last goes), and has memory for some. It takes
 
-    n_r(T) = max sum_q n_q   with   sum_q a_q n_q <= T - c_r,   sum_q b_q n_q <= room
+    T_r(n) = c_r + min n a_q   over its ways q with   n b_q <= room
 
-layers, in any of the ways q that it offers. Its dual is a minimum over the corners of the lower left hull of the points
-(a_q, b_q). Ranks have whole layers, so no makespan is below the T at which ``sum_r floor(n_r(T))`` are all of them.
+seconds for n layers, each a_q seconds and b_q bytes. No makespan is below the T at which the most layers with
+``T_r(n) <= T`` are all of them. Where layers are of several kinds, a and b are those of the least kind; what a layer of
+each is worth to each rank says more of them (a Lagrangian bound), with prices of seconds and bytes from the corners of
+the lower left hull of the points (a_q, b_q).
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.inter_op.dealing import Order, Rank, rank_paths
 from planner.inter_op.partition import Array
+from planner.inter_op.ranks import Order, Rank, rank_paths
 from planner.pipeline.dependencies import Integers
 from planner.pipeline.generators import stage_to_rank
 
@@ -25,8 +26,8 @@ ROUNDING = 1e-9
 """A rank takes a layer if it has room for all but so much of it."""
 
 
-class _Ways(NamedTuple):
-    """Of one rank: by way, and kind of layer."""
+class RankWays(NamedTuple):
+    """What a layer takes on one rank: by way, and kind of layer."""
 
     seconds: Array
     """Of all microbatches, and after them [s]."""
@@ -34,7 +35,8 @@ class _Ways(NamedTuple):
     """[bytes]"""
     beside: float
     """c_r [s]."""
-    room: float
+    room: Array
+    """By way [bytes]."""
 
 
 class _Corners(NamedTuple):
@@ -55,18 +57,17 @@ def filled(
 
     Arguments as for `dealing.Dealer.deal`; ``held[r]`` are moments of rank r as of `moments_in_flight`.
     """
-    ways = _ways(order, ranks, hops, held)
-    fastest = [_Corners(*_corners(one.seconds.min(axis=1), one.taken.min(axis=1))) for one in ways]
-    times = _times(ways, fastest, sum(counts))
-    least = _all_dealt(times, order.virtual_stages, sum(counts))
+    ways, layers = rank_ways(order, ranks, hops, held), sum(counts)
+    least = _all_dealt(np.array([rank_times(one, layers) for one in ways]), order.virtual_stages)
     if len(counts) == 1 or np.isinf(least):
         return least
     return max(least, _kinds_apart(ways, np.asarray(counts, dtype=np.float64), order.virtual_stages))
 
 
-def _ways(
+def rank_ways(
     order: Order, ranks: Sequence[Rank], hops: Sequence[float], held: Sequence[Sequence[Integers]]
-) -> list[_Ways]:
+) -> list[RankWays]:
+    """Of every rank."""
     homes = np.array(stage_to_rank(*order[:3]))
     fixed = [np.min([offer.fixed for offer in rank.offers], axis=0) for rank in ranks]
     layer = [np.min([offer.seconds.min(axis=0) for offer in rank.offers], axis=0) for rank in ranks]
@@ -77,17 +78,52 @@ def _ways(
     for r, (rank, (passes, crossings)) in enumerate(zip(ranks, _paths(order), strict=True)):
         others = passes * (homes != r)[:, None]
         beside = float((passes * empty).sum() + (others * one).sum() + crossings @ np.asarray(hops))
-        room = rank.room - rank.first_bytes * (r == homes[0]) - rank.last_bytes * (r == homes[-1])
+        room = rank.room - rank.taken(r == homes[0], r == homes[-1])
         kept = np.mean([moment[homes == r] for moment in held[r]], axis=0).min()
         seconds = [order.microbatches * offer.seconds.sum(axis=1) + offer.after for offer in rank.offers]
         taken = [offer.states + kept * offer.kept for offer in rank.offers]
-        found.append(_Ways(np.array(seconds), np.array(taken), beside, room))
+        found.append(RankWays(np.array(seconds), np.array(taken), beside, room))
     return found
+
+
+def rank_times(ways: RankWays, most: int) -> Array:
+    """T_r of 1 to ``most`` layers [s]."""
+    number = np.arange(1, most + 1)[:, None]
+    fits = number * ways.taken.min(axis=1) <= ways.room * (1 + ROUNDING)
+    times: Array = np.where(fits, ways.beside + number * ways.seconds.min(axis=1), np.inf).min(axis=1)
+    return times * (1 - ROUNDING)
 
 
 @lru_cache(maxsize=1024)
 def _paths(order: Order) -> tuple[tuple[Array, Array], ...]:
     return tuple((path.passes, path.crossings) for path in rank_paths(order))
+
+
+def _all_dealt(times: Array, least: int) -> float:
+    """T at which all layers have a place, and every rank has ``least`` of them; from [r, n - 1]."""
+    most = times.shape[1]
+    return float(max(np.partition(times, most - 1, axis=None)[most - 1], times[:, least - 1].max()))
+
+
+def _kinds_apart(ways: Sequence[RankWays], counts: Array, least: int) -> float:
+    """The Lagrangian bound of all kinds, with what seconds and bytes are worth for a mean layer."""
+    mean = counts / counts.sum()
+    corners = [_Corners(*_corners(one.seconds @ mean, one.taken @ mean)) for one in ways]
+    reached = _all_dealt(_times(ways, corners, round(counts.sum())), least)
+    if np.isinf(reached):
+        return 0.0
+    best = [
+        int((by_second * max(0.0, reached - one.beside) + by_byte * one.room.max()).argmin())
+        for one, (by_second, by_byte) in zip(ways, corners, strict=True)
+    ]
+    by_second = np.array([corner.by_second[k] for corner, k in zip(corners, best, strict=True)])
+    by_byte = np.array([corner.by_byte[k] for corner, k in zip(corners, best, strict=True)])
+    if not by_second.sum():
+        return 0.0
+    y, z = by_second / by_second.sum(), by_byte / by_second.sum()
+    worth = [(u * one.seconds + w * one.taken).min(axis=0) for one, u, w in zip(ways, y, z, strict=True)]
+    beside = sum(u * one.beside - w * one.room.max() for one, u, w in zip(ways, y, z, strict=True))
+    return float(beside + counts @ np.min(worth, axis=0))
 
 
 def _corners(seconds: Array, taken: Array) -> tuple[Array, Array]:
@@ -115,39 +151,13 @@ def _above(left: tuple[float, float], middle: tuple[float, float], right: tuple[
     return (d - b) * (e - a) >= (f - b) * (c - a)
 
 
-def _times(ways: Sequence[_Ways], corners: Sequence[_Corners], most: int) -> Array:
-    """[r, n - 1]: T at which rank r has n layers [s]."""
+def _times(ways: Sequence[RankWays], corners: Sequence[_Corners], most: int) -> Array:
+    """[r, n - 1]: T at which rank r has n mean layers, in any mixture of its ways [s]."""
     number = np.arange(1, most + 1) * (1 - ROUNDING)
     found = []
     for one, (by_second, by_byte) in zip(ways, corners, strict=True):
-        missing = number - by_byte[:, None] * one.room
+        missing = number - by_byte[:, None] * one.room.max()
         with np.errstate(divide="ignore", invalid="ignore"):
             each = np.where(missing > 0, missing / by_second[:, None], 0.0)
         found.append(one.beside + each.max(axis=0))
     return np.array(found)
-
-
-def _all_dealt(times: Array, least: int, most: int) -> float:
-    """T at which all layers have a place, and every rank has ``least`` of them."""
-    return float(max(np.partition(times, most - 1, axis=None)[most - 1], times[:, least - 1].max()))
-
-
-def _kinds_apart(ways: Sequence[_Ways], counts: Array, least: int) -> float:
-    """The Lagrangian bound of all kinds, with what seconds and bytes are worth for a mean layer."""
-    mean = counts / counts.sum()
-    corners = [_Corners(*_corners(one.seconds @ mean, one.taken @ mean)) for one in ways]
-    reached = _all_dealt(_times(ways, corners, round(counts.sum())), least, round(counts.sum()))
-    if np.isinf(reached):
-        return 0.0
-    best = [
-        int((by_second * max(0.0, reached - one.beside) + by_byte * one.room).argmin())
-        for one, (by_second, by_byte) in zip(ways, corners, strict=True)
-    ]
-    by_second = np.array([corner.by_second[k] for corner, k in zip(corners, best, strict=True)])
-    by_byte = np.array([corner.by_byte[k] for corner, k in zip(corners, best, strict=True)])
-    if not by_second.sum():
-        return 0.0
-    y, z = by_second / by_second.sum(), by_byte / by_second.sum()
-    worth = [(u * one.seconds + w * one.taken).min(axis=0) for one, u, w in zip(ways, y, z, strict=True)]
-    beside = sum(u * one.beside - w * one.room for one, u, w in zip(ways, y, z, strict=True))
-    return float(beside + counts @ np.min(worth, axis=0))

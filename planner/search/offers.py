@@ -11,8 +11,8 @@ from planner.evaluation.memory import device_memory
 from planner.evaluation.moments import kept_share, stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import tail_of
-from planner.inter_op.dealing import Rank, Rates
 from planner.inter_op.partition import Array
+from planner.inter_op.ranks import Rank, Rates
 from planner.plans import Parallelism
 from planner.search.submeshes import PoolPrices, Share
 
@@ -29,8 +29,6 @@ class Measured(NamedTuple):
     rates: Rates
     first: Array
     last: Array
-    memory: Array
-    """Of no layers; of the embedding; of the head [bytes]."""
     boundary: float
     """What a stage hands on [bytes]."""
 
@@ -92,19 +90,20 @@ def _rates(offered: Offered, counts: Array) -> Array:
 
 
 def _offered(prices: PoolPrices, meshes: Sequence[Parallelism], kinds: Sequence[str], stages: int) -> Offered:
-    """Memory is a plane below the true one, which is convex: it holds for any number of layers and activations."""
+    """What suits some stage best, the fastest ways first.
+
+    Memory is a plane below the true one, which is convex: it holds for any number of layers and activations.
+    """
     local_plans = [mesh.model_copy(update={"virtual_stages": stages}) for mesh in meshes]
     measured = [_measured(prices, local, kinds) for local in local_plans]
     kept = _least([np.concatenate([np.ravel(part) for part in (*one.rates, *one[1:])]) for one in measured])
+    kept.sort(key=lambda k: float(measured[k].rates.seconds.sum()))
     ways = tuple(measured[k] for k in kept)
-    fixed, first, last = np.min([way.memory for way in ways], axis=0).tolist()
     rank = Rank(
         offers=tuple(way.rates for way in ways),
         first=np.min([way.first for way in ways], axis=0),
         last=np.min([way.last for way in ways], axis=0),
-        room=prices.limit - fixed,
-        first_bytes=first,
-        last_bytes=last,
+        room=prices.limit,
     )
     return Offered(rank, ways, tuple(local_plans[k] for k in kept), min(way.boundary for way in ways))
 
@@ -128,10 +127,10 @@ def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> M
             after=np.concatenate([rate.after for rate in rates]),
             states=np.concatenate([rate.states for rate in rates]),
             kept=np.concatenate([rate.kept for rate in rates]),
+            memory=np.min([rate.memory for rate in rates], axis=0),
         ),
         first=np.min([one.first for one in of_kind], axis=0),
         last=np.min([one.last for one in of_kind], axis=0),
-        memory=np.min([one.memory for one in of_kind], axis=0),
         boundary=min(one.boundary for one in of_kind),
     )
 
@@ -168,10 +167,10 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
             after=np.array([after(two) - after(one)]),
             states=np.array([layer]),
             kept=np.array([held * kept_share(local) * one.saved_bytes]),
+            memory=np.array([some - count * layer - held * half, *ends]),
         ),
         first=_seconds(embedding) - _seconds(one),
         last=_seconds(head) - _seconds(one),
-        memory=np.array([some - count * layer - held * half, *ends]),
         boundary=one.boundary_bytes,
     )
 

@@ -7,8 +7,8 @@ for each rank, and layers are dealt out to all stages. For every such arrangemen
 shorter.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,16 +18,17 @@ from cost_models.collectives import send
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.step import Tail, stage_wait, straggling
-from planner.inter_op.dealing import Dealer, Dealt, Order, Rank
+from planner.inter_op.dealing import Dealer, Dealt
 from planner.inter_op.filling import filled
 from planner.inter_op.ordered import pools_bound
+from planner.inter_op.ranks import Order
 from planner.pipeline.dependencies import moments_in_flight
 from planner.pipeline.generators import is_written_out, refusal, schedule_entry, schedule_label, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Parallelism, Pins
 from planner.search.branches import Answer, Best, Branch, Known, priced
 from planner.search.offers import Offered, Offers
-from planner.search.placing import device_ranges, mesh_of, placed, sharding_of
+from planner.search.placing import device_ranges, placed, sharding_of
 from planner.search.recomputing import by_rank
 from planner.search.space import searched_schedules, stage_policies
 from planner.search.submeshes import Choice, PoolPrices, Share
@@ -38,11 +39,17 @@ ONE_BY_ONE = ("1f1b", "eager-1f1b", "gpipe")
 MOST_VIRTUAL = 4
 """Stages on each rank that are tried at most, if their number is not pinned."""
 
-LOOKED_AT = 24
-"""Arrangements that are made plans of at most, in the order of their bounds."""
+LOOKED_AT = 150
+"""Parts of an arrangement that are looked into at most."""
 
-FEW = 8
-"""Stages of which each may give a layer to any other."""
+ALTOGETHER = 1000
+"""Parts of all arrangements, in the order of their bounds."""
+
+MOST_ACTIONS = 1_000_000
+"""Of pipelines that are simulated to improve a deal."""
+
+PROMISING = 1.05
+"""How many times as long as the best a step may take to be improved."""
 
 LESS = 1 - 1e-9
 """What counts as faster."""
@@ -134,11 +141,47 @@ class Rescheduling:
         yield Known(self._filled(arrangement, quick))
         offers = self._offers(arrangement, arrangement.way.virtual_stages)
         assert offers is not None  # what runs does so with more stages, if with less memory
-        dealt = self._dealt(arrangement, offers, best.seconds)
-        yield Known(dealt.bound)
-        self._looked_at += 1
-        looks = self._looked_at <= LOOKED_AT
-        yield Known(dealt.bound, self._answer(arrangement, offers, dealt) if looks else None, last=True)
+        beside, slower = self._beside(arrangement)
+        deals = self._dealer.deal(
+            _order(arrangement),
+            [one.rank for one in offers],
+            self._counts,
+            self._hops(arrangement, offers),
+            lambda: best.seconds / slower - beside,
+        )
+        seen = set[tuple[object, ...]]()
+        for looked_at, dealt in enumerate(deals, start=1):
+            self._looked_at += 1
+            bound, answer = (dealt.bound + beside) * slower, None
+            if dealt.layers and dealt[1:] not in seen:
+                answer = self._answer(arrangement, offers, dealt, PROMISING * best.seconds)
+                seen.add(dealt[1:])
+            yield Known(bound, answer, last=looked_at >= LOOKED_AT or self._looked_at >= ALTOGETHER)
+
+    def _answer(
+        self, arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt, promising: float
+    ) -> Answer | None:
+        """The deal as a plan; if its step is below ``promising`` [s], with layers moved while it gets shorter."""
+        plan = self._plan(arrangement, offers, dealt)
+        best = self._priced(plan) or self._priced(by_rank(self._evaluator, plan))
+        actions = 2 * len(dealt.layers) * arrangement.share.num_microbatches
+        left, improving = MOST_ACTIONS // actions, best is not None and best.seconds < promising
+        while improving and best is not None:
+            improving = False
+            for a, b in _neighbours(len(dealt.layers), len(arrangement.pools)):
+                layers = list(dealt.layers)
+                layers[a], layers[b] = layers[a] - 1, layers[b] + 1
+                if layers[a] == 0 or left == 0:
+                    continue
+                left -= 1
+                moved = dealt._replace(layers=tuple(layers))
+                answer = self._priced(self._recut(best.plan, arrangement, offers, moved))
+                if answer is not None and answer.seconds < LESS * best.seconds:
+                    best, dealt, improving = answer, moved, True
+            answer = self._priced(by_rank(self._evaluator, best.plan))
+            if answer is not None and answer.seconds < LESS * best.seconds:
+                best, improving = answer, True
+        return best
 
     def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
         """Every way to cut the pools into equal submeshes, under every schedule."""
@@ -177,14 +220,6 @@ class Rescheduling:
         waits = stage_wait(setting, len(arrangement.pools), arrangement.way.virtual_stages, m)
         return waits + setting.software.step_overhead, slower
 
-    def _dealt(self, arrangement: Arrangement, offers: Sequence[Offered], enough: float) -> Dealt:
-        """Layers dealt out by the linear program; infinite where nothing fits."""
-        order, hops = _order(arrangement), self._hops(arrangement, offers)
-        beside, slower = self._beside(arrangement)
-        pipeline = enough / slower - beside
-        found = self._dealer.deal(order, [one.rank for one in offers], self._counts, hops, pipeline)
-        return found._replace(bound=(found.bound + beside) * slower)
-
     def _offers(self, arrangement: Arrangement, stages: int) -> list[Offered] | None:
         """Of every rank as if it had so many stages; None where one has none."""
         of_pool = {
@@ -207,56 +242,28 @@ class Rescheduling:
 
     # --- plans ----------------------------------------------------------------------------------------
 
-    def _answer(self, arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> Answer | None:
-        """The dealt layers as a plan, moved while that helps; None where it does not fit."""
-        if not dealt.layers:
-            return None
-        chosen = _chosen(arrangement, offers, dealt)
-        layers = self._dealer.whole(
-            _order(arrangement),
-            [_only(one, mesh_of(local)) for one, local in zip(offers, chosen, strict=True)],
-            self._counts,
-            self._hops(arrangement, offers),
-        )
-        ends = _rounded(layers or [float(layers.sum()) for layers in dealt.layers])
-        plan = self._plan(arrangement, chosen, ends)
-        best = self._priced(by_rank(self._evaluator, plan))
-        improving = best is not None
-        while improving and best is not None:
-            improving = False
-            for moved in _moved(self._evaluator.cuts(best.plan)):
-                answer = self._priced(self._recut(best.plan, arrangement, chosen, moved))
-                if answer is not None and answer.seconds < LESS * best.seconds:
-                    best, improving = answer, True
-        return best
-
-    def _plan(
-        self, arrangement: Arrangement, chosen: Sequence[Parallelism], ends: Sequence[int]
-    ) -> Parallelism:
-        """The arrangement with every rank's mesh, layers cut at ``ends``."""
+    def _plan(self, arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> Parallelism:
+        """The arrangement with the layers that are dealt out to each stage."""
         prices = [self._prices[pool] for pool in arrangement.pools]
+        chosen = [one.locals[way] for one, way in zip(offers, dealt.ways, strict=True)]
         choices = [
             Choice(0.0, Tail(0.0, 0.0), 0.0, local, price.shardings(local))
             for price, local in zip(prices, chosen, strict=True)
         ]
         ranks = tuple(pairwise(range(len(prices) + 1)))
         plan = placed(self._evaluator, arrangement.share, ranks, choices, arrangement.pools)
-        homes = _homes(arrangement)
+        stages = tuple(plan.stages[home] for home in _homes(arrangement))
         written = {"schedule": arrangement.way.schedule, "virtual_stages": arrangement.way.virtual_stages}
-        stages = tuple(plan.stages[home] for home in homes)
-        return self._recut(plan.model_copy(update={**written, "stages": stages}), arrangement, chosen, ends)
+        return self._recut(plan.model_copy(update={**written, "stages": stages}), arrangement, offers, dealt)
 
     def _recut(
-        self,
-        plan: Parallelism,
-        arrangement: Arrangement,
-        chosen: Sequence[Parallelism],
-        ends: Sequence[int],
+        self, plan: Parallelism, arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt
     ) -> Parallelism:
-        """The plan with its layers cut at ``ends``; stages recompute as before."""
-        stages = []
+        """The plan with the layers of the deal; stages recompute as before."""
+        stages, ends = [], np.cumsum((0, *dealt.layers)).tolist()
         for home, stage, layers in zip(_homes(arrangement), plan.stages, pairwise(ends), strict=True):
-            shardings = self._prices[arrangement.pools[home]].shardings(chosen[home])
+            local = offers[home].locals[dealt.ways[home]]
+            shardings = self._prices[arrangement.pools[home]].shardings(local)
             sharding = sharding_of(self._evaluator.graph, shardings, layers)
             stages.append(stage.model_copy(update={"blocks": layers, "sharding": sharding}))
         return plan.model_copy(update={"stages": tuple(stages)})
@@ -271,52 +278,11 @@ def _order(arrangement: Arrangement) -> Order:
     return Order(schedule, len(arrangement.pools), v, arrangement.share.num_microbatches)
 
 
-def _only(offers: Offered, mesh: Mapping[str, int]) -> Rank:
-    """The rank with one mesh."""
-    rates = zip(offers.rank.offers, offers.locals, strict=True)
-    return offers.rank._replace(offers=tuple(rate for rate, local in rates if mesh_of(local) == mesh))
-
-
 def _homes(arrangement: Arrangement) -> tuple[int, ...]:
     """The rank of every stage."""
     return stage_to_rank(*_order(arrangement)[:3])
 
 
-def _chosen(arrangement: Arrangement, offers: Sequence[Offered], dealt: Dealt) -> tuple[Parallelism, ...]:
-    """For the ranks of each pool the mesh that most layers were dealt to."""
-    homes = _homes(arrangement)
-    layers: dict[tuple[int, tuple[int, ...]], float] = {}
-    local_plans: dict[tuple[int, tuple[int, ...]], Parallelism] = {}
-    for home, share in zip(homes, dealt.layers, strict=True):
-        for local, count in zip(offers[home].locals, share.sum(axis=1).tolist(), strict=True):
-            mesh = arrangement.pools[home], tuple(mesh_of(local).values())
-            layers[mesh] = layers.get(mesh, 0.0) + count
-            local_plans.setdefault(mesh, local)
-    best = {
-        pool: max((mesh for mesh in layers if mesh[0] == pool), key=lambda mesh: layers[mesh])
-        for pool in arrangement.pools
-    }
-    return tuple(local_plans[best[pool]] for pool in arrangement.pools)
-
-
-def _rounded(layers: Sequence[float]) -> tuple[int, ...]:
-    """Boundaries next to those in fractions of layers, with at least one layer for every stage."""
-    total, ends = round(sum(layers)), [0]
-    for stage, end in enumerate(np.cumsum(layers).tolist(), start=1):
-        after = len(layers) - stage
-        ends.append(min(max(round(end), ends[-1] + 1), total - after))
-    return tuple(ends)
-
-
-def _moved(ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The boundaries where one stage gives a layer to another one; those between them move along.
-
-    Of many stages only neighbours do.
-    """
-    stages = range(1, len(ends))
-    for a, b in ((a, b) for a, b in product(stages, repeat=2) if len(stages) <= FEW or abs(a - b) == 1):
-        step = 1 if a > b else -1
-        low, high = min(a, b), max(a, b)
-        moved = tuple(end + step * (low <= s < high) for s, end in enumerate(ends))
-        if a != b and all(start < end for start, end in pairwise(moved)):
-            yield moved
+def _neighbours(stages: int, ranks: int) -> Iterator[tuple[int, int]]:
+    """Pairs of stages that follow each other, in the order or on a rank."""
+    return ((a, b) for a, b in permutations(range(stages), 2) if abs(a - b) in (1, ranks))

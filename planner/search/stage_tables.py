@@ -92,7 +92,7 @@ def _planes(way: Measured, shapes: Shapes, held: Sequence[int]) -> tuple[Array, 
     rates = way.rates
     work = rates.fixed.sum() + shapes.layers @ rates.seconds.sum(axis=1)
     work += shapes.first * way.first.sum() + shapes.last * way.last.sum()
-    fixed, first, last = way.memory
+    fixed, first, last = rates.memory
     memory = fixed + shapes.layers @ rates.states + shapes.first * first + shapes.last * last
     in_flight = np.asarray(held, dtype=np.float64)[:, None] * (shapes.layers @ rates.kept)
     return work, shapes.layers @ rates.after, memory + in_flight

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.inter_op.dealing import Dealer, Order, Rank, Rates
 from planner.inter_op.filling import filled
+from planner.inter_op.ranks import Order, Rank, Rates
 from planner.pipeline.dependencies import moments_in_flight
 from planner.pipeline.generators import stage_to_rank
 from planner.pipeline.simulator import StageTimes, makespan
@@ -30,10 +30,11 @@ def rank(ways: list[tuple[list[float], list[float]]], room: float = 1e9, head: f
             np.zeros(len(seconds)),
             np.zeros(len(seconds)),
             np.array(kept),
+            np.zeros(3),
         )
         for seconds, kept in ways
     )
-    return Rank(offers, np.zeros(3), np.array([head, head, 0.0]), room, 0.0, 0.0)
+    return Rank(offers, np.zeros(3), np.array([head, head, 0.0]), room)
 
 
 def least(order: Order, ranks: list[Rank], counts: list[int], hop: float = 0.0) -> float:
@@ -95,7 +96,7 @@ def test_it_is_no_more_than_any_cut(
 @given(
     order=st.sampled_from(ORDERS),
     seconds=st.lists(st.tuples(SECONDS, SECONDS), min_size=3, max_size=3),
-    kept=st.tuples(st.floats(0, 2), st.floats(0, 2)),
+    kept=st.tuples(st.floats(0.01, 2), st.floats(0.01, 2)),
     room=st.floats(8, 60),
 )
 def test_kinds_of_layers_may_suit_ranks_unlike(
@@ -103,5 +104,12 @@ def test_kinds_of_layers_may_suit_ranks_unlike(
 ) -> None:
     ranks = [rank([(list(each), list(kept))], room) for each in seconds[: order.ranks]]
     counts, stages = [4, 5], order.ranks * order.virtual_stages
-    bound = least(order, ranks, counts)
-    assert bound <= Dealer().deal(order, ranks, counts, [0.0] * (stages - 1)).bound * (1 + 1e-6)
+    bound, homes = least(order, ranks, counts), stage_to_rank(*order[:3])
+    moments = moments_in_flight(*order)
+    for ends in ((0, *inner, 9) for inner in combinations(range(1, 9), stages - 1)):
+        kinds = [np.array([max(0, min(b, 4) - a), max(0, b - max(a, 4))]) for a, b in pairwise(ends)]
+        bytes_of = np.array([layers @ np.array(kept) for layers in kinds])
+        if all(float(moment @ bytes_of) <= room for of_rank in moments for moment in of_rank):
+            each = [layers @ np.array(seconds[home]) for layers, home in zip(kinds, homes, strict=True)]
+            times = StageTimes(*np.outer(np.ones(3), each).tolist())
+            assert bound <= makespan(*order, times).makespan * (1 + 1e-9)

@@ -81,12 +81,12 @@ def test_the_faster_pool_gets_more_layers() -> None:
     alone = plan(small_llama(), pair("dgx-h100"), Job(global_batch=32, seq_len=4096), top=1)
     assert alone.estimate is not None
     assert answer.estimate.step_time_s < alone.estimate.step_time_s
-    assert 0 < answer.optimality.gap < 0.5
+    assert answer.optimality.proven
     one_by_one = plan(
         small_llama(), mixed(), Job(global_batch=32, seq_len=4096), Pins(schedule="1f1b"), top=1
     )
     assert one_by_one.optimality is not None
-    assert one_by_one.optimality.gap < 0.01
+    assert one_by_one.optimality.proven
 
 
 def test_a_pool_that_only_slows_down_stays_idle() -> None:
