@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.applying.parts import Loops, Parts, added_up, each_part, product_in_parts
+from planner.tracing.applying.parts import (
+    Loops,
+    Parts,
+    Sum,
+    added_in_turn,
+    added_up,
+    each_part,
+    product_in_parts,
+    sums_in_turn,
+)
 from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
@@ -215,10 +224,30 @@ class _Runner:
             if site.sharding.parts and not site.operation.addends:
                 loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
+            sums = self._sums(site) if equation.primitive.name == "dot_general" else []
+            if sums:
+                return [self._in_turn(equation, operands, site, sums)]
         found = bound(equation, [_plain(x) for x in operands])
         if site is None:
             return self._seen_through(equation, operands, found)
         return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+
+    def _sums(self, site: _Site) -> list[Sum]:
+        """Of a product, where XLA would not do them as they are priced if it were only told how the result lies.
+
+        Sums that end in several places it does whole; where an axis does nothing, it may split the work over it, and
+        change places afterwards.
+        """
+        split = site.sharding.split
+        sums = sums_in_turn(split, site.reads, site.writes[0], self._left(site)[0])
+        return sums if len(sums) > 1 or len(split) < len(self.mesh.shape) else []
+
+    def _in_turn(self, equation: Any, operands: list[Any], site: _Site, sums: Sequence[Sum]) -> Any:
+        """A product whose sums end in several places."""
+        loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
+        axes = [a for a in self.mesh.shape if any(a in one.axes for one in sums)]
+        parts = product_in_parts(equation, operands, loops, axes)
+        return self.put(added_in_turn(parts, axes, sums, self.mesh), sums[-1].after)
 
     def _in_ring(self, equation: Any, operands: list[Any], site: _Site, ring: Ring) -> list[Any]:
         """A product of an attention whose keys go round."""

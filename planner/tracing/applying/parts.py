@@ -4,11 +4,14 @@ A product whose contracted dim is split runs once per part of that dim, each on 
 views and additions run part by part; then the leading dim is summed, which is the one collective of them all.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from planner.tracing.layouts import Partition
 from planner.tracing.program import Dims
+from planner.tracing.sharded import spec_arguments
 
 
 class Parts(NamedTuple):
@@ -61,6 +64,52 @@ def added_up(parts: Parts) -> Any:
 
     zero = jax.numpy.zeros((), parts.array.dtype)
     return jax.lax.reduce(parts.array, zero, jax.lax.add, (0,))
+
+
+class Sum(NamedTuple):
+    """Axes over which parts are added up together, and how the array lies once they are."""
+
+    axes: tuple[str, ...]
+    after: Partition
+
+
+def sums_in_turn(split: Mapping[str, int], reads: Sequence[Dims], writes: Dims, end: Partition) -> list[Sum]:
+    """Sums of a product that end in several dims, or in one and everywhere; those that are scattered come first.
+
+    ``end`` is how the product is left. XLA would add up the whole array over all axes, and then cut it.
+    """
+    made = {f for dim in writes for f in dim}
+    read = {f for dims in reads for dim in dims for f in dim}
+    summed = [a for a, f in split.items() if f in read - made]
+    place = {a: dim for dim, axes in enumerate(end) for a in axes}
+    ends = sorted({place.get(a, -1) for a in summed}, reverse=True)
+    found: list[Sum] = []
+    left = set(summed)
+    for dim in ends:
+        axes = tuple(a for a in summed if place.get(a, -1) == dim)
+        left -= set(axes)
+        found.append(Sum(axes, tuple(tuple(a for a in axes if a not in left) for axes in end)))
+    return found
+
+
+def added_in_turn(parts: Parts, axes: Sequence[str], sums: Sequence[Sum], mesh: Any) -> Any:
+    """The array itself, of parts over ``axes``, major first."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    stage = {a: number for number, one in enumerate(sums) for a in one.axes}
+    # Axes that are added up together are one dim where they lie side by side: two would be two collectives.
+    runs = [tuple(run) for _, run in itertools.groupby(axes, key=lambda a: stage[a])]
+    sizes = tuple(math.prod(mesh.shape[a] for a in run) for run in runs)
+    array = parts.array.reshape(sizes + parts.array.shape[1:])
+    zero = jax.numpy.zeros((), array.dtype)
+    for number, one in enumerate(sums):
+        over = tuple(i for i, run in enumerate(runs) if stage[run[0]] == number)
+        array = jax.lax.reduce(array, zero, jax.lax.add, over)
+        runs = [run for run in runs if stage[run[0]] != number]
+        spec = PartitionSpec(*runs, *spec_arguments(one.after))
+        array = jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
+    return array
 
 
 def _cut(array: Any, dims: Dims, loops: Loops, axes: Sequence[str]) -> Any:

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
+from planner.tracing.applying.parts import sums_in_turn
 from planner.tracing.cleaning.fusion import fuse
-from planner.tracing.layouts import PARTS, NamedMesh, share
+from planner.tracing.layouts import PARTS, NamedMesh, Partition, share
 from planner.tracing.program import Member, Operation, Program, Value
 from planner.tracing.solving.shard import set_up, shard
 
@@ -126,6 +127,23 @@ def feasible(setting):
         except ValueError:
             continue  # in parts on one side only
         yield chosen
+
+
+@pytest.mark.parametrize(
+    ("end", "sums"),
+    [
+        ((("a",), ("b",)), [(("b",), ((), ("b",))), (("a",), (("a",), ("b",)))]),
+        (((), ("b",)), [(("b",), ((), ("b",))), (("a",), ((), ("b",)))]),
+        ((("a", "b"), ()), [(("a", "b"), (("a", "b"), ()))]),
+        (((), ()), [(("a", "b"), ((), ()))]),
+    ],
+    ids=["two dims", "a dim and everywhere", "one dim", "everywhere"],
+)
+def test_sums_that_end_in_several_places_are_done_in_turn(end: Partition, sums: list[tuple]) -> None:
+    """Scattered ones first, and of these the last dim's: as `planner.tracing.layouts.sums` prices them."""
+    reads, writes = (((1,), (0,)), ((0,), (2,))), ((1,), (2,))
+    assert sums_in_turn({"a": 0, "b": 0}, reads, writes, end) == sums
+    assert sums_in_turn({"a": 1, "b": 2}, reads, writes, (("a",), ("b",))) == []
 
 
 def test_parts_take_a_whole_array_on_each_device() -> None:

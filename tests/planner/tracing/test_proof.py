@@ -52,7 +52,7 @@ EXPECTED = {
     "wide_gpt": Expected(mesh=(4, 4)),
     "wide_llama": Expected(mesh=(4, 8)),
     "mlp on 64": Expected(mesh=(4, 4, 4)),
-    "wide_gpt on 64": Expected(mesh=(8, 8), different=7, sums=0.17),
+    "wide_gpt on 64": Expected(mesh=(8, 8), different=2),
     "joined_heads": Expected(),
     "joined_batch": Expected(different=6),
     "joined_rows": Expected(different=1),
