@@ -12,7 +12,10 @@ from planner.tracing.lifting.plain import Plain, no_graph
 NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
 """A path with a number in it: what is before the first one, the number, what is after."""
 
-Role = Literal["matmul", "attention", "embedding", "add", "kernel"]
+Role = Literal["matmul", "conv", "attention", "embedding", "add", "kernel"]
+
+PRODUCTS = ("matmul", "conv")
+"""Roles of products with a weight."""
 
 ADDS = frozenset({"add", "add_any"})
 SCALES = frozenset({"mul", "div"})
@@ -69,7 +72,7 @@ class Lifted:
 def kernels_of(found: Plain) -> Lifted:
     """The kernels of a program.
 
-    Raises ``Unsupported`` for products of activations that are no attention, and for convolutions.
+    Raises ``Unsupported`` for products of activations that are no attention.
     """
     lifted = Lifted(found)
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
@@ -256,12 +259,17 @@ class _Sorter:
             raise no_graph(
                 f"operator {draft.name} ({'+'.join(draft.primitives)}) has a matrix for each group of rows"
             )
-        if draft.kind == "product" and weights == 1 and not draft.halos:
-            return "matmul"
-        what = {0: "multiplies two activations and is no attention", 2: "multiplies two weights"}
-        raise no_graph(
-            f"operator {draft.name} ({'+'.join(draft.primitives)}) {what.get(weights, 'is a convolution')}"
-        )
+        if draft.kind == "product" and weights == 1:
+            return "conv" if self._has_window(draft) else "matmul"
+        what = "multiplies two weights" if weights else "multiplies two activations and is no attention"
+        raise no_graph(f"operator {draft.name} ({'+'.join(draft.primitives)}) {what}")
+
+    def _has_window(self, draft: Draft) -> bool:
+        """Whether the weight has loops of its own: a filter whose windows overlap; patches index the image too."""
+        place = next(i for i, n in enumerate(draft.inputs) if self.lifted.is_weight(n))
+        others = [*draft.reads[:place], *draft.reads[place + 1 : 2], *draft.writes]
+        known = {f for dims in others for dim in dims for f in dim}
+        return any(f not in known for dim in draft.reads[place] for f in dim)
 
     def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
         made = {n for d in drafts for n in d.outputs}

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from planner.graph import BATCH
 from planner.tracing.cleaning.draft import Draft
-from planner.tracing.lifting.kernels import Kernel, Lifted
+from planner.tracing.lifting.kernels import PRODUCTS, Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
 from planner.tracing.program import elements
@@ -219,14 +219,18 @@ class Naming:
             self._give(heads[0], "heads")
 
     def _name_positions(self) -> None:
-        """Of the first state of the layers: what is neither batch nor features, where no indices name it."""
+        """Of the first state of the layers: what is neither batch nor features, where no indices name it.
+
+        Pixels are no sequence: windows meet there, and a job makes them neither more nor fewer.
+        """
         if "seq" in self.sizes or not self.stages[1].inputs:
             return
+        images = any(k.role == "conv" for k in self.lifted.kernels)
         state = [x for x in self.loops(self.stages[1].inputs[0])[:-1] if x not in self.names]
         if len(state) == 1:
-            self._give(state[0], "seq")
+            self._give(state[0], "pixels" if images else "seq")
         elif state:
-            self._form(tuple(state), "seq")
+            self._form(tuple(state), "pixels" if images else "seq")
 
     def _form(self, group: tuple[Class, ...], wanted: str) -> None:
         """Make several loops one dim."""
@@ -238,7 +242,7 @@ class Naming:
     @cached_property
     def _contracted(self) -> set[Class]:
         """Loops of what products read."""
-        products = [k for k in self.lifted.kernels if k.role == "matmul"]
+        products = [k for k in self.lifted.kernels if k.role in PRODUCTS]
         return {x for k in products for n in k.inputs for x in self.loops(n)}
 
     @property
@@ -252,7 +256,7 @@ class Naming:
                 self._give(self.loops(name)[0], "positions")
         if kernel.role == "embedding":
             self._give(self.loops(kernel.weights[0])[0], "vocab")
-        if kernel.role != "matmul" or stage is self.stages[0]:
+        if kernel.role not in PRODUCTS or stage is self.stages[0]:
             return
         for loop in (x for name in kernel.outputs for x in self.loops(name)):
             if loop in self.names or loop in self._formed:

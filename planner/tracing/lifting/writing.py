@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.graph import BATCH, Block, Op, Tensor
 from planner.tracing.lifting.fused import PART
-from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, Kernel
+from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, PRODUCTS, Kernel
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
@@ -113,10 +113,10 @@ class BlockWriter:
 
     def _described(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Kind, attributes, and a name."""
-        if kernel.role == "matmul":
+        if kernel.role in PRODUCTS:
             self._check_product(kernel)
             words = dict.fromkeys(path.rpartition(".")[2] for path in self._paths(kernel))
-            return "matmul", {}, self._numbered("_".join(words) or "matmul")
+            return kernel.role, {}, self._numbered("_".join(words) or kernel.role)
         if kernel.role == "attention":
             name = self._numbered("attention")
             return "attention", self._attention(kernel, name), name

@@ -103,7 +103,7 @@ def test_tied_embeddings_and_learned_positions() -> None:
     [
         ("gpt", True, "holds its backward pass, which a plan derives itself"),
         ("mixtral", False, "multiplies two activations and is no attention"),
-        ("resnet", False, "is a convolution"),
+        ("resnet", False, "sums over ffn, pixels and makes the same"),  # a projection around equal widths
         ("dlrm", False, "multiplies two activations and is no attention"),
     ],
 )
@@ -111,6 +111,65 @@ def test_what_blocks_cannot_say_is_refused(name: str, gradient: bool, message: s
     with pytest.raises(Unsupported, match=message) as refusal:
         graph_of(traced(name, gradient))
     assert "meshwright shard" in str(refusal.value)
+
+
+def convolved(layers: int, side: int = 32, width: int = 64) -> Program:
+    """Residual blocks of two convolutions each, in a scan."""
+    import jax
+
+    from planner import from_jax
+
+    def convolve(x: Any, w: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def block(x: Any, p: Any) -> Any:
+        return x + convolve(jax.nn.relu(convolve(x, p["a"])), p["b"]), None
+
+    def loss(params: Any, images: Any, labels: Any) -> Any:
+        x, _ = jax.lax.scan(block, convolve(images, params["stem"]), params["layers"])
+        logs = jax.nn.log_softmax(x.mean((1, 2)) @ params["head"])
+        return -jax.numpy.take_along_axis(logs, labels[:, None], 1).mean()
+
+    def array(*shape: int, dtype: str = "float32") -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    params = {
+        "stem": array(3, 3, 3, width),
+        "layers": {name: array(layers, 3, 3, width, width) for name in ("a", "b")},
+        "head": array(width, 1000),
+    }
+    return from_jax(loss, params, array(8, side, side, 3), array(8, dtype="int32"), name="convolved")
+
+
+@pytest.mark.jax
+@needs_jax
+def test_convolutions_are_operators_of_blocks() -> None:
+    """2 FLOPs per pixel, tap, channel in and channel out; pixels are no sequence that a job lengthens."""
+    model = model_of(convolved(4))
+    graph = model.graph
+    assert graph is not None
+    assert graph.layers == (Run(block="layer", count=4),)
+    assert [op.kind for op in graph.block["layer"].ops] == ["conv", "elementwise", "conv", "add"]
+    filters = 9 * (3 * 64 + 4 * 2 * 64 * 64)
+    assert model.parameters == filters + 64 * 1000
+    assert forward_flops(graph, 1) == 2 * 32 * 32 * filters + 2 * 64 * 1000
+    assert (graph.dims["seq"], graph.dims["pixels"]) == (1, 32 * 32)
+    found = plan(model, "dgx-h100:1", global_batch=512, seq_len=1, top=1, data=4, pipeline=2)
+    assert found.estimate is not None
+    assert found.estimate.step_time_s > 3 * 512 * forward_flops(graph, 1) / (8 * 989.4e12)
+
+
+@pytest.mark.jax
+@needs_jax
+def test_images_that_shrink_and_grow_are_a_chain_of_unlike_blocks() -> None:
+    """A U-Net: what goes around is handed on from block to block; at half the side a quarter of the pixels."""
+    program = traced("unet")
+    graph = graph_of(program)
+    assert count_parameters(graph) == sum(math.prod(v.shape) for v in program.values if v.role == "parameter")
+    whole = 3 * 32 + 32 * 32 + 64 * 32 + 32 * 3
+    half = 32 * 32 + 64 * 32
+    assert forward_flops(graph, 1) == 2 * 9 * (16 * 16 * whole + 8 * 8 * half)
+    assert max(len(graph.block[run.block].inputs) for run in graph.layers) > 1
 
 
 T5_SMALL = {"layers": 6, "width": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 32128, "length": 512}
