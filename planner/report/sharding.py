@@ -21,6 +21,11 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
     yield f"cleaned      {'; '.join(answer.program.applied) or 'nothing to do'}"
     for products in answer.together:
         yield f"as one       {', '.join(products)}"
+    for operator in answer.operators:
+        if operator.ring:
+            yield f"in a ring    keys and values of {operator.name}, around {', '.join(operator.ring)}"
+    if answer.recomputed:
+        yield f"run again    {', '.join(operator.name for operator in answer.recomputed)}"
     if answer.program.replicated:
         yield f"replicated   no rule for {', '.join(answer.program.replicated)}"
     yield "inputs"

@@ -10,6 +10,7 @@ from cluster_specs.catalog import load_cluster
 from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES
 from planner import Program, shard
+from planner.report.sharding import sharding_report
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm
 from planner.tracing.layouts import WHOLE, NamedMesh
@@ -139,6 +140,13 @@ def only(kinds: str, of: Callable[..., Options]) -> Callable[..., Options]:
         return Options(found.split[rows], reads, writes)
 
     return chosen
+
+
+def test_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "options", only("k", options))
+    plan = shard(fused(False), CLUSTER, {"model": 8})
+    assert [o.ring for o in plan.operators] == [("model",)]
+    assert "in a ring    keys and values of attention, around model" in sharding_report(plan)
 
 
 @pytest.mark.jax
