@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op.guessing import guess
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
-from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
+from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy, read_off
 from planner.intra_op.network import Indices, Network
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
@@ -28,8 +29,11 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 400_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING = 0.5, 0.4, 0.3
-"""Shares of the time left that go into the reductions, into one round of messages, and of search."""
+REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.15
+"""Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
+
+FIRST_SLACK, GROWTH = 1e-5, 3.0
+"""Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
 FURTHEST = 0.3
 """Of the bound: how far above it steps of the prices aim at most, however dear the best choice is."""
@@ -39,11 +43,6 @@ LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
-DEARER = (1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
-"""Factors on the prices of memory under which choices are read off the messages: at prices where the bound is
-best, a choice takes just too much as often as not."""
-SWEEPS_WHEN_DEARER = 4
-
 DEAR_MEMORY = 100.0
 """Price of a whole memory row, in largest costs, that makes memory come first."""
 
@@ -96,6 +95,8 @@ class _Anytime:
         self.lower_bound = core.constant
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
+        self.slack = FIRST_SLACK
+        """Of the bound: how far above it the next guess of the best cost lies."""
         self.looking = 0.0
         """Time that the last look for a choice took [s]."""
 
@@ -106,6 +107,7 @@ class _Anytime:
             while self._open() and self.proof.size > SMALL:
                 self._relax(self._soon(RELAXING))
                 self._fix()
+                self._guess()
                 self._search(self._soon(SEARCHING))
                 self._fix()
                 if self.proof.size <= LARGE:
@@ -124,7 +126,7 @@ class _Anytime:
             dear = DEAR_MEMORY * _largest_cost(self.core) / float(self.core.capacity.max(initial=1.0))
             frugal = Relaxation(self.proof, {int(row): dear for row in self.proof.rows})
             frugal.sweep()
-            self._look(frugal)
+            self._consider(greedy(frugal))
 
     def _open(self) -> bool:
         unproven = self.found is None or self.lower_bound <= self.found.cost - 1
@@ -151,12 +153,7 @@ class _Anytime:
             self._look()
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
-        for factor in DEARER if self.relaxation.known_prices else ():
-            if time.monotonic() < deadline:
-                dearer = self.relaxation.with_dearer_memory(factor)
-                for _ in range(SWEEPS_WHEN_DEARER):
-                    dearer.sweep()
-                self._look(dearer)
+        self._consider(read_off(self.relaxation, deadline))
 
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))
@@ -164,13 +161,16 @@ class _Anytime:
     def _prove(self, bound: float) -> None:
         self.lower_bound = max(self.lower_bound, bound)
 
-    def _look(self, relaxation: Relaxation | None = None) -> None:
+    def _look(self) -> None:
         """A choice read off the messages, if it is better than what we have."""
         start = time.monotonic()
-        found = greedy(relaxation or self.relaxation)
+        self._consider(greedy(self.relaxation))
+        self.looking = time.monotonic() - start
+
+    def _consider(self, found: Found | None) -> None:
+        """Take a choice of the proof, if there is one and it is better than what we have."""
         if found is not None:
             self._take(self.proof.expand(found.choice))
-        self.looking = time.monotonic() - start
 
     def _take(self, choice: dict[int, int]) -> None:
         positions = {v: choice[v] for v in self.core.nodes}
@@ -185,6 +185,22 @@ class _Anytime:
             search = NeighbourhoodSearch(self.core, self.found, prices, self._regrets, self.searches)
             search.improve(deadline, PATIENCE)
             self.found = search.found
+
+    def _guess(self) -> None:
+        """Raise the bound by guesses of the best cost, as long as they are decided."""
+        failures = 0
+        self.relaxation.absorb()
+        self.relaxation = Relaxation(self.proof, self.relaxation.known_prices, {})
+        while failures < 2 and self._open():
+            cost = np.floor(self.lower_bound + self.slack * abs(self.lower_bound)) + 1
+            if self.found is not None:
+                cost = min(cost, self.found.cost)
+            answer = guess(self.proof.fork(), self.relaxation.known_prices, cost, self._soon(GUESSING))
+            if answer.choice is not None:
+                self._take(answer.choice)
+            self._prove(answer.lower_bound)
+            failures = 0 if answer.decided else failures + 1
+            self.slack = (cost / self.lower_bound - 1) / 2 if failures else self.slack * GROWTH
 
     def _regrets(self, found: Found) -> dict[int, float]:
         """Where a choice lies above the bound, as far as the proof still has its strategies."""
@@ -202,18 +218,12 @@ class _Anytime:
         if self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
             return
         self.fixed_at = self.found.cost - self.lower_bound
-        messages, prices = self.relaxation.messages, self.relaxation.known_prices
-        labels, size = dict(self.proof.labels), self.proof.size
+        prices, size = self.relaxation.known_prices, self.proof.size
+        self.relaxation.absorb()
         self._prove(self.relaxation.fix(self.found.cost))
         much = self.proof.size < (1 - LEAST_DROPPED) * size
         shrink(self.proof, self._soon(REDUCING) if much else -np.inf)
-        kept = {
-            (v, w): messages[v, w][np.searchsorted(labels[v], self.proof.labels[v])]
-            for v in self.proof.nodes
-            for w in self.proof.tables[v]
-            if (v, w) in messages
-        }
-        self.relaxation = Relaxation(self.proof, prices, kept)
+        self.relaxation = Relaxation(self.proof, prices, {})
         self.relaxation.sweep()
 
     def _decide(self) -> None:

@@ -42,6 +42,9 @@ MOMENTUM = 0.9
 """Share of the last direction that the next one keeps: decoded choices take too much here, then there, and only
 their mean says where memory is short."""
 
+EXACT_BITS = 44
+"""Of the 53 that a float holds, those that costs may take to the size of the bound; sums may exceed that 500 times."""
+
 PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
 """Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
 is multiplied by then."""
@@ -128,6 +131,21 @@ class Relaxation:
         """The bound and the margins, computed anew from all tables."""
         value, margins, _ = self._bound()
         return Bound(value, {v: margins[self._layout.strategies(v)] for v in self._layout.nodes})
+
+    def absorb(self) -> None:
+        """Make the messages, rounded, a part of the network's costs; what a choice costs stays the same.
+
+        The bound then needs no messages, and no reduction of the network lowers it. Costs stay exact: they are
+        multiples of a power of two far below the rounding of sums. Of this relaxation, only `fix` is of use then.
+        """
+        unit = np.ldexp(1.0, int(np.frexp(self.value())[1]) - EXACT_BITS)
+        into = np.round(self._into / unit) * unit
+        for v, places in self._layout.place.items():
+            size = self.network.costs[v].size
+            for w, place in places.items():
+                message = into[place : place + size]
+                self.network.costs[v] = self.network.costs[v] + message
+                self.network.add_table(v, w, np.repeat(-message[:, None], self.network.costs[w].size, axis=1))
 
     def fix(self, cost: float) -> float:
         """Forbid in the network what only choices of ``cost`` or more contain: strategies and pairs of them.
