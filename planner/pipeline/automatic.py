@@ -73,7 +73,7 @@ def find_schedule(
     homes: Sequence[int] | None = None,
     conditions: Conditions = USUAL,
 ) -> Schedule:
-    """The schedule with the least makespan that could be found within every rank's memory.
+    """The schedule with the least makespan (see ``conditions``) that could be found within every rank's memory.
 
     ``held`` is what a microbatch keeps on each stage, in the unit of the limits; if not given, one until its weight
     gradient, so that limits count microbatches. ``homes`` is the rank of every stage; if not given, stage s is on

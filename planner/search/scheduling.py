@@ -10,9 +10,9 @@ from planner.evaluation.memory import device_memory
 from planner.evaluation.moments import kept_share
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import send_seconds, stage_times, step_floor
+from planner.evaluation.step import ports_of, send_seconds, stage_times, step_floor
 from planner.pipeline.activations import held
-from planner.pipeline.automatic import find_schedule
+from planner.pipeline.automatic import Conditions, find_schedule
 from planner.pipeline.generators import refusal, schedule_entry, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.pipeline.schedule import to_csv
@@ -20,7 +20,7 @@ from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
 
 MOST_ACTIONS = 30_000
-"""Of a pipeline that a schedule is made for within a search: some forty orders of them are tried."""
+"""Of a pipeline that a schedule is made for within a search: some sixty orders of them are tried."""
 
 HALVINGS = 40
 """Of the interval in which the room for activations is sought."""
@@ -63,6 +63,7 @@ def found_schedule(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
         plan.num_microbatches,
         held=held(saved, [cost.until_weight_bytes for cost in costs]),
         homes=stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages),
+        conditions=Conditions(ports=ports_of(evaluator.whole)),
     )
     option = plan.model_copy(update={"schedule": to_csv(schedule)})
     before, after = evaluator.estimate(plan), evaluator.estimate(option)
