@@ -33,6 +33,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7b-6/dp2x8-full-1024": {"seq": 1024, "recompute": "full", "replicate": 2},
     "7b-6/dp8-full-1024-sgd": {"seq": 1024, "recompute": "full", "optim": "sgd"},
     "7b-6/dp2-none-256-ends": {"seq": 256, "shard": 2, "wrap": "titan"},
+    "8b-4/dp2-none-512-ends-accumulated": {"seq": 512, "shard": 2, "wrap": "titan", "grad_accum": 4},
+    "1b-6/dp16-full-256-ends-accumulated": {
+        "seq": 256, "shard": 16, "recompute": "full", "wrap": "titan", "grad_accum": 4, "reduce_dtype": "bfloat16",
+    },
     "7b-6/dp32-products-4096": {"seq": 4096, "recompute": "selective_op_all", "shard": 32},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""

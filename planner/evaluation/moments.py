@@ -214,9 +214,21 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         return
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
     yield _passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
+    if rank.adds_up_whole and rank.software.wraps_ends:
+        yield _head_added(rank)
     following = rank.whole - layer if plan.zero_stage == 2 else gathered
     yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
     yield from _backward_done(rank)
+
+
+def _head_added(rank: Rank) -> dict[str, float]:
+    """FSDP where the head is a unit: its gradients, and they in the type of the wire, beside the sums to which they go.
+
+    The head is still gathered, and the last layer ahead.
+    """
+    gathered = (rank.head + rank.largest) * rank.weight if rank.shards_weights else 0.0
+    cast = rank.reduced if rank.reduced != rank.weight else 0.0
+    return _passing(rank.activations, gathered, rank.head * (rank.weight + cast), 0.0)
 
 
 def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:

@@ -6,7 +6,7 @@ says how many devices there are, these say the degrees, these the micro-batches 
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
@@ -15,11 +15,10 @@ from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
+from planner.runs.assumptions import Assumptions
 from planner.runs.record import RunFile, parse_run
 from planner.runs.splits import balanced_stages
-from planner.runs.vocabulary import UNSAID, Habits, Origin, Table
-
-T = TypeVar("T")
+from planner.runs.vocabulary import UNSAID, Habits, Origin
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
 """What is trained in where no source says so: the first that the device has a rate for."""
@@ -29,29 +28,6 @@ MICROBATCHES_PER_STAGE = 4
 
 Source: arXiv:1811.06965, section 2.3 (M >= 4 K).
 """
-
-
-class Assumptions:
-    """The choices made where a run does not say."""
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    def default(self, field: str, value: T | None, usual: T) -> T:
-        """``value``, or else the ``usual`` one, noted."""
-        if value is not None:
-            return value
-        self.made.append(f"{field}={usual}")
-        return usual
-
-    def understand(self, field: str, text: str | None, table: Table, usual: str) -> str:
-        """Our word for a published ``text``, noted where it is not quite the same."""
-        if text is None:
-            return self.default(field, None, usual)
-        meaning = vocabulary.mean(table, field, text)
-        if not meaning.exact:
-            self.made.append(f"{field}={meaning.value} ({text})")
-        return meaning.value
 
 
 class Degrees(NamedTuple):
@@ -119,7 +95,10 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
     if run.parallel.wrap == "titan":
-        return Origin("torch-fsdp2")
+        own_loop = (
+            found is not None and found.stack == "hf-fsdp"
+        )  # torchtitan itself reduces every micro-batch
+        return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     if found is not None:
         return vocabulary.variant(found, run.parallel.model_extra or {})
     model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
@@ -207,7 +186,7 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
     parallel = run.parallel
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
     batch = parallel.global_batch
-    local_batch = origin.stack in ("torch-fsdp2", "torch-async-tp") and degrees.pipeline > 1
+    local_batch = origin.stack in ("torch-fsdp2", "torch-async-tp", "torch-no-sync") and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
         printed = parallel.num_microbatches or parallel.grad_accum

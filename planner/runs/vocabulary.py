@@ -196,6 +196,7 @@ class Habits(NamedTuple):
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
     "torch-async-tp": Habits(zero_stage=3),
+    "torch-no-sync": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1, selective="attention"),

@@ -100,6 +100,14 @@ def test_flags_of_a_torchtitan_run_choose_its_stack(flags: dict[str, bool], stac
     assert plan.job.stack == stack
 
 
+def test_a_loop_of_ones_own_adds_gradients_up_whole() -> None:
+    """torchtitan reduces after every micro-batch; the loops that PyTorch's tracker saw do after the last."""
+    assert (
+        planned("torch/tiny-dp8", wrap="titan", grad_accum=4, global_batch=32)[0].job.stack == "torch-no-sync"
+    )
+    assert planned("tt/t1-8b-8gpu-bf16", compile=True, wrap="titan")[0].job.stack == "torch-fsdp2"
+
+
 def test_the_dispatcher_decides_how_tokens_travel() -> None:
     plan, _ = planned("moezoo/qwen3-235b-h100-base")
     assert plan.job.token_exchange == "once_per_node"  # DeepEP, by the notes
