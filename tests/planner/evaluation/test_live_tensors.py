@@ -120,7 +120,7 @@ def test_buffers_that_the_compiler_assigned(run: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize("run", OWN_COMPILED)
 def test_cases_of_our_own_by_the_compiler(run: str) -> None:
-    """Within an eighth; over 64 ranks, where XLA sums whole gradients of embedding and head, it has more than we say."""
+    """Within an eighth; over 64 ranks, where XLA sums whole gradients of both ends, it has more than we say."""
     measured = OWN_COMPILED[run]["measured"]["tensor_gib_per_gpu"]
     limit = 0.125 if OWN_COMPILED[run]["parallel"]["dp_shard"] < 64 else 0.17
     assert predicted(run, OWN_COMPILED).tensor_bytes / 2**30 == pytest.approx(measured, rel=limit)
