@@ -42,8 +42,8 @@ AFTER = """
 * **Sums of gradients** over data ranks, and over tensor ranks without sequence parallelism, are those priced.
 * With sequence parallelism over more than two tensor ranks, XLA rings the products of a gated MLP one by one, so that
   the gradients of their common input are scattered apart: one reduce-scatter a layer more than priced.
-* Where tensor ranks outnumber key heads, and over 64 data ranks, XLA sums whole arrays and slices them (all-reduce),
-  which sends twice the bytes. Of keys and values of a split sequence it sums one gradient whole and scatters the other.
+* Beside no ring, and over all 16 or 64 devices of a slice, XLA sums whole arrays and slices them (all-reduce), which
+  sends twice the bytes. Of keys and values of a split sequence it sums one gradient whole and scatters the other.
 * A ring of `n` sends `n + 1` parts where `n - 1` would do: two are zeros, or are not read.
 
 ## All

@@ -142,7 +142,7 @@ def test_compiled_layers_gather_what_is_priced(run: str) -> None:
 
 def sums_otherwise(row: Mapping[str, Any]) -> bool:
     """Whether XLA sums something whole or apart: see below."""
-    many = degree(row, "tp") > row["model"]["kv_heads"] or degree(row, "dp_shard") >= LARGE_GROUP
+    many = degree(row, "tp") == row["hardware"]["n_gpus"] or degree(row, "dp_shard") >= LARGE_GROUP
     apart = degree(row, "tp") > 2 and row["parallel"]["sequence_parallel"]
     return many or apart or degree(row, "cp") > 1
 
@@ -157,7 +157,7 @@ def test_compiled_layers_sum_what_is_priced(run: str, kind: str) -> None:
 SPLIT = [
     run
     for run, row in OWN.items()
-    if degree(row, "cp") == 1 and 2 < degree(row, "tp") <= row["model"]["kv_heads"] and sums_otherwise(row)
+    if degree(row, "cp") == 1 and 2 < degree(row, "tp") < row["hardware"]["n_gpus"] and sums_otherwise(row)
 ]
 
 
