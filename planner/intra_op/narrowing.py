@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, solve_network
 from planner.intra_op.compact import Compact
 from planner.intra_op.elimination import Tables, TooWide, eliminate_all
 from planner.intra_op.liveness import demand, one_hot, violated
@@ -31,7 +31,10 @@ LAST_SLACK = 2.0
 
 SWEEPS = 3
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
-"""Relative gain of the bound by so many sweeps for which there are more of them."""
+"""Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
+
+SHARE = 0.5
+"""Of the time left, what a part under memory may take."""
 
 
 def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
@@ -45,21 +48,27 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     while slack < LAST_SLACK and time.monotonic() < deadline:
         known.tighten()
         if known.proven:
-            return known.whole(known.least)
+            return known.whole()
         target = known.least + slack * abs(known.least)
         if known.best and known.best.cost <= target + slack * abs(known.least):
             target = known.best.cost  # not far above: then whatever the part gives is the best
-        answer = _within(network, known.bound, target, deadline)
-        if answer is not None:
-            known.take(answer)
-            if answer.cost <= target:
-                return known.whole(max(known.least, answer.lower_bound))
+        soon = time.monotonic() + SHARE * (deadline - time.monotonic())
+        answer = _within(network, known.bound, target, soon if network.rows.size else deadline)
+        known.take(answer)
+        known.outside(target, answer.lower_bound)
+        if known.proven:
+            return known.whole()
+        if answer.cost <= target:
+            break
         slack *= GROWTH_UNDER_MEMORY if network.rows.size else GROWTH
-    answer = solve_network(
-        network.narrowed({v: np.arange(c.size) for v, c in network.costs.items()}), deadline
-    )
+    if known.best is None:
+        every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
+        answer = solve_network(network.narrowed(every), deadline)
+    else:
+        answer = _within(network, known.bound, known.best.cost, deadline)
     known.take(answer)
-    return known.whole(answer.lower_bound)
+    known.outside(np.inf if known.best is None else known.best.cost, answer.lower_bound)
+    return known.whole()
 
 
 class _Known:
@@ -70,11 +79,17 @@ class _Known:
         self.relaxation = Relaxation(network, {})
         self.bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
+        self.floor = -np.inf
+        """What solved parts say that every choice costs at least."""
 
     @property
     def least(self) -> float:
         """What every choice costs at least, rounding allowed for."""
-        return self.bound.value - MARGIN * abs(self.bound.value)
+        return max(self.floor, self.bound.value - MARGIN * abs(self.bound.value))
+
+    def outside(self, target: float, inside: float) -> None:
+        """A part has nothing below ``inside``, and what it leaves out nothing up to ``target``."""
+        self.floor = max(self.floor, min(target, inside))
 
     @property
     def proven(self) -> bool:
@@ -83,31 +98,40 @@ class _Known:
 
     def tighten(self) -> None:
         """More messages, and prices on memory, while they help."""
-        priced = bool(self.relaxation.rows.size)
-        least = LEAST_GAIN_UNDER_MEMORY if priced else LEAST_GAIN
+        lift = self._price if self.relaxation.rows.size else self._sweep
+        least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
         value, gain = 0.0, np.inf
-        while gain > least and not self.proven:
-            for _ in range(SWEEPS):
-                self.relaxation.sweep()
-            before, value = value, self.relaxation.value()
+        while gain > least and not (self.best and value > self.best.cost - 1):
+            before, value = value, lift()
             gain = (value - before) / abs(value) if value else 0.0
-            self._look()
-            if priced or gain <= least or (self.best and value > self.best.cost - 1):
-                self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
-            if priced:
-                self.relaxation.reprice(value, (1 + least) * value)
+        self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
+
+    def _sweep(self) -> float:
+        for _ in range(SWEEPS):
+            self.relaxation.sweep()
+        self._look()
+        return self.relaxation.value()
+
+    def _price(self) -> float:
+        for _ in range(PRICES_PER_LOOK):
+            self.relaxation.sweep()
+            value = self.relaxation.value()
+            self.relaxation.reprice(value, value + FURTHEST * abs(value))
+        self.relaxation.sweep()
+        self._look()
+        self.relaxation.return_to_best()
+        return self.relaxation.best
 
     def take(self, answer: NetworkAnswer) -> None:
         """An answer to the whole or a part."""
-        if self.best is None or answer.cost < self.best.cost:
+        if answer.choice and (self.best is None or answer.cost < self.best.cost):
             self.best = answer
 
-    def whole(self, lower_bound: float) -> NetworkAnswer:
+    def whole(self) -> NetworkAnswer:
         """The best choice by the original numbers of its strategies."""
         assert self.best is not None
-        cost = self.best.cost
-        proven = cost if lower_bound > cost - 1 else lower_bound
-        return NetworkAnswer(self.network.expand(self.best.choice), cost, proven)
+        bound = self.best.cost if self.proven else self.least
+        return NetworkAnswer(self.network.expand(self.best.choice), self.best.cost, bound)
 
     def _look(self) -> None:
         """The choice that the messages favour, right after a sweep."""
@@ -119,8 +143,11 @@ class _Known:
             self.take(NetworkAnswer(choice, cost, -np.inf))
 
 
-def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer | None:
-    """The best choice of strategies that may cost at most ``target``, in positions of ``network``."""
+def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer:
+    """The best choice of strategies that may cost at most ``target``, in positions of ``network``.
+
+    It costs ``inf`` where there is none, or none was found; the bound says which.
+    """
     try:
         part = network.narrowed(
             {v: np.flatnonzero(bound.value + m <= target) for v, m in bound.margins.items()}
@@ -130,8 +157,10 @@ def _within(network: Network, bound: Bound, target: float, deadline: float) -> N
             return _eliminated(part)
         except TooWide:
             return solve_network(part, deadline)
-    except (Infeasible, SolverStopped):
-        return None
+    except Infeasible:
+        return NetworkAnswer({}, np.inf, np.inf)
+    except SolverStopped:
+        return NetworkAnswer({}, np.inf, -np.inf)
 
 
 def _eliminated(network: Network) -> NetworkAnswer:

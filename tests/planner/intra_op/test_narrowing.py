@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from planner.errors import Infeasible
 from planner.intra_op import narrowing
 from planner.intra_op.contest import network_of
+from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.network import Network
+from planner.intra_op.shrinking import shrink
 
 
 @settings(max_examples=150, deadline=None)
@@ -66,3 +68,29 @@ def test_out_of_time_there_is_still_a_choice_and_a_bound():
     answer = solve_narrowed(network_of(problem), time.monotonic() - 1)
     assert problem.fits([answer.choice[v] for v in range(12)])
     assert answer.lower_bound <= answer.cost
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_prices_on_memory_lift_the_bound_before_any_part_is_solved(seed):
+    problem = random_contest_problem(24, 4, seed=seed, share=0.2)
+    network = network_of(problem)
+    shrink(network, 0.0)
+    free = Relaxation(network, {})
+    for _ in range(50):
+        free.sweep()
+    known = narrowing._Known(network)
+    known.tighten()
+    answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
+    assert answer.lower_bound == answer.cost
+    assert known.least <= answer.cost
+    assert known.least - free.value() > 0.4 * (answer.cost - free.value())
+
+
+def test_a_part_without_an_answer_says_that_everything_costs_more():
+    """Of what it leaves out, nothing costs less than the target; of what it has, nothing is allowed."""
+    network = network_of(random_contest_problem(12, 4, seed=3, share=0.6))
+    known = narrowing._Known(network)
+    known.outside(70.0, np.inf)
+    known.outside(90.0, 80.0)
+    known.outside(95.0, -np.inf)
+    assert known.least == 80.0
