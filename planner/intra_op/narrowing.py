@@ -43,7 +43,7 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
         network.propagate()
     else:
         shrink(network, 0.0)  # arc consistency alone, which the messages need
-    known = _Known(network)
+    known = _Known(network, deadline)
     slack = FIRST_SLACK
     while slack < LAST_SLACK and time.monotonic() < deadline:
         known.tighten()
@@ -74,8 +74,8 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
 class _Known:
     """What messages say of a network so far: a bound, and the best choice, in positions of the network."""
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
+    def __init__(self, network: Network, deadline: float) -> None:
+        self.network, self.deadline = network, deadline
         self.relaxation = Relaxation(network, {})
         self.bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
@@ -103,7 +103,8 @@ class _Known:
         value, gain = 0.0, np.inf
         while gain > least and not (self.best and value > self.best.cost - 1):
             before, value = value, lift()
-            gain = (value - before) / abs(value) if value else 0.0
+            late = time.monotonic() > self.deadline
+            gain = (value - before) / abs(value) if value and not late else 0.0
         self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
     def _sweep(self) -> float:
@@ -117,6 +118,8 @@ class _Known:
             self.relaxation.sweep()
             value = self.relaxation.value()
             self.relaxation.reprice(value, value + FURTHEST * abs(value))
+            if time.monotonic() > self.deadline:
+                break
         self.relaxation.sweep()
         self._look()
         self.relaxation.return_to_best()
@@ -124,7 +127,7 @@ class _Known:
 
     def take(self, answer: NetworkAnswer) -> None:
         """An answer to the whole or a part."""
-        if answer.choice and (self.best is None or answer.cost < self.best.cost):
+        if answer.cost < (np.inf if self.best is None else self.best.cost):
             self.best = answer
 
     def whole(self) -> NetworkAnswer:

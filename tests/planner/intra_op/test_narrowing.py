@@ -78,7 +78,7 @@ def test_prices_on_memory_lift_the_bound_before_any_part_is_solved(seed):
     free = Relaxation(network, {})
     for _ in range(50):
         free.sweep()
-    known = narrowing._Known(network)
+    known = narrowing._Known(network, time.monotonic() + 20)
     known.tighten()
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
     assert answer.lower_bound == answer.cost
@@ -89,7 +89,7 @@ def test_prices_on_memory_lift_the_bound_before_any_part_is_solved(seed):
 def test_a_part_without_an_answer_says_that_everything_costs_more():
     """Of what it leaves out, nothing costs less than the target; of what it has, nothing is allowed."""
     network = network_of(random_contest_problem(12, 4, seed=3, share=0.6))
-    known = narrowing._Known(network)
+    known = narrowing._Known(network, time.monotonic() + 20)
     known.outside(70.0, np.inf)
     known.outside(90.0, 80.0)
     known.outside(95.0, -np.inf)
