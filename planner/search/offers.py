@@ -19,6 +19,9 @@ from planner.search.submeshes import PoolPrices, Share
 FULL = 0.5
 """Share of a device's memory that activations take where it is measured what more of them, and more layers, take."""
 
+ROUNDING = 1e-9
+"""Seconds without layers that are less than this share of a stage's are none."""
+
 MORE = 1.001
 """How many times as many activations for that."""
 
@@ -143,7 +146,12 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     def stage(layers: int, first: bool = False, last: bool = False) -> StageCost:
         return prices.cost(local, StageShape(((kind, layers),), first, last))[0]
 
-    one, two, embedding, head = stage(1), stage(2), stage(1, first=True), stage(1, last=True)
+    some, more, embedding, head = (
+        stage(count),
+        stage(count + 1),
+        stage(count, first=True),
+        stage(count, last=True),
+    )
     half = FULL * evaluator.cluster.device.memory
     # The allocator gives back what it can only where the device is full, which no plan that leaves headroom is.
     limit = math.inf if evaluator.job.memory_headroom else -math.inf
@@ -155,23 +163,24 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     def after(cost: StageCost) -> float:
         return tail_of(evaluator.setting, local, mesh, [cost]).optimizer
 
-    some = bytes_of(stage(count), half)
-    layer = bytes_of(stage(count + 1), half) - some
-    held = (bytes_of(stage(count), MORE * half) - some) / ((MORE - 1) * half)
-    ends = [bytes_of(stage(count, **{end: True}), half) - some for end in ("first", "last")]
-    a_layer = _seconds(two) - _seconds(one)
+    total = bytes_of(some, half)
+    layer = bytes_of(more, half) - total
+    held = (bytes_of(some, MORE * half) - total) / ((MORE - 1) * half)
+    ends = [bytes_of(end, half) - total for end in (embedding, head)]
+    a_layer = _seconds(more) - _seconds(some)
+    fixed = _seconds(some) - count * a_layer
     return Measured(
         Rates(
             seconds=a_layer[None],
-            fixed=_seconds(one) - a_layer,
-            after=np.array([after(two) - after(one)]),
+            fixed=np.where(np.abs(fixed) < ROUNDING * _seconds(some), 0.0, fixed),
+            after=np.array([after(more) - after(some)]),
             states=np.array([layer]),
-            kept=np.array([held * kept_share(local) * one.saved_bytes]),
-            memory=np.array([some - count * layer - held * half, *ends]),
+            kept=np.array([held * kept_share(local) * (more.saved_bytes - some.saved_bytes)]),
+            memory=np.array([total - count * layer - held * half, *ends]),
         ),
-        first=_seconds(embedding) - _seconds(one),
-        last=_seconds(head) - _seconds(one),
-        boundary=one.boundary_bytes,
+        first=_seconds(embedding) - _seconds(some),
+        last=_seconds(head) - _seconds(some),
+        boundary=some.boundary_bytes,
     )
 
 
