@@ -184,6 +184,8 @@ def why_memory(plan: Parallelism, estimate: Estimate) -> str:
         "none": "so nothing is recomputed",
         "full": "with every layer recomputed in the backward pass",
     }.get(plan.recompute, f"with {plan.recompute} recomputation")
+    if any(stage.recompute not in (None, plan.recompute) for stage in plan.stages):
+        policy = "with recomputation that differs from stage to stage"
     return (
         f"The fullest device uses {share:.0%} of its memory (mostly {largest.replace('_', ' ')}) at the "
         f"{estimate.peak_phase} peak, {policy}."

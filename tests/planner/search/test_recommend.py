@@ -13,7 +13,7 @@ from planner.evaluation import evaluate
 from planner.models.catalog import build_graph
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search import plan
-from planner.search.recommend import warnings_of
+from planner.search.recommend import warnings_of, why_memory
 from planner.search.space import BY_PIN_ONLY
 
 
@@ -150,3 +150,13 @@ def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
         for p in (split.model_copy(update={"schedule": schedule}),)
     }
     assert [key for key, said in warned.items() if said] == [("torch-fsdp2", "zb-v")]
+
+
+def test_recomputation_that_stages_have_of_their_own_is_not_called_none() -> None:
+    answer = answer_to(CASES[next(iter(CASES))])
+    assert answer.estimate is not None
+    same = why_memory(answer.plan.model_copy(update={"recompute": "none", "stages": ()}), answer.estimate)
+    assert "nothing is recomputed" in same
+    stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in answer.plan.stages)
+    own = why_memory(answer.plan.model_copy(update={"recompute": "none", "stages": stages}), answer.estimate)
+    assert "differs from stage to stage" in own
