@@ -56,8 +56,9 @@ def cuts_in_order(
     """All cuts, that of the least bound first.
 
     ``work[stages after, k, start, end]`` and ``after`` are w and a of a stage on submesh k [s], infinite where it is
-    not allowed; ``pools`` and ``submeshes`` as in `planner.inter_op.partition.submesh_cuts`. ``extra[s - 1]`` [s] is
-    added for a pipeline of s stages, infinite where there is to be none.
+    not allowed. ``pools`` says how many devices each has, in the order in which a microbatch passes them, all of which
+    are used; a submesh may be used any number of times. ``extra[s - 1]`` [s] is added for a pipeline of s stages,
+    infinite where there is to be none.
     """
 
     def through(stage: Array, behind: Array) -> Array:

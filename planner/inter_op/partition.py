@@ -1,4 +1,4 @@
-"""Cutting layers into pipeline stages, and the cluster into submeshes, by dynamic programming.
+"""Cutting layers into pipeline stages by dynamic programming, and submeshes that cover pools.
 
 A step of a pipeline with stages of t_1 .. t_S seconds per microbatch and m microbatches takes
 
@@ -11,7 +11,6 @@ exact. Transfers between stages belong to the stage seconds that the caller give
 Source: Zheng et al., "Alpa", OSDI 2022, section 5, which tries every bound in increasing order.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -115,69 +114,6 @@ class Submesh(NamedTuple):
     pool: int = 0
 
 
-def partition_submeshes(
-    num_layers: int,
-    pools: Sequence[int],
-    submeshes: Sequence[Submesh],
-    stage_cost: Callable[[int, int, int, int], float],
-    num_microbatches: int,
-) -> StagePartition:
-    """The fastest cut of layers into any number of stages that together use all devices.
-
-    ``pools`` says how many devices each pool has, in the order in which a microbatch passes them; submesh number k is
-    ``submeshes[k]`` and may be used any number of times. ``stage_cost(start, end, submesh, stages_after)`` [s] is
-    called at most once per argument tuple; ``inf`` where the stage does not fit in memory, which may depend on how
-    many stages come after it. Equal times are decided by fewer stages. Raises `Infeasible` where nothing fits.
-    """
-    if num_layers < 1 or num_microbatches < 1 or min((size for size, _ in submeshes), default=0) < 1:
-        raise InputError(
-            "layers, microbatches and submesh sizes must be at least 1, and there must be a submesh"
-        )
-    seconds = _submesh_seconds(num_layers, sum(pools), tuple(submeshes), stage_cost)
-    return submesh_cuts(seconds, pools, submeshes, num_microbatches)[0]
-
-
-def submesh_cuts(
-    seconds: Array,
-    pools: Sequence[int],
-    submeshes: Sequence[Submesh],
-    num_microbatches: int,
-    num_stages: int | None = None,
-) -> tuple[StagePartition, ...]:
-    """As `partition_submeshes` from a table, with the cuts that have a faster slowest stage or a lesser sum.
-
-    ``seconds[after, k, start, end]`` is a stage on submesh k with ``after`` stages behind it, ``inf`` where it is not
-    allowed. The best comes first. None of the others can be better in T, but may be where the pipeline hides more or
-    less than T says.
-    """
-    slots = slots_of(pools, submeshes)
-    num_layers, num_devices = seconds.shape[-1] - 1, sum(pools)
-
-    def covered(table: Array, combine: Combine) -> Array:
-        least = cover(table, slots, num_devices, combine)
-        if num_stages is not None:
-            least[:num_stages, 0, num_devices] = least[num_stages + 1 :, 0, num_devices] = np.inf
-        return least
-
-    bottleneck = float(covered(seconds, np.maximum)[:, 0, num_devices].min())
-    if np.isinf(bottleneck):
-        sizes = sorted({size for size, _ in submeshes})
-        raise Infeasible(
-            f"no way to put {num_layers} layers on {num_devices} devices in submeshes of {sizes}"
-        )
-
-    tried: list[StagePartition] = []
-
-    def least(bound: float) -> StagePartition:
-        within = _within(seconds, bound)
-        tried.append(_read_cover(within, slots, covered(within, np.add)))
-        return tried[-1]
-
-    best = _fastest(least, bottleneck, num_microbatches)
-    others = sorted(set(tried) - {best}, key=lambda cut: (cut.step_seconds(num_microbatches), cut.stages))
-    return (best, *others)
-
-
 def _fastest(
     least: Callable[[float], StagePartition], bottleneck: float, num_microbatches: int
 ) -> StagePartition:
@@ -257,25 +193,6 @@ def _why_no_cut(seconds: Array) -> str:
     return f"{cut}; stage {full[0]} fits with no number of layers" if full else cut
 
 
-def _submesh_seconds(
-    num_layers: int,
-    num_devices: int,
-    submeshes: tuple[Submesh, ...],
-    stage_cost: Callable[[int, int, int, int], float],
-) -> Array:
-    """[stages after, submesh, start, end] -> seconds; ``inf`` where such a stage can be in no partition."""
-    smallest = min(size for size, _ in submeshes)
-    most = min(num_layers, num_devices // smallest)
-    seconds = np.full((most, len(submeshes), num_layers + 1, num_layers + 1), np.inf)
-    for after, (submesh, (size, _)) in itertools.product(range(most), enumerate(submeshes)):
-        if size + after * smallest > num_devices:
-            continue
-        for end in range(1, num_layers - after + 1) if after else (num_layers,):
-            for start in range(end):
-                seconds[after, submesh, start, end] = stage_cost(start, end, submesh, after)
-    return seconds
-
-
 class Slot(NamedTuple):
     """Where a submesh may lie: with ``least`` to ``most`` devices from its first on to the end of the pipeline."""
 
@@ -304,22 +221,3 @@ def cover(seconds: Array, slots: tuple[Slot, ...], num_devices: int, combine: Co
             taken = combine(seconds[stages - 1, submesh, ..., None], rest).min(axis=1)
             least[stages, :, low : high + 1] = np.minimum(least[stages, :, low : high + 1], taken)
     return least
-
-
-def _read_cover(seconds: Array, slots: tuple[Slot, ...], least: Array) -> StagePartition:
-    """The partition of least sum that `cover` found: fewest stages, then lowest submesh, then shortest."""
-    by_stages = least[:, 0, -1]
-    count = int(np.argmax(by_stages <= by_stages.min() * (1 + ROUNDING)))
-    stages, times, submeshes = [], [], []
-    start, devices = 0, least.shape[2] - 1
-    for after in reversed(range(count)):
-        options = np.full(seconds.shape[1::2], np.inf)
-        for submesh, (size, low, high) in enumerate(slots):
-            if low <= devices <= high:
-                options[submesh] = seconds[after, submesh, start] + least[after, :, devices - size]
-        submesh, end = (int(i) for i in np.unravel_index(options.argmin(), options.shape))
-        stages.append((start, end))
-        times.append(float(seconds[after, submesh, start, end]))
-        submeshes.append(submesh)
-        start, devices = end, devices - slots[submesh].size
-    return StagePartition(tuple(stages), tuple(times), tuple(submeshes))

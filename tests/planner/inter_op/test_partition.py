@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from planner.errors import Infeasible, InputError
 from planner.inter_op.partition import (
-    StagePartition,
-    Submesh,
     partition_homogeneous,
     partition_layers,
-    partition_submeshes,
-    submesh_cuts,
 )
 
 TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 5.25, 7.0, math.inf])
@@ -210,156 +206,8 @@ def test_more_microbatches_never_take_less_and_never_a_slower_bottleneck():
             Infeasible,
             "stage 1 fits with no number of layers",
         ),
-        (lambda: partition_submeshes(3, [8], [], lambda *_: 1.0, 1), InputError, "there must be a submesh"),
-        (
-            lambda: partition_submeshes(3, [8], [Submesh(3)], lambda *_: 1.0, 1),
-            Infeasible,
-            "3 layers on 8 devices",
-        ),
-        (
-            lambda: partition_submeshes(3, [2], [Submesh(4)], lambda *_: 1.0, 1),
-            Infeasible,
-            "3 layers on 2 devices",
-        ),
-        (
-            lambda: partition_submeshes(3, [8], [Submesh(4)], lambda *_: math.inf, 1),
-            Infeasible,
-            "3 layers on 8 devices",
-        ),
     ],
 )
 def test_impossible_requests_say_why(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def covers(num_layers, num_devices, sizes):
-    """Every cut with every assignment of submeshes that together are all devices."""
-    for num_stages in range(1, num_layers + 1):
-        for cut in cuts(num_layers, num_stages):
-            for submeshes in itertools.product(range(len(sizes)), repeat=num_stages):
-                if sum(sizes[k] for k in submeshes) == num_devices:
-                    yield cut, submeshes
-
-
-def stage_times(seconds, cut, submeshes):
-    last = len(cut) - 1
-    return [seconds[a, b, k, last - s] for s, ((a, b), k) in enumerate(zip(cut, submeshes, strict=True))]
-
-
-@given(st.integers(1, 4), st.integers(1, 6), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
-def test_submeshes_equal_brute_force(num_layers, num_devices, sizes, data):
-    seed, num_microbatches = data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 9))
-    choices = np.random.default_rng(seed).choice([0.0, 1.0, 1.5, 2.0, 3.0, 5.25, math.inf], (5, 5, 3, 5))
-    calls = Counter()
-
-    def cost(*stage):
-        calls[stage] += 1
-        return float(choices[stage])
-
-    best = min(
-        (
-            step(stage_times(choices, *cover), num_microbatches)
-            for cover in covers(num_layers, num_devices, sizes)
-        ),
-        default=math.inf,
-    )
-    if math.isinf(best):
-        with pytest.raises(Infeasible):
-            partition_submeshes(num_layers, [num_devices], list(map(Submesh, sizes)), cost, num_microbatches)
-        return
-    found = partition_submeshes(num_layers, [num_devices], list(map(Submesh, sizes)), cost, num_microbatches)
-    assert (found.stages, found.submeshes) in set(covers(num_layers, num_devices, sizes))
-    assert found.stage_seconds == pytest.approx(stage_times(choices, found.stages, found.submeshes))
-    assert found.step_seconds(num_microbatches) == pytest.approx(best)
-    assert set(calls.values()) == {1}
-
-
-def test_perfect_scaling_is_indifferent_and_takes_one_stage():
-    sizes = [1, 2, 4, 8]
-    found = partition_submeshes(
-        8, [8], list(map(Submesh, sizes)), lambda a, b, k, after: (b - a) / sizes[k], 1
-    )
-    assert found == StagePartition(((0, 8),), (1.0,), (3,))
-
-
-def test_poor_scaling_within_a_stage_makes_a_pipeline():
-    sizes = [1, 2, 4, 8]
-    found = partition_submeshes(
-        8, [8], list(map(Submesh, sizes)), lambda a, b, k, after: (b - a) / sizes[k] ** 0.5, 1000
-    )
-    assert found.stages == tuple((k, k + 1) for k in range(8))
-    assert found.submeshes == (0,) * 8
-
-
-def test_a_heavy_layer_gets_the_larger_submesh():
-    layers = np.array([1.0, 1.0, 6.0])
-    sizes = [2, 6]
-    found = partition_submeshes(
-        3, [8], list(map(Submesh, sizes)), lambda a, b, k, after: layers[a:b].sum() / sizes[k] + 0.01, 64
-    )
-    assert found.stages == ((0, 2), (2, 3))
-    assert found.submeshes == (0, 1)
-
-
-def test_memory_may_depend_on_the_stages_after():
-    # a first stage holds the activations of two microbatches, the last of one
-    def cost(start, end, submesh, after):
-        return math.inf if (end - start) * (1 + after) > 5 else float(end - start)
-
-    assert partition_submeshes(7, [2], [Submesh(1)], cost, 4).stages == ((0, 2), (2, 7))
-    with pytest.raises(Infeasible):
-        partition_submeshes(8, [2], [Submesh(1)], cost, 4)
-
-
-def pooled_covers(num_layers, pools, submeshes):
-    """Every cut with every assignment of submeshes that fills the pools one after the other."""
-    for num_stages in range(1, num_layers + 1):
-        for cut in cuts(num_layers, num_stages):
-            for chosen in itertools.product(range(len(submeshes)), repeat=num_stages):
-                used = [submeshes[k].pool for k in chosen]
-                sums = [
-                    sum(submeshes[k].size for k in chosen if submeshes[k].pool == i)
-                    for i in range(len(pools))
-                ]
-                if used == sorted(used) and sums == pools:
-                    yield cut, chosen
-
-
-@given(
-    st.integers(2, 5),
-    st.lists(st.integers(1, 4), min_size=2, max_size=3),
-    st.integers(0, 10**6),
-    st.integers(1, 9),
-    st.sampled_from([None, 2, 3]),
-)
-def test_pools_equal_brute_force(num_layers, pools, seed, num_microbatches, num_stages):
-    submeshes = [Submesh(size, k) for k in range(len(pools)) for size in (1, 2)]
-    table = np.random.default_rng(seed).choice([1.0, 1.5, 2.0, 3.0, 5.25, math.inf], (6, 6, 6, 6))
-    seconds = np.full((num_layers, len(submeshes), num_layers + 1, num_layers + 1), np.inf)
-    for after, k, start, end in np.ndindex(seconds.shape):
-        if start < end:
-            seconds[after, k, start, end] = table[after, k, start, end]
-
-    def times(cover):
-        cut, chosen = cover
-        return [
-            seconds[len(cut) - 1 - s, k, a, b] for s, ((a, b), k) in enumerate(zip(cut, chosen, strict=True))
-        ]
-
-    every = [
-        cover
-        for cover in pooled_covers(num_layers, pools, submeshes)
-        if num_stages in (None, len(cover[0])) and not math.isinf(sum(times(cover)))
-    ]
-    if not every:
-        with pytest.raises(Infeasible):
-            submesh_cuts(seconds, pools, submeshes, num_microbatches, num_stages)
-        return
-    found = submesh_cuts(seconds, pools, submeshes, num_microbatches, num_stages)
-    assert {(cut.stages, cut.submeshes) for cut in found} <= set(every)
-    best = min(step(times(cover), num_microbatches) for cover in every)
-    assert found[0].step_seconds(num_microbatches) == pytest.approx(best)
-    fastest = min(max(times(cover)) for cover in every)
-    assert min(cut.slowest for cut in found) == pytest.approx(fastest)
-    assert min(cut.total for cut in found) == pytest.approx(min(sum(times(cover)) for cover in every))
