@@ -29,16 +29,18 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 400_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.15
+REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.3
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
-FURTHEST = 0.3
+FURTHEST = 1.0
 """Of the bound: how far above it steps of the prices aim at most, however dear the best choice is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
+LOOKS_PER_GUESS = 3.0
+"""What a guess takes at least, in looks."""
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
@@ -153,7 +155,8 @@ class _Anytime:
             self._look()
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
-        self._consider(read_off(self.relaxation, deadline))
+        if time.monotonic() < deadline:
+            self._consider(read_off(self.relaxation, deadline))
 
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))
@@ -188,10 +191,12 @@ class _Anytime:
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""
+        if not self._worth_a_guess():
+            return
         failures = 0
         self.relaxation.absorb()
         self.relaxation = Relaxation(self.proof, self.relaxation.known_prices, {})
-        while failures < 2 and self._open():
+        while failures < 2 and self._open() and self._worth_a_guess():
             cost = np.floor(self.lower_bound + self.slack * abs(self.lower_bound)) + 1
             if self.found is not None:
                 cost = min(cost, self.found.cost)
@@ -201,6 +206,9 @@ class _Anytime:
             self._prove(answer.lower_bound)
             failures = 0 if answer.decided else failures + 1
             self.slack = (cost / self.lower_bound - 1) / 2 if failures else self.slack * GROWTH
+
+    def _worth_a_guess(self) -> bool:
+        return self._soon(GUESSING) - time.monotonic() > LOOKS_PER_GUESS * self.looking
 
     def _regrets(self, found: Found) -> dict[int, float]:
         """Where a choice lies above the bound, as far as the proof still has its strategies."""

@@ -6,6 +6,7 @@ little above the bound either proves a better bound or finds the optimum, and fa
 choice known allows: the guess takes its place, and is raised as long as nothing lies below it.
 """
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,13 @@ LEAST_DROPPED = 0.02
 STEPS = 8
 """Changes of the prices between two fixings."""
 
+SEARCHING = 0.4
+"""Share of the time left that goes into the search for choices in a network too large to decide."""
+
 PATIENCE = 1.0
 """Times that the search goes through all nodes without success before it ends."""
 
-SMALL = 150_000
+SMALL = 80_000
 """Size of a network that the integer program decides."""
 
 
@@ -48,7 +52,7 @@ def narrow(relaxation: Relaxation, cost: float, deadline: float) -> Relaxation:
     """
     network = relaxation.network
     dropped = 1.0
-    while dropped > LEAST_DROPPED and network.nodes:
+    while dropped > LEAST_DROPPED and network.nodes and time.monotonic() < deadline:
         prices, size = relaxation.known_prices, network.size
         relaxation.absorb()
         relaxation.fix(cost)
@@ -56,7 +60,7 @@ def narrow(relaxation: Relaxation, cost: float, deadline: float) -> Relaxation:
         shrink(network, deadline if dropped > LEAST_DROPPED else -np.inf)
         relaxation = Relaxation(network, prices, {})
         relaxation.sweep()
-        for _ in range(STEPS):
+        for _ in range(STEPS if time.monotonic() < deadline else 0):
             value = relaxation.value()
             relaxation.reprice(value, max(cost, value))
             relaxation.sweep()
@@ -74,7 +78,7 @@ def guess(network: Network, prices: dict[int, float], cost: float, deadline: flo
             return _answer(network, _searched(relaxation, deadline), bound, cost)
         answer = solve_program(network, deadline, cost, relaxation.known_prices)
         found = None if answer.choice is None else Found(answer.choice, network.cost(answer.choice))
-        return _answer(network, found, answer.lower_bound, cost)
+        return _answer(network, found, max(bound, answer.lower_bound), cost)
     except Infeasible:
         return Guess(None, cost, True)
 
@@ -92,5 +96,6 @@ def _searched(relaxation: Relaxation, deadline: float) -> Found | None:
     if found is None:
         return None
     search = NeighbourhoodSearch(relaxation.network, found, relaxation.known_prices)
-    search.improve(deadline, PATIENCE)
+    now = time.monotonic()
+    search.improve(now + SEARCHING * (deadline - now), PATIENCE)
     return search.found
