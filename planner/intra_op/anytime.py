@@ -29,14 +29,15 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 400_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.3
+REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
-FURTHEST = 1.0
-"""Of the bound: how far above it steps of the prices aim at most, however dear the best choice is."""
+FURTHEST, FAR = 0.3, 0.1
+"""How far above the bound steps of the prices aim at most, however dear the best choice is: so much of the bound, or
+of the gap where that is more."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
 LOOKS_PER_GUESS = 3.0
@@ -147,7 +148,7 @@ class _Anytime:
             cost = self.found.cost if self.found else np.inf
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
-                self.relaxation.reprice(value, min(cost, value + FURTHEST * max(abs(value), 1.0)))
+                self.relaxation.reprice(value, _aim(value, cost))
                 self.relaxation.sweep()
                 if time.monotonic() > deadline:
                     break
@@ -241,6 +242,12 @@ class _Anytime:
         if answer.choice is not None:
             self._take(answer.choice)
         self._prove(answer.lower_bound)
+
+
+def _aim(value: float, cost: float) -> float:
+    """What steps of the prices aim at, given the bound and the best cost."""
+    far = FURTHEST * max(abs(value), 1.0)
+    return min(cost, value + max(far, FAR * (cost - value))) if np.isfinite(cost) else value + far
 
 
 def _position(labels: Indices, label: int) -> int | None:
