@@ -2,14 +2,15 @@
 
 ``roles``: each axis splits only what its name says, and the tensor axis splits the weights of every product, so
 that a plan's degrees mean what people mean by them; the named layout is always among them, also where it keeps
-weights whole (routers, latent down-projections), so that no choice is worse than it for want of a strategy.
+weights whole (routers, latent down-projections), so that no choice is worse than it for want of a strategy. A weight
+that two blocks share lies in one way only, so both have the named layout's.
 ``free``: any axis splits any dim; degrees are what comes out.
 """
 
 import itertools
 from typing import Literal
 
-from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op
+from planner.graph import BATCH, TOKEN_DIMS, Block, Op
 from planner.operators import operator_rule
 from planner.sharding.layouts import ROLES, named_strategy
 from planner.sharding.mesh import AXES
@@ -18,12 +19,16 @@ from planner.sharding.spec import Sizes, Strategy, has_dim
 Space = Literal["roles", "free"]
 
 
-def _role_dims(op: Op, block: Block, graph: Graph, axis: str, splittable: tuple[str, ...]) -> list[str]:
+def _role_dims(op: Op, block: Block, sizes: Sizes, axis: str, splittable: tuple[str, ...]) -> list[str]:
     """Dims of ``op`` that ``axis`` may split by its role."""
+    graph = sizes.graph
     if axis == "expert":
         return ["experts"] if "expert_ffn" in splittable else [d for d in splittable if d == BATCH]
     if axis != "tensor":
         return [d for d in splittable if d in ROLES[axis]]
+    if any(f"{block.name}.{w}" in pair for pair in graph.tied for w in op.weights):
+        named = named_strategy(op, block, sizes, sequence_parallel=True)
+        return [d for d in splittable if (axis, d) in named]
     weights = [block.tensor[w] for w in op.weights if len(block.tensor[w].dims) > 1]
     if weights:
         return [d for d in splittable if d in ROLES[axis] and all(has_dim(graph, w, d) for w in weights)]
@@ -51,7 +56,7 @@ def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tu
     splittable = operator_rule(op).splittable(op, block, sizes.graph)
     choices: list[list[tuple[str, str] | None]] = []
     for axis in sizes.mesh.axes:
-        by_role = _role_dims(op, block, sizes.graph, axis, splittable)
+        by_role = _role_dims(op, block, sizes, axis, splittable)
         dims = list(splittable) if space == "free" else by_role
         legal: list[tuple[str, str] | None] = [(axis, d) for d in dims if sizes.legal(op, ((axis, d),))]
         optional = space == "free" or (axis == "tensor" and not op.weights)

@@ -80,3 +80,15 @@ def test_expert_axis_spreads_experts_and_shares_the_batch_elsewhere(two_nodes: C
     spread = {op for op, strategy in layout.items() if dict(strategy)["expert"] == "experts"}
     assert spread == {"expert_gate_up", "expert_activation", "expert_down"}
     assert all(dict(s)["expert"] == "batch" for op, s in layout.items() if op not in spread)
+
+
+def test_a_table_that_two_blocks_share_lies_in_one_way(two_nodes: ClusterSpec) -> None:
+    splits = {}
+    for name in ("llama-3.2-1b", "llama-3.1-8b"):  # tied, and with a head of its own
+        sizes = sizes_of(name, two_nodes, {"tensor": 8, "data": 2})
+        graph = sizes.graph
+        block = graph.block[graph.first or ""]
+        lookup = next(op for op in block.ops if op.weights)
+        splits[name] = {dict(s).get("tensor") for s in strategies(lookup, block, sizes)}
+    assert splits["llama-3.2-1b"] == {"vocab"}
+    assert splits["llama-3.1-8b"] > {"vocab"}
