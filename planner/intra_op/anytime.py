@@ -26,7 +26,7 @@ LEAST_DROPPED = 0.02
 NARROWER = 0.9
 """Of the gap at the last fixing: what it must have come down to before more is fixed."""
 
-SMALL, LARGE = 10_000, 400_000
+SMALL, LARGE = 10_000, 120_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
 REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.2

@@ -30,7 +30,7 @@ SEARCHING = 0.4
 PATIENCE = 1.0
 """Times that the search goes through all nodes without success before it ends."""
 
-SMALL = 80_000
+SMALL = 100_000
 """Size of a network that the integer program decides."""
 
 
