@@ -20,13 +20,18 @@ from planner.search.rescheduling import ONE_BY_ONE
 from planner.search.submeshes import Choice, in_flight, submesh_sizes
 from planner.search.unequal import Combination, UnequalSearch
 from tests.planner.search.small_cases import small_llama, small_mixture
-from tests.planner.search.unlike_pools import every_cut, mixed, pair, tight
+from tests.planner.search.unlike_pools import every_cut, mixed, pair, slowly_joined, tight
 
 CASES = {
     "mixed": (small_llama(num_hidden_layers=4), mixed(), Pins()),
     "tight": (
         small_llama(num_hidden_layers=4),
         join([tight(pair("dgx-a100-80g"), 5), pair("dgx-h100")], None, "x"),
+        Pins(),
+    ),
+    "unlike links": (
+        small_llama(num_hidden_layers=4),
+        join([pair("dgx-h100"), slowly_joined(pair("dgx-h100"))], None, "x"),
         Pins(),
     ),
     "experts": (small_mixture(), mixed(), Pins()),

@@ -22,6 +22,13 @@ def tight(cluster: ClusterSpec, gib: float) -> ClusterSpec:
     return what_if(cluster, {"device.memory": gib * 2**30})
 
 
+def slowly_joined(cluster: ClusterSpec) -> ClusterSpec:
+    """With a tenth of the bandwidth inside a node."""
+    near, *others = cluster.links
+    links = (near.model_copy(update={"bandwidth": near.bandwidth / 10}), *others)
+    return cluster.model_copy(update={"links": links})
+
+
 def every_cut(search: UnequalSearch, combination: Combination):
     """Every way to cut the layers and fill the pools in order."""
     submeshes = search.submeshes(combination)
