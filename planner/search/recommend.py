@@ -32,6 +32,7 @@ def recommended(
     best, chosen = _stage_by_stage(search, outcome)
     estimate = evaluator.estimate(chosen)
     others = [found for found in outcome.found if found is not best]
+    ranked = outcome._replace(found=(best._replace(estimate=estimate), *others))
     return Plan(
         model=evaluator.model,
         cluster=evaluator.whole,
@@ -40,7 +41,7 @@ def recommended(
         estimate=estimate,
         optimality=outcome.optimality,
         alternatives=tuple(_alternative(other, estimate, objective) for other in others),
-        explanation=explanation(evaluator, chosen, estimate, outcome._replace(found=(best, *others))),
+        explanation=explanation(evaluator, chosen, estimate, ranked),
         warnings=warnings_of(chosen, estimate, evaluator.software),
     )
 

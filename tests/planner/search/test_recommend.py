@@ -48,6 +48,14 @@ def test_alternatives_are_no_better_and_say_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_the_paragraph_and_the_list_agree_on_the_next_best(name: str) -> None:
+    answer = answer_to(CASES[name])
+    if answer.alternatives:
+        slower = answer.alternatives[0].estimate.step_time_s / step_time(answer) - 1
+        assert f"is {slower:.1%} slower" in answer.explanation
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_stages_hold_every_layer_and_every_device_once(name: str) -> None:
     answer = answer_to(CASES[name])
     stages = answer.plan.stages
