@@ -166,9 +166,9 @@ def _split_operators(walk: Walk) -> Decision:
 
 
 def _cut_layers(walk: Walk, faster: Parallelism) -> Decision:
-    remark = "Not searched unasked, as the model is small for a node: --pipeline asks for it."
+    """A pipeline that is not searched unasked, as the model is small for a node."""
     step = walk.step(_words(faster), faster)
-    return Decision("Would stages joined by the slow links help?", (step,), remark)
+    return Decision(f"Would stages joined by slow links help (--pipeline {faster.pipeline})?", (step,))
 
 
 def _chosen(walk: Walk) -> Decision:

@@ -11,7 +11,7 @@ from planner.plans import Estimate, Job, Parallelism, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.pins import check_pins
 from planner.search.pooled import plan_pools
-from planner.search.recommend import with_stages
+from planner.search.recommend import finished, with_stages
 
 Progress = Callable[[int, int], None]
 
@@ -50,14 +50,12 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, "time")
     try:
-        found = search.run(1, progress).found[0]
+        choice = finished(search, search.run(1, progress).found[0])
     except Infeasible:
         if search.nearest is None:
             raise
-        found = search.nearest
-    return Plan(
-        model=model, cluster=cluster, job=job, plan=with_stages(search, found), estimate=found.estimate
-    )
+        choice = with_stages(search, search.nearest)
+    return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=evaluator.estimate(choice))
 
 
 def priced(question: Question, choice: Parallelism) -> Plan:

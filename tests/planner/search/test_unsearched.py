@@ -17,7 +17,7 @@ def test_a_pipeline_over_slow_links_is_named_with_the_time_that_asking_for_it_gi
     assert asked.estimate.step_time_s < answer.estimate.step_time_s
     assert len(named) == 1
     assert f"{asked.estimate.step_time_s:.2f} s a step" in named[0]
-    assert "stages joined by the slow links" in explain(answer)
+    assert "stages joined by slow links help (--pipeline 2)" in explain(answer)
 
 
 @pytest.mark.parametrize(
