@@ -33,7 +33,10 @@ def simulate(
     ] = "1f1b",
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.", min=1)] = 4,
     virtual_stages: Annotated[int, typer.Option(help="Stages on each rank.", min=1)] = 1,
-    microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.", min=1)] = 8,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(help="Micro-batches of a step; unsaid 8, for each rank where none is flushed.", min=1),
+    ] = None,
     forward: Times = "1",
     backward_input: Times = "1",
     backward_weight: Times = "1",
@@ -54,14 +57,15 @@ def simulate(
 
     meshwright simulate --schedule zb-h1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input 18.086
     """
-    from planner.pipeline.questions import PipelineQuestion, run
+    from planner.pipeline.questions import PipelineQuestion, run, usual_microbatches
     from planner.runs.schedules import own_schedule
 
+    number = microbatches or usual_microbatches(schedule, ranks, per_update)
     question = PipelineQuestion(
-        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, microbatches), flushed=False),
+        schedule=own_schedule(schedule, lambda: (ranks, virtual_stages, number), flushed=False),
         ranks=ranks,
         virtual_stages=virtual_stages,
-        microbatches=microbatches,
+        microbatches=number,
         forward=parse_numbers("--forward", forward),
         backward_input=parse_numbers("--backward-input", backward_input),
         backward_weight=parse_numbers("--backward-weight", backward_weight),

@@ -22,6 +22,16 @@ AUTOMATIC = "automatic"
 """What stands for a schedule that is to be found."""
 
 
+USUAL_MICROBATCHES = 8
+"""Of a step, where nobody says how many; of each rank where nothing is flushed, so that a steady state is seen."""
+
+
+def usual_microbatches(schedule: str, ranks: int, per_update: int | None) -> int:
+    """How many micro-batches to simulate where nobody says."""
+    several = max(ranks, per_update or 1) if schedule in ASYNCHRONOUS else 1
+    return USUAL_MICROBATCHES * several
+
+
 class PipelineQuestion(NamedTuple):
     """A pipeline in seconds; times are one for all stages (boundaries), or one for each."""
 

@@ -18,6 +18,13 @@ def answer(result: Result) -> dict:
     return json.loads(result.stdout)
 
 
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-vertical", "pipedream-2bw", "ampnet"])
+def test_pipelines_that_never_flush_run_as_the_docs_ask_for_them(cli: Cli, name: str) -> None:
+    more = {"pipedream-2bw": ("--per-update", "4"), "ampnet": ("--max-active", "4")}.get(name, ())
+    found = answer(cli("simulate", "--schedule", name, *more, "--json"))
+    assert found["makespan_s"] * found["microbatches_per_s"] > 32
+
+
 def test_the_published_bubble_of_1f1b(cli: Cli) -> None:
     """Zero bubble, table 5: 6.2B on 8 ranks, 24 micro-batches, 1F1B: 2480.2 ms, 23.47 % idle."""
     times = (
@@ -186,7 +193,7 @@ def test_slices_are_no_worse_than_equal_ones(cli: Cli) -> None:
             ("simulate", "--schedule", "ampnet", "--microbatches", "32", "--max-active", "0"),
             "at least one microbatch must be in flight",
         ),
-        (("simulate", "--schedule", "pipedream"), "say little of a steady state"),
+        (("simulate", "--schedule", "pipedream", "--microbatches", "8"), "say little of a steady state"),
         (
             (
                 *("simulate", "--schedule", "ampnet", "--microbatches", "32", "--forward", "0"),
