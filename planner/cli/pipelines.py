@@ -22,7 +22,14 @@ Kept = Annotated[
     float, typer.Option(help="Share of a micro-batch that its weight gradient needs.", min=0, max=1)
 ]
 PerUpdate = Annotated[int | None, typer.Option(help="Micro-batches of an update (asynchronous).", min=1)]
+OnePort = Annotated[
+    bool, typer.Option("--one-port", help="A rank sends, and receives, one result at a time.")
+]
 Times = Annotated[str, typer.Option(help="Seconds, one for all stages or one for each: 1 or 1,1,2.")]
+Microbatches = Annotated[
+    int | None,
+    typer.Option(help="Micro-batches of a step; unsaid 8, for each rank where none is flushed.", min=1),
+]
 
 
 def simulate(
@@ -33,17 +40,12 @@ def simulate(
     ] = "1f1b",
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.", min=1)] = 4,
     virtual_stages: Annotated[int, typer.Option(help="Stages on each rank.", min=1)] = 1,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(help="Micro-batches of a step; unsaid 8, for each rank where none is flushed.", min=1),
-    ] = None,
+    microbatches: Microbatches = None,
     forward: Times = "1",
     backward_input: Times = "1",
     backward_weight: Times = "1",
     p2p: Annotated[str, typer.Option(help="Seconds to pass a result on, for all boundaries or each.")] = "0",
-    one_port: Annotated[
-        bool, typer.Option("--one-port", help="A rank sends, and receives, one result at a time.")
-    ] = False,
+    one_port: OnePort = False,
     blocking: Annotated[bool, typer.Option("--blocking", help="A rank waits until it has sent.")] = False,
     memory: Room = None,
     kept_for_weights: Kept = 1.0,
