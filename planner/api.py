@@ -178,7 +178,13 @@ def load_model(source: "str | Path | Program") -> Model:
         source = trace_function(source)
     if not isinstance(source, str | Path):
         from planner.tracing.lifting.model import model_of
+        from planner.tracing.program import Program
 
+        if not isinstance(source, Program):
+            raise InputError(
+                f"a model is a name, a file, a Model or a traced Program, not {type(source).__name__}; trace functions "
+                f"and modules with planner.from_jax or planner.from_torch"
+            )
         return model_of(source)
     from planner.tracing.lifting.reading import load_model as from_file
 

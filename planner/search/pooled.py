@@ -50,7 +50,7 @@ def plan_pools(
     value = Value(cluster, objective)
     alone, proofs = _alone(evaluator, pins, objective, top, progress)
     outcome = _together(evaluator, pins, value, alone, progress)
-    found = sorted((*alone, *outcome.found), key=value.of_answer)[:top]
+    found = _distinct(sorted((*alone, *outcome.found), key=value.of_answer))[:top]
     if not found:
         raise Infeasible(
             f"{evaluator.graph.name} does not fit on the pools of {cluster.name}, alone or together",
@@ -127,6 +127,15 @@ def _prices(cluster: ClusterSpec) -> list[float]:
     if len({price.currency for price in known}) > 1:
         raise InputError("--objective cost: prices of the pools are in different currencies")
     return [price.per_device_hour for price in known]
+
+
+def _distinct(answers: Sequence[Answer]) -> list[Answer]:
+    """The first of those that differ in no more than how many layers their stages have."""
+    first: dict[tuple[object, ...], Answer] = {}
+    for answer in answers:
+        devices = tuple(stage.devices for stage in answer.plan.stages)
+        first.setdefault((answer.plan.model_copy(update={"stages": ()}), devices), answer)
+    return list(first.values())
 
 
 def _parts(cluster: ClusterSpec, objective: Objective) -> list[tuple[int, ...] | None]:
@@ -233,5 +242,5 @@ def _stages(cluster: ClusterSpec, plan: Parallelism) -> Iterator[str]:
         for pool in cluster.pools:
             if first <= start < first + pool.num_devices:
                 layers = stage.blocks[1] - stage.blocks[0]
-                yield f"{layers} layers on {end - start} x {pool.device.name}"
+                yield f"{layers} {'layer' if layers == 1 else 'layers'} on {end - start} x {pool.device.name}"
             first += pool.num_devices

@@ -15,9 +15,12 @@ def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     """The best plan with a pipeline, where ``answer`` has none for want of looking and it would be clearly faster.
 
     Only clusters are looked at whose scale-up domains are joined by slower links: inside one, a pipeline saves
-    little. ``answer`` has an estimate; ``pins`` are those that it was found under.
+    little. Where stages may differ pipelines are always searched. ``answer`` has an estimate; ``pins`` are those that
+    it was found under.
     """
     pins = pins or Pins()
+    if answer.cluster.others or pins.unequal_stages:
+        return None
     evaluator = Evaluator(answer.model, answer.cluster, answer.job)
     near = answer.plan.num_devices <= scale_up_size(answer.cluster)
     if near or answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins):

@@ -107,3 +107,8 @@ def test_the_stack_is_that_of_the_devices_unless_it_is_said() -> None:
     assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", Job(**job)).job.stack == "jax-xla"
     assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", Job(**job, stack="torch-eager")).job.stack == "torch-eager"
     assert plan("llama-3.2-1b", "dgx-h100:1", **job).job.stack == "torch-fsdp2"
+
+
+def test_what_is_no_model_is_refused_by_its_type() -> None:
+    with pytest.raises(InputError, match="not function; trace functions and modules with planner.from_jax"):
+        load_model(lambda x: x)  # type: ignore[arg-type]

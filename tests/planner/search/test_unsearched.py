@@ -32,3 +32,12 @@ def test_nothing_is_named_where_none_was_left_out_or_none_is_faster(cluster: str
     answer = plan("llama-2-7b", cluster, pins=pins, global_batch=64, seq_len=4096)
     assert faster_pipeline(answer, pins) is None
     assert not [warning for warning in answer.warnings if "--pipeline" in warning]
+
+
+def test_pipelines_over_pools_or_unlike_stages_were_searched_and_are_not_named() -> None:
+    pools = plan("llama-2-7b", "a100-4x-50g:2+a100-4x-50g:2", global_batch=64, seq_len=4096, pipeline=1)
+    assert faster_pipeline(pools) is None
+    unequal = Pins(unequal_stages=True)
+    assert (
+        faster_pipeline(plan("llama-2-7b", "a100-4x-50g:2", global_batch=64, seq_len=4096), unequal) is None
+    )
