@@ -61,10 +61,18 @@ class Entry(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Feasible candidates by objective, best first, and what the search can promise."""
+    """What a search found by its objective, best first, and what it can promise."""
 
     found: tuple[Found, ...]
+    """The best of the best families."""
+    fitting: tuple[Found, ...]
+    """All that were priced and fit."""
     optimality: Optimality
+
+
+def family_of(c: Candidate) -> tuple[object, ...]:
+    """What plans have in common that are told apart by details: degrees, sharding and recomputation."""
+    return (c.data, c.tensor, c.pipeline, c.context, c.expert, c.zero_stage, c.sharding, c.recompute)
 
 
 class Shortlist:
@@ -74,6 +82,7 @@ class Shortlist:
         """Keeps up to ``top`` families, while none is known of those whose bounds are ``below`` this value."""
         self._top = top
         self._best: dict[tuple[object, ...], tuple[tuple[float, ...], Found]] = {}
+        self._all: list[tuple[tuple[float, ...], Found]] = []
         self.threshold = below
 
     @property
@@ -84,10 +93,17 @@ class Shortlist:
     def _ranked(self) -> list[tuple[tuple[float, ...], Found]]:
         return sorted(self._best.values(), key=lambda entry: (entry[0], entry[1].candidate))
 
+    @property
+    def fitting(self) -> tuple[Found, ...]:
+        """All that were added, best first."""
+        return tuple(
+            answer for _, answer in sorted(self._all, key=lambda entry: (entry[0], entry[1].candidate))
+        )
+
     def add(self, value: tuple[float, ...], answer: Found) -> None:
-        """Keep ``answer`` if it is the best of its family: same degrees, sharding and recomputation."""
-        c = answer.candidate
-        family = (c.data, c.tensor, c.pipeline, c.context, c.expert, c.zero_stage, c.sharding, c.recompute)
+        """Keep ``answer``, in front if it is the best of its family."""
+        self._all.append((value, answer))
+        family = family_of(answer.candidate)
         if family not in self._best or value < self._best[family][0]:
             self._best[family] = (value, answer)
         ranked = self._ranked()
@@ -177,7 +193,7 @@ class Search:
         if not kept.best:
             return None, tight
         optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=total - priced)
-        return Outcome(kept.best, optimality), tight
+        return Outcome(kept.best, kept.fitting, optimality), tight
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""

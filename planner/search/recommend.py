@@ -7,7 +7,7 @@ from planner.evaluation.evaluator import Evaluator
 from planner.pipeline.generators import schedule_label, splits_backward, stage_to_rank
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan, StagePlan
-from planner.search.best_first import Found, Outcome, Progress, Search
+from planner.search.best_first import Found, Outcome, Progress, Search, family_of
 from planner.search.pins import check_pins
 from planner.search.placing import mesh_of, sharding_of
 from planner.search.polishing import polished
@@ -31,7 +31,8 @@ def recommended(
     outcome = search.run(top, progress)
     best, chosen = _stage_by_stage(search, outcome)
     estimate = evaluator.estimate(chosen)
-    others = [found for found in outcome.found if found is not best]
+    family = family_of(best.candidate)
+    others = [found for found in outcome.found if family_of(found.candidate) != family][: top - 1]
     ranked = outcome._replace(found=(best._replace(estimate=estimate), *others))
     return Plan(
         model=evaluator.model,
@@ -49,13 +50,14 @@ def recommended(
 def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
     """The best plan with its stages written out, once boundaries are moved and late stages recompute less.
 
-    Plans that are close come into it too, as they may gain more. Where the schedule is to be found, each gets its own.
+    Plans that are close come into it too, as they may gain more: the best of every family by what it recomputes, all
+    others by what moving boundaries may save. Where the schedule is to be found, each gets its own.
     """
     best, chosen, least = outcome.found[0], None, outcome.found[0].estimate.step_time_s
-    for found in outcome.found if search.objective == "time" else outcome.found[:1]:
-        saved = (
-            MOST_SAVED * found.estimate.time.get("recompute", 0.0) + MOST_MOVED * found.estimate.step_time_s
-        )
+    for found in outcome.fitting if search.objective == "time" else outcome.fitting[:1]:
+        saved = MOST_MOVED * found.estimate.step_time_s
+        if found in outcome.found:
+            saved += MOST_SAVED * found.estimate.time.get("recompute", 0.0)
         if search.pins.schedule == AUTOMATIC:
             saved += found.estimate.time.get("bubble", 0.0)
         if chosen is not None and found.estimate.step_time_s - saved > least:

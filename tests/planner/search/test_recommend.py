@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, small_llama
 
+import planner
 from cluster_specs.software import load_software
 from planner.errors import Infeasible
 from planner.evaluation import evaluate
@@ -104,6 +105,17 @@ def test_a_pin_makes_the_best_plan_no_faster(name: str, degree: int) -> None:
     except Infeasible:
         return
     assert step_time(pinned) >= step_time(answer_to(case)) * (1 - 1e-9)
+
+
+def test_pinning_the_stages_of_a_large_model_makes_its_best_plan_no_faster() -> None:
+    def seconds(**pins: int) -> float:
+        asked = {"tensor": 2, "context": 4, "pipeline": 4, "micro_batch": 1, **pins}
+        found = planner.plan("llama-3.1-70b", "dgx-h100:16", global_batch=1024, seq_len=8192, **asked)
+        assert found.estimate is not None
+        return found.estimate.step_time_s
+
+    best = seconds()
+    assert all(best <= seconds(virtual_stages=v) for v in range(1, 9))
 
 
 def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> None:
