@@ -9,8 +9,8 @@ Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,12 @@ _BITS = (1 << np.arange(MAX_AXES)).astype(np.uint8)
 
 COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 """By the number that stands for it in the code of a step."""
+
+_CODES = len(COLLECTIVE_OF) << 2 * MAX_AXES
+"""All codes are below this."""
+
+MOST_LAYOUTS = 250
+"""Of which the ways from each to each are worth keeping: those of arrays of five dims on three axes."""
 
 Codes = npt.NDArray[np.integer[Any]]
 
@@ -120,6 +126,11 @@ def share(mesh: NamedMesh, layout: Layout) -> float:
     return 1 / mesh.degree([a for a, d in enumerate(layout) if d >= 0])
 
 
+def shares(mesh: NamedMesh, layouts: Layouts) -> npt.NDArray[np.float64]:
+    """The same of many."""
+    return np.asarray(1 / np.where(layouts >= 0, mesh.sizes, 1).prod(axis=1))
+
+
 def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) -> tuple[Move, ...]:
     """Collectives, in order, that turn ``source`` into ``target``; axes by their numbers, as text.
 
@@ -131,12 +142,51 @@ def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) ->
 
 def step_of(mesh: NamedMesh, full_bytes: float, code: int) -> Move:
     """The collective that a code of `steps` stands for, on an array of ``full_bytes`` [B]."""
-    axes, split = _axes(code >> MAX_AXES & ALL), _axes(code & ALL)
+    axes, split = axes_of(code >> MAX_AXES & ALL), axes_of(code & ALL)
     kind = COLLECTIVE_OF[code >> 2 * MAX_AXES]
     return Move(kind, tuple(str(a) for a in axes), full_bytes / mesh.degree(split))
 
 
-def steps(sources: Sequence[Layout], targets: Sequence[Layout]) -> list[Codes]:
+class Ways(NamedTuple):
+    """How each of some layouts turns into each of others."""
+
+    codes: Codes
+    """[way, step]: codes of `steps`."""
+    which: Codes
+    """[source, target]: its way."""
+
+
+def ways(sources: Layouts, targets: Layouts) -> Ways:
+    """The `steps` of many moves, of which most take a way that others take too."""
+    dims, axes = 1 + max(sources.max(initial=0), targets.max(initial=0)), sources.shape[1]
+    if (dims + 1) ** axes > MOST_LAYOUTS:
+        return _ways(sources, targets)
+    every = _all_ways(int(dims), axes)
+    rows, columns = (_numbers(layouts, dims) for layouts in (sources, targets))
+    return Ways(every.codes, every.which[rows[:, None], columns])
+
+
+@lru_cache(maxsize=1 << 5)
+def _all_ways(dims: int, axes: int) -> Ways:
+    """Between all layouts of so many dims, whatever their sizes, by their `_numbers`."""
+    every = grid([range(WHOLE, dims)] * axes)
+    return _ways(every, every)
+
+
+def _numbers(layouts: Layouts, dims: int) -> Codes:
+    """Places of layouts in their `grid`; parts count as whole."""
+    worth = (dims + 1) ** np.arange(layouts.shape[1])[::-1]
+    return np.asarray((np.maximum(layouts, WHOLE) - WHOLE) @ worth)
+
+
+def _ways(sources: Layouts, targets: Layouts) -> Ways:
+    found = np.stack(steps(sources, targets), axis=-1)
+    packed = found.astype(np.int64) @ (_CODES ** np.arange(found.shape[-1]))
+    _, first, which = np.unique(packed, return_index=True, return_inverse=True)
+    return Ways(found.reshape(-1, found.shape[-1])[first], which.reshape(packed.shape))
+
+
+def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layouts) -> list[Codes]:
     """Step by step [source, target]: collectives that turn one into the other, each as a number, 0 for none.
 
     Local slices come first and gathers last; what goes from one dim to another goes by itself, as XLA's partitioner
@@ -224,9 +274,9 @@ def mask(where: npt.NDArray[np.bool_]) -> Codes:
     return np.asarray(where @ _BITS[: where.shape[-1]])
 
 
-def in_parts(sources: Sequence[Layout], targets: Sequence[Layout]) -> npt.NDArray[np.bool_]:
+def in_parts(sources: Layouts, targets: Layouts) -> npt.NDArray[np.bool_]:
     """[source, target]: whether one is in parts along an axis where the other is not."""
-    have, want = (mask(np.array(layouts) == PARTS) for layouts in (sources, targets))
+    have, want = (mask(layouts == PARTS) for layouts in (sources, targets))
     return np.asarray(have[:, None] != want[None, :])
 
 
@@ -237,13 +287,14 @@ def codes_of(collective: str, axes: Codes, split: Codes) -> Codes:
     return np.where(axes > 0, code, np.int16(0))
 
 
-def _axes(mask: int) -> tuple[int, ...]:
+def axes_of(mask: int) -> tuple[int, ...]:
+    """The axes that the bits of a number stand for."""
     return tuple(a for a in range(MAX_AXES) if mask >> a & 1)
 
 
 def _misplaced(before: int, after: int) -> int:
     """Axes that split a dim before or after, if an outer one comes or goes: then blocks change places."""
-    shorter, longer = sorted((_axes(before), _axes(after)), key=len)
+    shorter, longer = sorted((axes_of(before), axes_of(after)), key=len)
     return before | after if shorter and longer[: len(shorter)] != shorter else 0
 
 

@@ -19,11 +19,15 @@ from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
 from planner.tracing.layouts import (
+    ALL,
+    MAX_AXES,
     WHOLE,
     Codes,
     Layout,
     Layouts,
     NamedMesh,
+    Ways,
+    axes_of,
     codes_of,
     mask,
     moves,
@@ -107,8 +111,8 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
-    _steps: dict[tuple[float, int, int], float] = field(default_factory=dict, repr=False)
-    """By bytes of the whole array, code of a step, and times, over all of these [s]."""
+    _steps: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
+    """By collective and axes, as the code of a step has them, and bytes of its whole array, once [s]."""
     _products: dict[str, dict[tuple[int, ...], float]] = field(default_factory=dict, repr=False)
     """By type of the operands, and by rows, columns, depth and batch of one [s]."""
 
@@ -158,9 +162,12 @@ class ProgramPricer:
         size = self.full_bytes(name)
         return tuple(self._exchange(Move(m.collective, m.axes, m.full_bytes * size), times) for m in found)
 
-    def step_seconds(self, name: str, codes: Sequence[Codes], times: int) -> Array:
-        """Of moves of an array by the codes of their steps (`planner.tracing.layouts.steps`), over all times [s]."""
-        return self._step_seconds(self.full_bytes(name), codes, times)
+    def way_seconds(self, name: str, ways: Ways, times: int) -> Array:
+        """Of moves of an array, over all times [s]: [source, target]."""
+        seconds = np.zeros(len(ways.codes))
+        taken = np.flatnonzero(np.bincount(ways.which.ravel()))
+        seconds[taken] = self._step_seconds(self.full_bytes(name), ways.codes[taken].T, times)
+        return seconds[ways.which]
 
     def _step_seconds(self, full_bytes: float, codes: Iterable[Codes], times: int) -> Array:
         """Of all steps together; one array of codes for each."""
@@ -172,10 +179,10 @@ class ProgramPricer:
         for code in np.flatnonzero(np.bincount(codes.ravel())).tolist():
             if not code:
                 continue
-            key = full_bytes, code, times
-            if key not in self._steps:
-                self._steps[key] = self._collective(step_of(self.mesh, full_bytes, code)) * times
-            seconds[code] = self._steps[key]
+            how, local = code >> MAX_AXES, full_bytes / self.mesh.degree(axes_of(code & ALL))
+            if (how, local) not in self._steps:
+                self._steps[how, local] = self._collective(step_of(self.mesh, full_bytes, code))
+            seconds[code] = self._steps[how, local] * times
         return seconds
 
     def _exchange(self, move: Move, times: int) -> Exchange:

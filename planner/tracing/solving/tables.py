@@ -3,16 +3,16 @@
 A move depends on the layouts at its two ends only, of which there are far fewer than options.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.intra_op.problem import Array
-from planner.tracing.layouts import Codes, Layouts, as_layouts, distinct, in_parts, share, steps
+from planner.tracing.layouts import PARTS, WHOLE, Layout, Layouts, Ways, distinct, in_parts, shares, ways
 from planner.tracing.solving.concatenation import patterns_of
 from planner.tracing.solving.evaluation import held_share
 from planner.tracing.solving.nodes import (
@@ -33,11 +33,24 @@ from planner.tracing.solving.recomputing import Again
 
 Indices = npt.NDArray[np.intp]
 
-Spot = Any
-"""A layout of an array at a node, or None for no array; an option of a copy; the layouts of all that is kept."""
+HERE, AS_IT_LIES, NOWHERE = range(3)
+"""There is an array that lies so; there is one only if it lies so anyhow; there is none."""
 
-Spots = tuple[tuple[Spot, ...], Indices]
-"""Distinct ones at a node, and which of them each option has."""
+
+class Spots(NamedTuple):
+    """How an array can lie at a node."""
+
+    layouts: Layouts
+    """[spot, axis], each once"""
+    state: Indices
+    """[spot]: `HERE`, `AS_IT_LIES` or `NOWHERE`."""
+    of: Indices
+    """Per option, its spot."""
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """What all spots have in common that are the same, whoever's options have them."""
+        return self.layouts.tobytes(), self.state.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +77,8 @@ class Tables:
         self.pricer, self.nodes, self.options = pricer, nodes, options
         self.known: dict[tuple[object, ...], Array] = {}
         self.tables: dict[tuple[object, ...], Array] = {}
-        self.spots: dict[tuple[object, ...], Spots] = {}
-        self.steps: dict[tuple[object, ...], list[Codes]] = {}
+        self.spots: dict[object, Spots] = {}
+        self.ways: dict[tuple[bytes, bytes], Ways] = {}
 
     def seconds(self, node: int) -> Array:
         """Of each option of a node; copies are free, and what runs as one takes less than by itself."""
@@ -133,11 +146,10 @@ class Tables:
         """Part of an array that one device holds, by option."""
         key = ("share", id(choices), place)
         if key not in self.known:
-            how = ("left", id(choices), place)
-            arrays = choices.writes if isinstance(choices, Options) else ()
-            found, rows = self._spots(how, arrays[place:], lambda: [left_layout(o, place) for o in choices])
-            mesh = self.pricer.mesh
-            self.known[key] = np.array([0.0 if at is None else share(mesh, at) for at in found])[rows]
+            spots = self._made(choices, place)
+            self.known[key] = np.where(spots.state == NOWHERE, 0.0, shares(self.pricer.mesh, spots.layouts))[
+                spots.of
+            ]
         return self.known[key]
 
     def link(self, link: Link) -> Moves:
@@ -145,75 +157,89 @@ class Tables:
         before, after = self.options[link.source.node], self.options[link.target.node]
         if link.kept:
             place = link.target.place
-            left, rows = self._spots(
-                ("made", id(before), link.source.place),
-                before.writes[link.source.place :] if isinstance(before, Options) else (),
-                lambda: [left_layout(o, link.source.place) for o in before],
-            )
-            right, columns = self._spots(
-                ("kept", id(after), place), (), lambda: [kept_layout(o, place) for o in after]
-            )
+            left = self._made(before, link.source.place)
+            right = self._listed(("kept", id(after), place), (kept_layout(o, place) for o in after))
         elif link.joint:
             assert isinstance(before, Options)
             op = self.nodes.operations[link.source.node - len(self.nodes.inputs)]
             place = self.nodes.joints[link.target.node - self.nodes.first_joint].place
-            patterns = patterns_of(op, place, before.split)
-            left, rows = self._spots(("patterns", id(before), place), [patterns], tuple)
-            right, columns = self._spots(
-                ("pattern", id(after)), (), lambda: [getattr(o, "pattern", None) for o in after]
-            )
+            left = self._lying(patterns_of(op, place, before.split), ("patterns", id(before), place))
+            right = self._listed(("pattern", id(after)), (getattr(o, "pattern", None) for o in after))
         else:
-            left, rows = self._spots(
-                ("given", id(before), link.source.place, link.again, link.early),
-                before.writes[link.source.place :] if isinstance(before, Options) else (),
-                lambda: [given_layout(o, link) for o in before],
-            )
-            arrays = (after.writes if link.returned else after.reads) if isinstance(after, Options) else ()
-            right, columns = self._spots(
-                ("wanted", id(after), link.target.place, link.returned, link.copied),
-                arrays[link.target.place :],
-                lambda: [o if link.copied else wanted_layout(o, link) for o in after],
-            )
-        key = (left, right, self.pricer.full_bytes(link.value), link.times, link.kept or link.joint)
+            left = self._given(before, link)
+            right = self._wanted(after, link)
+        same = link.kept or link.joint
+        key = (left.key, right.key, self.pricer.full_bytes(link.value), link.times, same)
         if key not in self.tables:
-            self.tables[key] = self._seconds(link, left, right)
-        return Moves(self.tables[key], rows, columns)
+            self.tables[key] = _alike(left, right) if same else self._seconds(link, left, right)
+        return Moves(self.tables[key], left.of, right.of)
 
-    def _spots(
-        self, key: tuple[object, ...], arrays: Sequence[Layouts], found: Callable[[], Sequence[Spot]]
-    ) -> Spots:
-        """Distinct layouts (or options of a copy), and for each option which of them it has.
+    def _made(self, choices: NodeOptions, place: int) -> Spots:
+        if isinstance(choices, Options):
+            return self._lying(choices.writes[place])
+        return self._listed(("made", id(choices), place), (left_layout(o, place) for o in choices))
 
-        Of the first of ``arrays`` [option, axis], or of what is ``found`` option by option.
-        """
+    def _given(self, choices: NodeOptions, link: Link) -> Spots:
+        if isinstance(choices, Options):
+            return self._lying(choices.writes[link.source.place])
+        key = ("given", id(choices), link.source.place, link.again, link.early)
+        return self._listed(key, (given_layout(o, link) for o in choices))
+
+    def _wanted(self, choices: NodeOptions, link: Link) -> Spots:
+        if isinstance(choices, Options):
+            return self._lying((choices.writes if link.returned else choices.reads)[link.target.place])
+        key = ("wanted", id(choices), link.target.place, link.returned, link.copied)
+        found = (o if link.copied and isinstance(o, CopyOption) else wanted_layout(o, link) for o in choices)
+        return self._listed(key, found)
+
+    def _lying(self, layouts: Layouts, name: object = None) -> Spots:
+        """Of an array of each of many options, [option, axis]; by a name where it is made up."""
+        key = name or id(layouts)
         if key not in self.spots:
-            if len(arrays):
-                layouts, places = distinct(arrays[0])
-                self.spots[key] = as_layouts(layouts), places
-            else:
-                seen: dict[Spot, int] = {}
-                which = [seen.setdefault(layout, len(seen)) for layout in found()]
-                self.spots[key] = tuple(seen), np.array(which, dtype=np.intp)
+            found, of = distinct(layouts)
+            self.spots[key] = Spots(found, np.zeros(len(found), np.intp), of)
         return self.spots[key]
 
-    def _seconds(self, link: Link, left: Sequence[Spot], right: Sequence[Spot]) -> Array:
+    def _listed(self, key: tuple[object, ...], found: Iterable[Layout | CopyOption | None]) -> Spots:
+        """Of layouts, options of copies, or nothing, option by option."""
+        if key not in self.spots:
+            self.spots[key] = _spots(found, len(self.pricer.mesh.sizes))
+        return self.spots[key]
+
+    def _seconds(self, link: Link, left: Spots, right: Spots) -> Array:
         """[source, target] [s]; ``inf`` is forbidden (`planner.tracing.solving.nodes.refused`)."""
-        if link.kept or link.joint:
-            return np.array([[0.0 if t in (None, s) else np.inf for t in right] for s in left])
-        there = [i for i, s in enumerate(left) if s is not None]
-        wanted = [j for j, t in enumerate(right) if t is not None]
-        have = tuple(s for s in left if s is not None)
-        want = tuple(t.layout if isinstance(t, CopyOption) else t for t in right if t is not None)
-        seconds = np.zeros((len(left), len(right)))
-        seconds[:, wanted] = np.inf
-        if (have, want) not in self.steps:
-            self.steps[have, want] = steps(have, want)
-        moved = self.pricer.step_seconds(link.value, self.steps[have, want], link.times)
-        moved[in_parts(have, want)] = np.inf
-        if link.copied:
-            number = {layout: i for i, layout in enumerate(dict.fromkeys((*have, *want)))}
-            lies, shown = (np.array([number[layout] for layout in layouts]) for layouts in (have, want))
-            claims = np.array([isinstance(t, CopyOption) and not t.held for t in right])
-            moved[(lies[:, None] != shown[None, :]) & claims] = np.inf
-        seconds[np.ix_(there, wanted)] = moved
+        ends = left.layouts.tobytes(), right.layouts.tobytes()
+        if ends not in self.ways:
+            self.ways[ends] = ways(left.layouts, right.layouts)
+        seconds = self.pricer.way_seconds(link.value, self.ways[ends], link.times)
+        if PARTS in left.layouts or PARTS in right.layouts:
+            seconds[in_parts(left.layouts, right.layouts)] = np.inf
+        if (right.state == AS_IT_LIES).any():
+            seconds[~_same(left, right) & (right.state == AS_IT_LIES)] = np.inf
+        seconds[left.state == NOWHERE] = np.inf
+        seconds[:, right.state == NOWHERE] = 0.0
         return seconds
+
+
+def _spots(found: Iterable[Layout | CopyOption | None], axes: int) -> Spots:
+    seen: dict[tuple[Layout, int], int] = {}
+    of = [seen.setdefault(_spot(option, axes), len(seen)) for option in found]
+    layouts, state = zip(*seen, strict=True)
+    return Spots(np.array(layouts), np.array(state, np.intp), np.array(of, np.intp))
+
+
+def _spot(option: Layout | CopyOption | None, axes: int) -> tuple[Layout, int]:
+    if option is None:
+        return (WHOLE,) * axes, NOWHERE
+    if isinstance(option, CopyOption):
+        return option.layout, HERE if option.held else AS_IT_LIES
+    return option, HERE
+
+
+def _alike(left: Spots, right: Spots) -> Array:
+    """Of what goes with nothing else: free, or forbidden."""
+    return np.where(_same(left, right) | (right.state == NOWHERE), 0.0, np.inf)
+
+
+def _same(left: Spots, right: Spots) -> npt.NDArray[np.bool_]:
+    return np.asarray((left.layouts[:, None] == right.layouts).all(axis=-1))
