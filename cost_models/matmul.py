@@ -31,8 +31,7 @@ def matmul_seconds(
     rate; `tiled_seconds` (GPU) or `systolic_seconds` (TPU) adds the waste. An empty product takes no time.
     Raises ``InputError`` where the device has no rate for ``dtype``.
     """
-    narrow = {"fp8": device.efficiency.fp8, "fp4": device.efficiency.fp4}
-    rate = peak(device, dtype) * device.efficiency.matmul * narrow.get(dtype, 1.0)
+    rate = sustained_rate(device, dtype)
     if min(m, n, k, batch) <= 0:
         return ComputeTime()
     if device.kind == "tpu":
@@ -42,6 +41,12 @@ def matmul_seconds(
         arithmetic = tiled_seconds(m, n, k, batch, device, rate * share)
     traffic = batch * (m * k + k * n + m * n) * bytes_per_element
     return kernel_time(arithmetic, memory_seconds(traffic, device), device.kernel_launch)
+
+
+def sustained_rate(device: DeviceSpec, dtype: str) -> float:
+    """Of large products [FLOP/s]; raises ``InputError`` where the device has no rate for ``dtype``."""
+    narrow = {"fp8": device.efficiency.fp8, "fp4": device.efficiency.fp4}
+    return peak(device, dtype) * device.efficiency.matmul * narrow.get(dtype, 1.0)
 
 
 def cast_seconds(elements: float, device: DeviceSpec, dtype: str) -> ComputeTime:

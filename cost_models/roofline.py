@@ -64,9 +64,14 @@ def arithmetic_intensity(flops: float, num_bytes: float) -> float:
     return flops / num_bytes
 
 
+def sustained_bandwidth(device: DeviceSpec) -> float:
+    """Of the device's memory [B/s]."""
+    return device.memory_bandwidth * device.efficiency.memory
+
+
 def memory_seconds(num_bytes: float, device: DeviceSpec) -> float:
     """``bytes / (bandwidth * sustained fraction)`` [s]; no launch."""
-    return num_bytes / (device.memory_bandwidth * device.efficiency.memory)
+    return num_bytes / sustained_bandwidth(device)
 
 
 def stream_seconds(num_bytes: float, device: DeviceSpec) -> ComputeTime:

@@ -7,7 +7,7 @@ Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ _BITS = (1 << np.arange(MAX_AXES)).astype(np.uint8)
 COLLECTIVE_OF = ("", "send", "all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 """By the number that stands for it in the code of a step."""
 
-_CODES = len(COLLECTIVE_OF) << 2 * MAX_AXES
+CODES = len(COLLECTIVE_OF) << 2 * MAX_AXES
 """All codes are below this."""
 
 MOST_LAYOUTS = 250
@@ -92,11 +92,29 @@ class NamedMesh:
         return self._groups[key]
 
 
+def degrees(sizes: Sequence[int], axes: npt.NDArray[np.bool_]) -> Codes:
+    """Devices in groups over some of the axes, [..., axis]."""
+    return _degrees(tuple(sizes))[mask(axes)]
+
+
+@lru_cache(maxsize=1 << 5)
+def _degrees(sizes: tuple[int, ...]) -> Codes:
+    """By the axes as the bits of a number."""
+    return np.array([math.prod(sizes[a] for a in axes_of(m)) for m in range(1 << len(sizes))])
+
+
+def among(layouts: Layouts, numbers: Collection[int]) -> npt.NDArray[np.bool_]:
+    """Whether entries are among some dims or factors."""
+    chosen = np.zeros(max((*numbers, int(layouts.max(initial=0)))) + 1 - PARTS, np.bool_)
+    chosen[list(numbers)] = True
+    return chosen[layouts]
+
+
 def divides(numbers: Layouts, sizes: Sequence[int], extents: Mapping[int, int]) -> npt.NDArray[np.bool_]:
     """[layout]: whether each dim's extent divides evenly by the axes that split it."""
     evenly = np.ones(len(numbers), np.bool_)
     for number, extent in extents.items():
-        evenly &= extent % np.where(numbers == number, sizes, 1).prod(axis=1) == 0
+        evenly &= extent % degrees(sizes, numbers == number) == 0
     return evenly
 
 
@@ -128,7 +146,7 @@ def share(mesh: NamedMesh, layout: Layout) -> float:
 
 def shares(mesh: NamedMesh, layouts: Layouts) -> npt.NDArray[np.float64]:
     """The same of many."""
-    return np.asarray(1 / np.where(layouts >= 0, mesh.sizes, 1).prod(axis=1))
+    return np.asarray(1 / degrees(mesh.sizes, layouts >= 0))
 
 
 def moves(mesh: NamedMesh, full_bytes: float, source: Layout, target: Layout) -> tuple[Move, ...]:
@@ -181,7 +199,7 @@ def _numbers(layouts: Layouts, dims: int) -> Codes:
 
 def _ways(sources: Layouts, targets: Layouts) -> Ways:
     found = np.stack(steps(sources, targets), axis=-1)
-    packed = found.astype(np.int64) @ (_CODES ** np.arange(found.shape[-1]))
+    packed = found.astype(np.int64) @ (CODES ** np.arange(found.shape[-1]))
     _, first, which = np.unique(packed, return_index=True, return_inverse=True)
     return Ways(found.reshape(-1, found.shape[-1])[first], which.reshape(packed.shape))
 

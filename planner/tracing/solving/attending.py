@@ -17,7 +17,7 @@ from cost_models.compute import stream_seconds
 from cost_models.constants import constants
 from planner.intra_op.problem import Array
 from planner.sharding.context import Steps, ring_exposed
-from planner.tracing.layouts import Codes, Layouts, NamedMesh, mask
+from planner.tracing.layouts import Codes, Layouts, NamedMesh, among, degrees, mask
 from planner.tracing.program import Attention, Operation, elements
 from planner.tracing.solving.options import Options
 from planner.tracing.solving.rings import Ring, loops_of, positions, ring_of
@@ -117,7 +117,7 @@ class Attending:
 
     def _cut(self, split: Layouts, loops: set[int]) -> Codes:
         """Parts into which loops are cut, [option]."""
-        return np.asarray(np.where(np.isin(split, list(loops)), self.mesh.sizes, 1).prod(axis=1))
+        return degrees(self.mesh.sizes, among(split, loops))
 
     def _blocks(self, ring: Ring) -> Array:
         """[option, 4]: as `_Blocks`."""

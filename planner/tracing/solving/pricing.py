@@ -14,12 +14,14 @@ import numpy as np
 
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import matmul_seconds, memory_seconds, stream_seconds
+from cost_models.compute import memory_seconds, stream_seconds
+from cost_models.products import products_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
 from planner.tracing.layouts import (
     ALL,
+    CODES,
     MAX_AXES,
     WHOLE,
     Codes,
@@ -27,8 +29,10 @@ from planner.tracing.layouts import (
     Layouts,
     NamedMesh,
     Ways,
+    among,
     axes_of,
     codes_of,
+    degrees,
     mask,
     moves,
     share,
@@ -111,10 +115,10 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
-    _steps: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
-    """By collective and axes, as the code of a step has them, and bytes of its whole array, once [s]."""
-    _products: dict[str, dict[tuple[int, ...], float]] = field(default_factory=dict, repr=False)
-    """By type of the operands, and by rows, columns, depth and batch of one [s]."""
+    _steps: dict[float, Array] = field(default_factory=dict, repr=False)
+    """By bytes of a whole array: of each code, once [s]; NaN if not known."""
+    _once: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
+    """By collective and axes, as codes have them, and bytes of what these do not split, once [s]."""
 
     def full_bytes(self, name: str) -> float:
         """Bytes of a whole array [B]."""
@@ -171,19 +175,20 @@ class ProgramPricer:
 
     def _step_seconds(self, full_bytes: float, codes: Iterable[Codes], times: int) -> Array:
         """Of all steps together; one array of codes for each."""
-        return np.asarray(sum(self._prices(full_bytes, step, times)[step] for step in codes))
+        steps = list(codes)
+        prices = self._prices(full_bytes, np.concatenate(steps)) * times
+        return np.asarray(sum(prices[step] for step in steps))
 
-    def _prices(self, full_bytes: float, codes: Codes, times: int) -> Array:
-        """By code, of those that there are [s]."""
-        seconds = np.zeros(1 + codes.max(initial=0))
-        for code in np.flatnonzero(np.bincount(codes.ravel())).tolist():
-            if not code:
-                continue
+    def _prices(self, full_bytes: float, codes: Codes) -> Array:
+        """By code, of those that there are, once [s]."""
+        prices = self._steps.setdefault(full_bytes, np.where(np.arange(CODES) == 0, 0.0, np.nan))
+        present = np.flatnonzero(np.bincount(codes, minlength=CODES))
+        for code in present[np.isnan(prices[present])].tolist():
             how, local = code >> MAX_AXES, full_bytes / self.mesh.degree(axes_of(code & ALL))
-            if (how, local) not in self._steps:
-                self._steps[how, local] = self._collective(step_of(self.mesh, full_bytes, code))
-            seconds[code] = self._steps[how, local] * times
-        return seconds
+            if (how, local) not in self._once:
+                self._once[how, local] = self._collective(step_of(self.mesh, full_bytes, code))
+            prices[code] = self._once[how, local]
+        return prices
 
     def _exchange(self, move: Move, times: int) -> Exchange:
         key = (move, times)
@@ -224,7 +229,7 @@ class ProgramPricer:
         ring = ring_of(op)
         for reduction in op.reductions:
             at = options.split if ring is None else ring.along(reduction.dims, options.split)
-            over, split = (mask(np.isin(at, fs)) for fs in (reduction.over, reduction.dims))
+            over, split = (mask(among(at, fs)) for fs in (reduction.over, reduction.dims))
             size = elements(op.sizes[f] for f in reduction.dims) * element_bytes(reduction.dtype)
             yield size, codes_of("all_reduce", over, split)[:, None]
 
@@ -240,10 +245,8 @@ class ProgramPricer:
 
     def _local(self, names: Sequence[str], layouts: Sequence[Layouts]) -> Array:
         """Bytes on one device of arrays together, [option] [B]."""
-        sizes = np.array(self.mesh.sizes)
         shares = (
-            self.full_bytes(n) / np.where(w >= 0, sizes, 1).prod(axis=1)
-            for n, w in zip(names, layouts, strict=True)
+            self.full_bytes(n) / degrees(self.mesh.sizes, w >= 0) for n, w in zip(names, layouts, strict=True)
         )
         return np.asarray(sum(shares, np.zeros(1)))
 
@@ -252,7 +255,7 @@ class ProgramPricer:
 
     def _extent(self, op: Operation, options: Options, factors: Collection[int]) -> Codes:
         """Rounds of loops together on one device, [option]."""
-        split = np.where(np.isin(options.split, list(factors)), self.mesh.sizes, 1).prod(axis=1)
+        split = degrees(self.mesh.sizes, among(options.split, factors))
         return np.asarray(elements(op.sizes[f] for f in factors) // split)
 
     def saved_as_one(self, ops: Sequence[Operation], options: Sequence[Options], place: int) -> Array:
@@ -285,15 +288,7 @@ class ProgramPricer:
     def _multiplied(self, op: Operation, loops: Codes) -> Array:
         """Seconds of products of these sizes, of the operator's types."""
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
-        rate = self._rate(dtype)
-        device, size = self.mesh.cluster.device, element_bytes(dtype)
-        known = self._products.setdefault(dtype, {})
-        each = list(map(tuple, loops.tolist()))
-        for one in dict.fromkeys(each):
-            if one not in known:
-                rows, columns, depth, batch = one
-                known[one] = matmul_seconds(rows, columns, depth, device, rate, batch, size).seconds
-        return np.array([known[one] for one in each])
+        return products_seconds(loops, self.mesh.cluster.device, self._rate(dtype), element_bytes(dtype))
 
     def _rate(self, dtype: str) -> str:
         known = self.mesh.cluster.device.peak_flops_per_second

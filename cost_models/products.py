@@ -1,0 +1,64 @@
+"""Seconds of many matrix products at once: `cost_models.matmul.matmul_seconds` in arrays, equal to the last bit.
+
+To lay a program out on a mesh takes hundreds of products of their own sizes, which one by one take longer than all
+that is decided about them.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster_specs.cluster import DeviceSpec
+from cost_models.matmul import ACCUMULATOR_BYTES, alignment_share, sustained_rate, tile_shapes
+from cost_models.roofline import sustained_bandwidth
+
+Counts = npt.NDArray[np.integer[Any]]
+Seconds = npt.NDArray[np.float64]
+
+
+def products_seconds(shapes: Counts, device: DeviceSpec, dtype: str, bytes_per_element: float = 2) -> Seconds:
+    """Of products with ``shapes`` [product, 4] of rows, columns, depth and batch [s].
+
+    Raises ``InputError`` where the device has no rate for ``dtype``.
+    """
+    m, n, k, batch = shapes.T
+    rate = sustained_rate(device, dtype)
+    if device.kind == "tpu":
+        arithmetic = _systolic_seconds(shapes, rate, device.tile)
+    else:
+        arithmetic = _tiled_seconds(shapes, device, rate * _alignment_shares(n, k, bytes_per_element))
+    memory = batch * (m * k + k * n + m * n) * bytes_per_element / sustained_bandwidth(device)
+    longest = np.maximum(np.maximum(arithmetic, memory), device.kernel_launch)
+    return np.where(shapes.min(axis=1) <= 0, 0.0, longest)
+
+
+def _tiled_seconds(shapes: Counts, device: DeviceSpec, rate: Seconds) -> Seconds:
+    """By the best tile; arrays are [tile, product]."""
+    m, n, k, batch = shapes.T
+    units = device.compute_units
+    rows, columns, share = (np.array(each)[:, None] for each in zip(*tile_shapes(device.tile), strict=True))
+    waves, rest = np.divmod(batch * -(-m // rows) * -(-n // columns), units)
+    seconds = 2.0 * rows * columns * k / (rate * share / units)
+    partial_sums = 2 * units * rows * columns * ACCUMULATOR_BYTES / sustained_bandwidth(device)
+    last = np.where(rest > 0, np.minimum(seconds, seconds * rest / units + partial_sums), 0.0)
+    return np.asarray((waves * seconds + last).min(axis=0))
+
+
+def _systolic_seconds(shapes: Counts, rate: float, tile: tuple[int, int]) -> Seconds:
+    m, n, k, batch = shapes.T
+    rows, columns = tile
+
+    def padded(streamed: Counts, held: Counts) -> Counts:
+        return np.asarray(np.maximum(rows, 8 * -(-streamed // 8)) * columns * -(-held // columns))
+
+    depth = rows * -(-k // rows)
+    return np.asarray(2.0 * batch * depth * np.minimum(padded(m, n), padded(n, m)) / rate)
+
+
+def _alignment_shares(n: Counts, k: Counts, bytes_per_element: float) -> Seconds:
+    """Looked up by the largest power of two that divides both: there are few."""
+    both = np.maximum(n | k, 1)
+    powers, which = np.unique(both & -both, return_inverse=True)
+    shares = [alignment_share(power, power, bytes_per_element) for power in powers.tolist()]
+    return np.array(shares)[which]
