@@ -305,7 +305,7 @@ class Relaxation:
             first = self._layout.first[level.nodes] - level.strategies.start
             owner = self._layout.owner[level.strategies] - level.nodes.start
             best = np.flatnonzero(scores == np.minimum.reduceat(scores, first)[owner])
-            _, earliest = np.unique(owner[best], return_index=True)
+            earliest = np.flatnonzero(np.diff(owner[best], prepend=-1))
             choice[level.nodes] = best[earliest] - first
         return choice
 

@@ -105,7 +105,9 @@ class _Known:
             before, value = value, lift()
             late = time.monotonic() > self.deadline
             gain = (value - before) / abs(value) if value and not late else 0.0
-        self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
+        self.floor = max(self.floor, value - MARGIN * abs(value))
+        if not self.proven:
+            self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
     def _sweep(self) -> float:
         for _ in range(SWEEPS):
@@ -140,10 +142,12 @@ class _Known:
         """The choice that the messages favour, right after a sweep."""
         choice = self.relaxation.decode()
         cost = self.network.cost(choice)
-        if np.isfinite(cost) and not violated(
-            self.network, demand(self.network, one_hot(self.network, choice))
-        ):
+        if np.isfinite(cost) and self._fits(choice):
             self.take(NetworkAnswer(choice, cost, -np.inf))
+
+    def _fits(self, choice: dict[int, int]) -> bool:
+        network = self.network
+        return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
 
 
 def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer:

@@ -9,7 +9,7 @@ Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,9 +85,10 @@ class NamedMesh:
 
     def group(self, axes: Sequence[int]) -> CommGroup:
         """The devices that differ only in their places along some axes."""
-        key = tuple(sorted(a for a in axes if self.sizes[a] > 1))
+        key = tuple(axes)
         if key not in self._groups:
-            spans = [(self.sizes[a], math.prod(self.sizes[a + 1 :])) for a in reversed(key)]
+            wide = sorted(a for a in axes if self.sizes[a] > 1)
+            spans = [(self.sizes[a], math.prod(self.sizes[a + 1 :])) for a in reversed(wide)]
             self._groups[key] = comm_group(self.cluster, tuple(spans))
         return self._groups[key]
 
@@ -305,6 +306,7 @@ def codes_of(collective: str, axes: Codes, split: Codes) -> Codes:
     return np.where(axes > 0, code, np.int16(0))
 
 
+@cache
 def axes_of(mask: int) -> tuple[int, ...]:
     """The axes that the bits of a number stand for."""
     return tuple(a for a in range(MAX_AXES) if mask >> a & 1)

@@ -22,6 +22,7 @@ from planner.sharding.resharding import Move
 from planner.tracing.layouts import (
     ALL,
     CODES,
+    COLLECTIVE_OF,
     MAX_AXES,
     WHOLE,
     Codes,
@@ -186,7 +187,8 @@ class ProgramPricer:
         for code in present[np.isnan(prices[present])].tolist():
             how, local = code >> MAX_AXES, full_bytes / self.mesh.degree(axes_of(code & ALL))
             if (how, local) not in self._once:
-                self._once[how, local] = self._collective(step_of(self.mesh, full_bytes, code))
+                collective, group = COLLECTIVE_OF[how >> MAX_AXES], self.mesh.group(axes_of(how & ALL))
+                self._once[how, local] = COLLECTIVES[collective](local, group).seconds
             prices[code] = self._once[how, local]
         return prices
 
