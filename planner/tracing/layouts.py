@@ -140,6 +140,16 @@ def distinct(found: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
     return which[:, None] // worth % base + PARTS, (np.cumsum(present) - 1)[numbers]
 
 
+def different(rows: Codes) -> tuple[Codes, npt.NDArray[np.intp]]:
+    """Each of some rows of counts once, and for each row which of them it is."""
+    base = 1 + rows.max(axis=0, initial=0)
+    if math.prod(base.tolist()) >= 1 << 62:
+        return rows, np.arange(len(rows))
+    numbers = rows @ np.cumprod([1, *base[:-1]])
+    _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+    return rows[first], which
+
+
 def share(mesh: NamedMesh, layout: Layout) -> float:
     """Part of the array that one device holds."""
     return 1 / mesh.degree([a for a, d in enumerate(layout) if d >= 0])

@@ -17,7 +17,7 @@ from cost_models.compute import stream_seconds
 from cost_models.constants import constants
 from planner.intra_op.problem import Array
 from planner.sharding.context import Steps, ring_exposed
-from planner.tracing.layouts import Codes, Layouts, NamedMesh, among, degrees, mask
+from planner.tracing.layouts import Codes, Layouts, NamedMesh, among, degrees, different, mask
 from planner.tracing.program import Attention, Operation, elements
 from planner.tracing.solving.options import Options
 from planner.tracing.solving.rings import Ring, loops_of, positions, ring_of
@@ -74,9 +74,9 @@ class Attending:
     def seconds(self) -> Array:
         """Of computing, per run [s]: [option]."""
         loops = self._loops()
-        distinct, place = np.unique(loops, axis=0, return_inverse=True)
+        distinct, place = different(loops)
         found = [self._computed(*self._shape(row)) for row in distinct.tolist()]
-        return np.array(found)[place.ravel()]
+        return np.array(found)[place]
 
     def passed(self) -> Iterator[Passed]:
         """Everything that goes round, in order."""

@@ -34,6 +34,7 @@ from planner.tracing.layouts import (
     axes_of,
     codes_of,
     degrees,
+    different,
     mask,
     moves,
     share,
@@ -290,7 +291,9 @@ class ProgramPricer:
     def _multiplied(self, op: Operation, loops: Codes) -> Array:
         """Seconds of products of these sizes, of the operator's types."""
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
-        return products_seconds(loops, self.mesh.cluster.device, self._rate(dtype), element_bytes(dtype))
+        each, which = different(loops)
+        device, rate = self.mesh.cluster.device, self._rate(dtype)
+        return products_seconds(each, device, rate, element_bytes(dtype))[which]
 
     def _rate(self, dtype: str) -> str:
         known = self.mesh.cluster.device.peak_flops_per_second

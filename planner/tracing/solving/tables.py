@@ -19,6 +19,7 @@ from planner.tracing.solving.nodes import (
     AgainOption,
     CopyOption,
     Link,
+    NodeOption,
     NodeOptions,
     Nodes,
     given_layout,
@@ -122,11 +123,9 @@ class Tables:
         else:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
         states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
-        free = np.zeros(len(choices), np.bool_)
-        if not isinstance(choices, Options):
-            free = np.array([isinstance(o, CopyOption) and not o.held for o in choices])
+        held = isinstance(choices, Options) or np.array([_is_held(o) for o in choices])
         return tuple(
-            np.where(free, 0.0, self._shares(choices, k) * (self.pricer.full_bytes(name) * states))
+            np.where(held, self._shares(choices, k) * (self.pricer.full_bytes(name) * states), 0.0)
             for k, name in enumerate(outputs)
         )
 
@@ -177,20 +176,34 @@ class Tables:
     def _made(self, choices: NodeOptions, place: int) -> Spots:
         if isinstance(choices, Options):
             return self._lying(choices.writes[place])
+        if not isinstance(choices[0], AgainOption):
+            return self._whole(choices)
         return self._listed(("made", id(choices), place), (left_layout(o, place) for o in choices))
 
     def _given(self, choices: NodeOptions, link: Link) -> Spots:
-        if isinstance(choices, Options):
-            return self._lying(choices.writes[link.source.place])
+        if not isinstance(choices[0], AgainOption):
+            return self._made(choices, link.source.place)
         key = ("given", id(choices), link.source.place, link.again, link.early)
         return self._listed(key, (given_layout(o, link) for o in choices))
 
     def _wanted(self, choices: NodeOptions, link: Link) -> Spots:
         if isinstance(choices, Options):
             return self._lying((choices.writes if link.returned else choices.reads)[link.target.place])
-        key = ("wanted", id(choices), link.target.place, link.returned, link.copied)
-        found = (o if link.copied and isinstance(o, CopyOption) else wanted_layout(o, link) for o in choices)
-        return self._listed(key, found)
+        if not isinstance(choices[0], AgainOption):
+            return self._whole(choices, link.copied)
+        key = ("wanted", id(choices), link.target.place)
+        return self._listed(key, (wanted_layout(o, link) for o in choices))
+
+    def _whole(self, choices: NodeOptions, copied: bool = False) -> Spots:
+        """Of an input or a copy, whose options are layouts; ``copied`` tells those apart that are not held."""
+        key = ("whole", id(choices), copied)
+        if key not in self.spots:
+            layouts = np.array([made_layout(o, 0) for o in choices])
+            state = np.array([HERE if _is_held(o) else AS_IT_LIES for o in choices])
+            self.spots[key] = (
+                Spots(layouts, state, np.arange(len(choices))) if copied else self._lying(layouts, (*key, 0))
+            )
+        return self.spots[key]
 
     def _lying(self, layouts: Layouts, name: object = None) -> Spots:
         """Of an array of each of many options, [option, axis]; by a name where it is made up."""
@@ -200,8 +213,8 @@ class Tables:
             self.spots[key] = Spots(found, np.zeros(len(found), np.intp), of)
         return self.spots[key]
 
-    def _listed(self, key: tuple[object, ...], found: Iterable[Layout | CopyOption | None]) -> Spots:
-        """Of layouts, options of copies, or nothing, option by option."""
+    def _listed(self, key: tuple[object, ...], found: Iterable[Layout | None]) -> Spots:
+        """Of layouts, or of none, option by option."""
         if key not in self.spots:
             self.spots[key] = _spots(found, len(self.pricer.mesh.sizes))
         return self.spots[key]
@@ -221,19 +234,16 @@ class Tables:
         return seconds
 
 
-def _spots(found: Iterable[Layout | CopyOption | None], axes: int) -> Spots:
-    seen: dict[tuple[Layout, int], int] = {}
-    of = [seen.setdefault(_spot(option, axes), len(seen)) for option in found]
-    layouts, state = zip(*seen, strict=True)
-    return Spots(np.array(layouts), np.array(state, np.intp), np.array(of, np.intp))
+def _spots(found: Iterable[Layout | None], axes: int) -> Spots:
+    seen: dict[Layout | None, int] = {}
+    of = [seen.setdefault(layout, len(seen)) for layout in found]
+    layouts = np.array([(WHOLE,) * axes if layout is None else layout for layout in seen])
+    state = np.array([NOWHERE if layout is None else HERE for layout in seen])
+    return Spots(layouts, state, np.array(of, np.intp))
 
 
-def _spot(option: Layout | CopyOption | None, axes: int) -> tuple[Layout, int]:
-    if option is None:
-        return (WHOLE,) * axes, NOWHERE
-    if isinstance(option, CopyOption):
-        return option.layout, HERE if option.held else AS_IT_LIES
-    return option, HERE
+def _is_held(option: NodeOption) -> bool:
+    return not isinstance(option, CopyOption) or option.held
 
 
 def _alike(left: Spots, right: Spots) -> Array:
