@@ -8,6 +8,7 @@ is a bound of the whole.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +62,14 @@ class NetworkAnswer:
     """No choice that fits costs less."""
 
 
-def solve_network(network: Network, deadline: float) -> NetworkAnswer:
+def solve_network(
+    network: Network, deadline: float, below: float = np.inf, prices: Mapping[int, float] | None = None
+) -> NetworkAnswer:
     """The cheapest choice of ``network``, which is used up, that is found before the clock says ``deadline``.
+
+    Where a choice is known that costs ``below``, only cheaper ones are looked for: the answer may be a dearer one,
+    or none at ``inf``, and its bound is no higher than that. ``prices`` of memory, by original row, are where
+    messages start from.
 
     Costs are integers, so that a bound within one of the cost proves it; where the integer program decides,
     that is to the tolerance of its solver, about 1e-9 of the cost. A first choice is looked for even if that
@@ -70,29 +77,32 @@ def solve_network(network: Network, deadline: float) -> NetworkAnswer:
     """
     now = time.monotonic()
     shrink(network, now + REDUCING * (deadline - now))
-    solver = _Anytime(network, deadline)
+    solver = _Anytime(network, deadline, below, prices or {})
     solver.run()
+    if solver.found is None and below < np.inf:
+        return NetworkAnswer({}, np.inf, min(solver.lower_bound, below))
     if solver.found is None and solver.lower_bound < np.inf:
         shrink(network)
-        solver = _Anytime(network, deadline)
+        solver = _Anytime(network, deadline, below, prices or {})
         solver.run()
     if solver.found is None:
         if solver.lower_bound == np.inf:
             raise Infeasible("no choice of strategies is allowed and fits in memory")
         raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
     cost = solver.found.cost
-    bound = cost if solver.lower_bound > cost - 1 else solver.lower_bound
+    bound = min(cost if solver.lower_bound > cost - 1 else solver.lower_bound, below)
     return NetworkAnswer(network.expand(solver.found.choice), cost, bound)
 
 
 class _Anytime:
     """The best choice so far, in positions of the core, and the bound so far."""
 
-    def __init__(self, core: Network, deadline: float) -> None:
+    def __init__(self, core: Network, deadline: float, below: float, prices: Mapping[int, float]) -> None:
         self.core = core
         self.deadline = deadline
+        self.below = below
         self.proof = core.copy()
-        self.relaxation = Relaxation(self.proof, {})
+        self.relaxation = Relaxation(self.proof, prices)
         self.found: Found | None = None
         self.searches = 0
         self.lower_bound = core.constant
@@ -131,9 +141,13 @@ class _Anytime:
             frugal.sweep()
             self._consider(greedy(frugal))
 
+    @property
+    def cutoff(self) -> float:
+        """Only choices below this are looked for."""
+        return self.below if self.found is None else min(self.found.cost, self.below)
+
     def _open(self) -> bool:
-        unproven = self.found is None or self.lower_bound <= self.found.cost - 1
-        return unproven and time.monotonic() < self.deadline
+        return self.lower_bound <= self.cutoff - 1 and time.monotonic() < self.deadline
 
     def _soon(self, share: float) -> float:
         now = time.monotonic()
@@ -145,10 +159,9 @@ class _Anytime:
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
             before = self.relaxation.value()
-            cost = self.found.cost if self.found else np.inf
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
-                self.relaxation.reprice(value, _aim(value, cost))
+                self.relaxation.reprice(value, _aim(value, self.cutoff))
                 self.relaxation.sweep()
                 if time.monotonic() > deadline:
                     break
@@ -199,8 +212,7 @@ class _Anytime:
         self.relaxation = Relaxation(self.proof, self.relaxation.known_prices, {})
         while failures < 2 and self._open() and self._worth_a_guess():
             cost = np.floor(self.lower_bound + self.slack * abs(self.lower_bound)) + 1
-            if self.found is not None:
-                cost = min(cost, self.found.cost)
+            cost = min(cost, self.cutoff)
             answer = guess(self.proof.fork(), self.relaxation.known_prices, cost, self._soon(GUESSING))
             if answer.choice is not None:
                 self._take(answer.choice)
@@ -222,14 +234,13 @@ class _Anytime:
 
     def _fix(self) -> None:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
-        if self.found is None or not self._open():
+        gap = self.cutoff - self.lower_bound
+        if not self._open() or gap == np.inf or gap > NARROWER * self.fixed_at:
             return
-        if self.found.cost - self.lower_bound > NARROWER * self.fixed_at:
-            return
-        self.fixed_at = self.found.cost - self.lower_bound
+        self.fixed_at = gap
         prices, size = self.relaxation.known_prices, self.proof.size
         self.relaxation.absorb()
-        self._prove(self.relaxation.fix(self.found.cost))
+        self._prove(self.relaxation.fix(self.cutoff))
         much = self.proof.size < (1 - LEAST_DROPPED) * size
         shrink(self.proof, self._soon(REDUCING) if much else -np.inf)
         self.relaxation = Relaxation(self.proof, prices, {})
@@ -237,8 +248,7 @@ class _Anytime:
 
     def _decide(self) -> None:
         """Let branches and the integer program decide."""
-        cutoff = self.found.cost if self.found else np.inf
-        answer = solve_tree(self.proof, self.relaxation.known_prices, self.deadline, cutoff)
+        answer = solve_tree(self.proof, self.relaxation.known_prices, self.deadline, self.cutoff)
         if answer.choice is not None:
             self._take(answer.choice)
         self._prove(answer.lower_bound)

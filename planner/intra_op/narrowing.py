@@ -53,7 +53,7 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
         if known.best and known.best.cost <= target + slack * abs(known.least):
             target = known.best.cost  # not far above: then whatever the part gives is the best
         soon = time.monotonic() + SHARE * (deadline - time.monotonic())
-        answer = _within(network, known.bound, target, soon if network.rows.size else deadline)
+        answer = _within(known, target, soon if network.rows.size else deadline)
         known.take(answer)
         known.outside(target, answer.lower_bound)
         if known.proven:
@@ -65,7 +65,7 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
         every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
         answer = solve_network(network.narrowed(every), deadline)
     else:
-        answer = _within(network, known.bound, known.best.cost, deadline)
+        answer = _within(known, known.best.cost, deadline)
     known.take(answer)
     known.outside(np.inf if known.best is None else known.best.cost, answer.lower_bound)
     return known.whole()
@@ -150,22 +150,22 @@ class _Known:
         return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
 
 
-def _within(network: Network, bound: Bound, target: float, deadline: float) -> NetworkAnswer:
-    """The best choice of strategies that may cost at most ``target``, in positions of ``network``.
+def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
+    """The best choice of strategies that may cost at most ``target``, in positions of the network.
 
     It costs ``inf`` where there is none, or none was found; the bound says which.
     """
+    value, margins = known.bound
+    below = np.inf if known.best is None else known.best.cost
     try:
-        part = network.narrowed(
-            {v: np.flatnonzero(bound.value + m <= target) for v, m in bound.margins.items()}
-        )
+        part = known.network.narrowed({v: np.flatnonzero(value + m <= target) for v, m in margins.items()})
         shrink(part, deadline)
         try:
             return _eliminated(part)
         except TooWide:
-            return solve_network(part, deadline)
+            return solve_network(part, deadline, below, known.relaxation.known_prices)
     except Infeasible:
-        return NetworkAnswer({}, np.inf, np.inf)
+        return NetworkAnswer({}, np.inf, below)
     except SolverStopped:
         return NetworkAnswer({}, np.inf, -np.inf)
 

@@ -51,9 +51,9 @@ def test_a_first_guess_that_is_too_small_grows(monkeypatch):
     parts = []
     within = narrowing._within
 
-    def counted(network, bound, target, deadline):
+    def counted(known, target, deadline):
         parts.append(target)
-        return within(network, bound, target, deadline)
+        return within(known, target, deadline)
 
     monkeypatch.setattr(narrowing, "_within", counted)
     monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)

@@ -1,0 +1,44 @@
+"""Networks solved with a choice already known: only cheaper ones are looked for."""
+
+import math
+import time
+
+from contest_problems import best, contest_problems, random_contest_problem
+from hypothesis import given, settings
+
+from planner.errors import Infeasible
+from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.contest import network_of
+from planner.intra_op.iopddl import ContestProblem
+
+
+def solved(problem: ContestProblem, below: float) -> NetworkAnswer:
+    network = network_of(problem)
+    prices = {int(row): 0.5 for row in network.rows}
+    try:
+        return solve_network(network, time.monotonic() + 20, below, prices)
+    except Infeasible:
+        return NetworkAnswer({}, math.inf, below)
+
+
+@settings(max_examples=100, deadline=None)
+@given(contest_problems())
+def test_what_costs_less_is_found_and_what_does_not_is_excluded(problem: ContestProblem) -> None:
+    least = best(problem)
+    if least is None:
+        return
+    answer = solved(problem, least + 1)
+    assert answer.cost == answer.lower_bound == least
+    answer = solved(problem, least)
+    assert answer.cost >= least == answer.lower_bound
+    if answer.choice:
+        assert problem.cost([answer.choice[v] for v in range(len(problem.costs))]) == answer.cost
+
+
+def test_larger_ones_are_excluded_by_prices_and_guesses_too() -> None:
+    """No brute force: the optimum is what the same solver proves without the hint."""
+    problem = random_contest_problem(60, 6, seed=5, share=0.5)
+    alone = solve_network(network_of(problem), time.monotonic() + 20)
+    assert alone.cost == alone.lower_bound
+    assert solved(problem, alone.cost + 1).cost == alone.cost
+    assert solved(problem, alone.cost).lower_bound == alone.cost
