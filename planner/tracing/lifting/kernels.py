@@ -7,12 +7,13 @@ from typing import Literal
 
 from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.fused import separated
+from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
 
 NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
 """A path with a number in it: what is before the first one, the number, what is after."""
 
-Role = Literal["matmul", "conv", "attention", "embedding", "add", "kernel"]
+Role = Literal["matmul", "conv", "attention", "embedding", "add", "kernel", "dispatch", "combine"]
 
 PRODUCTS = ("matmul", "conv")
 """Roles of products with a weight."""
@@ -227,7 +228,8 @@ class _Sorter:
                     yield scores[0], group, context
 
     def _is_free_product(self, draft: Draft) -> bool:
-        return draft.kind == "product" and not any(map(self.lifted.is_weight, draft.inputs))
+        products = draft.kind == "product" and draft.primitives[0] not in ROUTING
+        return products and not any(map(self.lifted.is_weight, draft.inputs))
 
     def _attention(self, scores: Draft, group: list[Draft], context: Draft) -> Kernel:
         """Queries first: of the operands of the scores the larger one, as several heads may share keys."""
@@ -250,10 +252,12 @@ class _Sorter:
         return kernel
 
     def _role(self, draft: Draft) -> Role:
-        if draft.kind == "lookup":
-            return "embedding"
-        if draft.kind == "loop":
-            return "add"
+        whole: Mapping[str, Role] = {"lookup": "embedding", "loop": "add"}
+        if draft.kind in whole:
+            return whole[draft.kind]
+        routing = [what for what in ROUTING if what in draft.primitives]
+        if routing:
+            return routing[0]
         weights = sum(map(self.lifted.is_weight, draft.inputs[:2]))
         if len(draft.reads) > 2 and not all(map(self.lifted.is_weight, draft.inputs[1:])):
             raise no_graph(

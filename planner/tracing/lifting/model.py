@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from planner.graph import Block, Graph, Run, count_parameters
 from planner.models.model import Model
 from planner.tracing.lifting.kernels import kernels_of
+from planner.tracing.lifting.mixtures import write_mixtures
 from planner.tracing.lifting.naming import Naming, follows
 from planner.tracing.lifting.plain import no_graph, plain
 from planner.tracing.lifting.stages import stages_of
@@ -29,7 +30,10 @@ def model_of(program: Program, source: str = "") -> Model:
 
 def graph_of(program: Program) -> Graph:
     """``program`` as blocks: what comes first, layers that are alike folded, what comes last."""
-    lifted = kernels_of(plain(program))
+    found = plain(program)
+    write_mixtures(found)
+    found.cut_alike()
+    lifted = kernels_of(found)
     first, layers, last = stages_of(lifted)
     naming = Naming(lifted, [first, *layers, last])
     blocks: dict[str, Block] = {}

@@ -19,7 +19,7 @@ Class = tuple[int, int]
 """(operator, factor): one of those that are joined stands for all."""
 
 
-SHARED = frozenset({"ffn", "head_dim", "heads", "hidden", "kv_heads", "v_dim"})
+SHARED = frozenset({"expert_ffn", "experts", "ffn", "head_dim", "heads", "hidden", "kv_heads", "v_dim"})
 """Names that stacks of layers have in common."""
 
 
@@ -168,6 +168,8 @@ class Naming:
         for kernel in self.lifted.kernels:
             if kernel.role == "attention":
                 self._name_heads(kernel)
+            elif kernel.role == "dispatch":
+                self._name_experts(kernel)
         for stage in self.stages:
             for kernel in stage.kernels:
                 self._name_widths(kernel, stage)
@@ -217,6 +219,18 @@ class Naming:
             self.narrow[kernel.inputs[1]] = each
         elif len(heads) == 1:
             self._give(heads[0], "heads")
+
+    def _name_experts(self, dispatch: Kernel) -> None:
+        """What the router makes for each token; what products make of what is sent is as wide as an expert."""
+        tokens = self.loops(dispatch.inputs[0])
+        for loop in self.loops(dispatch.inputs[1]):
+            if loop not in tokens:
+                self._give(loop, "experts")
+        sent = self.loops(dispatch.outputs[0])
+        for kernel in self.lifted.kernels:
+            if kernel.role == "matmul" and kernel.inputs == dispatch.outputs:
+                for loop in (x for name in kernel.outputs for x in self.loops(name) if x not in sent):
+                    self._give(loop, "expert_ffn")
 
     def _name_positions(self) -> None:
         """Of the first state of the layers: what is neither batch nor features, where no indices name it.

@@ -34,9 +34,13 @@ class Plain:
     drafts: list[Draft]
     masked: set[str] = field(default_factory=set)
     """Operators that read a constant made by comparing positions."""
+    prepared: set[str] = field(default_factory=set)
+    """What is made of parameters and constants alone."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Value at experts -> how much it has of every token at every expert (`planner.tracing.lifting.mixtures`)."""
 
     def __post_init__(self) -> None:
-        self.value = self.program.value
+        self.value = dict(self.program.value)
         self.weights = frozenset(v.name for v in self.program.values if v.role == "parameter")
         """Names of parameters."""
 
@@ -44,11 +48,27 @@ class Plain:
         """Elements of a value."""
         return elements(self.value[name].shape)
 
+    def copied(self, name: str, times: int) -> str:
+        """A new value: so many copies of another."""
+        copies = self.value[name].model_copy(update={"name": f"{name} copied"})
+        self.value[copies.name] = copies.model_copy(update={"shape": (times, *copies.shape)})
+        return copies.name
+
+    def cut_alike(self) -> None:
+        """Cut loops until every dim has the same ones wherever it is indexed.
+
+        Raises ``Unsupported`` where there are none that nest.
+        """
+        try:
+            cut_alike(self.drafts)
+        except Unmatched as found_so:
+            raise no_graph(str(found_so)) from None
+
 
 def plain(program: Program) -> Plain:
     """``program`` cleaned, without what depends on neither weights nor data.
 
-    Raises ``Unsupported`` where it holds a backward pass, or indexes a dim in ways that do not nest.
+    Raises ``Unsupported`` where it holds a backward pass.
     """
     cleaned = program
     for step in PASSES:
@@ -59,12 +79,7 @@ def plain(program: Program) -> Plain:
             f"program {program.name} holds its backward pass, which a plan derives itself: trace the loss alone, "
             "or choose layouts for the whole step with meshwright shard"
         )
-    found = _without_constants(cleaned)
-    try:
-        cut_alike(found.drafts)
-    except Unmatched as found_so:
-        raise no_graph(str(found_so)) from None
-    return found
+    return _without_constants(cleaned)
 
 
 def _compares_positions(op: Operation) -> bool:
@@ -82,8 +97,9 @@ def _without_constants(program: Program) -> Plain:
             compares = _compares_positions(op) or any(constant[n] for n in op.inputs)
             constant.update(dict.fromkeys(op.outputs, compares))
             continue
-        if op.kind == "boundary" and op.inputs and op.inputs[0] in constant and ".slice" in op.name:
-            constant.update(dict.fromkeys(op.outputs, constant[op.inputs[0]]))
+        rows = op.kind == "boundary" and ("/slice." in op.name or "/stack." in op.name)
+        if rows and constant.keys() >= set(op.inputs):
+            constant.update(dict.fromkeys(op.outputs, any(constant[n] for n in op.inputs)))
             continue
         draft = Draft.of(op)
         masked = op.primitive in MASKS and any(constant.get(n) or biases.get(n) for n in draft.inputs)
@@ -94,4 +110,19 @@ def _without_constants(program: Program) -> Plain:
         pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in constant]
         draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
         found.drafts.append(draft)
+    found.prepared = _prepared(found)
     return found
+
+
+def _prepared(found: Plain) -> set[str]:
+    """Parameters, rows of them, and what loops make of them."""
+    prepared = set(found.weights)
+    for draft in found.drafts:
+        rows = draft.kind == "boundary" and "/slice." in draft.name
+        if (
+            (rows or draft.kind in ("loop", "view", "lookup"))
+            and draft.inputs
+            and prepared.issuperset(draft.inputs)
+        ):
+            prepared.update(draft.outputs)
+    return prepared

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from planner.graph import BATCH, Block, Op, Tensor
 from planner.tracing.lifting.fused import PART
 from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, PRODUCTS, Kernel
+from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
@@ -77,6 +78,7 @@ class BlockWriter:
                     dims=tuple(dims),
                     role="input" if data else "activation",
                     dtype="int32" if integer else "compute",
+                    scale=self.lifted.plain.shares.get(value, 1.0),
                 )
             )
         return self.called[value]
@@ -120,6 +122,9 @@ class BlockWriter:
         if kernel.role == "attention":
             name = self._numbered("attention")
             return "attention", self._attention(kernel, name), name
+        if kernel.role in ROUTING:
+            name = self._numbered(kernel.role)
+            return kernel.role, {"routing": self._routing(kernel)}, name
         if kernel.role != "kernel":
             return kernel.role, {}, self._numbered(kernel.role)
         return self._loops(kernel)
@@ -164,6 +169,12 @@ class BlockWriter:
             "log_sum_exp": self._declare(sums),
             "probabilities": self._declare(odds),
         }
+
+    def _routing(self, kernel: Kernel) -> str:
+        """Which tokens each expert takes."""
+        routed = kernel.outputs[0] if kernel.role == "dispatch" else kernel.inputs[0]
+        dims, share = self.naming.dims(kernel.inputs[1]), self.lifted.plain.shares[routed]
+        return self._declare(Tensor(name="routing", dims=dims, dtype="int32", scale=share))
 
     def _loops(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Loss, norm, mean or element-wise, by what is summed and what comes out."""
@@ -229,7 +240,8 @@ class BlockWriter:
         if function is not None:
             attributes["function"] = function
         if products and function and len(kernel.inputs) > 1:
-            gate = Tensor(name=f"{name}_gate", dims=made)
+            share = self.lifted.plain.shares.get(kernel.outputs[0], 1.0)
+            gate = Tensor(name=f"{name}_gate", dims=made, scale=share)
             attributes["activated_gate"] = self._declare(gate)
         return "elementwise", attributes, name
 

@@ -102,7 +102,6 @@ def test_tied_embeddings_and_learned_positions() -> None:
     ("name", "gradient", "message"),
     [
         ("gpt", True, "holds its backward pass, which a plan derives itself"),
-        ("mixtral", False, "multiplies two activations and is no attention"),
         ("resnet", False, "sums over ffn, pixels and makes the same"),  # a projection around equal widths
         ("dlrm", False, "multiplies two activations and is no attention"),
     ],
@@ -322,6 +321,36 @@ def test_modules_of_transformers(name: str) -> None:
     layer = graph.block["layer"]
     projection = next(op for op in layer.ops if op.kind == "matmul")
     assert [layer.tensor[n].dims[-1] for n in projection.outputs] == ["head_dim"] * 3
+
+
+@pytest.mark.torch
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss", "DeepseekV3"])
+def test_mixtures_of_transformers(name: str) -> None:
+    """With gates and what they gate as one product, biases of each expert, groups of experts, a dense first layer."""
+    import torch
+    import transformers
+
+    from planner import from_torch
+
+    sizes = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    more = {
+        "Qwen3Moe": {"num_experts": 8, "moe_intermediate_size": 128},
+        "DeepseekV3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        "GptOss": {"num_local_experts": 8},
+    }
+    config = getattr(transformers, f"{name}Config")(**sizes, **heads, **more.get(name, {}))
+    with torch.device("meta"):
+        tokens, labels = (torch.zeros((4, 64), dtype=torch.int64) for _ in range(2))
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+    graph = graph_of(from_torch(loss_of(model), tokens, labels))
+    assert count_parameters(graph) == sum(p.numel() for p in model.parameters())
+    assert [run.count for run in graph.layers] == ([1, 2] if name == "DeepseekV3" else [3])
+    block = graph.block[graph.layers[-1].block]
+    (sent,) = (block.tensor[op.outputs[0]] for op in block.ops if op.kind == "dispatch")
+    assert (graph.dims["experts"], sent.scale) == (8, config.num_experts_per_tok / 8)
 
 
 @pytest.mark.torch
