@@ -24,11 +24,19 @@ def validated(kind: type[RecordT], data: Any, where: str) -> RecordT:
         raise InputError(f"{where}: {first_problem(error)}") from error
 
 
+PLAIN = {
+    "missing": "is missing",
+    "model_type": "Input should be a table of fields",
+    "dict_type": "Input should be a table of fields",
+}
+"""Kinds of problems that a user would not know by what pydantic says of them."""
+
+
 def first_problem(error: ValidationError) -> str:
     """First problem of a validation in one line: field, what is wrong, what was found, how many more."""
     first, *rest = error.errors(include_url=False)
     field = ".".join(str(part) for part in first["loc"])
-    message = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+    message = PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ")
     scalar = first["type"] != "missing" and isinstance(first["input"], str | int | float | None)
     found = f", found {first['input']!r}" if scalar else ""
     more = f" (and {len(rest)} more)" if rest else ""

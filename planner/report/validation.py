@@ -1,23 +1,31 @@
 """How far predictions are from measured runs, as tables."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster_specs.units import format_bytes, format_seconds
 from planner.report.console import columns, heading
-from planner.validation import ErrorStatistics, FitStatistics, ValidationReport
+from planner.runs.assumptions import IGNORED
+from planner.validation import GIB, ErrorStatistics, FitStatistics, Row, ValidationReport
 
 GROUPED_BY = ("series", "gpu", "precision", "stack", "pipeline")
 """Properties shown; the JSON has all."""
 
 SHOWN_REASONS = 8
 
+WILD = 100.0
+"""Errors from here on, of units mixed up, are not worth all their digits."""
+
+SHOWN_RUNS = 20
+"""Of more runs, those that are furthest off are shown."""
+
 
 def validation_report(report: ValidationReport) -> RenderableType:
-    """Errors over all runs, by property of the run, and what was skipped."""
+    """Each run where they are few, errors over all and by property of the run, and what was not used."""
     summary = report.summary
     overall = {
         "step time": summary.step_time,
@@ -26,6 +34,7 @@ def validation_report(report: ValidationReport) -> RenderableType:
     }
     parts: list[RenderableType] = [
         Text(_opening(report), style="bold"),
+        *_runs(report.rows),
         heading("Errors"),
         _errors(overall, "quantity"),
     ]
@@ -45,9 +54,7 @@ def validation_report(report: ValidationReport) -> RenderableType:
                 f"model and devices: {rank.median_of_groups:.2f}"
             ),
         ]
-    if summary.skipped:
-        parts += [heading("Skipped"), _skipped(report)]
-    return Group(*parts)
+    return Group(*parts, *_unused(report))
 
 
 def _opening(report: ValidationReport) -> str:
@@ -72,7 +79,8 @@ def _errors(groups: Mapping[str, ErrorStatistics], name: str) -> Table:
 def _percent(value: float | None, sign: bool = False) -> str:
     if value is None:
         return "-"
-    return f"{value:+.1%}" if sign else f"{value:.1%}"
+    text = f"{value:.1%}" if abs(value) < WILD else f"{100 * value:.3g}%"
+    return f"+{text}" if sign and value >= 0 else text
 
 
 def _fits(fits: FitStatistics) -> str:
@@ -85,12 +93,66 @@ def _fits(fits: FitStatistics) -> str:
     )
 
 
+def _runs(rows: Sequence[Row]) -> list[RenderableType]:
+    """What was predicted and measured of each run that was compared."""
+    compared = [row for row in rows if _off(row) is not None]
+    if not compared:
+        return []
+    title = "Runs"
+    if len(compared) > SHOWN_RUNS:
+        title = f"The {SHOWN_RUNS} of {len(compared)} runs that are furthest off"
+        compared = sorted(compared, key=lambda row: -(_off(row) or 0.0))[:SHOWN_RUNS]
+    table = columns("run", "step time", "measured", "error", "memory", "measured", "error", right="lrrrrrr")
+    for row in compared:
+        assert row.predicted is not None
+        table.add_row(
+            row.id,
+            *_pair(row.predicted.step_time_s, row.step_time_error, format_seconds),
+            *_pair(row.predicted.memory_gib_per_gpu * GIB, row.memory_error, format_bytes),
+        )
+    return [heading(title), table]
+
+
+def _off(row: Row) -> float | None:
+    """How far off a run is: in step time where that was measured, else in memory."""
+    errors = (row.step_time_error, row.memory_error, row.tensor_memory_error)
+    return next((abs(error) for error in errors if error is not None), None)
+
+
+def _pair(predicted: float, error: float | None, text: Callable[[float], str]) -> tuple[str, str, str]:
+    measured = "-" if error is None else text(predicted / (1 + error))
+    return text(predicted), measured, _percent(error, sign=True)
+
+
+def _unused(report: ValidationReport) -> list[RenderableType]:
+    """Runs without a prediction or without a measurement, and fields that nobody reads."""
+    parts: list[RenderableType] = []
+    if report.summary.skipped:
+        parts += [heading("Skipped"), _skipped(report)]
+    silent = [
+        row.id
+        for row in report.rows
+        if row.predicted and _off(row) is None and row.measured.get("ok") is None
+    ]
+    if silent:
+        parts.append(Text(f"\nNothing measured to compare with in {len(silent)} runs, such as {silent[0]}"))
+    ignored = Counter(
+        a.removeprefix(IGNORED) for r in report.rows for a in r.assumed if a.startswith(IGNORED)
+    )
+    if ignored:
+        fields = ", ".join(f"{field} ({count})" for field, count in ignored.most_common(SHOWN_REASONS))
+        parts.append(Text(f"\nFields that nobody reads, and in how many runs: {fields}"))
+    return parts
+
+
 def _skipped(report: ValidationReport) -> Table:
-    reasons = Counter(row.skipped for row in report.rows if row.skipped is not None)
-    table = columns("runs", "reason", right="rl")
+    """Reasons, with the first run of each."""
+    skipped = [(row.skipped, row.id) for row in report.rows if row.skipped is not None]
+    reasons, first = Counter(reason for reason, _ in skipped), dict(reversed(skipped))
+    table = columns("runs", "first", "reason", right="rll")
     for reason, count in reasons.most_common(SHOWN_REASONS):
-        table.add_row(str(count), reason)
+        table.add_row(str(count), first[reason], reason)
     if len(reasons) > SHOWN_REASONS:
         rest = sum(count for _, count in reasons.most_common()[SHOWN_REASONS:])
-        table.add_row(str(rest), f"{len(reasons) - SHOWN_REASONS} other reasons")
+        table.add_row(str(rest), "", f"{len(reasons) - SHOWN_REASONS} other reasons, which --json has")
     return table

@@ -8,6 +8,10 @@ from planner.runs.vocabulary import Table
 T = TypeVar("T")
 
 
+IGNORED = "ignored "
+"""Begins the note on a field of a run that nobody reads."""
+
+
 class Assumptions:
     """The choices made where a run does not say."""
 

@@ -29,7 +29,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
 def read_text(path: Path) -> str:
     """Text of a file; ``InputError`` where it does not exist or is not text."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
     except IsADirectoryError as error:
@@ -79,15 +79,27 @@ def check_run(row: dict[str, Any], path: Path) -> dict[str, Any]:
         refuse_unknown_fields(run)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    resolved = {**row, "model": dict(run.model), "hardware": dict(run.hardware)}
-    for section, key in (("model", "config"), ("hardware", "cluster")):
-        value = resolved[section].get(key)
-        if value is not None and _is_file(path.parent / value):
-            resolved[section][key] = str(path.parent / value)
+    resolved = _beside({**row, "model": dict(run.model), "hardware": dict(run.hardware)}, path.parent)
     schedule = run.parallel.schedule
     if schedule is not None and schedule.lower().endswith(".csv"):
         resolved["parallel"] = {**dict(row["parallel"]), "schedule": read_schedule(path.parent / schedule)}
     return resolved
+
+
+PATHS = (("model", "config"), ("hardware", "cluster"))
+"""Fields that may be the path of another file."""
+
+
+def _beside(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A row with its paths relative to ``folder``, where such files are."""
+    found = dict(row)
+    if isinstance(found.get("hardware"), str):
+        found["hardware"] = {"cluster": found["hardware"]}
+    for section, key in PATHS:
+        table = found.get(section)
+        if isinstance(table, Mapping) and isinstance(table.get(key), str) and _is_file(folder / table[key]):
+            found[section] = {**table, key: str(folder / table[key])}
+    return found
 
 
 def _is_file(path: Path) -> bool:
@@ -107,20 +119,27 @@ def read_schedule(path: Path) -> str:
 
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file of measured runs; ``InputError`` names the line that is broken."""
-    for where, row in json_lines(read_text(Path(path)), str(path)):
+    """Rows of a JSON-lines file of measured runs, their paths relative to the file.
+
+    ``InputError`` names the line that is broken, or says that there is none.
+    """
+    path, empty = Path(path), True
+    for where, row in json_lines(read_text(path), str(path)):
         if not isinstance(row, dict):
             raise InputError(f"{where}: one object per line is needed, found {type(row).__name__}")
-        yield row
+        empty = False
+        yield _beside(row, path.parent)
+    if empty:
+        raise InputError(f"{path} is empty: one JSON object per line is needed")
 
 
 def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
     """(where it is, value) of every line that is not blank; ``InputError`` names the line that is broken."""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON's own texts may hold other ends of lines
         if not line.strip():
             continue
         where = f"{name}, line {number}"
         try:
             yield where, json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{where}: not valid JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is not one JSON value by itself: {error}") from error

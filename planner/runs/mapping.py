@@ -15,7 +15,7 @@ from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan
 from planner.runs import vocabulary
-from planner.runs.assumptions import Assumptions
+from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.record import RunFile, parse_run
 from planner.runs.splits import balanced_stages
 from planner.runs.vocabulary import UNSAID, Habits, Origin
@@ -58,7 +58,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     """
     run = row if isinstance(row, RunFile) else parse_run(row)
     assume = Assumptions()
-    assume.made += [f"ignored {field}" for field in run.unknown_fields()]
+    assume.made += [f"{IGNORED}{field}" for field in run.unknown_fields()]
     origin = _origin(run, assume)
     model = _model(run)
     cluster = _cluster(run, assume)

@@ -218,8 +218,8 @@ class RunFile(BaseModel):
     def unknown_fields(self) -> tuple[str, ...]:
         """Dotted names of fields that are neither read nor known to be informative."""
         found = list(self.model_extra or {})
-        for name in ("hardware", "parallel"):
-            extra = getattr(self, name).model_extra or {}
+        for name in ("hardware", "parallel", "measured"):
+            extra = getattr(getattr(self, name), "model_extra", None) or {}
             found += [f"{name}.{key}" for key in extra if key not in INFORMATIVE[name]]
         return tuple(found)
 

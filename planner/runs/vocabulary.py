@@ -166,7 +166,15 @@ def mean(table: Table, field: str, text: str) -> Meaning:
             if meaning is None:
                 raise InputError(f"{field} {text!r} has no equivalent here")
             return meaning if meaning.value else meaning._replace(value=text.lower())
-    raise InputError(f"{field} {text!r} is not understood")
+    raise InputError(f"{field} {text!r} is not understood; use {', '.join(_usual(table))}")
+
+
+def _usual(table: Table) -> list[str]:
+    """The words of ours that a table leads to."""
+    known = [(pattern, meaning.value) for pattern, meaning in table if meaning is not None]
+    return sorted(
+        {word for p, value in known for word in ([value] if value else p.replace("\\", "").split("|"))}
+    )
 
 
 def mean_sharding(text: str) -> ShardingMeaning:

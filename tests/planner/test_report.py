@@ -19,6 +19,7 @@ from planner.report import (
 )
 from planner.report.console import Bar, show, to_text
 from planner.report.plans import describe_pipeline, optimality_statement, shares, short_name
+from planner.report.validation import SHOWN_RUNS
 from planner.validation import Prediction, Row, Scored, ValidationReport, summarize
 
 Golden = Callable[[str, str], None]
@@ -209,3 +210,25 @@ def report() -> ValidationReport:
 
 def test_validation_report(report: ValidationReport, golden: Golden) -> None:
     golden("validation_report.txt", to_text(validation_report(report), width=100))
+
+
+def test_a_validation_shows_the_runs_that_are_furthest_off_and_what_it_did_not_use(
+    report: ValidationReport,
+) -> None:
+    one = report.rows[0]
+    errors = [(f"run{i}", i / 100) for i in range(SHOWN_RUNS + 1)]
+    rows = [one.model_copy(update={"id": name, "step_time_error": error}) for name, error in errors]
+    silent = {"step_time_error": None, "assumed": ("ignored measured.step_time_ms",)}
+    rows += [one.model_copy(update={**silent, "id": "in ms"})]
+    rows += [one.model_copy(update={**silent, "id": "crashed", "measured": {"ok": False}})]
+    rows += [one.model_copy(update={"id": "units mixed up", "step_time_error": 1e9})]
+    text = to_text(
+        validation_report(report.model_copy(update={"rows": tuple(rows)})),
+        width=100,
+    )
+    shown = [line.split("  ")[0] for line in text.splitlines() if line.startswith(("run", "units", "in ms"))]
+    shown.remove("runs")  # the table of reasons
+    assert shown == ["run", "units mixed up", *(f"run{i}" for i in range(SHOWN_RUNS, 1, -1))]
+    assert "+1e+11%" in text
+    assert "Nothing measured to compare with in 1 runs, such as in ms" in text
+    assert "Fields that nobody reads, and in how many runs: measured.step_time_ms (2)" in text

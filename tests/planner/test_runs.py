@@ -355,6 +355,14 @@ def test_rows_name_the_broken_line(tmp_path: Path) -> None:
         list(load_rows(path))
 
 
+def test_words_that_are_not_understood_are_told_those_that_are() -> None:
+    for field, known in (("precision", "bf16"), ("recompute", "selective"), ("schedule", "zb-h1")):
+        parallel = {"pp": 2, "dp": 4, "global_batch": 16, field: "odd"}
+        row = {**RUN, "model": {"name": "llama-3.1-8b", "seq": 8192}, "parallel": parallel}
+        with pytest.raises(InputError, match=rf"{field} 'odd' is not understood; use .*\b{known}\b"):
+            plan_from_run(row)
+
+
 def test_a_config_is_found_beside_the_run_file(tmp_path: Path) -> None:
     write(tmp_path, "config.json", "{}")
     path = write(tmp_path, "run.json", json.dumps({**RUN, "model": {"config": "config.json", "seq": 128}}))
