@@ -168,10 +168,9 @@ FAR_OFF = """\
 * Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
   right for the runs published before.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
-  of its products alone would be 270 of 173 GiB. DeepSpeed's 1T on 1,024 A100 is called impossible too: checkpoints of
-  eight sequences are 50 GiB, and nothing says whether they were on the host. So is one row of Llama-3-70B on 64 GB300
-  (Megatron-Bridge 26.02.01, NVFP4) that prints whole weights and gradients on every rank, which with
-  a 64th of the states are 275 of 268 GiB; its neighbours ran sharded or in stages.
+  of its products alone would be 270 of 173 GiB. Impossible as printed is also one row of Llama-3-70B on 64 GB300
+  (Megatron-Bridge 26.02.01, NVFP4): whole weights and gradients on every rank, which with a 64th of the states are 275
+  of 268 GiB. Its recipe, and the same row of the releases around it, have four stages.
 * Compiled TPU steps at the head: XLA's partitioner may reduce its gradient in a ring of parts, by its own estimate of
   time, and then never has it whole, as is predicted (8B, context 4 by data 4: +22 %); and it may have the memory of the
   layers' gradients ready before the backward begins, which is not (tensor 4 by data 4, nothing recomputed: -9 %).

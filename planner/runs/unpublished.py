@@ -72,6 +72,14 @@ def _custom_remat(run: RunFile, plan: Plan) -> bool:
     return parallel.recompute == "custom" and parallel.act_offload is None and not plan.plan.offload
 
 
+def _checkpoints(run: RunFile, plan: Plan) -> bool:
+    """Where layers are recomputed whole, what is kept may be on the host.
+
+    Source: deepspeed.ai, Azure post of July 2022 ("activation and optimizer states" in main memory).
+    """
+    return run.parallel.act_offload is None and plan.plan.recompute == "full" and not plan.plan.offload
+
+
 def _recompute(policy: str, is_open: Callable[[RunFile, Plan], bool]) -> Open:
     return Open("recompute", policy, is_open, "plan", MappingProxyType({"recompute": policy}))
 
@@ -80,14 +88,17 @@ def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **cha
     return Open(field, value, is_open, "job", MappingProxyType(changes))
 
 
+ON_HOST: Mapping[str, Any] = MappingProxyType({"offload": ("activations",)})
+
 OPEN = (
     _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
     _job("attention", "flash", _no_attention, attention="flash"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
-    Open("act_offload", "true", _custom_remat, "plan", MappingProxyType({"offload": ("activations",)})),
+    Open("act_offload", "true", _custom_remat, "plan", ON_HOST),
     _recompute("selective", _no_recompute),
     _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
     _recompute("full", _partly_recomputed),
+    Open("act_offload", "true", _checkpoints, "plan", ON_HOST),
 )
 """From what changes a run least to what changes it most."""
 

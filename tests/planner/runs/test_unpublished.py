@@ -87,6 +87,17 @@ def test_a_custom_policy_may_send_activations_to_the_host() -> None:
     assert not [text for text in validate([said]).rows[0].assumed if "fits only so" in text]
 
 
+def test_checkpoints_may_be_on_the_host() -> None:
+    """DeepSpeed's 1T on 1,024 A100: eight sequences' inputs of layers are 50 of 80 GiB; its post speaks of the host."""
+    row = validate([ROWS["dsazure/1T"]]).rows[0]
+    assert row.predicted is not None
+    assert row.predicted.fits
+    assert "act_offload=true (fits only so)" in row.assumed
+    said = validate([changed("dsazure/1T", act_offload=False)]).rows[0]
+    assert said.predicted is not None
+    assert not said.predicted.fits
+
+
 def test_torchtitan_recomputes_as_its_own_configurations_do() -> None:
     """Its 8B on 4 GB200; the source does not say what was recomputed."""
     name = "tt/nvfp4-llama3-8b-4gpu-bf16"
