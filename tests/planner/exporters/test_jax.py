@@ -180,3 +180,30 @@ def test_offload_of_weights_is_refused() -> None:
 def test_an_unknown_recompute_policy_is_refused() -> None:
     with pytest.raises(Unsupported, match="no remat policy for 'every-other'"):
         to_jax(tiny_plan(recompute="every-other"))
+
+
+class Chip:
+    """One of a torus of 4 x 4 chips, of one or several slices, as `jax.experimental.mesh_utils` looks at it."""
+
+    platform, device_kind, process_index, core_on_chip = "tpu", "TPU v6 lite", 0, 0
+
+    def __init__(self, index: int) -> None:
+        self.id, self.slice_index = index, index // 16
+        self.coords = (index % 4, index % 16 // 4, 0)
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(not installed("jax"), reason="jax is not installed")
+@pytest.mark.parametrize("slices", [1, 2])
+def test_axes_may_be_parts_of_a_torus_axis(slices: int) -> None:
+    data = 8 * slices
+    plan = tiny_plan(
+        data=data, tensor=2, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=8, replicate_degree=slices
+    )
+    module: dict[str, Any] = {}
+    exec(next(iter(to_jax(plan).values())), module)  # noqa: S102
+    mesh = module["make_mesh"]([Chip(i) for i in range(16 * slices)])
+    grid = mesh.devices.reshape(slices, 8, 2)
+    assert all(len({chip.slice_index for chip in part.flat}) == 1 for part in grid)
+    for first, second in grid.reshape(-1, 2):
+        assert sum(abs(a - b) for a, b in zip(first.coords, second.coords, strict=True)) == 1
