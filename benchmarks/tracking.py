@@ -38,6 +38,23 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "seq": 256, "shard": 16, "recompute": "full", "wrap": "titan", "grad_accum": 4, "reduce_dtype": "bfloat16",
     },
     "7b-6/dp32-products-4096": {"seq": 4096, "recompute": "selective_op_all", "shard": 32},
+    "2b-6/dp8-full-512": {"seq": 512, "recompute": "full"},
+    "2b-6/dp8-none-1024-ends": {"seq": 1024, "wrap": "titan"},
+    "2b-6/dp16-products-2048-bf16": {
+        "seq": 2048, "recompute": "selective_op_all", "shard": 16, "master_dtype": "bfloat16",
+        "reduce_dtype": "bfloat16",
+    },
+    "70b-4/dp64-full-2048": {"seq": 2048, "recompute": "full", "shard": 64},
+    "70b-4/dp8-full-512-ends-accumulated": {"seq": 512, "recompute": "full", "wrap": "titan", "grad_accum": 4},
+    "70b-3/dp32-every_second-1024-ends": {"seq": 1024, "recompute": "selective_op", "wrap": "titan", "shard": 32},
+    "8b-6/dp8-full-512-mb8": {"seq": 512, "recompute": "full", "micro_batch": 8},
+    "8b-6/dp16-none-512-kept-accumulated": {"seq": 512, "shard": 16, "reshard": False, "grad_accum": 4},
+    "1b-8/dp4x4-none-1024-accumulated": {"seq": 1024, "shard": 4, "replicate": 4, "grad_accum": 2},
+    "7b-6/dp8-products-1024-fp32": {
+        "seq": 1024, "recompute": "selective_op_all", "precision": "fp32", "param_dtype": "float32",
+    },
+    "7b-6/dp2x16-full-512-ends": {"seq": 512, "recompute": "full", "shard": 16, "replicate": 2, "wrap": "titan"},
+    "1b-8/dp8-full-32768-ends": {"seq": 32768, "recompute": "full", "wrap": "titan"},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 

@@ -215,20 +215,29 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
     yield _passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
     if rank.adds_up_whole and rank.software.wraps_ends:
-        yield _head_added(rank)
+        yield from _head_added(rank)
+    elif rank.software.wraps_ends:
+        # The head's buffer stays until the last layer's gradients are copied into theirs.
+        left = rank.activations - rank.layer_activations
+        waiting = head + rank.largest * rank.weight
+        yield _passing(left, min(gathered, rank.whole), waiting, rank.boundary) | rank.sharded(rank.head)
     following = rank.whole - layer if plan.zero_stage == 2 else gathered
     yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
     yield from _backward_done(rank)
 
 
-def _head_added(rank: Rank) -> dict[str, float]:
-    """FSDP where the head is a unit: its gradients, and they in the type of the wire, beside the sums to which they go.
+def _head_added(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP where the head is a unit, and sums of gradients wait whole: its gradients, and their reduction.
 
-    The head is still gathered, and the last layer ahead.
+    The last layer is gathered ahead; the head until its gradients are made. The result of the reduction has memory
+    beside the buffer, and gradients of another type than the sums stay until it is there.
     """
-    gathered = (rank.head + rank.largest) * rank.weight if rank.shards_weights else 0.0
-    cast = rank.reduced if rank.reduced != rank.weight else 0.0
-    return _passing(rank.activations, gathered, rank.head * (rank.weight + cast), 0.0)
+    ahead, head = (rank.largest * rank.weight, rank.head * rank.weight) if rank.shards_weights else (0.0, 0.0)
+    whole = rank.whole if rank.plan.zero_stage == 2 else 0.0
+    own, reduced = rank.head * rank.weight, rank.head * rank.reduced
+    yield _passing(rank.activations, whole or head + ahead, own, 0.0)
+    kept = own if rank.reduced != rank.weight else 0.0
+    yield _passing(rank.activations, whole or ahead, kept + reduced + reduced / rank.plan.shard_degree, 0.0)
 
 
 def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:
