@@ -50,6 +50,20 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7b-8/v5e:4x4/fsdp16-attention": {"dp": 16, "seq": 2048, "recompute": "attention", "micro_batch": 2},
     "7b-8/v5e:4x4/tp2-fsdp8-products": {"dp": 8, "tp": 2, "seq": 2048, "recompute": "dots_nobatch", "micro_batch": 2},
     "7b-8/v5e:4x4/tp16-full": {"tp": 16, "seq": 4096, "recompute": "full", "micro_batch": 4},
+    "2b-8/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "2b-8/v5p:2x2x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 4096},
+    "2b-8/v6e:4x4/tp2-fsdp8-selective": {"tp": 2, "dp": 8, "seq": 4096, "recompute": "selective"},
+    "70b-4/v5p:4x4x4/fsdp64-full": {"dp": 64, "seq": 8192, "recompute": "full"},
+    "70b-4/v5p:4x4x4/tp8-fsdp8-selective": {"tp": 8, "dp": 8, "seq": 8192, "recompute": "selective"},
+    "70b-8/v4:4x4x4/tp4-fsdp16-products": {"tp": 4, "dp": 16, "seq": 4096, "recompute": "dots_nobatch"},
+    "8b-8/v5p:2x2x4/cp4-fsdp4-full": {"cp": 4, "dp": 4, "seq": 32768, "recompute": "full"},
+    "8b-8/v5p:4x4x4/cp8-fsdp8-none": {"cp": 8, "dp": 8, "seq": 32768},
+    "1b-8/v5p:2x2x4/fsdp16-none-fp32": {"dp": 16, "seq": 4096, "precision": "fp32"},
+    "1b-16/v6e:4x4/fsdp16-full-mb8": {"dp": 16, "seq": 2048, "recompute": "full", "micro_batch": 8},
+    "1b-16/v5e:4x4/fsdp4x4-full-mb4": {"dp": 16, "dp_shard": 4, "seq": 2048, "recompute": "full", "grad_accum": 4},
+    "7b-8/v5p:2x2x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 4096, "micro_batch": 2},
+    "7b-16/v6e:8x8/fsdp64-none": {"dp": 64, "seq": 4096},
+    "7b-8/v5e:4x4/dp4-tp4-full": {"tp": 4, "dp": 4, **COPIES, "seq": 4096, "recompute": "full"},
 }  # fmt: skip
 """Width and layers, slice, degrees, recomputation -> what differs from `USUAL`."""
 
