@@ -25,6 +25,15 @@ class AttentionRate(Record):
     backward: float = Field(gt=0, le=1)
 
 
+class Partitioner(Record):
+    """What a compiler that partitions whole programs makes of collectives: rings of sends beside products."""
+
+    ring_ranks: int = Field(ge=1)
+    """Most ranks of a ring; without copies of shards, gradients are summed part by part as they are made."""
+    ring_parts: int = Field(ge=1)
+    """Parts of a gradient that a ring has at a time: those that it passes on, and those made to be added to them."""
+
+
 class SoftwareSpec(Record):
     """What a training framework does with a plan: fusion, overlap, buffers and overheads.
 
@@ -99,8 +108,6 @@ class SoftwareSpec(Record):
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool
     """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
-    ring_ranks: int = Field(ge=0)
-    """Most ranks over which gradients of sharded weights, without copies, are summed part by part as they are made."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: Literal["always", "in pipelines", "never"]
@@ -169,10 +176,17 @@ class SoftwareSpec(Record):
     """ZeRO stages that the stack offers, by number."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
+    partitioner: Partitioner | None = None
+    """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     attention: Mapping[str, AttentionRate] = {}
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
     sources: Mapping[str, str] = {}
     """Field, or a pattern of fields, to where its value comes from."""
+
+    @property
+    def shares_gathers(self) -> bool:
+        """A forward that is repeated in the backward gathers for the gradients of its products, too."""
+        return self.saves_gathered != "never"
 
 
 @cache

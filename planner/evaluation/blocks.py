@@ -341,9 +341,10 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
     backward_comm = [c for cost in terms.ops.values() for c in cost.comm_backward]
-    shared = software.saves_gathered != "never"
     backward_comm += [
-        c for edge, cost in terms.edges.items() for c in cost.backwards(edge in moved_again, shared)
+        c
+        for edge, cost in terms.edges.items()
+        for c in cost.backwards(edge in moved_again, software.shares_gathers)
     ]
     if policy == "full":
         backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]

@@ -21,9 +21,6 @@ from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
 
-RING_PARTS = 4
-"""Parts of a gradient that a ring has at a time: two that it passes on, one each way, and two products of its own."""
-
 
 def kept_share(plan: Parallelism) -> float:
     """Share of what layers save that stays on the device."""
@@ -123,14 +120,13 @@ class Rank:
         return sharded or "weights" in self.plan.offload
 
     @cached_property
-    def rings_gradients(self) -> bool:
-        """Whether gradients of sharded weights are summed part by part, and are never there whole."""
-        plan = self.plan
-        return (
-            self.shards_weights
-            and plan.replicate_degree == 1
-            and plan.shard_degree <= self.software.ring_ranks
-        )
+    def part_of_gradient(self) -> float:
+        """Share of a sharded weight's gradient that is there at a time: less than all where it is summed in a ring."""
+        plan, partitioner = self.plan, self.software.partitioner
+        if partitioner is None or not self.shards_weights or plan.replicate_degree > 1:
+            return 1.0
+        rings = plan.shard_degree <= partitioner.ring_ranks
+        return min(1.0, partitioner.ring_parts / plan.shard_degree) if rings else 1.0
 
     @cached_property
     def elements(self) -> float:
@@ -308,12 +304,10 @@ def _last_reduced(rank: Rank, elements: float) -> float:
 def _at_head(rank: Rank) -> dict[str, float]:
     """The head's gradient, in the type of its accumulation, beside the gradient of the logits in fp32.
 
-    A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks.
+    A ring has some of as many parts as ranks at a time.
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
-    gradient = rank.head * gradient_bytes(rank.job)
-    if rank.rings_gradients:
-        gradient *= min(1.0, RING_PARTS / rank.plan.shard_degree)
+    gradient = rank.head * gradient_bytes(rank.job) * rank.part_of_gradient
     logits = {"logits_and_loss": sum(stage.logits_bytes for stage in rank.stages)}
     return _passing(rank.activations, gathered, gradient, 0.0) | logits
 

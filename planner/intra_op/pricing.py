@@ -229,8 +229,8 @@ class _Table:
     def edge_seconds(self, edge: Edge, source: ShardingSpec, strategy: Strategy) -> float:
         """One tensor from ``source`` to what ``strategy`` needs, and its gradient back."""
         cost = self.pricer.edge(self.block, edge.tensor, self.by_name[edge.consumer], source, strategy)
-        shared = self.pricer.software.saves_gathered != "never"
-        return sum(c.seconds for c in (*cost.forward, *cost.backwards(edge in self.moved_again, shared)))
+        backward = cost.backwards(edge in self.moved_again, self.pricer.software.shares_gathers)
+        return sum(c.seconds for c in (*cost.forward, *backward))
 
     def _leaving(self, op: Op, strategy: Strategy) -> float:
         """Price of handing the block's output over."""

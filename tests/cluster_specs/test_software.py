@@ -24,9 +24,11 @@ STACKS = list_software()
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
-    paths = (stated - {"name", "summary", "sources", "attention"}) | {
+    paths = (stated - {"name", "summary", "sources", "attention", "partitioner"}) | {
         f"attention.{pattern}" for pattern in stack.attention
     }
+    if stack.partitioner is not None:
+        paths |= {f"partitioner.{name}" for name in type(stack.partitioner).model_fields}
     assert not [path for path in paths if not any(fnmatchcase(path, source) for source in stack.sources)]
     assert all(stack.sources.values())
 
