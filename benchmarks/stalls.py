@@ -3,9 +3,10 @@
 A micro-batch cannot take longer than a larger one on the same mesh, nor all stages of a pipeline together than those
 of a longer one, but for noise. A run whose micro-batches took more than twice as long as those of another run with as
 large or larger ones, as many stages or more and at most twice as many micro-batches, same model, same tensor degree,
-is called stalled: polling, a slow node, a slow network, nothing in its row says which. A model of time that knows of
-no stalls can order runs no better than one that is exact wherever a run did not stall; ours knows which version of
-the software polls (`planner/runs/vocabulary.py`).
+is called stalled: its version of the software polls, or checks every collective, which no field of its row says. A
+model of time that knows of no versions can order runs no better than one that is exact wherever a run did not stall;
+ours knows where they polled for the most part, and reads from the memory of a run what else it had
+(`planner/runs/vocabulary.py`, `unpublished.py`).
 """
 
 import statistics
@@ -15,6 +16,9 @@ from typing import NamedTuple
 
 from judging import Judged
 
+from planner.evaluation import evaluate
+from planner.runs.unpublished import TOLD
+from planner.runs.vocabulary import LEANER
 from planner.validation import spearman
 
 FACTOR = 2.0
@@ -35,6 +39,8 @@ class Run(NamedTuple):
     num_microbatches: int
     predicted: float
     """Of a step [s]."""
+    beforehand: float
+    """The same by someone who does not know the run's memory, and so not which version it had."""
     measured: float
 
     @property
@@ -81,8 +87,19 @@ def _run(row: Judged) -> Run:
         micro_batch=parallel["micro_batch"],
         num_microbatches=parallel["grad_accum"],
         predicted=predicted,
+        beforehand=_beforehand(row),
         measured=predicted / (1 + row.row.step_time_error),
     )
+
+
+def _beforehand(row: Judged) -> float:
+    assert row.row.predicted is not None
+    assert row.plan is not None
+    usual = {leaner: stack for stack, leaner in LEANER.items()}.get(row.plan.job.stack)
+    if usual is None or not any(text.endswith(f"({TOLD})") for text in row.row.assumed):
+        return row.row.predicted.step_time_s
+    job = row.plan.job.model_copy(update={"stack": usual})
+    return evaluate(row.plan.model_copy(update={"job": job})).step_time_s
 
 
 def _harder(other: Run, run: Run) -> bool:
@@ -134,6 +151,7 @@ def orders(judged: Iterable[Judged]) -> tuple[int, Mapping[str, Order]]:
     unstalled, steady = without_stall(runs), steady_of(runs)
     return len(runs) - len(steady), {
         "ours, all runs": order(runs, [run.predicted for run in runs]),
+        "ours, all runs, without a look at their memory": order(runs, [run.beforehand for run in runs]),
         "ours, runs that did not stall": order(steady, [run.predicted for run in steady]),
         "a model exact but for stalls, all runs": order(runs, unstalled),
     }

@@ -155,7 +155,7 @@ class SoftwareSpec(Record):
     host_part: Seconds = Field(ge=0)
     """Host time for each rank's part of each weight, where ZeRO-1 gathers weights part by part [s]."""
     host_check: Seconds = Field(ge=0)
-    """Host time to check a tensor-parallel collective before it runs, for each rank, in pipelines over nodes [s]."""
+    """Host time to check a tensor-parallel collective before it runs, for each of its ranks [s]."""
     host_check_network: Seconds = Field(ge=0)
     """The same, where the collective crosses nodes itself [s]."""
     split_backward: float = Field(ge=0)
@@ -198,11 +198,11 @@ def _stacks() -> Mapping[str, SoftwareSpec]:
 
 
 def _completed(fields: dict[str, Any], files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Fields of a file, over those of the file that it ``extends``."""
+    """Fields of a file, over those of the file that it ``extends``, which may extend another."""
     if "extends" not in fields:
         return fields
     own = {key: value for key, value in fields.items() if key != "extends"}
-    base = files[fields["extends"]]
+    base = _completed(files[fields["extends"]], files)
     return {**base, **own, "sources": base["sources"] | own["sources"]}
 
 

@@ -17,9 +17,7 @@ from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import MeasuredSection, RunFile, parse_run
-from planner.runs.unpublished import leaner_choices
-
-GIB = 2.0**30
+from planner.runs.unpublished import GIB, Told, as_it_fits, as_its_memory_tells
 
 MIN_RANKED = 4
 """Fewest runs of a group whose order is worth a correlation."""
@@ -146,9 +144,8 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
     try:
         run = parse_run(row)
         plan, assumed = plan_from_run(run)
-        estimate = evaluate(plan)
-        if _ran(measured) and not estimate.fits:
-            plan, estimate, assumed = _as_it_fits(run, plan, estimate, assumed, evaluate)
+        told = as_its_memory_tells(run, Told(plan, evaluate(plan), assumed), evaluate)
+        plan, estimate, assumed = as_it_fits(run, told, evaluate) if _ran(measured) else told
     except (InputError, PlannerError) as error:
         reason = str(error).removeprefix(f"run {row.get('id')}: ")
         return Scored(Row(id=name, measured=measured, skipped=reason), {}, "", None)
@@ -176,21 +173,6 @@ def _ran(measured: Mapping[str, Any]) -> bool | None:
     if measured.get("ok") is not None:
         return bool(measured["ok"])
     return True if any(measured.get(name) is not None for name in TOLD_BY_RUNNING) else None
-
-
-def _as_it_fits(
-    run: RunFile,
-    plan: Plan,
-    estimate: Estimate,
-    assumed: tuple[str, ...],
-    evaluate: Callable[[Plan], Estimate],
-) -> tuple[Plan, Estimate, tuple[str, ...]]:
-    """A run that ran, with what its source leaves open chosen so that it fits; as it is where no choice does."""
-    for choice in leaner_choices(run, plan):
-        found = evaluate(choice.plan)
-        if found.fits:
-            return choice.plan, found, choice.assumed(assumed)
-    return plan, estimate, assumed
 
 
 def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: tuple[str, ...]) -> Scored:

@@ -90,7 +90,6 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = product_peak(runs_on.device, job.precision)
         self.main_layer = commonest_layer(graph)
-        self.checks = software.host_check > 0
         self.kept = kept_for(model, runs_on, job, software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
@@ -247,9 +246,8 @@ class Evaluator:
         degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch)
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
-        check = host_of(self.setting, plan).check if self.checks else 0.0
         again = policy, plan.recompute_every
-        return self.kept.stages.setdefault((*degrees, *layout, *states, check, *again, id(shardings)), {})
+        return self.kept.stages.setdefault((*degrees, *layout, *states, *again, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

@@ -23,7 +23,7 @@ class Host(NamedTuple):
     bandwidth: float | None
     """Of a device's link to it [bytes/s]."""
     check: float = 0.0
-    """Time for each rank of a tensor-parallel collective [s]."""
+    """Time for each rank of a tensor-parallel collective, where the stack checks these [s]."""
 
 
 class UnitCost(NamedTuple):
@@ -108,11 +108,10 @@ def _activation_copy_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float
 
 
 def host_of(setting: Setting, plan: Parallelism) -> Host:
-    """The host's part in the plan: it checks collectives, rank by rank, where the pipeline crosses nodes."""
-    software, node = setting.software, setting.cluster.devices_per_node
-    check = 0.0
-    if plan.pipeline > 1 and plan.num_devices > node:
-        check = software.host_check if plan.tensor <= node else software.host_check_network
+    """The host's part in the plan."""
+    software = setting.software
+    inside = plan.tensor <= setting.cluster.devices_per_node
+    check = software.host_check if inside else software.host_check_network
     return Host(setting.cluster.device.host_bandwidth, check)
 
 

@@ -1,16 +1,29 @@
-"""What a run that ran must have had, where its source does not say: the least change under which it fits.
+"""What a run that ran must have had, where its source does not say: the least change under which it fits, and the
+version of its software that its peak memory tells.
 
 Only fields that were not published are touched, and every change is listed with the run's other assumptions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from planner.plans import Plan
+from planner.plans import Estimate, Plan
 from planner.runs.record import RunFile
-from planner.runs.vocabulary import UNSAID
+from planner.runs.vocabulary import LEANER, UNSAID
+
+GIB = 2.0**30
+
+TOLD = "as its memory tells"
+"""Why a version was chosen."""
+
+TOLD_APART = 1.2
+"""Ratio of two versions' memory from which a printed peak tells one from the other: most predictions are nearer."""
+
+NEARER = 3.0
+"""Times that the printed peak is to be nearer to one of them than to the other, in its logarithm."""
 
 
 class Choice(NamedTuple):
@@ -19,11 +32,12 @@ class Choice(NamedTuple):
     plan: Plan
     fields: Mapping[str, str]
     """Field -> the value chosen."""
+    why: str = "fits only so"
 
     def assumed(self, before: tuple[str, ...]) -> tuple[str, ...]:
         """The run's assumptions ``before``, with the chosen fields in place of the usual ones."""
         others = [text for text in before if text.partition("=")[0] not in self.fields]
-        return (*others, *(f"{field}={value} (fits only so)" for field, value in self.fields.items()))
+        return (*others, *(f"{field}={value} ({self.why})" for field, value in self.fields.items()))
 
 
 class Open(NamedTuple):
@@ -115,3 +129,46 @@ def _apply(choice: Choice, step: Open) -> Choice:
     part = getattr(choice.plan, step.part).model_copy(update=dict(step.changes))
     plan = choice.plan.model_copy(update={step.part: part})
     return Choice(plan, {**choice.fields, step.field: step.value})
+
+
+class Told(NamedTuple):
+    """A run as it is judged."""
+
+    plan: Plan
+    estimate: Estimate
+    assumed: tuple[str, ...]
+
+    def chosen(self, choice: Choice, estimate: Estimate) -> Self:
+        """The run with ``choice`` in place of what was assumed."""
+        return type(self)(choice.plan, estimate, choice.assumed(self.assumed))
+
+
+def as_it_fits(run: RunFile, told: Told, evaluate: Callable[[Plan], Estimate]) -> Told:
+    """A run that ran, with what its source leaves open chosen so that it fits; as it is where no choice does."""
+    if told.estimate.fits:
+        return told
+    for choice in leaner_choices(run, told.plan):
+        found = evaluate(choice.plan)
+        if found.fits:
+            return told.chosen(choice, found)
+    return told
+
+
+def as_its_memory_tells(run: RunFile, told: Told, evaluate: Callable[[Plan], Estimate]) -> Told:
+    """A run whose software may have had either of two versions, with the one that its printed peak memory tells."""
+    stack = LEANER.get(told.plan.job.stack) if run.parallel.stack is None else None
+    printed = run.measured.memory_gib_per_gpu if run.measured else None
+    if stack is None or not printed:
+        return told
+    job = told.plan.job.model_copy(update={"stack": stack})
+    other = Choice(told.plan.model_copy(update={"job": job}), {"stack": stack}, TOLD)
+    found, measured = evaluate(other.plan), printed * GIB / (run.hardware.devices_per_chip or 1)
+    if memory_tells(measured, told.estimate.memory_bytes, found.memory_bytes):
+        return told.chosen(other, found)
+    return told
+
+
+def memory_tells(measured: float, usual: float, leaner: float) -> bool:
+    """Whether a ``measured`` peak tells that a run needed the ``leaner`` memory of two rather than the ``usual``."""
+    off_usual, off_leaner = (abs(math.log(measured / predicted)) for predicted in (usual, leaner))
+    return usual > TOLD_APART * leaner and NEARER * off_leaner < off_usual

@@ -214,6 +214,8 @@ STACK_HABITS: Mapping[str, Habits] = {
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
     "nanotron": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+    "nanotron-keeping": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+    "nanotron-checked": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     "nanotron-polling": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
 }
@@ -244,7 +246,9 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
-    (r"nanotron.* (512 devices|tensor 32 pipeline (?!1$))", Origin("nanotron-polling")),
+    (r"nanotron-sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
+    (r"nanotron-sweep.* (?!8 )\d+ devices tensor \d+ pipeline (?!1$)", Origin("nanotron-checked")),
+    (r"nanotron-sweep", Origin("nanotron-keeping")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
@@ -271,14 +275,21 @@ Losses are fused where a source says so of all its runs (stas00/ml-engineering i
 Liger-Kernel). torchtitan's own configurations recompute every other product where there is room, else everything
 (pytorch/torchtitan@00d1c0e ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
 
-The sweep of nanotron ran over weeks and versions, which its rows do not name; that its largest runs, and pipelines of
-32 tensor ranks, used the version that polls follows from their times (0.5 s per micro-batch of two stages, 1 s of more,
-whatever its size).
+The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
+collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
+times (0.5 s per micro-batch of two stages, 1 s of more, whatever its size); what runs without a pipeline had, from
+their memory (`LEANER`).
 
 Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
 ``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
 (yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
 """
+
+
+LEANER: Mapping[str, str] = {"nanotron-keeping": "nanotron-checked"}
+"""Stack of runs whose source does not name its version -> another version that they may have had, which needs less
+memory. Both are of one sweep: of its runs without a pipeline, those that hold gathered inputs took as long as that
+stack predicts, and those that do not took as long as if every collective was checked."""
 
 
 def find_origin(text: str) -> Origin | None:

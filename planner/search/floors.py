@@ -185,8 +185,7 @@ class Floors:
     def _key(self, c: Candidate) -> tuple[object, ...]:
         """All that `Whole` depends on."""
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
-        devices = c.num_devices if self.evaluator.checks else 0
-        return (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, devices, self._policies)
+        return (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, self._policies)
 
     def _whole(self, c: Candidate) -> Whole:
         key = self._key(c)

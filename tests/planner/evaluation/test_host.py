@@ -63,11 +63,17 @@ def test_without_a_pipeline_nothing_is_polled_for() -> None:
     assert "stage_wait" not in pipelined("nanotron-polling", 1, 1).time
 
 
-def test_ranks_of_a_tensor_group_cost_the_host_only_where_something_crosses_nodes() -> None:
-    software = load_software("nanotron")
-    inside, across = pipelined("nanotron", 1, 2, tensor=4), pipelined("nanotron", 2, 2, tensor=4)
-    assert across.time["launch"] > 2 * inside.time["launch"]
-    assert software.host_check > 0
+def test_checked_collectives_cost_the_host_each_rank_of_them() -> None:
+    """A layer gathers and scatters around attention and MLP, both ways, and gathers their inputs once more."""
+    software, layers, ends, ranks, num_microbatches = load_software("nanotron-checked"), 16, 6, 8, 8
+    # Sequences are so short that the host is all that takes time, checks or not.
+    free, checked = (pipelined(stack, 1, 1).step_time_s for stack in ("nanotron", "nanotron-checked"))
+    collectives = (checked - free) / (num_microbatches * ranks * software.host_check)
+    assert collectives == pytest.approx(10 * layers + ends, rel=0.02)
+
+
+def test_pipelines_that_poll_have_their_collectives_checked_too() -> None:
+    assert load_software("nanotron-polling").host_check == load_software("nanotron-checked").host_check
 
 
 def test_adding_gradients_up_takes_their_traffic_every_micro_batch() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import parse_run
-from planner.runs.unpublished import leaner_choices
+from planner.runs.unpublished import leaner_choices, memory_tells
 from planner.validation import validate
 
 PUBLISHED = Path(__file__).parents[2] / "published"
@@ -108,3 +108,39 @@ def test_torchtitan_recomputes_as_its_own_configurations_do() -> None:
     fields = [tuple(c.fields) for c in leaner_choices(parse_run(ROWS[name]), plan)]
     assert ("recompute",) in fields
     assert all(c.fields.get("recompute") != "selective" for c in leaner_choices(parse_run(ROWS[name]), plan))
+
+
+SWEPT: dict[str, Any] = {
+    row["id"]: row for row in map(json.loads, (PUBLISHED / "sweep_h100.jsonl").read_text().splitlines())
+}
+KEPT, REPEATED = "us-2189", "us-2177"
+"""8B over 16 nodes, 32 tensor ranks, no pipeline: micro-batches of 1 and of 16 sequences."""
+
+
+def test_its_memory_tells_which_version_a_run_had() -> None:
+    kept, repeated = validate([SWEPT[KEPT], SWEPT[REPEATED]]).rows
+    assert not [text for text in kept.assumed if text.startswith("stack")]
+    assert "stack=nanotron-checked (as its memory tells)" in repeated.assumed
+    for row in (kept, repeated):  # the times, which nobody looked at, agree
+        assert row.step_time_error is not None
+        assert abs(row.step_time_error) < 0.15
+
+
+def test_a_run_that_names_its_version_or_prints_no_memory_keeps_the_usual_one() -> None:
+    row = SWEPT[REPEATED]
+    named = row | {"parallel": row["parallel"] | {"stack": "nanotron-keeping"}}
+    silent = row | {"measured": row["measured"] | {"memory_gib_per_gpu": None}}
+    for found in validate([named, silent]).rows:
+        assert found.step_time_error is not None
+        assert found.step_time_error < -0.5
+        assert not [text for text in found.assumed if text.startswith("stack")]
+
+
+@pytest.mark.parametrize(
+    ("measured", "usual", "leaner", "told"),
+    [(10, 20, 10, True), (11.8, 20, 10, True), (12, 20, 10, False), (10, 11.9, 10, False), (8, 20, 10, True)],
+)
+def test_memory_tells_where_it_is_far_nearer(
+    measured: float, usual: float, leaner: float, told: bool
+) -> None:
+    assert memory_tells(measured, usual, leaner) == told
