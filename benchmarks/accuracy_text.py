@@ -89,7 +89,7 @@ An interval is `[t / (1 + u), t (1 + u)]`, and 0.3 s longer where PyTorch's FSDP
 short steps that take 0.25 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
 why. `u` is the 80 % quantile of errors (beyond these seconds) on runs of the fit split, each as if its series had been
 left out, every series weighing the same (`benchmarks/intervals.py`); a stack that a single series shows has the wider
-of that series' and all series' (0.14). `hf-fsdp` is assumed: users' own code differs more.
+of that series' and all series' (0.13). `hf-fsdp` is assumed: users' own code differs more.
 
 """
 
