@@ -15,7 +15,8 @@ Constants were fitted on these series, taken whole: {fit}. All others are the re
 * The report split is not blind. No constant was fitted on it, but which effects the model has was decided with all rows
   in view, and its residuals led to these, each of which has a source outside the rows and no number taken from them:
   expert ranks that include tensor ranks and tokens sent once to a node (Megatron-MoE ModelZoo), gradients reduced
-  after the backward, and in fp16 in fp16 jobs (Megatron-LM of 2019 to 2022), the type in which InternEvo reduces
+  after the backward, and in fp16 in fp16 jobs (Megatron-LM of 2019 to 2022), sums of input gradients beside those of
+  weights (Megatron-LM since September 2021: Korthikanti 2022), the type in which InternEvo reduces
   and the broadcasts that ZeRO-1 does not hide there, heads padded to the matrix unit of TPU v6e, logits that stay
   when activations are offloaded, exponentials of small attention heads (FlashAttention-3).
 * Twelve rows whose embedding and head have a stage each (Zero-bubble, DGXC, MoE ModelZoo) could not be evaluated until

@@ -210,6 +210,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     "megatron": Habits(zero_stage=1, selective="attention"),
     "internevo": Habits(zero_stage=1),
     "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
+    "megatron-2022": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
     "composer-2023": Habits(zero_stage=3),
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
@@ -241,9 +242,10 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
-        r"Megatron-LM (Jan|Sep|README)|SC21|Korthikanti|DLPerf|Alpa .*megatron",
+        r"Megatron-LM (Jan|Sep|README)|SC21|DLPerf|Alpa .*megatron",
         Origin("megatron-2021", "plain"),
     ),
+    (r"Korthikanti", Origin("megatron-2022", "plain")),
     (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
     (r"nanotron-sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
@@ -258,7 +260,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"NeMo|DGXC|MLPerf", Origin("nemo")),
-    (r"Zero-bubble", Origin("megatron-2021", "plain")),
+    (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (
         r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
