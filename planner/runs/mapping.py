@@ -99,10 +99,10 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
             found is not None and found.stack == "hf-fsdp"
         )  # torchtitan itself reduces every micro-batch
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
-    if found is not None:
-        return vocabulary.variant(found, run.parallel.model_extra or {})
-    model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
-    return Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
+    if found is None:
+        model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
+        found = Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
+    return vocabulary.variant(found, run.parallel.model_extra or {})
 
 
 def _model(run: RunFile) -> Model:

@@ -237,6 +237,7 @@ class Origin(NamedTuple):
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
+    (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
