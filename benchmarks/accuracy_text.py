@@ -26,7 +26,7 @@ Constants were fitted on these series, taken whole: {fit}. All others are the re
   10.2 % and their 90th percentile 23.6 %: 9.8 and 18 % on the nine that are dense, 11 and 27 % on the 17 mixtures. Two
   things changed after that: what gpu-recipes calls NeMo is no longer taken for MaxText (their three from -10, -3 and
   +1 % to -15, -10 and -6 %), and what says that it was not compiled is taken at its word where nothing names its stack
-  (one of torchtune's, -9 to -5 %). They are the only rows here of which nobody knew the errors while the model was made.
+  (one of torchtune's, -9 to -5 %). No other rows here were unknown to those who made the model.
 * InternEvo was in the first fit of the A100's rate; the rate has been fitted twice since without it (0.71, 0.73, now
   0.78, with the passes of element-wise operators of its stacks).
 * Memory: `fragmentation` and `communicator` of megatron and nemo were set by hand with MLPerf Llama3.1-405B, a report
