@@ -21,6 +21,8 @@ DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 """Prefixes that are powers of 1000; K is taken as k."""
 BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
 """Prefixes that are powers of 1024."""
+GIB = 2.0**30
+"""Of printed memory [B]."""
 SUBMULTIPLES = {"": 1.0, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "n": 1e-9, "p": 1e-12}
 """Prefixes of seconds."""
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from cluster_specs.record import Record, first_problem
+from cluster_specs.units import GIB
 from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import MeasuredSection, RunFile, parse_run
-from planner.runs.unpublished import GIB, Told, as_it_fits, as_its_memory_tells
+from planner.runs.unpublished import Told, as_it_fits, as_its_memory_tells
 
 MIN_RANKED = 4
 """Fewest runs of a group whose order is worth a correlation."""

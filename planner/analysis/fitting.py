@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
+from cluster_specs.units import GIB
 from planner.analysis.limits import largest_micro_batch, longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known
 from planner.analysis.remedies import Remedy, remedies
@@ -99,13 +100,12 @@ def sharded_components(choice: Parallelism, estimate: Estimate) -> tuple[tuple[s
 
 
 def _verdict(question: Question, estimate: Estimate, changes: tuple[Remedy, ...]) -> str:
-    gib = 2.0**30
-    used, limit = estimate.memory_bytes / gib, estimate.memory_limit_bytes / gib
+    used, limit = estimate.memory_bytes / GIB, estimate.memory_limit_bytes / GIB
     share = f"{used:.1f} of {limit:.1f} GiB on the fullest device"
     if estimate.fits_with(question.job.memory_headroom):
         return f"It fits: {share}, {limit - used:.1f} GiB free."
     if used <= limit and not estimate.fits:
-        host, has = estimate.host_bytes / gib, (estimate.host_limit_bytes or 0.0) / gib
+        host, has = estimate.host_bytes / GIB, (estimate.host_limit_bytes or 0.0) / GIB
         return f"It does not fit: what is offloaded takes {host:.0f} of {has:.0f} GiB of a node's host."
     headroom = f"{question.job.memory_headroom:.0%}"
     state = (
@@ -116,5 +116,5 @@ def _verdict(question: Question, estimate: Estimate, changes: tuple[Remedy, ...]
     if not changes:
         return f"{state}. No single change that was tried helps; combine them."
     best = changes[0]
-    effect = f"{best.memory_bytes / gib:.1f} GiB, {best.time_cost_fraction:+.0%} time"
+    effect = f"{best.memory_bytes / GIB:.1f} GiB, {best.time_cost_fraction:+.0%} time"
     return f"{state}. Least change: {best.change} ({effect})."

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from cluster_specs.catalog import list_devices, what_if
 from cluster_specs.errors import InputError
 from cluster_specs.record import Record
+from cluster_specs.units import GIB
 from cost_models.memory import state_bytes
 from planner.analysis.limits import longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known, priced
@@ -206,7 +207,7 @@ def _larger_device(question: Question, needed: float) -> Iterator[Change]:
     ]
     for device in sorted(enough, key=lambda d: (d.memory, d.name)):
         cluster = what_if(question.cluster, {"device": device.name})
-        words = f"{device.name} ({device.memory / 2**30:.0f} GiB) instead of {now.name}"
+        words = f"{device.name} ({device.memory / GIB:.0f} GiB) instead of {now.name}"
         yield Change(words, "hardware", question._replace(cluster=cluster))
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from cluster_specs.units import GIB
 from planner.plans import Estimate, Plan
-
-GIB = 2**30
 
 
 def _version() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.units import format_bandwidth, format_bytes, format_rate, format_seconds
+from cluster_specs.units import GIB, format_bandwidth, format_bytes, format_rate, format_seconds
 from cost_models.roofline import product_peak, ridge_point
 from planner.analysis.naming import short_name
 from planner.analysis.replicas import Scaled
@@ -28,8 +28,6 @@ from planner.pages.charts import (
 from planner.pages.page import Figure, Table
 from planner.plans import Estimate, Parallelism, Plan
 from planner.report.plans import TIME_PARTS
-
-GIB = 2.0**30
 
 MOST_COMPONENTS = 9
 """Components of memory that have a colour of their own; the others share one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from cluster_specs.units import GIB
 from planner.tracing.sharded import ShardedProgram
 
 
@@ -14,7 +15,7 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
     yield f"time         {1e3 * answer.seconds:.3f} ms ({proof} in this space{fold})"
     yield f"  computing  {1e3 * answer.compute_seconds:.3f} ms"
     yield f"  exchanging {1e3 * answer.communication_seconds:.3f} ms"
-    used, limit = answer.memory_bytes / 2**30, answer.memory_limit_bytes / 2**30
+    used, limit = answer.memory_bytes / GIB, answer.memory_limit_bytes / GIB
     yield f"memory       {used:.2f} GiB of {limit:.2f} GiB for arrays"
     for name, seconds in answer.baselines.items():
         yield f"{name + ':':<15}{1e3 * seconds:.3f} ms"

@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster_specs.units import format_bytes, format_seconds
+from cluster_specs.units import GIB, format_bytes, format_seconds
 from planner.report.console import columns, heading
 from planner.runs.assumptions import IGNORED
-from planner.validation import GIB, ErrorStatistics, FitStatistics, Row, ValidationReport
+from planner.validation import ErrorStatistics, FitStatistics, Row, ValidationReport
 
 GROUPED_BY = ("series", "gpu", "precision", "stack", "pipeline")
 """Properties shown; the JSON has all."""

@@ -10,11 +10,10 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from cluster_specs.units import GIB
 from planner.plans import Estimate, Plan
 from planner.runs.record import RunFile
 from planner.runs.vocabulary import LEANER, UNSAID
-
-GIB = 2.0**30
 
 TOLD = "as its memory tells"
 """Why a version was chosen."""

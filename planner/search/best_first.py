@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from cluster_specs.units import GIB
 from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
@@ -247,8 +248,8 @@ class Search:
         limit = self.limit
         if need <= limit:
             return Infeasible(
-                f"what is offloaded does not fit on the hosts: {least.estimate.host_bytes / 2**30:.0f} GiB for a node "
-                f"of {cluster.name}, which has {self.host_limit / 2**30:.0f} GiB",
+                f"what is offloaded does not fit on the hosts: {least.estimate.host_bytes / GIB:.0f} GiB for a node "
+                f"of {cluster.name}, which has {self.host_limit / GIB:.0f} GiB",
                 "more nodes, or less to offload (--offload none)",
             )
         short = need / limit
@@ -256,7 +257,7 @@ class Search:
             f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "
             f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, "
             f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs "
-            f"{need / 2**30:.1f} GiB per device, {limit / 2**30:.1f} GiB may be used",
-            f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / 2**30:.0f} GiB, "
+            f"{need / GIB:.1f} GiB per device, {limit / GIB:.1f} GiB may be used",
+            f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / GIB:.0f} GiB, "
             f"a shorter sequence, or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
         )

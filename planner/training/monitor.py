@@ -12,6 +12,7 @@ from typing import Any
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
+from cluster_specs.units import GIB
 from planner.api import AnyPlan, judged
 from planner.errors import InputError
 from planner.models.catalog import load_model
@@ -20,8 +21,6 @@ from planner.plans import Plan
 
 WARM_UP = 2
 """First steps that do not count: they compile, allocate and fill caches."""
-
-GIB = 2**30
 
 
 class Measured(Record):

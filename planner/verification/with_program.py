@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cluster_specs.units import GIB
 from planner.errors import InputError
 from planner.tracing.program import Program
 from planner.tracing.sharded import CollectiveUse, ShardedProgram
@@ -18,7 +19,7 @@ from planner.verification.record import Check, Comparison, OperatorDifference, V
 DEVICES = 64
 """Most on which a plan runs unless told otherwise."""
 
-MOST_BYTES = 8 * 2**30
+MOST_BYTES = 8 * GIB
 """What a run may take of this machine's memory; a larger function is compiled only [B]."""
 
 LIMITS: Mapping[str, float] = MappingProxyType(
@@ -165,7 +166,7 @@ def _comparisons(sharded: ShardedProgram, compiled: Sequence[CollectiveUse]) -> 
 def _notes(sharded: ShardedProgram, found: Mapping[str, Any]) -> Iterator[str]:
     yield "bytes are of whole arrays, per call; on a CPU a scattered sum is a whole one that is sliced: both are `sum`"
     if "outputs" not in found:
-        taken, most = found["bytes"] / 2**30, MOST_BYTES / 2**30
+        taken, most = found["bytes"] / GIB, MOST_BYTES / GIB
         yield f"a run would take {taken:.0f} GiB, more than {most:.0f}: numbers are not checked"
     elif found["mesh"] != dict(sharded.mesh):
         yield "it ran on fewer devices with the same layouts; collectives are those of the plan's own mesh"
