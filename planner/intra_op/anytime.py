@@ -16,8 +16,9 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.guessing import guess
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
-from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy, read_off
+from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
+from planner.intra_op.settling import better, read_off
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
 
@@ -30,8 +31,9 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 120_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.4, 0.3, 0.2
-"""Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
+REDUCING, RELAXING, READING, SEARCHING, GUESSING = 0.5, 0.4, 0.2, 0.3, 0.2
+"""Shares of the time left that go into the reductions, into one round of messages, into the choice read off them, into
+one round of search, and into one guess."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -119,6 +121,7 @@ class _Anytime:
             self._start()
             while self._open() and self.proof.size > SMALL:
                 self._relax(self._soon(RELAXING))
+                self._read_off(self._soon(READING))
                 self._fix()
                 self._guess()
                 self._search(self._soon(SEARCHING))
@@ -134,7 +137,7 @@ class _Anytime:
         """A first bound and choice, whatever the time: off the costs, or off prices that put memory first."""
         self.relaxation.sweep()
         self._prove_by(self.relaxation.bound())
-        self._look()
+        self._look(-np.inf)
         if self.found is None:
             dear = DEAR_MEMORY * _largest_cost(self.core) / float(self.core.capacity.max(initial=1.0))
             frugal = Relaxation(self.proof, {int(row): dear for row in self.proof.rows})
@@ -158,7 +161,7 @@ class _Anytime:
         gaining = True
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
-            before = self.relaxation.value()
+            before, start = self.relaxation.value(), time.monotonic()
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, _aim(value, self.cutoff))
@@ -166,10 +169,12 @@ class _Anytime:
                 if time.monotonic() > deadline:
                     break
             self._prove_by(self.relaxation.bound())
-            self._look()
+            self._look(2 * time.monotonic() - start)
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
-        if time.monotonic() < deadline:
+
+    def _read_off(self, deadline: float) -> None:
+        if self._open():
             self._consider(read_off(self.relaxation, deadline))
 
     def _prove_by(self, bound: Bound) -> None:
@@ -178,10 +183,10 @@ class _Anytime:
     def _prove(self, bound: float) -> None:
         self.lower_bound = max(self.lower_bound, bound)
 
-    def _look(self) -> None:
+    def _look(self, deadline: float) -> None:
         """A choice read off the messages, if it is better than what we have."""
         start = time.monotonic()
-        self._consider(greedy(self.relaxation))
+        self._consider(read_off(self.relaxation, deadline))
         self.looking = time.monotonic() - start
 
     def _consider(self, found: Found | None) -> None:
@@ -199,7 +204,8 @@ class _Anytime:
         if self.found is not None and self._open():
             self.searches += 1
             prices = self.relaxation.known_prices
-            search = NeighbourhoodSearch(self.core, self.found, prices, self._regrets, self.searches)
+            found = better(self.core, self.found, prices, self._regrets, deadline)
+            search = NeighbourhoodSearch(self.core, found, prices, self._regrets, self.searches)
             search.improve(deadline, PATIENCE)
             self.found = search.found
 

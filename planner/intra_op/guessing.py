@@ -14,8 +14,9 @@ import numpy as np
 from planner.errors import Infeasible
 from planner.intra_op.local_polytope import Positions, solve_program
 from planner.intra_op.messages import MARGIN, Relaxation
-from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, read_off
+from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch
 from planner.intra_op.network import Network
+from planner.intra_op.settling import read_off
 from planner.intra_op.shrinking import shrink
 
 LEAST_DROPPED = 0.02

@@ -18,7 +18,6 @@ Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (20
 improving relaxation methods by modified gradient techniques", Mathematical Programming Study 3 (1975).
 """
 
-import copy
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -69,7 +68,7 @@ class Relaxation:
         self.order = sorted(network.nodes)
         self.rows = network.rows
         """Original numbers of the rows that have prices."""
-        self.prices = _prices(network, prices)
+        self.prices = prices_of(network, prices)
         self.step = STEP
         self.best = -np.inf
         """The highest bound that prices have reached."""
@@ -105,14 +104,6 @@ class Relaxation:
         """What each strategy of a node pays for its memory."""
         at = self._layout.strategies(v)
         return np.asarray(self._priced[at] - self._layout.costs[at])
-
-    def with_dearer_memory(self, factor: float) -> "Relaxation":
-        """The same messages under prices that are higher by a factor."""
-        dearer = copy.copy(self)
-        dearer._into = self._into.copy()
-        dearer.prices = factor * self.prices
-        dearer._priced = dearer._price()
-        return dearer
 
     def sweep(self) -> None:
         """One pass through the nodes and one back."""
@@ -313,8 +304,8 @@ class Relaxation:
         return self._layout.costs + self._layout.pieces.priced(self.prices, self._layout.costs.size)
 
 
-def _prices(network: Network, known: Mapping[int, float]) -> Array:
-    """Prices of the rows left; what a row cost that is gone, the one costs that it followed from."""
+def prices_of(network: Network, known: Mapping[int, float]) -> Array:
+    """Prices of the rows left, by original row; what a row cost that is gone, the one costs that it followed from."""
     prices = np.zeros(network.rows.size)
     for row, price in known.items():
         stand_in = network.stand_in(row)

@@ -34,11 +34,6 @@ TURNS_PER_LOOK = 10
 
 GREEDY_ROUNDS = 4
 
-DEARER = (1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)
-"""Factors on the prices of memory under which choices are read off the messages: at prices where the bound is
-best, a choice takes just too much as often as not."""
-SWEEPS_WHEN_DEARER = 4
-
 
 class Found(NamedTuple):
     """A choice that fits."""
@@ -76,18 +71,6 @@ def greedy(relaxation: Relaxation) -> Found | None:
     if room.min(initial=0.0) < 0 or not np.isfinite(cost := network.cost(choice)):
         return None
     return Found(choice, cost)
-
-
-def read_off(relaxation: Relaxation, deadline: float) -> Found | None:
-    """The best choice read off the messages, at the prices of memory and at somewhat dearer ones."""
-    best = greedy(relaxation)
-    for factor in DEARER if relaxation.known_prices else ():
-        if time.monotonic() < deadline:
-            dearer = relaxation.with_dearer_memory(factor)
-            for _ in range(SWEEPS_WHEN_DEARER):
-                dearer.sweep()
-            best = min((f for f in (best, greedy(dearer)) if f), key=lambda f: f.cost, default=None)
-    return best
 
 
 class NeighbourhoodSearch:

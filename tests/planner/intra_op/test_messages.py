@@ -81,11 +81,6 @@ def test_messages_can_be_carried_over():
         relaxation.sweep()
     again = Relaxation(network, relaxation.known_prices, relaxation.messages)
     assert again.bound().value == relaxation.bound().value
-    dearer = relaxation.with_dearer_memory(2.0)
-    assert dearer.known_prices == {3: 4.0}
-    assert relaxation.known_prices == {3: 2.0}
-    v = min(v for v in network.nodes if relaxation.memory_costs(v).any())
-    assert np.allclose(dearer.memory_costs(v), 2 * relaxation.memory_costs(v))
 
 
 def test_no_neighbours_share_a_level():

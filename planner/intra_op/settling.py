@@ -1,0 +1,194 @@
+"""Choices bettered node by node: one is moved, those around it follow, and what does not pay is taken back.
+
+Memory has its prices meanwhile, so that what a node does to nodes far away is in its own costs; rows that are
+exceeded become dearer until none is. What a node's strategies cost beside all others is kept up to date, so that a
+move costs no more than a look at the neighbours.
+
+Source: Besag, "On the statistical analysis of dirty pictures", Journal of the Royal Statistical Society B 48 (1986),
+for moves of single nodes; Glover, "Ejection chains, reference structures and alternating path methods for traveling
+salesman problems", Discrete Applied Mathematics 65 (1996), for moves that others follow.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from planner.intra_op.liveness import demand, one_hot, violated
+from planner.intra_op.local_polytope import Positions
+from planner.intra_op.messages import Relaxation, prices_of
+from planner.intra_op.neighbourhood import Found, Regrets, greedy
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+
+ALTERNATIVES = 4
+"""Cheapest strategies of a node, of which those that it does not take are tried."""
+
+FOLLOWERS = 100
+"""Most looks at other nodes after one has moved."""
+
+GAIN = 0.5
+"""Least that a move must win; costs are integers, less may be rounding."""
+
+DEARER, FASTER, ROUNDS = 0.01, 1.25, 60
+"""What an exceeded row's price rises by at first, in the sum of all prices; what that is multiplied by from round to
+round; and how many there are."""
+
+
+def read_off(relaxation: Relaxation, deadline: float) -> Found | None:
+    """The choice that the messages favour right after a sweep, made to fit and bettered."""
+    settling = Settling(relaxation.network, relaxation.decode(), relaxation.prices)
+    if not settling.make_fit(deadline):
+        found = greedy(relaxation)
+        if found is None:
+            return None
+        settling = Settling(relaxation.network, found.choice, relaxation.prices)
+    return settling.improve(deadline, lambda found: relaxation.regrets(found.choice))
+
+
+def better(
+    network: Network, found: Found, prices: Mapping[int, float], regrets: Regrets, deadline: float
+) -> Found:
+    """``found``, or a choice that costs less, under ``prices`` of memory by original row."""
+    settling = Settling(network, found.choice, prices_of(network, prices))
+    return min(found, settling.improve(deadline, regrets) or found, key=lambda f: f.cost)
+
+
+class Settling:
+    """A choice of one network, changed in place."""
+
+    def __init__(self, network: Network, choice: Mapping[int, int], prices: Array) -> None:
+        """Start from a ``choice``, which may take too much, under ``prices`` of the memory rows."""
+        self.network = network
+        self.choice: Positions = dict(choice)
+        self.prices = prices
+        most = _more_than_any_choice(network)
+        self.tables = {v: _capped(network.tables[v], most) for v in sorted(network.nodes)}
+        """Node -> neighbour -> [own strategy, the neighbour's]; finite, since inf - inf is not a number."""
+        charges = _charges(network, prices)
+        self.scores = {v: np.minimum(network.costs[v], most) + charges[v] for v in self.tables}
+        """Per node, what each strategy costs beside the others' choice, memory by its price."""
+        for v, tables in self.tables.items():
+            for w, table in tables.items():
+                self.scores[w] = self.scores[w] + table[self.choice[v]]
+        self.room = network.capacity - demand(network, one_hot(network, self.choice))
+        """Bytes that are left of each row."""
+
+    def make_fit(self, deadline: float) -> bool:
+        """Raise prices until nothing is exceeded, and go back to the old ones; whether that is so."""
+        prices, step = self.prices, DEARER
+        for _ in range(ROUNDS):
+            self._settle(self.choice, len(self.choice) * ALTERNATIVES)
+            bad = violated(self.network, self.network.capacity - self.room)
+            if not bad or time.monotonic() > deadline:
+                break
+            dearer = self.prices.copy()
+            dearer[bad] += step * (self.prices.sum() or 1.0)
+            self._reprice(dearer)
+            step *= FASTER
+        self._reprice(prices)
+        return self._fits()
+
+    def improve(self, deadline: float, regrets: Regrets) -> Found | None:
+        """Move one node after another, those of many ``regrets`` first, until none of them helps or time is up.
+
+        The best choice met; None where it is forbidden or takes too much.
+        """
+        best = found = self._found()
+        todo = set(self.choice)
+        while todo and found is not None and time.monotonic() < deadline:
+            worth = regrets(found)
+            order = sorted(todo, key=lambda v: (-worth.get(v, 0.0), v))
+            todo = set()
+            for v in order:
+                for w in self._move(v):
+                    todo |= {w, *self.tables[w]}
+                if time.monotonic() > deadline:
+                    break
+            found = self._found()
+            best = min((f for f in (best, found) if f), key=lambda f: f.cost, default=None)
+        return best
+
+    def _found(self) -> Found | None:
+        cost = self.network.cost(self.choice)
+        return Found(dict(self.choice), cost) if np.isfinite(cost) and self._fits() else None
+
+    def _fits(self) -> bool:
+        return bool(self.room.min(initial=0.0) >= 0)
+
+    def _move(self, v: int) -> set[int]:
+        """Try other strategies of a node, let its neighbours follow and then itself; what changed for the better."""
+        for s in np.argsort(self.scores[v], kind="stable")[:ALTERNATIVES].tolist():
+            if s == self.choice[v]:
+                continue
+            before = [(v, self.choice[v])]
+            change = self._take(v, s)
+            change += self._settle(self.tables[v], FOLLOWERS, before, fixed=v)
+            change += self._settle([v], FOLLOWERS, before)
+            if change < -GAIN and self._fits():
+                return {w for w, _ in before}
+            for w, t in reversed(before):
+                self._take(w, t)
+        return set()
+
+    def _settle(
+        self, nodes: Iterable[int], looks: int, before: list[tuple[int, int]] | None = None, fixed: int = -1
+    ) -> float:
+        """Let ``nodes``, and what is around those that change, take their cheapest strategies; the change of cost.
+
+        After so many ``looks`` it ends. What nodes took is appended to ``before``; one node may be ``fixed``.
+        """
+        change = 0.0
+        queue = deque(nodes)
+        waiting = {*queue, fixed}
+        while queue and looks > 0:
+            v = queue.popleft()
+            waiting.discard(v)
+            looks -= 1
+            scores = self.scores[v]
+            cheapest = int(scores.argmin())
+            if scores[cheapest] < scores[self.choice[v]]:
+                if before is not None:
+                    before.append((v, self.choice[v]))
+                change += self._take(v, cheapest)
+                around = [w for w in self.tables[v] if w not in waiting]
+                queue.extend(around)
+                waiting.update(around)
+        return change
+
+    def _take(self, v: int, strategy: int) -> float:
+        """Let one node take a strategy; the change of cost."""
+        old, self.choice[v] = self.choice[v], strategy
+        for w, table in self.tables[v].items():
+            self.scores[w] = self.scores[w] + (table[strategy] - table[old])
+        for (first, last), bytes_ in self.network.pieces[v].items():
+            if more := bytes_[strategy] - bytes_[old]:
+                self.room[first:last] -= more
+        return float(self.scores[v][strategy] - self.scores[v][old])
+
+    def _reprice(self, prices: Array) -> None:
+        for v, charge in _charges(self.network, prices - self.prices).items():
+            self.scores[v] = self.scores[v] + charge
+        self.prices = prices
+
+
+def _charges(network: Network, prices: Array) -> dict[int, Array]:
+    """Per node, what each strategy pays for memory."""
+    total = np.concatenate([[0.0], np.cumsum(prices)])
+    charges = {v: np.zeros(costs.size) for v, costs in network.costs.items()}
+    for v, charge in charges.items():
+        for (first, last), bytes_ in network.pieces[v].items():
+            charge += (total[last] - total[first]) * bytes_
+    return charges
+
+
+def _more_than_any_choice(network: Network) -> float:
+    """More than any two allowed choices differ by."""
+    costs = network.costs.values()
+    tables = (table for v in network.nodes for table in network.tables[v].values())
+    return 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) for t in (*costs, *tables))
+
+
+def _capped(tables: Mapping[int, Array], most: float) -> dict[int, Array]:
+    return {w: t if t.max() < np.inf else np.minimum(t, most) for w, t in tables.items()}
