@@ -99,6 +99,8 @@ def _keep(network: Network, v: int, mask: Mask) -> set[int]:
 def _separate(network: Network, v: int) -> set[int]:
     changed = set()
     for w, table in list(network.tables[v].items()):
+        if not _corners_separate(table):
+            continue
         rows, columns = table[:, 0], table[0]
         if not np.isfinite(rows).all() or not np.isfinite(columns).all():
             continue
@@ -110,8 +112,16 @@ def _separate(network: Network, v: int) -> set[int]:
     return changed
 
 
+def _corners_separate(table: Array) -> bool:
+    """What is seen at a glance of tables of the form f(i) + g(j); most others fail it."""
+    item = table.item
+    return bool(item(-1, -1) == item(-1, 0) + (item(0, -1) - item(0, 0)))
+
+
 def _merge(network: Network, v: int) -> set[int]:
     for w, table in network.tables[v].items():
+        if min(table.shape) > 1 and max(table.item(0, 0), table.item(0, 1), table.item(1, 0)) < np.inf:
+            continue  # the first strategy of either has two partners
         finite = np.isfinite(table)
         if (finite.sum(axis=0) == 1).all():
             around = set(network.tables[v])
