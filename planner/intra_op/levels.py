@@ -131,7 +131,9 @@ class Layout:
                 own = np.arange(self.first[k], self.first[k + 1])
                 if isinstance(self.network, Compact):
                     classes = self.network.classes[v][w]
-                    by_class = np.argsort(classes, kind="stable")
+                    by_class = np.argsort(
+                        classes.astype(np.uint16), kind="stable"
+                    )  # few: sorted by their digits
                     own = own[by_class]
                     messages.append(places + classes[by_class])
                 strategies.append(own)
@@ -159,26 +161,33 @@ class Layout:
         messages, slots = self._slots(first, last)
         behind: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         ahead: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-        forward, backward = [np.zeros(0)], [np.zeros(0)]
+        forward: list[float] = []
+        backward: list[float] = []
+        sizes: list[int] = []
         for v in self.nodes[nodes]:
             tables = self.network.tables[v]
-            higher = np.array([level_of[w] > level_of[v] for w in tables], dtype=np.bool_)
-            share = 1.0 / max(1, higher.sum(), higher.size - higher.sum())
-            sizes = [len(table) for table in tables.values()]
-            forward.append(np.repeat(higher * share, sizes))
-            backward.append(np.repeat(~higher * share, sizes))
-            for w, table in tables.items():
-                (ahead if level_of[w] > level_of[v] else behind)[table.shape].append((v, w))
+            higher = [level_of[w] > level_of[v] for w in tables]
+            share = 1.0 / max(1, sum(higher), len(higher) - sum(higher))
+            forward += [share * is_ahead for is_ahead in higher]
+            backward += [share * (not is_ahead) for is_ahead in higher]
+            for (w, table), is_ahead in zip(tables.items(), higher, strict=True):
+                sizes.append(len(table))
+                (ahead if is_ahead else behind)[table.shape].append((v, w))
         return Level(
             nodes, slice(first, last), messages, slots,
             [self._tables(edges) for edges in behind.values()],
             [self._tables(edges) for edges in ahead.values()],
-            np.concatenate(forward), np.concatenate(backward),
+            np.repeat(np.array(forward), sizes), np.repeat(np.array(backward), sizes),
         )  # fmt: skip
 
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
-        # Of transposed tables, a stack would keep the order in memory, in which minima take twenty times as long.
-        costs = np.ascontiguousarray(np.stack([self.network.tables[w][v] for v, w in edges], axis=1))
+        v, w = edges[0]
+        num_other, num_own = self.network.tables[w][v].shape
+        costs = np.empty(
+            (num_other, len(edges), num_own)
+        )  # in this order; another makes minima take ten times as long
+        for k, (v, w) in enumerate(edges):
+            costs[:, k] = self.network.tables[w][v]
         own = np.array([self.place[v][w] for v, w in edges])
         other = np.array([self.place[w][v] for v, w in edges])
         return Tables(
