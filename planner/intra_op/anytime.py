@@ -41,6 +41,8 @@ FIRST_SLACK, GROWTH = 1e-5, 3.0
 FURTHEST, FAR = 0.3, 0.1
 """How far above the bound steps of the prices aim at most, however dear the best choice is: so much of the bound, or
 of the gap where that is more."""
+SETTLING = 10
+"""Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
 LOOKS_PER_GUESS = 3.0
@@ -135,7 +137,8 @@ class _Anytime:
 
     def _start(self) -> None:
         """A first bound and choice, whatever the time: off the costs, or off prices that put memory first."""
-        self.relaxation.sweep()
+        for _ in range(SETTLING if self.relaxation.known_prices else 1):
+            self.relaxation.sweep()
         self._prove_by(self.relaxation.bound())
         self._look(-np.inf)
         if self.found is None:

@@ -11,6 +11,8 @@ Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (20
 """
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, s
 from planner.intra_op.compact import Compact
 from planner.intra_op.elimination import Tables, TooWide, eliminate_all
 from planner.intra_op.liveness import demand, one_hot, violated
+from planner.intra_op.memory_branches import solve_branches
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
@@ -34,7 +37,7 @@ LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
 
 SHARE = 0.5
-"""Of the time left, what a part under memory may take."""
+"""Of the time left, what a part under memory may take; and of that, guesses before branches."""
 
 
 def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
@@ -163,11 +166,24 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
         try:
             return _eliminated(part)
         except TooWide:
-            return solve_network(part, deadline, below, known.relaxation.known_prices)
+            return _by_turns(part, deadline, below, known.relaxation.known_prices)
     except Infeasible:
         return NetworkAnswer({}, np.inf, below)
     except SolverStopped:
         return NetworkAnswer({}, np.inf, -np.inf)
+
+
+def _by_turns(part: Network, deadline: float, below: float, prices: Mapping[int, float]) -> NetworkAnswer:
+    """By guesses of the cost, and under memory, where these come to nothing in time, by branches on it."""
+    now = time.monotonic()
+    soon = now + SHARE * (deadline - now) if part.rows.size else deadline
+    first = solve_network(part.fork(), soon, below, prices)
+    best = min(first.cost, below)
+    if first.lower_bound > best - 1 or not part.rows.size:
+        return first
+    second = solve_branches(part, deadline, best, prices)
+    cheaper = second if second.choice else first
+    return replace(cheaper, lower_bound=max(first.lower_bound, second.lower_bound))
 
 
 def _eliminated(network: Network) -> NetworkAnswer:

@@ -106,8 +106,8 @@ class _Tree:
             self._take(network, rounded)
         if (found := greedy(relaxation)) is not None:
             self._take(network, found.choice)
-        v = max(sorted(network.nodes), key=lambda v: _spread(relaxation.memory_costs(v), weights[v]))
-        fewer = _cheaper_half(relaxation.memory_costs(v), weights[v])
+        v = max(sorted(network.nodes), key=lambda v: spread(relaxation.memory_costs(v), weights[v]))
+        fewer = cheaper_half(relaxation.memory_costs(v), weights[v])
         for side in (fewer, ~fewer):
             self._branch(bound, relaxation, v, np.flatnonzero(side))
 
@@ -129,7 +129,7 @@ class _Tree:
             self.cutoff, self.choice = cost, network.expand(choice)
 
 
-def _spread(memory_costs: Array, weights: Array) -> tuple[float, float, int]:
+def spread(memory_costs: Array, weights: Array) -> tuple[float, float, int]:
     """Variance of what the relaxation lets a node pay for memory, then how undecided it is at all."""
     undecided = float(1 - weights.max())
     if undecided < FRACTION:
@@ -138,7 +138,7 @@ def _spread(memory_costs: Array, weights: Array) -> tuple[float, float, int]:
     return float((memory_costs - mean) ** 2 @ weights), undecided, weights.size
 
 
-def _cheaper_half(memory_costs: Array, weights: Array) -> npt.NDArray[np.bool_]:
+def cheaper_half(memory_costs: Array, weights: Array) -> npt.NDArray[np.bool_]:
     """Strategies that pay no more than the mean, or the likeliest alone where all pay about the same."""
     half: npt.NDArray[np.bool_] = memory_costs <= memory_costs @ weights / weights.sum()
     if half.all() or not half.any():

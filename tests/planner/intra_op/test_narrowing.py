@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from planner.errors import Infeasible
 from planner.intra_op import narrowing
-from planner.intra_op.contest import network_of
+from planner.intra_op.anytime import NetworkAnswer
+from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.network import Network
@@ -44,6 +45,16 @@ def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
     monkeypatch.setattr(narrowing, "solve_network", None)
     answer = solve_narrowed(network, time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == least
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
+    problem = random_contest_problem(12, 4, seed=seed, share=0.4)
+    expected = solve_contest_problem(problem, time.monotonic() + 20)
+    nothing = NetworkAnswer({}, np.inf, -np.inf)
+    monkeypatch.setattr(narrowing, "solve_network", lambda *_: nothing)
+    answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
+    assert answer.cost == answer.lower_bound == expected.cost == expected.lower_bound
 
 
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):

@@ -1,0 +1,176 @@
+"""Branches on how much memory nodes take, bounded by messages and prices alone.
+
+A few large arrays may leave a part of the memory free in whatever way they are combined. Prices cannot say so: they
+mix ways that fit on average. So a branch says of one node whether it takes more or less memory than the mixture, in
+each branch the prices are found anew, and what no choice below the best known one can contain goes. That takes some
+tens of branches where prices and guesses of the cost (`planner.intra_op.anytime`) come to nothing; each is far cheaper
+than the linear program of `planner.intra_op.tree`, which finds better mixtures in networks with many binding moments.
+
+Source: Land and Doig, "An automatic method of solving discrete programming problems", Econometrica 28 (1960).
+"""
+
+import heapq
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.errors import Infeasible
+from planner.intra_op.anytime import (
+    FURTHEST,
+    LEAST_GAIN,
+    PRICES_PER_LOOK,
+    SETTLING,
+    NetworkAnswer,
+    solve_network,
+)
+from planner.intra_op.guessing import narrow
+from planner.intra_op.local_polytope import WHOLE, solve_program
+from planner.intra_op.messages import MARGIN, Relaxation
+from planner.intra_op.neighbourhood import greedy
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+from planner.intra_op.shrinking import shrink
+from planner.intra_op.tree import cheaper_half, spread
+
+SMALL = 10_000
+"""Size of a network that the integer program decides without branches."""
+
+MIXED = 20
+"""Changes of prices over which choices read off the messages are mixed."""
+
+Prices = Mapping[int, float]
+"""Of memory, by original row."""
+
+
+class _Branch(NamedTuple):
+    bound: float
+    number: int
+    network: Network
+    prices: Prices
+
+
+def solve_branches(network: Network, deadline: float, below: float, prices: Prices) -> NetworkAnswer:
+    """The cheapest choice below ``below`` of a ``network``, which is used up, found before the ``deadline``.
+
+    It costs ``inf`` where there is none, or none was found; the bound says which. ``prices`` are where messages
+    start from.
+    """
+    tree = _Tree(deadline, below)
+    tree.add(network.constant, network, prices)
+    while tree.bound <= tree.cutoff - WHOLE and time.monotonic() < deadline:
+        tree.explore()
+    return replace(tree.best, lower_bound=min(tree.bound, tree.cutoff))
+
+
+class _Tree:
+    def __init__(self, deadline: float, below: float) -> None:
+        self.deadline = deadline
+        self.cutoff = below
+        self.best = NetworkAnswer({}, np.inf, -np.inf)
+        self.open: list[_Branch] = []
+        self.count = itertools.count()
+
+    @property
+    def bound(self) -> float:
+        """The least of what is open."""
+        return self.open[0].bound if self.open else np.inf
+
+    def add(self, bound: float, network: Network, prices: Prices) -> None:
+        """Leave a branch for later."""
+        heapq.heappush(self.open, _Branch(bound, next(self.count), network, prices))
+
+    def explore(self) -> None:
+        """Decide the branch with the least bound, or part it."""
+        branch = heapq.heappop(self.open)
+        try:
+            if branch.network.size <= SMALL or not branch.network.rows.size:
+                self._decide(branch)
+            else:
+                self._part(branch)
+        except Infeasible:  # nothing in this branch is below the cutoff
+            return
+
+    def _decide(self, branch: _Branch) -> None:
+        bound, _, network, prices = branch
+        if network.size > SMALL:
+            answer = solve_network(network.fork(), self.deadline, self.cutoff)
+            self._take(answer.choice, answer.cost)
+        else:
+            found = solve_program(network, self.deadline, self.cutoff, prices)
+            if found.choice is not None:
+                self._take(network.expand(found.choice), network.cost(found.choice))
+            answer = NetworkAnswer({}, np.inf, found.lower_bound)
+        if answer.lower_bound <= self.cutoff - WHOLE:
+            self.add(max(bound, answer.lower_bound), network, prices)
+
+    def _part(self, branch: _Branch) -> None:
+        relaxation = Relaxation(branch.network, branch.prices)
+        self._relax(relaxation)
+        bound = max(branch.bound, self._look(relaxation))
+        if bound > self.cutoff - WHOLE:
+            return
+        if self.cutoff < np.inf:
+            relaxation = narrow(relaxation, self.cutoff, self.deadline)
+        network = relaxation.network
+        if network.size <= SMALL:
+            self.add(bound, network, relaxation.known_prices)
+            return
+        mixture = self._mixture(relaxation)
+        bound, prices = max(bound, self._look(relaxation)), relaxation.known_prices
+        v = max(sorted(network.nodes), key=lambda v: spread(relaxation.memory_costs(v), mixture[v]))
+        less = cheaper_half(relaxation.memory_costs(v), mixture[v])
+        for side in (less, ~less):
+            half = network.fork()
+            try:
+                half.keep(v, np.flatnonzero(side))
+                shrink(half, self.deadline)
+            except Infeasible:
+                continue
+            self.add(bound, half, prices)
+
+    def _relax(self, relaxation: Relaxation) -> None:
+        """Prices as good as they become, unless they prove that nothing is below the cutoff."""
+        for _ in range(SETTLING):
+            relaxation.sweep()
+        before, gaining = -np.inf, True
+        while gaining and time.monotonic() < self.deadline:
+            for _ in range(PRICES_PER_LOOK):
+                self._reprice(relaxation)
+                relaxation.sweep()
+            gaining = before + LEAST_GAIN * abs(before) < relaxation.best < self.cutoff
+            before = relaxation.best
+        relaxation.return_to_best()
+
+    def _reprice(self, relaxation: Relaxation) -> None:
+        value = relaxation.value()
+        relaxation.reprice(value, min(self.cutoff, value + FURTHEST * abs(value)))
+
+    def _mixture(self, relaxation: Relaxation) -> dict[int, Array]:
+        """Per node, how often each strategy is read off the messages where prices have just moved.
+
+        A sweep in between would take the move back: what is undecided would hardly show.
+        """
+        times = {v: np.zeros(relaxation.network.costs[v].size) for v in relaxation.network.nodes}
+        for _ in range(MIXED):
+            relaxation.sweep()
+            self._reprice(relaxation)
+            for v, s in relaxation.decode().items():
+                times[v][s] += 1 / MIXED
+        relaxation.sweep()
+        relaxation.return_to_best()
+        return times
+
+    def _look(self, relaxation: Relaxation) -> float:
+        """What the relaxation proves; with it goes a choice read off."""
+        if (found := greedy(relaxation)) is not None:
+            self._take(relaxation.network.expand(found.choice), found.cost)
+        value = relaxation.bound().value
+        return value - MARGIN * abs(value)
+
+    def _take(self, choice: dict[int, int], cost: float) -> None:
+        if cost < self.cutoff:
+            self.cutoff, self.best = cost, NetworkAnswer(choice, cost, -np.inf)
