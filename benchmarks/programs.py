@@ -30,7 +30,11 @@ BLOCK_MESHES = (
     ("dgx-h100:1", {"model": 8}),
     ("dgx-h100:8", {"data": 8, "model": 8}),
     ("dgx-h100:128", {"data": 128, "model": 8}),
+    ("dgx-h100:1", {"pod": 2, "data": 2, "model": 2}),
+    ("dgx-h100:8", {"pod": 4, "data": 4, "model": 4}),
     ("dgx-h100:128", {"pod": 16, "data": 8, "model": 8}),
+    ("dgx-h100:512", {"pod": 32, "data": 16, "model": 8}),
+    ("dgx-h100:512", {"pod": 64, "data": 16, "model": 4}),
 )
 
 

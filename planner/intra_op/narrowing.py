@@ -177,7 +177,10 @@ def _by_turns(part: Network, deadline: float, below: float, prices: Mapping[int,
     """By guesses of the cost, and under memory, where these come to nothing in time, by branches on it."""
     now = time.monotonic()
     soon = now + SHARE * (deadline - now) if part.rows.size else deadline
-    first = solve_network(part.fork(), soon, below, prices)
+    try:
+        first = solve_network(part.fork(), soon, below, prices)
+    except SolverStopped:
+        first = NetworkAnswer({}, np.inf, -np.inf)
     best = min(first.cost, below)
     if first.lower_bound > best - 1 or not part.rows.size:
         return first

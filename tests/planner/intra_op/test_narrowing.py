@@ -8,7 +8,7 @@ import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
 
-from planner.errors import Infeasible
+from planner.errors import Infeasible, SolverStopped
 from planner.intra_op import narrowing
 from planner.intra_op.anytime import NetworkAnswer
 from planner.intra_op.contest import network_of, solve_contest_problem
@@ -51,8 +51,13 @@ def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
 def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
     problem = random_contest_problem(12, 4, seed=seed, share=0.4)
     expected = solve_contest_problem(problem, time.monotonic() + 20)
-    nothing = NetworkAnswer({}, np.inf, -np.inf)
-    monkeypatch.setattr(narrowing, "solve_network", lambda *_: nothing)
+
+    def solve_network(*_):
+        if seed % 2:
+            raise SolverStopped("no choice was found")
+        return NetworkAnswer({}, np.inf, -np.inf)
+
+    monkeypatch.setattr(narrowing, "solve_network", solve_network)
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == expected.cost == expected.lower_bound
 
