@@ -123,6 +123,8 @@ class Operation(Record):
     kernel: str = ""
     """The kernel that it is to be part of: operators of one run as one (`planner.tracing.cleaning.joining`)."""
     attention: Attention | None = None
+    manual: Mapping[str, int] | None = None
+    """Where the program fixes layouts itself (``shard_map``): mesh axis -> factor that it splits; no other is split."""
 
 
 class Tie(Record):

@@ -52,7 +52,7 @@ def trace_function(
     task = {
         "function": target, "replicate_unknown": replicate_unknown, "trips": trips, "rules": dict(rules)
     }  # fmt: skip
-    found = _run("trace", {"function.txt": target}, task, 1, python, ("pydantic",))
+    found = _run("trace", {"function.txt": target}, task, DEVICES, python, ("pydantic",))
     return Program.model_validate(found["program"])
 
 

@@ -4,11 +4,13 @@ The function is traced again and its equations are run one by one under their na
 under ``jax.jit`` it leaves XLA only the moves that the plan has priced.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
+from planner.tracing.applying.manual import mapped
 from planner.tracing.applying.parts import (
     Loops,
     Parts,
@@ -117,11 +119,14 @@ class _Runner:
         self.sharded, self.mesh = sharded, mesh
         chosen = {s.name: s for s in sharded.operators}
         self.sites: dict[str, _Site] = {}
+        self.owners: dict[str, str] = {}
+        """Equation -> operator that it is part of."""
         self.lies: dict[int, tuple[Any, Partition]] = {}
         """Arrays that were constrained, by identity, with how they lie."""
         for op in sharded.program.operations:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
+                self.owners[member.name] = op.name
         self.second = SecondRuns(self)
         self.rows = RowsAnew(self)
 
@@ -197,7 +202,7 @@ class _Runner:
         return [self.put(added_up(made[0]), _partition(site.writes[0], site.sharding.split))]
 
     def _owner(self, title: str) -> str:
-        return self.sites[title].operation.name if title in self.sites else title
+        return self.owners.get(title, title)
 
     def _equation(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         followed = _FOLLOWED.get(equation.primitive.name)
@@ -331,6 +336,17 @@ class _Runner:
         start = place(given[tests + consts :], "carry", "writes")
         return list(jax.lax.while_loop(goes_on, step, start))
 
+    def _shard_map(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+        """As it is written: its operators run where it says, under their names."""
+        inside = copy.copy(self)
+        inside.sites, inside.lies = {}, {}
+        inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
+
+        def run(*given: Any) -> list[Any]:
+            return [_plain(x) for x in inside.body(equation.params["jaxpr"], (), given, f"{title}/")]
+
+        return list(mapped(equation, title, self.mesh, run)(*map(_plain, operands)))
+
     def _cond(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
         """All branches; only the one that was planned finds its operators, and is laid out."""
         import jax
@@ -363,6 +379,7 @@ class _Runner:
 
 _FOLLOWED: Mapping[str, Callable[..., list[Any]]] = {
     "scan": _Runner._scan,
+    "shard_map": _Runner._shard_map,
     "while": _Runner._while,
     "cond": _Runner._cond,
 }

@@ -41,6 +41,7 @@ class Draft:
     total: str = ""
     kernel: str = ""
     attention: Attention | None = None
+    manual: dict[str, int] | None = None
 
     @classmethod
     def of(cls, op: Operation) -> "Draft":
@@ -50,6 +51,7 @@ class Draft:
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
             op.region, op.key, members, list(op.addends), op.total, op.kernel, op.attention,
+            None if op.manual is None else dict(op.manual),
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -60,7 +62,7 @@ class Draft:
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
             halos=tuple(self.halos), times=self.times, region=self.region, key=self.key,
             members=tuple(self.members), addends=tuple(self.addends), total=self.total,
-            kernel=self.kernel, attention=self.attention,
+            kernel=self.kernel, attention=self.attention, manual=self.manual,
         )  # fmt: skip
 
     def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -91,6 +93,8 @@ class Draft:
                 for name in ("queries", "keys", "width", "depth")
             }
             self.attention = self.attention.model_copy(update=loops)
+        if self.manual is not None:
+            self.manual = {axis: to.get(f, (f,))[0] for axis, f in self.manual.items()}
         self.members = [
             Member.model_construct(
                 name=m.name,

@@ -63,6 +63,7 @@ class _Groups:
         loops = set(range(len(draft.sizes)))
         return (
             len(draft.primitives) == 1
+            and draft.manual is None
             and draft.primitives[0] in ADDITIONS
             and len(set(draft.inputs)) == 2
             and self.read_once.issuperset(draft.inputs)
@@ -92,6 +93,8 @@ class _Groups:
         other = self.groups[group]
         if other.kind != "loop" or other.region != draft.region or other.whole or draft.whole:
             return False
+        if (other.manual is None) != (draft.manual is None):
+            return False
         return not any(self.before[need] >> group & 1 for need in needs if need != group)
 
     def _factors(self, draft: Draft, group: int) -> Mapping[int, tuple[int, ...]] | None:
@@ -110,7 +113,7 @@ class _Groups:
                     if to.setdefault(f, (g,)) != (g,):
                         return None
         complete = len(to) == len(draft.sizes) and len(set(to.values())) == len(to)
-        return to if complete else None
+        return to if complete and _split_alike(draft, other, to) else None
 
     def _join(self, draft: Draft, group: int, to: Mapping[int, tuple[int, ...]], needs: list[int]) -> None:
         other = self.groups[group]
@@ -158,3 +161,10 @@ class _Groups:
                 if not waiting[later]:
                     heapq.heappush(ready, later)
         return order
+
+
+def _split_alike(draft: Draft, other: Draft, to: Mapping[int, tuple[int, ...]]) -> bool:
+    """Whether the axes that are fixed split the loops of both that are the same, or neither's."""
+    theirs = {f: axis for axis, f in (other.manual or {}).items()}
+    mine = {f: axis for axis, f in (draft.manual or {}).items()}
+    return all(mine.get(f) == theirs.get(g) for f, (g,) in to.items())

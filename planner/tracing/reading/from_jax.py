@@ -5,20 +5,30 @@ body stands in line once, with its trip count, between `boundary` operators: ``s
 scanned over, ``carry`` hands on the state, ``stack`` collects rows.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Loops, Rule, Shape, elementwise, no_rule, opaque, retyped
-from planner.tracing.program import Operation, Program, Role, Tie, Value
+from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped
+from planner.tracing.program import Program, Tie
 from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
-from planner.tracing.reading.jax_calls import APART, ATTENTION, branch_name, calls, kernel_names, label, work
+from planner.tracing.reading.jax_calls import ATTENTION, branch_name, calls, kernel_names, label, work
+from planner.tracing.reading.jax_manual import (
+    COLLECTIVES,
+    LAID_AFTER,
+    LAID_BEFORE,
+    Call,
+    Manual,
+    boundary,
+    manual_of,
+    on_all,
+    spread,
+)
+from planner.tracing.reading.jax_record import Place, Recorder, output_names, rows_of
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.reading.kernels import NONE, rule_for
 
 WHY = {
-    "shard_map": "fixes the layouts of its arrays and their exchange itself",
     **dict.fromkeys(
         ("pallas_call", "ffi_call", "custom_call", "custom_partitioning"),
         "is a kernel of its own, whose loops rules={name: loops} (--rule) can give",
@@ -64,15 +74,6 @@ def from_jax(
     return importer.run(closed, leaves, list(ties_of(arguments, result)))
 
 
-class _Place(NamedTuple):
-    """Where in the program equations stand."""
-
-    prefix: str
-    times: int
-    region: str
-    kernel: str = ""
-
-
 class _Importer:
     """Values and operators as they are met."""
 
@@ -80,8 +81,7 @@ class _Importer:
         self, name: str, replicate_unknown: bool, trips: int | None, rules: Mapping[str, str]
     ) -> None:
         self.name, self.replicate_unknown, self.trips, self.rules = name, replicate_unknown, trips, rules
-        self.values: dict[str, Value] = {}
-        self.operations: list[Operation] = []
+        self.to = Recorder()
         self.ties: list[Tie] = []
         self.replicated: list[str] = []
         self.notes: list[str] = []
@@ -89,17 +89,17 @@ class _Importer:
     def run(self, closed: Any, leaves: Sequence[Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
         inputs = [
-            self._value(leaf.path, var.aval, leaf.role, leaf.path)
+            self.to.value(leaf.path, var.aval, leaf.role, leaf.path)
             for leaf, var in zip(leaves, jaxpr.invars, strict=True)
         ]
         constants = [
-            self._value(f"constant.{i}", var.aval, "constant") for i, var in enumerate(jaxpr.constvars)
+            self.to.value(f"constant.{i}", var.aval, "constant") for i, var in enumerate(jaxpr.constvars)
         ]
-        outputs = self._body(jaxpr, constants, inputs, _Place("", 1, ""))
+        outputs = self._body(jaxpr, constants, inputs, Place("", 1, ""))
         return Program(
             name=self.name,
-            values=tuple(self.values.values()),
-            operations=tuple(self.operations),
+            values=tuple(self.to.values.values()),
+            operations=tuple(self.to.operations),
             inputs=tuple(inputs),
             outputs=tuple(dict.fromkeys(n for n in outputs if n is not None)),
             results=tuple(outputs),
@@ -112,15 +112,8 @@ class _Importer:
             rules=dict(self.rules),
         )
 
-    def _value(self, name: str, aval: Any, role: Role = "intermediate", path: str = "") -> str:
-        if name in self.values:
-            raise InputError(f"two arrays are called {name!r}; give the argument or its key another name")
-        shape = tuple(int(n) for n in getattr(aval, "shape", ()))
-        self.values[name] = Value(name=name, shape=shape, dtype=str(aval.dtype), role=role, path=path)
-        return name
-
     def _body(
-        self, jaxpr: Any, constants: Sequence[str | None], inputs: Sequence[str | None], place: "_Place"
+        self, jaxpr: Any, constants: Sequence[str | None], inputs: Sequence[str | None], place: Place
     ) -> list[str | None]:
         """Names of the outputs of ``jaxpr``; None for literals."""
         names: dict[Any, str | None] = dict(
@@ -138,7 +131,7 @@ class _Importer:
         return [named(atom) for atom in jaxpr.outvars]
 
     def _equation(
-        self, equation: Any, title: str, given: list[str | None], place: "_Place"
+        self, equation: Any, title: str, given: list[str | None], place: Place
     ) -> Sequence[str | None]:
         inner = calls(equation)
         if inner is not None:
@@ -150,6 +143,17 @@ class _Importer:
             return followed(self, equation, title, given, place)
         if not equation.outvars:  # prints and checks
             return []
+        if place.manual is not None:
+            return self._in_parts(equation, title, given, place, place.manual)
+        names, rule = self._ruled(equation, title, given)
+        outputs = output_names(title, len(equation.outvars))
+        for out, var in zip(outputs, equation.outvars, strict=True):
+            self.to.value(out, var.aval)
+        self.to.record(title, equation, names, outputs, rule, place)
+        return outputs
+
+    def _ruled(self, equation: Any, title: str, given: list[str | None]) -> tuple[list[str], Rule]:
+        """Operands that are arrays, and the loops over them."""
         known = [(n, a.aval) for n, a in zip(given, equation.invars, strict=True) if n is not None]
         shapes = [tuple(getattr(a, "shape", ())) for _, a in known]
         results = [tuple(v.aval.shape) for v in equation.outvars]
@@ -162,7 +166,7 @@ class _Importer:
             )
         if known:
             rule = retyped(rule, str(known[0][1].dtype), str(equation.outvars[0].aval.dtype))
-        return self._add(title, equation, [n for n, _ in known], rule, place)
+        return [n for n, _ in known], rule
 
     def _rule(
         self, equation: Any, title: str, everything: list[Shape], known: list[Shape], results: list[Shape]
@@ -180,32 +184,83 @@ class _Importer:
         self.replicated.append(title)
         return opaque(known, results)
 
-    def _add(
-        self, title: str, equation: Any, inputs: Sequence[str], rule: Rule, place: "_Place"
+    def _in_parts(
+        self, equation: Any, title: str, given: list[str | None], place: Place, manual: Manual
     ) -> list[str]:
-        """Record one operator and its outputs; their names."""
-        outputs = _output_names(title, len(equation.outvars))
-        for out, var in zip(outputs, equation.outvars, strict=True):
-            self._value(out, var.aval)
-        literals = [str(a.val) for a in equation.invars if hasattr(a, "val")]
-        self.operations.append(
-            Operation(
-                name=title,
-                primitive=equation.primitive.name,
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                times=place.times,
-                region=place.region,
-                kernel=place.kernel,
-                key=_digest(equation, literals, title),
-                **rule._asdict(),
+        """An operator on what each device holds."""
+        primitive = equation.primitive.name
+        collective = COLLECTIVES.get(primitive)
+        if primitive in LAID_BEFORE:
+            given = [n if n is None else self.to.as_it_lies(f"{title} of {n}", n, place) for n in given]
+        if collective is None:
+            names, rule = self._ruled(equation, title, given)
+            laid = on_all(manual, rule, [self.to.axes.get(n, ()) for n in names])
+        else:
+            names = [n for n in given if n is not None]
+            shapes = [tuple(self.to.values[n].shape[len(self.to.axes.get(n, ())) :]) for n in names]
+            axes = [self.to.axes.get(n, ()) for n in names]
+            laid = collective(
+                Call(manual, equation.params, shapes, axes, str(equation.outvars[0].aval.dtype))
             )
-        )
+        outputs = output_names(title, len(equation.outvars))
+        wanted = [manual.varying(v.aval) for v in equation.outvars]
+        made = [
+            n if have == want and primitive not in LAID_AFTER else f"{n} made"
+            for n, have, want in zip(outputs, laid.axes, wanted, strict=True)
+        ]
+        for name, var, axes_of in zip(made, equation.outvars, laid.axes, strict=True):
+            self.to.placed(name, var.aval, axes_of, place)
+        self.to.record(title, equation, names, made, laid.rule, place, laid.splits)
+        for name, out, var, want in zip(made, outputs, equation.outvars, wanted, strict=True):
+            if name != out and want == self.to.axes[name]:
+                self.to.as_it_lies(out, name, place)
+            elif name != out:
+                copies = spread(manual, tuple(var.aval.shape), self.to.axes[name], want)
+                self.to.placed(out, var.aval, want, place)
+                self.to.record(out, equation, [name], [out], copies.rule, place, copies.splits)
         return outputs
 
-    def _cond(
-        self, equation: Any, title: str, given: list[str | None], place: "_Place"
+    def _shard_map(
+        self, equation: Any, title: str, given: list[str | None], place: Place
     ) -> Sequence[str | None]:
+        """The operators of its body on all devices' parts, between views by its specs."""
+        if place.manual is not None:
+            raise Unsupported(f"{title} is in another shard_map: name all axes in one")
+        manual, inner = manual_of(equation), equation.params["jaxpr"]
+        inside = place._replace(prefix=f"{title}/", manual=manual)
+        body: list[str | None] = []
+        for i, (name, var, spec) in enumerate(
+            zip(given, inner.invars, equation.params["in_specs"], strict=True)
+        ):
+            part = f"{title}/in.{i}"
+            if name is not None:
+                self._cross(part, equation, name, var.aval, spec, inside, enters=True)
+            body.append(None if name is None else part)
+        made = self._body(inner, self._constants(title, inner), body, inside)
+        outputs = output_names(title, len(made))
+        for name, out, var, spec in zip(
+            made, outputs, equation.outvars, equation.params["out_specs"], strict=True
+        ):
+            if name is not None:
+                self._cross(out, equation, name, var.aval, spec, inside, enters=False)
+        return [None if n is None else out for n, out in zip(made, outputs, strict=True)]
+
+    def _cross(
+        self, title: str, equation: Any, name: str, aval: Any, spec: Any, place: Place, enters: bool
+    ) -> None:
+        """An array that comes into the body of a ``shard_map``, or leaves it; ``aval`` of what it becomes."""
+        manual = place.manual
+        assert manual is not None
+        axes = manual.varying(aval) if enters else self.to.axes.get(name, ())
+        shape = tuple(aval.shape) if enters else tuple(self.to.values[name].shape[len(axes) :])
+        laid = boundary(manual, spec, shape, axes, enters)
+        if enters:
+            self.to.placed(title, aval, axes, place)
+        else:
+            self.to.value(title, aval)
+        self.to.record(title, equation, [name], [title], laid.rule, place, laid.splits)
+
+    def _cond(self, equation: Any, title: str, given: list[str | None], place: Place) -> Sequence[str | None]:
         """The branch with the most work, as if it were always taken."""
         branches = equation.params["branches"]
         number = max(range(len(branches)), key=lambda i: work(branches[i].jaxpr))
@@ -215,14 +270,14 @@ class _Importer:
         return self._call(branches[number].jaxpr, given[1:], branch_name(title, number), place)
 
     def _call(
-        self, inner: Any, given: Sequence[str | None], prefix: str, place: "_Place"
+        self, inner: Any, given: Sequence[str | None], prefix: str, place: Place
     ) -> Sequence[str | None]:
         """The operators of a function that is called, in line."""
         return self._body(
             inner, self._constants(prefix.rstrip("/"), inner), given, place._replace(prefix=prefix)
         )
 
-    def _scan(self, equation: Any, title: str, given: list[str | None], place: "_Place") -> list[str | None]:
+    def _scan(self, equation: Any, title: str, given: list[str | None], place: Place) -> list[str | None]:
         params = equation.params
         consts, carried = params["num_consts"], params["num_carry"]
         inner, length = params["jaxpr"].jaxpr, params["length"]
@@ -232,22 +287,23 @@ class _Importer:
         )
         body = [*given[:consts], *states]
         for i, var in enumerate(inner.invars[consts + carried :]):
-            row = self._value(f"{title}/slice.{i}", var.aval)
-            rule = _rows(length, tuple(var.aval.shape), slices=True)
+            row = self.to.placed(f"{title}/slice.{i}", var.aval, place.varying(var.aval), place)
+            rule = rows_of(length, tuple(var.aval.shape), place.lead(var.aval), slices=True)
             source = given[consts + carried + i]
-            self._boundary(row, [source], [row], rule, place)
+            self.to.boundary(row, [source], [row], rule, place)
             body.append(row)
-        within = _Place(f"{title}/", place.times * length, title)
+        within = place.inside(title, length)
         made = self._body(inner, constants, body, within)
         self._come_round(title, made[:carried], within)
         for i, name in enumerate(made[carried:]):
-            stacked = self._value(f"{title}:{carried + i}", equation.outvars[carried + i].aval)
-            rule = _rows(length, tuple(inner.outvars[carried + i].aval.shape), slices=False)
-            self._boundary(f"{title}/stack.{i}", [name], [stacked], rule, within)
+            row_aval, aval = inner.outvars[carried + i].aval, equation.outvars[carried + i].aval
+            stacked = self.to.placed(f"{title}:{carried + i}", aval, place.varying(aval), place)
+            rule = rows_of(length, tuple(row_aval.shape), place.lead(aval), slices=False)
+            self.to.boundary(f"{title}/stack.{i}", [name], [stacked], rule, within)
             finals.append(stacked)
         return finals
 
-    def _while(self, equation: Any, title: str, given: list[str | None], place: "_Place") -> list[str | None]:
+    def _while(self, equation: Any, title: str, given: list[str | None], place: Place) -> list[str | None]:
         """A loop that ends when a condition says so, run as often as the user says; the condition is left out."""
         if self.trips is None:
             raise Unsupported(
@@ -259,27 +315,29 @@ class _Importer:
         own = given[equation.params["cond_nconsts"] :]
         states, finals = self._carries(title, inner.invars[consts:], own[consts:], place)
         constants = self._constants(title, inner)
-        within = _Place(f"{title}/", place.times * self.trips, title)
+        within = place.inside(title, self.trips)
         made = self._body(inner, constants, [*own[:consts], *states], within)
         self._come_round(title, made, within)
         self.notes.append(f"{title} taken to run {self.trips} times")
         return finals
 
     def _carries(
-        self, title: str, variables: Sequence[Any], starts: Sequence[str | None], place: "_Place"
+        self, title: str, variables: Sequence[Any], starts: Sequence[str | None], place: Place
     ) -> tuple[list[str | None], list[str | None]]:
         """States of a loop, as its body has them, and as it leaves them."""
         states: list[str | None] = []
         finals: list[str | None] = []
         for i, (var, start) in enumerate(zip(variables, starts, strict=True)):
-            names = [self._value(f"{title}/carry.{i}", var.aval), self._value(f"{title}:{i}", var.aval)]
-            rule = elementwise([tuple(var.aval.shape)] * (start is not None), [tuple(var.aval.shape)] * 2)
-            self._boundary(f"{title}/carry.{i}", [start], names, rule, place)
+            axes = place.varying(var.aval)
+            names = [self.to.placed(n, var.aval, axes, place) for n in (f"{title}/carry.{i}", f"{title}:{i}")]
+            shape = (*place.lead(var.aval), *var.aval.shape)
+            rule = elementwise([shape] * (start is not None), [shape] * 2)
+            self.to.boundary(f"{title}/carry.{i}", [start], names, rule, place)
             states.append(names[0])
             finals.append(names[1])
         return states, finals
 
-    def _come_round(self, title: str, made: Sequence[str | None], within: "_Place") -> None:
+    def _come_round(self, title: str, made: Sequence[str | None], within: Place) -> None:
         """Tie what a pass of a loop leaves to what the next one begins with."""
         for i, name in enumerate(made):
             if name is not None:
@@ -287,52 +345,14 @@ class _Importer:
 
     def _constants(self, title: str, inner: Any) -> list[str]:
         return [
-            self._value(f"{title}/constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
+            self.to.value(f"{title}/constant.{i}", v.aval, "constant") for i, v in enumerate(inner.constvars)
         ]
-
-    def _boundary(
-        self, title: str, inputs: Sequence[str | None], outputs: Sequence[str], rule: Rule, place: "_Place"
-    ) -> None:
-        known = tuple(n for n in inputs if n is not None)
-        fields = {**rule._asdict(), "kind": "boundary", "reads": rule.reads[: len(known)]}
-        self.operations.append(
-            Operation(
-                name=title,
-                primitive="scan",
-                inputs=known,
-                outputs=tuple(outputs),
-                times=place.times,
-                region=place.region,
-                key=title,
-                **fields,
-            )
-        )
 
 
 _FOLLOWED: Mapping[str, Callable[..., Sequence[str | None]]] = {
     "scan": _Importer._scan,
+    "shard_map": _Importer._shard_map,
     "while": _Importer._while,
     "cond": _Importer._cond,
 }
 """Primitives whose functions are followed in line."""
-
-
-def _rows(length: int, row: Shape, slices: bool) -> Rule:
-    """One row of a stack; the stack's first dim stays whole."""
-    loops = Loops()
-    inner = tuple(loops.new(n) for n in row)
-    stack = (loops.new(length, False), *inner)
-    return loops.rule("boundary", (stack,) if slices else (inner,), (inner,) if slices else (stack,))
-
-
-def _output_names(title: str, count: int) -> list[str]:
-    return [title] if count == 1 else [f"{title}:{k}" for k in range(count)]
-
-
-def _digest(equation: Any, literals: Sequence[str], title: str) -> str:
-    """What is computed, but for the inputs: parameters and literals; what is computed again is something else."""
-    params = sorted((k, str(v)) for k, v in equation.params.items())
-    types = [str(v.aval) for v in equation.outvars]
-    again = title.rpartition("/")[0] if any(call in title for call in APART) else ""
-    text = repr((equation.primitive.name, params, literals, types, again))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

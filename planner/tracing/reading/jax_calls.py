@@ -26,9 +26,16 @@ APART = ("remat2.", "checkpoint.", ATTENTION)
 """Calls that compute for themselves: what is in them is not merged with what is computed elsewhere."""
 
 
+PLACES = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
+"""Primitives that say where an array is to lie, which is the plan's to say."""
+
+
 def bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """What an equation makes of ``operands``."""
-    found = equation.primitive.get_bind_params(equation.params)
+    """What an equation makes of ``operands``, wherever the function says that it should lie."""
+    if equation.primitive.name in PLACES:
+        return list(operands)
+    anywhere = {key: None for key in ("sharding", "out_sharding") if key in equation.params}
+    found = equation.primitive.get_bind_params({**equation.params, **anywhere})
     functions, params = found if isinstance(found, tuple) else ((), found)  # before JAX 0.10 a pair
     made = equation.primitive.bind(*functions, *operands, **params)
     return list(made) if equation.primitive.multiple_results else [made]

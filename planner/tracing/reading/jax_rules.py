@@ -40,8 +40,8 @@ ELEMENTWISE = """
 """Each output element from the input elements at its place."""
 
 SAME = """
-    convert_element_type copy_p device_put name optimization_barrier pvary reduce_precision sharding_constraint
-    stop_gradient
+    convert_element_type copy_p device_put name optimization_barrier pcast pvary reduce_precision reshard
+    sharding_constraint stop_gradient
 """
 """The same array, or the same numbers in another type."""
 

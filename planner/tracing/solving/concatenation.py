@@ -78,7 +78,8 @@ def _candidates(program: Program) -> Iterator[Joint]:
 
 def _use(program: Program, op: Operation, name: str) -> tuple[object, ...] | None:
     """The shared operand's place, and what else products have in common that can be one; None for what cannot."""
-    if op.kind != "product" or op.primitive.startswith("conv") or len(set(op.inputs)) != 2 or op.whole:
+    product = op.kind == "product" and not op.primitive.startswith("conv")
+    if not product or len(set(op.inputs)) != 2 or op.whole or op.manual is not None:
         return None
     place = op.inputs.index(name)
     shared = op.reads[place]

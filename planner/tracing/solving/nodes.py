@@ -222,6 +222,7 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
             op.writes,
             op.whole,
             op.attention,
+            None if op.manual is None else tuple(op.manual.items()),
             tuple(shapes[n] for n in op.outputs),
             tuple(n in op.addends for n in op.inputs),
             lasting.issuperset(op.outputs),

@@ -116,6 +116,8 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
     ring = ring_of(op)
     factors = [*splittable(op), *(() if ring is None else (ring.keys,))]
     per_axis = [[*(f for f in factors if n > 1 and op.sizes[f] % n == 0), WHOLE] for n in mesh.sizes]
+    if op.manual is not None:
+        per_axis = [[op.manual.get(axis, WHOLE)] for axis in mesh.axes]
     split = grid(per_axis)
     evenly = divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})
     if ring is not None:

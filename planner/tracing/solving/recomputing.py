@@ -118,7 +118,7 @@ def _within(program: Program, pair: Pair) -> list[int]:
     return [
         i
         for i, op in enumerate(program.operations)
-        if op.region == pair.first and op.kind != "boundary"
+        if op.region == pair.first and op.kind != "boundary" and op.manual is None
         if all(n in pair.rows or n not in body for n in op.inputs)
     ]
 
@@ -151,7 +151,7 @@ def _repeatable(program: Program) -> list[int]:
 
 
 def _plain(op: Operation) -> bool:
-    return op.kind != "boundary" and not op.region
+    return op.kind != "boundary" and not op.region and op.manual is None
 
 
 def _parted(position: int, readers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

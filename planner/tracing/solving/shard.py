@@ -100,8 +100,20 @@ def set_up(
             f"memory_limit is {limit:g}, optimizer_share {optimizer_share:g}; they must be positive"
         )
     pricer = ProgramPricer(clean(program), NamedMesh(where, mesh or _axes_of(where)))
+    _check_axes(pricer.program, pricer.mesh)
     nodes = nodes_of(pricer.program, joints=joints(pricer))
     return _tabulated(pricer, nodes, limit, optimizer_share, fold)
+
+
+def _check_axes(program: Program, mesh: NamedMesh) -> None:
+    """Refuse a mesh without the axes that the program names itself."""
+    for op in program.operations:
+        for axis, factor in (op.manual or {}).items():
+            if mesh.axes.get(axis) != op.sizes[factor]:
+                raise InputError(
+                    f"operator {op.name} is in a shard_map over an axis {axis} of {op.sizes[factor]} devices; "
+                    f"the mesh is {dict(mesh.axes)}"
+                )
 
 
 def may_recompute(setting: Setting, fold: bool | None = None) -> Setting:

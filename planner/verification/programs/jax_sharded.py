@@ -10,13 +10,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cluster_specs.errors import InputError
 from planner.errors import PlannerError
@@ -28,6 +29,9 @@ from planner.tracing.reading.from_jax import from_jax
 from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function
 from planner.verification.programs.hlo import listed_collectives
+
+NOISE = 1e-4
+"""Of the largest number that a function returns in an array: smaller arrays are compared as if they were as large."""
 
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
 
@@ -55,15 +59,20 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     found = {"version": jax.__version__, "compiled": compiled_by_operator(compiled, sharded)}
     small = sharded.model_copy(update={"mesh": smaller_mesh(sharded.mesh, task["devices"])})
     if small.mesh != sharded.mesh:
+        if _fixes_devices(sharded.program):
+            count = math.prod(sharded.mesh.values())
+            raise InputError(f"{task['function']} fixes the devices of its shard_map: it runs on all {count}")
         compiled = compile_sharded(function, arguments, small)
-    alone = jax.jit(function).lower(*arguments).compile()
+    places = None if not _fixes_devices(sharded.program) else NamedSharding(_mesh(sharded), PartitionSpec())
+    alone = jax.jit(function).lower(*_shapes(arguments, places)).compile()
     taken = _bytes(compiled) * math.prod(small.mesh.values()) + _bytes(alone)
     if taken > task["most_bytes"]:
         return {**found, "mesh": dict(small.mesh), "bytes": taken}
-    given = tuple(_filled(x, i) for i, x in enumerate(arguments))
-    expected = alone(*given)
+    given = filled(arguments, sharded.program)
+    expected = alone(*(given if places is None else jax.device_put(given, places)))
+    check_finite(expected, task["function"])
     placed = jax.device_put(given, input_shardings(small, _mesh(small), given))
-    outputs = list(_compared(compiled(*placed), expected))
+    outputs = compared(compiled(*placed), expected)
     return {**found, "mesh": dict(small.mesh), "bytes": taken, "outputs": outputs}
 
 
@@ -114,9 +123,25 @@ def compile_sharded(function: Any, arguments: list[Any], sharded: ShardedProgram
     """``function`` compiled under the layouts of ``sharded``; no array is made."""
     mesh = _mesh(sharded)
     places = input_shardings(sharded, mesh, arguments)
-    shapes = jax.eval_shape(lambda *given: given, *arguments)
-    placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, places)
+    placed = jax.tree.map(_placed, jax.eval_shape(lambda *given: given, *arguments), places)
     return jax.jit(apply_shardings(function, sharded, mesh, arguments)).lower(*placed).compile()
+
+
+def _placed(array: Any, sharding: Any) -> Any:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def _fixes_devices(program: Program) -> bool:
+    """Whether a part of it runs on a mesh only: then it is compared with itself, on that mesh without layouts."""
+    return any(op.manual is not None for op in program.operations)
+
+
+def _shapes(arguments: list[Any], sharding: Any) -> Any:
+    """Arguments as they are, or all so on a mesh."""
+    if sharding is None:
+        return arguments
+    shapes = jax.eval_shape(lambda *given: given, *arguments)
+    return jax.tree.map(lambda x: _placed(x, sharding), shapes)
 
 
 def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[str, Any]]:
@@ -138,39 +163,70 @@ def _bytes(compiled: Any) -> int:
     return int(stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes)
 
 
-def _filled(argument: Any, seed: int) -> Any:
-    """Arrays as they are, random numbers for shapes; indices are 0 or 1, which every table has."""
+def filled(arguments: list[Any], program: Program) -> tuple[Any, ...]:
+    """Arrays as they are, random numbers for shapes; indices are 0 or 1, which every table has.
+
+    What a step hands on beside its weights (moments, counters) is not negative: roots are taken of it.
+    """
+    tied = {t.target for t in program.ties}
+    states = {n for n in program.inputs if n in tied and program.value[n].role != "parameter"}
+    flat, structure = jax.tree.flatten(tuple(arguments))
+    made = []
+    for seed, (leaf, name) in enumerate(zip(flat, program.inputs, strict=True)):
+        array = _numbers(leaf, seed)
+        made.append(jnp.abs(array) if name in states and isinstance(leaf, jax.ShapeDtypeStruct) else array)
+    return tuple(jax.tree.unflatten(structure, made))
+
+
+def _numbers(leaf: Any, seed: int) -> Any:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
     rng = np.random.default_rng(seed)
-
-    def numbers(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.split(jax.random.key(seed), leaf.shape) if leaf.shape else jax.random.key(seed)
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
-        # Weights that make what passes through them no larger: numbers that explode show rounding, not layouts.
-        scale = min(0.3, max(1, *leaf.shape) ** -0.5) if leaf.ndim > 1 else 0.3
-        return jnp.asarray(rng.normal(scale=scale, size=leaf.shape), leaf.dtype)
-
-    return jax.tree.map(numbers, argument)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(seed), leaf.shape) if leaf.shape else jax.random.key(seed)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
+    # Weights that make what passes through them no larger: numbers that explode show rounding, not layouts.
+    scale = min(0.3, max(1, *leaf.shape) ** -0.5) if leaf.ndim > 1 else 0.3
+    return jnp.asarray(rng.normal(scale=scale, size=leaf.shape), leaf.dtype)
 
 
-def _compared(found: Any, expected: Any) -> Iterator[dict[str, Any]]:
-    """Each output: its largest number on one device and sharded, and how far the two are apart."""
+def check_finite(outputs: Any, target: str) -> None:
+    """Refuse numbers that cannot be compared, by path."""
+    for path, array in jax.tree_util.tree_leaves_with_path(outputs):
+        if jnp.issubdtype(array.dtype, jnp.floating) and not bool(jnp.isfinite(array).all()):
+            raise InputError(
+                f"{target}: on one device, output{jax.tree_util.keystr(path)} has numbers that are not finite; "
+                "shapes are filled with random numbers: give arrays that the function can take"
+            )
+
+
+def compared(found: Any, expected: Any) -> list[dict[str, Any]]:
+    """Each output: its largest number on one device and sharded, and how far the two are apart.
+
+    Apart as a share of the array's largest number, or of `NOISE` of the largest of all arrays where that is more: what
+    should be zero (the gradient of a bias before a softmax) is but rounding of numbers that cancel.
+    """
     pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
-    for (path, one), many in pairs:
-        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
-            one, many = jax.random.key_data(one), jax.random.key_data(many)
-        a, b = (np.asarray(x).astype(np.float64) for x in (one, many))
-        largest = float(np.abs(a).max(initial=0.0))
-        yield {
-            "name": f"output{jax.tree_util.keystr(path)}",
+    arrays = [(jax.tree_util.keystr(path), _floats(one), _floats(many)) for (path, one), many in pairs]
+    largest = {name: float(np.abs(a).max(initial=0.0)) for name, a, _ in arrays}
+    floor = NOISE * max((largest[name] for name, a, _ in arrays if a.ndim), default=0.0) + 1e-30
+    return [
+        {
+            "name": f"output{name}",
             "scalar": a.ndim == 0,
-            "expected": float(a) if a.ndim == 0 else largest,
+            "expected": float(a) if a.ndim == 0 else largest[name],
             "found": float(b) if a.ndim == 0 else float(np.abs(b).max(initial=0.0)),
-            "error": float(np.abs(a - b).max(initial=0.0)) / (largest + 1e-30),
+            "error": float(np.abs(a - b).max(initial=0.0)) / max(largest[name], floor),
         }
+        for name, a, b in arrays
+    ]
+
+
+def _floats(array: Any) -> Any:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array).astype(np.float64)
 
 
 if __name__ == "__main__":

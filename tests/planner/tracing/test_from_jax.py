@@ -122,14 +122,7 @@ def kernel(x):
     return pallas.pallas_call(double, out_shape=X)(x)
 
 
-def mapped(x):
-    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    spec = jax.sharding.PartitionSpec("data")
-    return jax.shard_map(lambda rows: rows * 2, mesh=mesh, in_specs=spec, out_specs=spec)(x)
-
-
 UNKNOWN = {
-    "shard_map": (mapped, "fixes the layouts of its arrays"),
     "pallas_call": (kernel, "is a kernel of its own"),
     "ffi_call": (lambda x: jax.ffi.ffi_call("made_elsewhere", X)(x), "is a kernel of its own"),
     "pure_callback": (lambda x: jax.pure_callback(lambda a: a, X, x), "runs on the host"),
