@@ -30,8 +30,8 @@ from planner.tracing.sharded import ShardedProgram
 from planner.verification.programs.functions import load_function
 from planner.verification.programs.hlo import listed_collectives
 
-NOISE = 1e-4
-"""Of the largest number that a function returns in an array: smaller arrays are compared as if they were as large."""
+NOISE = 10
+"""Roundings of the inputs: what an output moves by as many on one device says nothing about layouts."""
 
 _SCOPES = re.compile(re.escape(SCOPE) + r"([^\]]*)\]")
 
@@ -69,10 +69,12 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     if taken > task["most_bytes"]:
         return {**found, "mesh": dict(small.mesh), "bytes": taken}
     given = filled(arguments, sharded.program)
-    expected = alone(*(given if places is None else jax.device_put(given, places)))
+    expected, moved = (
+        alone(*(x if places is None else jax.device_put(x, places))) for x in (given, nudged(given))
+    )
     check_finite(expected, task["function"])
     placed = jax.device_put(given, input_shardings(small, _mesh(small), given))
-    outputs = compared(compiled(*placed), expected)
+    outputs = compared(compiled(*placed), expected, moved)
     return {**found, "mesh": dict(small.mesh), "bytes": taken, "outputs": outputs}
 
 
@@ -201,26 +203,42 @@ def check_finite(outputs: Any, target: str) -> None:
             )
 
 
-def compared(found: Any, expected: Any) -> list[dict[str, Any]]:
-    """Each output: its largest number on one device and sharded, and how far the two are apart.
+def nudged(arguments: Any) -> Any:
+    """The same, every number by one rounding off, up or down by chance."""
+    rng = np.random.default_rng(0)
 
-    Apart as a share of the array's largest number, or of `NOISE` of the largest of all arrays where that is more: what
-    should be zero (the gradient of a bias before a softmax) is but rounding of numbers that cancel.
+    def moved(array: Any) -> Any:
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        step = float(jnp.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
+        return (array * (1 + step)).astype(array.dtype)
+
+    return jax.tree.map(moved, jax.tree.map(jnp.asarray, arguments))
+
+
+def compared(found: Any, expected: Any, moved: Any) -> list[dict[str, Any]]:
+    """Each output: its largest number on one device and sharded, and how far the two are apart, as a share of that.
+
+    Less `NOISE` times what it is ``moved`` by one rounding of the inputs: what cancels (the gradient of a bias before a
+    softmax), and what an optimizer makes of it, is but rounding.
     """
-    pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
-    arrays = [(jax.tree_util.keystr(path), _floats(one), _floats(many)) for (path, one), many in pairs]
-    largest = {name: float(np.abs(a).max(initial=0.0)) for name, a, _ in arrays}
-    floor = NOISE * max((largest[name] for name, a, _ in arrays if a.ndim), default=0.0) + 1e-30
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(moved), strict=True)
+    paths = jax.tree_util.tree_leaves_with_path(expected)
     return [
-        {
-            "name": f"output{name}",
-            "scalar": a.ndim == 0,
-            "expected": float(a) if a.ndim == 0 else largest[name],
-            "found": float(b) if a.ndim == 0 else float(np.abs(b).max(initial=0.0)),
-            "error": float(np.abs(a - b).max(initial=0.0)) / max(largest[name], floor),
-        }
-        for name, a, b in arrays
+        _output(path, *map(_floats, (one, *others)))
+        for (path, one), others in zip(paths, leaves, strict=True)
     ]
+
+
+def _output(path: Any, a: Any, b: Any, moved: Any) -> dict[str, Any]:
+    largest, apart, noise = (float(np.abs(x).max(initial=0.0)) for x in (a, a - b, a - moved))
+    return {
+        "name": f"output{jax.tree_util.keystr(path)}",
+        "scalar": a.ndim == 0,
+        "expected": float(a) if a.ndim == 0 else largest,
+        "found": float(b) if a.ndim == 0 else float(np.abs(b).max(initial=0.0)),
+        "error": max(0.0, apart - NOISE * noise) / (largest + 1e-30),
+    }
 
 
 def _floats(array: Any) -> Any:
