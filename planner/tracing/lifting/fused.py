@@ -3,10 +3,10 @@
 Each part becomes a product of its own with its share of the weight, as a graph has it.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from copy import deepcopy
 
-from planner.tracing.cleaning.draft import Draft
+from planner.tracing.cleaning.draft import Draft, renamed
 from planner.tracing.lifting.plain import Plain
 from planner.tracing.program import Dims, elements
 
@@ -25,6 +25,7 @@ def separated(
     whether that is a parameter.
     """
     maker = {d.outputs[0]: d for d in found.drafts if d.kind == "product"}
+    _slices_as_cuts(found, maker, biases, root)
     readers: dict[str, int] = {}
     for draft in (d for d in found.drafts if id(d) not in biases):
         for name in map(root, draft.inputs):
@@ -44,6 +45,48 @@ def separated(
     drafts = (made.get(id(d), [d]) for d in found.drafts if id(d) not in gone)
     found.drafts[:] = [d for group in drafts for d in group]
     return parts
+
+
+def _slices_as_cuts(
+    found: Plain, maker: Mapping[str, Draft], biases: Set[int], root: Callable[[str], str]
+) -> None:
+    """Slices that share out the columns of a product between them become one operator that cuts it."""
+    readers: dict[str, list[Draft]] = {}
+    for draft in (d for d in found.drafts if id(d) not in biases):
+        for source in {root(n) for n in draft.inputs} & maker.keys():
+            readers.setdefault(source, []).append(draft)
+    gone: set[int] = set()
+    for source, slices in readers.items():
+        first, *others = slices
+        if not others or any(d.primitives != ["slice"] for d in slices):
+            continue
+        columns = {_column(maker[source], d) for d in slices}
+        column = columns.pop()
+        major = any(dim[:1] == (column,) for dim in maker[source].writes[0])
+        if columns or column is None or not major or sum(map(_kept, slices)) != maker[source].sizes[column]:
+            continue
+        for other in others:
+            _append(first, other)
+        first.primitives = ["split"]
+        gone |= {id(d) for d in others}
+    found.drafts[:] = [d for d in found.drafts if id(d) not in gone]
+
+
+def _kept(cut: Draft) -> int:
+    """How many columns a slice has."""
+    return elements(cut.sizes[f] for f in _flat(cut.writes[0]) if f not in _flat(cut.reads[0]))
+
+
+def _append(first: Draft, other: Draft) -> None:
+    """What ``other`` makes of the same array, as another output."""
+    same = zip(_flat(other.reads[0]), _flat(first.reads[0]), strict=True)
+    to = {f: (g,) for f, g in same}
+    for f in _flat(other.writes[0]):
+        if f not in to:
+            to[f] = (len(first.sizes),)
+            first.sizes.append(other.sizes[f])
+    first.outputs += other.outputs
+    first.writes.append(renamed(other.writes[0], to))
 
 
 def _flat(dims: Dims) -> list[int]:
@@ -68,7 +111,9 @@ def _part(product: Draft, cut: Draft, column: int, number: int, parts: dict[str,
     same = dict(zip(_flat(cut.reads[0]), _flat(product.writes[0]), strict=True))
     sizes = [cut.sizes[f] for f in _flat(cut.writes[number]) if f not in same]
     part.sizes[column] = elements(sizes)
-    pieces = iter(part.cut(column, sizes))
+    pieces = iter(part.cut(column, sizes) if sizes else ())
+    if not sizes:  # one of as many as there are
+        part.rename({column: ()})
     part.writes = [
         tuple(tuple(same[f] if f in same else next(pieces) for f in dim) for dim in cut.writes[number])
     ]
