@@ -218,9 +218,9 @@ def _ways(sources: Layouts, targets: Layouts) -> Ways:
 def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layouts) -> list[Codes]:
     """Step by step [source, target]: collectives that turn one into the other, each as a number, 0 for none.
 
-    Local slices come first and gathers last; what goes from one dim to another goes by itself, as XLA's partitioner
-    has it. A code is made of the collective, of the axes that it crosses and of
-    those that split its whole array, a bit each (`step_of` reads it).
+    Local slices come first and gathers last, those of the last dim first; what goes from one dim to another goes by
+    itself: as XLA's partitioner has it (openxla/xla, spmd_partitioner.cc, AllGatherShards). A code is made of the
+    collective, of the axes that it crosses and of those that split its whole array, a bit each (`step_of` reads it).
     """
     have = np.maximum(np.array(sources), WHOLE)  # what is in parts stays so, as if it were whole
     want = np.maximum(np.array(targets), WHOLE)
@@ -232,8 +232,18 @@ def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layou
     return [
         codes_of("send", misplaced, before),
         *_exchanges(have, want, before | after),
-        codes_of("all_gather", before & ~after, after),
+        *_gathers(have, before & ~after, after),
     ]
+
+
+def _gathers(have: Layouts, gathered: Codes, after: Codes) -> Iterator[Codes]:
+    """One for each dim whose axes leave it, the last dim first."""
+    left = gathered
+    for dim in reversed(range(1 + max(have.max(initial=0), 0))):
+        now = mask(have == dim)[:, None] & gathered
+        if now.any():
+            left = left & ~now
+            yield codes_of("all_gather", now, after | left)
 
 
 def _exchanges(have: Layouts, want: Layouts, split: Codes) -> Iterator[Codes]:

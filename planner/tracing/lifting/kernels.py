@@ -259,7 +259,7 @@ class _Sorter:
         if routing:
             return routing[0]
         weights = sum(map(self.lifted.is_weight, draft.inputs[:2]))
-        if len(draft.reads) > 2 and not all(map(self.lifted.is_weight, draft.inputs[1:])):
+        if len(draft.reads) > 2 and [*map(self.lifted.is_weight, draft.inputs)].count(False) > 1:
             raise no_graph(
                 f"operator {draft.name} ({'+'.join(draft.primitives)}) has a matrix for each group of rows"
             )

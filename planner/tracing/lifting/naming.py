@@ -5,7 +5,7 @@ have second, ``hidden`` what layers hand on, ``heads`` what attention does besid
 the embedding or the classes of the loss, ``ffn`` what products make and sum inside a layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import cached_property
 
 from planner.graph import BATCH
@@ -74,9 +74,9 @@ class Naming:
     def _flat(self, name: str) -> list[Class]:
         return [loop for dim in self.indexed.get(name, []) for loop in dim]
 
-    def _join_values(self, first: str, second: str) -> None:
+    def _join_values(self, first: str, second: str, apart: Set[frozenset[Class]] = frozenset()) -> None:
         for a, b in zip(self._flat(first), self._flat(second), strict=False):
-            if self.size[a] == self.size[b]:
+            if self.size[a] == self.size[b] and frozenset((self.find(a), self.find(b))) not in apart:
                 self.join(a, b)
 
     def _join_across_kernels(self) -> None:
@@ -95,7 +95,11 @@ class Naming:
                                 self.join(x, y)
 
     def _join_layers(self) -> None:
-        """Layers that stand one after another in the program, and are alike, have the same dims."""
+        """Layers that stand one after another in the program, and are alike, have the same dims.
+
+        But for what a product sums over and what it makes, where layers hand on nothing else.
+        """
+        apart = set(self._apart())
         for stage, after in zip(self.stages[1:-2], self.stages[2:-1], strict=False):
             if _shape(stage, self.lifted) != _shape(after, self.lifted):
                 continue
@@ -106,7 +110,15 @@ class Naming:
                     strict=True,
                 )
                 for first, second in values:
-                    self._join_values(first, second)
+                    self._join_values(first, second, apart)
+
+    def _apart(self) -> Iterator[frozenset[Class]]:
+        """Two loops, of which products sum over one and make the other."""
+        for kernel in (k for k in self.lifted.kernels if k.role in PRODUCTS):
+            read, made = (
+                {x for n in names for x in self.loops(n)} for names in (kernel.inputs, kernel.outputs)
+            )
+            yield from (frozenset((a, b)) for a in read - made for b in made - read)
 
     def loops(self, name: str) -> list[Class]:
         """The loops over ``name``, those that stand for them, in order."""
@@ -276,7 +288,7 @@ class Naming:
             if loop in self.names or loop in self._formed:
                 continue
             last = stage is self.stages[-1]
-            if last and self.sizes.get("vocab") == self.size[loop]:
+            if last and self.sizes.get("vocab") == self.size[loop] and not self._meet("vocab", loop):
                 self.names[loop] = "vocab"
             self._give(loop, "vocab" if last else "ffn" if loop in self._contracted else "dim")
 

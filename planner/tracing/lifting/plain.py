@@ -7,7 +7,7 @@ from planner.errors import Unsupported
 from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike
 from planner.tracing.cleaning.redundant import drop_dead, merge_equal
 from planner.tracing.cleaning.views import absorb_views
-from planner.tracing.program import Operation, Program, elements
+from planner.tracing.program import Operation, Program, Value, elements
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
 
@@ -87,8 +87,13 @@ def _compares_positions(op: Operation) -> bool:
     return op.primitive in COMPARISONS and (op.primitive in TRIANGLES or len(op.inputs) > 1)
 
 
+def _is_key(value: Value) -> bool:
+    """Whether it is the key of random numbers: these depend on no data."""
+    return value.dtype.startswith("key<") or (value.dtype, value.shape[-1:]) == ("uint32", (2,))
+
+
 def _without_constants(program: Program) -> Plain:
-    constant: dict[str, bool] = {v.name: False for v in program.values if v.role == "constant"}
+    constant = {v.name: False for v in program.values if v.role == "constant" or _is_key(v)}
     found = Plain(program, [])
     biases = {v.name: False for v in program.values if v.role == "parameter"}
     """What is made of parameters and constants alone, and whether a mask is in it."""

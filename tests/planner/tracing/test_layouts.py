@@ -179,3 +179,18 @@ def test_a_sum_of_shards_moves_the_shards_only() -> None:
     one_axis = np.array([[True, False]])
     found = sums(np.array([[WHOLE, 0]]), np.array([[3, 1]]), one_axis, np.array([0b10]))
     assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == [("all_reduce", ("0",), 16.0)]
+
+
+def test_dims_are_gathered_one_after_another_the_last_one_first() -> None:
+    """As XLA's partitioner does: what is gathered first is only a part of what is left."""
+    whole = (WHOLE, WHOLE)
+    outer, inner = MESH.sizes
+    assert moves(MESH, 128.0, (0, 0), whole) == (("all_gather", ("0", "1"), 128.0),)
+    assert moves(MESH, 128.0, (0, 1), whole) == (
+        ("all_gather", ("1",), 128.0 / outer),
+        ("all_gather", ("0",), 128.0),
+    )
+    assert moves(MESH, 128.0, (1, 0), whole) == (
+        ("all_gather", ("0",), 128.0 / inner),
+        ("all_gather", ("1",), 128.0),
+    )

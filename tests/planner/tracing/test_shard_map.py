@@ -74,12 +74,9 @@ NAMES = ("tensor_parallel", "unchecked", "every_collective", "ring_attention", "
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_run_and_exchange_what_is_priced(name: str) -> None:
-    """All but what brings arrays of a ring together outside, which XLA gathers axis by axis."""
     answer = verify_program(sharded(name), f"{FILE}:{name}")
     assert all(check.passed for check in answer.checks)
-    differ = {d.operator for d in answer.operators}
-    assert not any("shard_map" in operator for operator in differ)
-    assert len(differ) == (4 if name == "ring_attention" else 0)
+    assert not answer.operators
 
 
 def test_another_mesh_is_refused() -> None:

@@ -1,0 +1,84 @@
+"""Ways of JAX to write what is a model all the same: random keys, weights first, square layers, patches put back."""
+
+import math
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax_layers import SMALL, cross_entropy, f, indices, norm, stacked  # noqa: E402
+
+from planner import Program, from_jax  # noqa: E402
+from planner.graph import Graph, count_parameters  # noqa: E402
+from planner.operators import forward_flops  # noqa: E402
+from planner.tracing.lifting.model import graph_of  # noqa: E402
+
+jnp = jax.numpy
+pytestmark = pytest.mark.jax
+BATCH, WIDTH = 8, 32
+
+
+def whole(program: Program) -> Graph:
+    """The graph, which has all parameters."""
+    graph = graph_of(program)
+    weights = (v.shape for v in program.values if v.role == "parameter")
+    assert count_parameters(graph) == sum(map(math.prod, weights))
+    return graph
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_random_keys_are_no_data(wrapped: bool) -> None:
+    """Dropout in a scan, by a key for each layer."""
+
+    def layer(x: Any, given: Any) -> tuple[Any, None]:
+        p, key = given
+        hidden = jax.nn.gelu(norm(x, p["norm"]) @ p["up"])
+        kept = jax.random.bernoulli(key, 0.9, hidden.shape)
+        return x + jnp.where(kept, hidden / 0.9, 0) @ p["down"], None
+
+    def loss(params: Any, tokens: Any, labels: Any, key: Any) -> Any:
+        keys = jax.random.split(key if wrapped else jax.random.wrap_key_data(key), 2)
+        x, _ = jax.lax.scan(layer, params["embed"][tokens], (params["layers"], keys))
+        return cross_entropy(x @ params["embed"].T, labels)
+
+    one = {"norm": f(SMALL, WIDTH), "up": f(SMALL, WIDTH, 64), "down": f(SMALL, 64, WIDTH)}
+    params = {"embed": f(SMALL, 64, WIDTH), "layers": stacked(2, one)}
+    key = jax.eval_shape(lambda: jax.random.key(0) if wrapped else jax.random.key_data(jax.random.key(0)))
+    graph = whole(from_jax(loss, params, *(indices(BATCH, 16),) * 2, key))
+    assert [op.kind for op in graph.block["layer"].ops] == ["norm", "matmul", "elementwise", "matmul", "add"]
+    assert graph.dims["ffn"] == 64
+
+
+def test_layers_of_square_weights_that_come_first() -> None:
+    """Equinox multiplies one row at a time, weight by row, under ``vmap``; no residual tells widths apart."""
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        def one(row: Any) -> Any:
+            for p in params["layers"]:
+                row = jax.nn.relu(p["weight"] @ row + p["bias"])
+            return row
+
+        return ((jax.vmap(one)(x) - y) ** 2).mean()
+
+    layer = {"weight": f(SMALL, 64, 64), "bias": f(SMALL, 64)}
+    graph = whole(from_jax(loss, {"layers": [layer] * 4}, f(SMALL, BATCH, 64), f(SMALL, BATCH, 64)))
+    assert graph.num_layers == 4
+    assert forward_flops(graph, 1) == 4 * 2 * 64 * 64
+
+
+def test_what_is_made_may_be_patches() -> None:
+    """Rows and columns of a patch are dims of their own, though they are as long."""
+
+    def loss(params: Any, images: Any) -> Any:
+        patches = images.reshape(BATCH, 4, 2, 4, 2, 4).transpose(0, 1, 3, 2, 4, 5)
+        x = patches.reshape(BATCH, 16, 16) @ params["in"]
+        x, _ = jax.lax.scan(
+            lambda x, w: (x + jax.nn.silu(x @ w["up"]) @ w["down"], None), x, params["layers"]
+        )
+        return (((x @ params["out"]).reshape(patches.shape) - patches) ** 2).mean()
+
+    one = {"up": f(SMALL, WIDTH, 64), "down": f(SMALL, 64, WIDTH)}
+    params = {"in": f(SMALL, 16, WIDTH), "layers": stacked(2, one), "out": f(SMALL, WIDTH, 16)}
+    graph = whole(from_jax(loss, params, f(SMALL, BATCH, 8, 8, 4)))
+    assert forward_flops(graph, 1) == 16 * 2 * (2 * 16 * WIDTH + 2 * 2 * WIDTH * 64)
