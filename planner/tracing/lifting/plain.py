@@ -68,7 +68,7 @@ class Plain:
 def plain(program: Program) -> Plain:
     """``program`` cleaned, without what depends on neither weights nor data.
 
-    Raises ``Unsupported`` where it holds a backward pass.
+    Raises ``Unsupported`` where it holds a backward pass, or fixes layouts itself.
     """
     cleaned = program
     for step in PASSES:
@@ -79,6 +79,8 @@ def plain(program: Program) -> Plain:
             f"program {program.name} holds its backward pass, which a plan derives itself: trace the loss alone, "
             "or choose layouts for the whole step with meshwright shard"
         )
+    if fixed := [op.name for op in cleaned.operations if op.manual is not None]:
+        raise no_graph(f"operator {fixed[0]} is in a shard_map, which fixes layouts that a plan would choose")
     return _without_constants(cleaned)
 
 

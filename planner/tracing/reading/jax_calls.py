@@ -10,11 +10,13 @@ CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "composite": "jaxpr",
     "core_call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 """Primitive that calls a function -> its parameter that holds it."""
@@ -83,6 +85,11 @@ def kernel_names(equation: Any) -> list[str]:
     return [*(str(name) for name in own if name), equation.primitive.name]
 
 
+BOUNDARIES = frozenset({"carry", "constant", "in", "slice", "stack"})
+"""Names, before a number, of what enters and leaves loops."""
+
+
 def label(equation: Any, index: int) -> str:
     """Name of an equation among those around it."""
-    return f"{equation.params.get('name') or equation.primitive.name}.{index}"
+    name = equation.params.get("name") or equation.primitive.name
+    return f"{name}_.{index}" if name in BOUNDARIES else f"{name}.{index}"

@@ -40,16 +40,16 @@ ELEMENTWISE = """
 """Each output element from the input elements at its place."""
 
 SAME = """
-    convert_element_type copy_p device_put name optimization_barrier pcast pvary reduce_precision reshard
-    sharding_constraint stop_gradient
+    convert_element_type copy_p device_put layout_constraint name optimization_barrier pcast pvary reduce_precision
+    reshard sharding_constraint stop_gradient
 """
 """The same array, or the same numbers in another type."""
 
 REDUCTIONS = "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
 
 CREATED = """
-    empty iota random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
-    rng_bit_generator rng_uniform
+    empty iota platform_index random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap
+    random_wrap rng_bit_generator rng_uniform
 """
 """Made of a seed or of nothing."""
 
@@ -73,6 +73,20 @@ def _reduction(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape]
     return reduction(inputs[0], params["axes"], dtype)
 
 
+def _folded(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    """A reduction by a function of its own, of several arrays at once: in one go over what it reduces."""
+    loops = Loops()
+    dims = tuple(loops.new(n, i not in params["dimensions"]) for i, n in enumerate(inputs[0]))
+    left = tuple(d for i, d in enumerate(dims) if i not in params["dimensions"])
+    count = len(outputs)
+    return loops.rule("loop", [dims] * count + [()] * (len(inputs) - count), [left] * count)
+
+
+def _whole(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    """Steps that depend on all numbers of those before."""
+    return opaque(inputs, outputs)
+
+
 def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     made, seeds = created(outputs), opaque(inputs, ())
     shift = len(made.sizes)
@@ -84,6 +98,17 @@ def _created(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], 
 def _dot(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     contracting, batch = params["dimension_numbers"]
     return product(inputs[0], inputs[1], contracting, batch)
+
+
+def _scaled(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    """A product of narrow numbers, rows by rows, with a scale for each block along the depth."""
+    loops = Loops()
+    batch, rows, columns = (loops.new(n) for n in outputs[0])
+    blocks = inputs[2][2]
+    depth, inner = loops.new(blocks), loops.new(inputs[0][2] // blocks, False)
+    reads = [(batch, side, (*depth, *inner)) for side in (rows, columns)]
+    reads += [(batch, side, depth) for side in (rows, columns)]
+    return loops.rule("product", reads, [(batch, rows, columns)])
 
 
 def _ragged(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
@@ -210,6 +235,10 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "fft": _transformed,
         "dot_general": _dot,
         "ragged_dot_general": _ragged,
+        "scaled_matmul": _scaled,
+        "scaled_matmul_wrapper": _scaled,
+        "custom_linear_solve": _whole,
+        "reduce": _folded,
         "conv_general_dilated": _convolution,
         "gather": _gather,
         "scatter": _scatter(adds=False),
@@ -237,9 +266,12 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "sort": _concatenate,
         "top_k": _last,
         "approx_top_k": _last,
+        "lu_pivots_to_permutation": _last,
         "reduce_window": _windows,
         "reduce_window_sum": _windows,
         "reduce_window_max": _windows,
+        "reduce_window_min": _windows,
+        "select_and_scatter": _windows,
         "select_and_scatter_add": _windows,
         "select_and_gather_add": _windows,
     }

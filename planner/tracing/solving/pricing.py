@@ -50,7 +50,7 @@ ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
     {
         "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
         "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-        "float8_e4m3fn": 1, "float8_e5m2": 1, "float4_e2m1fn": 0.5,
+        "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float4_e2m1fn": 0.5,
     }
 )  # fmt: skip
 """Bytes of a stored element [B]; random keys (``key<...>``) are two words."""

@@ -102,12 +102,12 @@ def test_paths_are_those_of_the_arguments() -> None:
 
 
 def test_an_unknown_operator_is_named() -> None:
-    def smallest(x):
-        return jax.lax.reduce(x, 1.0, lambda a, b: jnp.minimum(a, b) * 1.0, (0,))
+    def reduced(w):
+        return jax.lax.linalg.hessenberg(w)[0]
 
-    with pytest.raises(Unsupported, match=r"reduce.* has no rule .* replicate_unknown=True"):
-        from_jax(smallest, X)
-    program = from_jax(smallest, X, replicate_unknown=True)
+    with pytest.raises(Unsupported, match=r"hessenberg.* has no rule .* replicate_unknown=True"):
+        from_jax(reduced, W)
+    program = from_jax(reduced, W, replicate_unknown=True)
     (name,) = program.replicated
     (op,) = (o for o in program.operations if o.name == name)
     assert set(op.whole) == set(range(len(op.sizes)))
@@ -162,3 +162,35 @@ def test_the_same_function_gives_the_same_program() -> None:
     case = gpt()
     first, second = (from_jax(case.step, *case.arguments).to_json() for _ in range(2))
     assert first == second
+
+
+def test_slices_in_a_loop_are_not_the_rows_of_it() -> None:
+    """Equations of the body have names of their own, whatever comes into it has."""
+
+    def body(x, rows):
+        return x + rows[0][1:3].sum() + rows[1][2:4].sum(), x[:2]
+
+    rows = [jax.ShapeDtypeStruct((3, 8), "float32")] * 2
+    program = from_jax(lambda x, a, b: jax.lax.scan(body, x, (a, b)), X, *rows)
+    names = [op.name for op in program.operations]
+    assert len(set(names)) == len(names)
+    assert sum(op.primitive == "slice" for op in program.operations) == 3
+
+
+def test_what_a_solver_does_stays_whole() -> None:
+    program = from_jax(jnp.linalg.solve, W, W)
+    (solver,) = (op for op in program.operations if op.primitive == "custom_linear_solve")
+    assert set(solver.whole) == set(range(len(solver.sizes)))
+
+
+def test_narrow_numbers_with_scales_are_a_product() -> None:
+    """Blocks of 32 along the depth share a scale: split as the depth is, by whole blocks."""
+    narrow, scales = (
+        jax.ShapeDtypeStruct((1, 64, 256), "float8_e4m3fn"),
+        jax.ShapeDtypeStruct((1, 64, 8), "float8_e8m0fnu"),
+    )
+    program = from_jax(lambda a, s, b, t: jax.nn.scaled_matmul(a, b, s, t), narrow, scales, narrow, scales)
+    (op,) = (op for op in program.operations if op.kind == "product")
+    assert op.sizes == (64, 64, 8, 32)
+    assert op.reads == (((), (0,), (2, 3)), ((), (1,), (2, 3)), ((), (0,), (2,)), ((), (1,), (2,)))
+    assert op.writes == (((), (0,), (1,)),)

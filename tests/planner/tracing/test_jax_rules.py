@@ -53,6 +53,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "padded": (lambda x: jnp.pad(x, ((0, 0), (1, 1))), ((4, 6),)),
     "sliced": (lambda x: x[:, 1:3], ((4, 6),)),
     "pooled": (lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2), (1, 2), "VALID"), ((4, 6),)),
+    "smallest of windows": (
+        lambda x: jax.lax.reduce_window(x, jnp.inf, jax.lax.min, (1, 2), (1, 2), "VALID"),
+        ((4, 6),),
+    ),
+    "folded by a function": (
+        lambda x: jax.lax.reduce(x, -jnp.inf, lambda a, b: jnp.logaddexp(a, b), (1,)),
+        ((4, 6),),
+    ),
     "solved": (
         lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True),
         ((4, 3, 3), (4, 3, 2)),
