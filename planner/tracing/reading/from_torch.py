@@ -10,7 +10,9 @@ from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, r
 from planner.tracing.program import Operation, Program, Role, Tie, Value
 from planner.tracing.reading.kernels import NONE, rule_for
 from planner.tracing.reading.products import grouped_product
-from planner.tracing.reading.torch_rules import TORCH_RULES, Call, Operand, convolved
+from planner.tracing.reading.torch_calls import Call, Operand, TorchRule
+from planner.tracing.reading.torch_lookups import bag_rules
+from planner.tracing.reading.torch_rules import TORCH_RULES, convolved, pointwise
 
 
 def from_torch(
@@ -19,6 +21,7 @@ def from_torch(
     gradient: bool = False,
     name: str | None = None,
     replicate_unknown: bool = False,
+    trips: int | None = None,
     rules: Mapping[str, str] = NONE,
 ) -> Program:
     """``module`` on ``example_inputs`` as a `Program`; build both under ``torch.device("meta")`` to allocate nothing.
@@ -26,36 +29,49 @@ def from_torch(
     With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
     and of the number; they are to lie as the parameters do.
 
+    A way through the module that depends on values is the one that the inputs take, which need values then; of a
+    ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
+
     ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
     (`planner.tracing.reading.kernels`).
 
     Raises ``Unsupported`` for an operator without a rule, unless ``replicate_unknown``: then it is computed alike
-    everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate.
+    everywhere, and listed. ``InputError`` where ``gradient`` has nothing to differentiate, or PyTorch cannot export or
+    differentiate the module.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from planner.tracing.reading.torch_attention import with_attention
-    from planner.tracing.reading.torch_libraries import with_derivatives
+    from planner.tracing.reading.torch_export import core_program, refused
 
-    exported = with_attention(torch.export.export(module, tuple(example_inputs)))
-    lifted = _Lifted(with_derivatives(exported), module)
-    leaves = torch.utils._pytree.tree_leaves(tuple(example_inputs))
+    exported, notes = core_program(module, example_inputs, trips)
+    lifted = _Lifted(exported, module)
+    leaves = [_without_storage(x) for x in torch.utils._pytree.tree_leaves(tuple(example_inputs))]
     function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
     table = _core(torch) if gradient else None
     given = (lifted.parameters, lifted.states, *leaves)
-    traced = make_fx(function, decomposition_table=table)(*given)
-    if any(map(_writes_in_place, traced.graph.nodes)):
-        traced = make_fx(torch.func.functionalize(traced), decomposition_table=table)(*given)
+    try:
+        traced = make_fx(function, decomposition_table=table)(*given)
+        if any(map(_writes_in_place, traced.graph.nodes)):
+            traced = make_fx(torch.func.functionalize(traced), decomposition_table=table)(*given)
+    except InputError:
+        raise
+    except Exception as error:
+        raise refused("differentiated" if gradient else "traced", error) from error
     parameters, buffers = lifted.parameters, lifted.states
     roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
     roles += [(n, "constant") for n in buffers]
     count = sum(1 for node in traced.graph.nodes if node.op == "placeholder") - len(roles)
     roles += [(n, "input") for n in _input_names(module, count)]
     title = name or type(module).__name__
-    return _Importer(title, replicate_unknown, rules).run(
+    program = _Importer(title, replicate_unknown, rules).run(
         traced.graph, roles, len(parameters) if gradient else 0
     )
+    return program.model_copy(update={"applied": notes})
+
+
+def _without_storage(leaf: Any) -> Any:
+    return leaf.to("meta") if hasattr(leaf, "dtype") else leaf
 
 
 class _Lifted:
@@ -76,7 +92,7 @@ class _Lifted:
         """What the module returns; new values of its buffers, which come first, are left out."""
         given = iter(inputs)
         arguments = [
-            weights[t] if kind == "PARAMETER" else next(given) if t is None else states[t]
+            weights[t] if kind == "PARAMETER" else next(given) if kind == "USER_INPUT" else states.get(t)
             for kind, t in self.specs
         ]
         return list(self.module(*arguments)[self.written :])
@@ -102,6 +118,13 @@ def _kind(target: Any) -> str:
     library, _, name = str(getattr(target, "_schema", target)).partition("(")[0].partition("::")
     name = name.partition(".")[0]
     return name if library in ("aten", "meshwright") else f"{library}.{name}"
+
+
+def _tagged(target: Any) -> TorchRule | None:
+    """The rule of an operator that PyTorch, or the library that defines it, says to work on every element by itself."""
+    from torch import Tag
+
+    return pointwise if Tag.pointwise in getattr(target, "tags", ()) else None
 
 
 def _input_names(module: Any, count: int) -> list[str]:
@@ -157,7 +180,7 @@ class _Importer:
                 outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
             elif "getitem" in str(node.target):
                 self.names[node] = self.names[node.args[0]][node.args[1]]
-            elif node.users or "val" in node.meta:  # else a check, which makes nothing
+            elif any(hasattr(made, "dtype") for made in _leaves(node.meta.get("val"))):  # else a check
                 self._call(node)
         paths = [path for path, _ in roles]
         ties = [
@@ -196,7 +219,7 @@ class _Importer:
         ]
         self.names[node] = outputs if isinstance(made, tuple | list) else outputs[0]
         call = Call(
-            _described(node.args),
+            _named(node),
             [self.values[n].shape for n in inputs],
             [self.values[n].shape for n in outputs if n is not None],
             self.values[next(n for n in outputs if n is not None)].dtype,
@@ -206,20 +229,18 @@ class _Importer:
         if kind in _SPLIT:
             _SPLIT[kind](self, node, call, inputs, written)
         else:
-            self._add(
-                node.name, kind, inputs, written, self._rule(node.name, kind, call, before), _digest(node)
-            )
+            self._add(node.name, kind, inputs, written, self._rule(node, kind, call, before), _digest(node))
 
-    def _rule(self, title: str, kind: str, call: Call, before: str) -> Rule:
+    def _rule(self, node: Any, kind: str, call: Call, before: str) -> Rule:
         given = rule_for(self.rules, [kind], call.inputs, call.outputs)
         if given is not None:
             return given
-        rule = TORCH_RULES.get(kind)
+        rule = TORCH_RULES.get(kind) or _tagged(node.target)
         if rule is not None:
             return retyped(rule(call), before, call.dtype)
         if not self.replicate_unknown:
-            raise no_rule(f"{title} ({kind})")
-        self.replicated.append(title)
+            raise no_rule(f"{node.name} ({kind})")
+        self.replicated.append(node.name)
         return opaque(call.inputs, call.outputs)
 
     def _add(
@@ -242,13 +263,14 @@ class _Importer:
     def _affine(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """``bias + a b`` as a product and a sum."""
         bias, left, right = inputs
-        kind = "mm" if len(self.values[left].shape) == 2 else "bmm"
+        shapes = (self.values[left].shape, self.values[right].shape)
+        kind = "bmm" if len(shapes[0]) == 3 else "mm" if len(shapes[1]) == 2 else "mv"
         mid = f"{node.name}.product"
         self.values[mid] = self.values[outputs[0]].model_copy(update={"name": mid})
-        pair = call._replace(inputs=[self.values[left].shape, self.values[right].shape])
+        pair = call._replace(inputs=shapes)
         self._add(mid, kind, [left, right], [mid], TORCH_RULES[kind](pair), "")
-        shapes = [self.values[mid].shape, self.values[bias].shape]
-        self._add(node.name, "add", [mid, bias], outputs, elementwise(shapes, call.outputs), "")
+        added = [self.values[mid].shape, self.values[bias].shape]
+        self._add(node.name, "add", [mid, bias], outputs, elementwise(added, call.outputs), "")
 
     def _convolution(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """A convolution, and the sum with its bias."""
@@ -267,16 +289,21 @@ class _Importer:
     def _convolution_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """Gradients of the input, the filter and the bias: the same loops, read and written otherwise."""
         gradient, image, window = call.inputs[:3]
-        forward = convolved(image, window, gradient, call, 4)
+        forward = convolved(image, window, gradient, call)
         (left, right), (result,) = forward.reads, forward.writes
         parts = {
             0: (forward._replace(reads=(result, right), writes=(left,), halos=()), [inputs[0], inputs[2]]),
             1: (forward._replace(reads=(result, left), writes=(right,), halos=()), inputs[:2]),
             2: (reduction(gradient, [a for a in range(len(gradient)) if a != 1], call.dtype), inputs[:1]),
         }
-        wanted = [k for k, needed in enumerate(call.arguments[10]) if needed]
+        wanted = [k for k, needed in enumerate(call.arguments["output_mask"]) if needed]
         for k, name in zip(wanted, outputs, strict=True):
             self._add(name, f"convolution_backward_{k}", parts[k][1], [name], parts[k][0], "")
+
+    def _bags(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
+        """Sums by bag, and by themselves the small arrays beside them."""
+        for place, (name, rule) in enumerate(zip(outputs, bag_rules(call), strict=True)):
+            self._add(name, "embedding_bag", inputs[place > 0 :], [name], rule, "")
 
     def _grouped_backward(self, node: Any, call: Call, inputs: list[str], outputs: list[str]) -> None:
         """Gradients of the rows and of the matrices of a product by group."""
@@ -290,7 +317,10 @@ class _Importer:
 
 
 _SPLIT: Mapping[str, Callable[[_Importer, Any, Call, list[str], list[str]], None]] = {
+    "_embedding_bag": _Importer._bags,
+    "_embedding_bag_forward_only": _Importer._bags,
     "addmm": _Importer._affine,
+    "addmv": _Importer._affine,
     "baddbmm": _Importer._affine,
     "convolution": _Importer._convolution,
     "convolution_backward": _Importer._convolution_backward,
@@ -319,6 +349,17 @@ def _described(arguments: Any) -> Any:
         value = arguments.meta.get("val")
         return Operand(_shape(value)) if hasattr(value, "shape") else None
     return arguments
+
+
+def _named(node: Any) -> dict[str, Any]:
+    """Arguments by name, described, with their defaults."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    names = [a.name for a in schema.arguments]
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return {name: _described(value) for name, value in given.items()}
 
 
 def _digest(node: Any) -> str:

@@ -2,7 +2,8 @@
 
 Of those that a library defines (``torch.library.custom_op``), ``torch.func`` refuses what ``register_autograd`` was
 given, because it does not know it as a function with a context of its own: the same two functions are put into one.
-``copy``, as ``torch.export`` writes what was copied in place, has none: it is a conversion and a broadcast.
+``copy``, as ``torch.export`` writes what was copied in place, has none: it is a conversion and a broadcast. Nor has
+``slice_scatter``, as it writes what was assigned to a slice, of complex numbers: that is a concatenation.
 """
 
 from typing import Any
@@ -19,14 +20,33 @@ def with_derivatives(exported: Any) -> Any:
         definition = OPDEFS.get(name) if node.op == "call_function" else None
         if definition is not None and definition._backward_fn is not None:
             node.target = _differentiable(definition)
-        elif node.target is torch.ops.aten.copy.default:
-            node.target = _copied
+        else:
+            node.target = INSTEAD.get(node.target, node.target)
     exported.graph_module.recompile()
     return exported
 
 
 def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return source.to(target.dtype).expand(target.shape)
+
+
+def _written(
+    target: torch.Tensor,
+    source: torch.Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> torch.Tensor:
+    if not target.is_complex() or step > 1:
+        return torch.slice_scatter(target, source, dim, start, end, step)
+    size = target.shape[dim]
+    first, last, _ = slice(start, end).indices(size)
+    return torch.cat([target.narrow(dim, 0, first), source, target.narrow(dim, last, size - last)], dim)
+
+
+INSTEAD = {torch.ops.aten.copy.default: _copied, torch.ops.aten.slice_scatter.default: _written}
+"""What is called instead of an operator."""
 
 
 def _differentiable(definition: Any) -> Any:

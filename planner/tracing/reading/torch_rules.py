@@ -3,9 +3,8 @@
 A rule takes the call's arguments with every tensor replaced by its shape; it never touches a tensor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from planner.tracing.factors import (
     Loops,
@@ -25,48 +24,34 @@ from planner.tracing.factors import (
 from planner.tracing.program import Dims, Reduction
 from planner.tracing.reading.attention import Operands, attention
 from planner.tracing.reading.products import Convolution, convolution, grouped_product, product
-
-
-class Call(NamedTuple):
-    """One call of an ATen operator."""
-
-    arguments: Sequence[Any]
-    """As written, tensors as `Operand`."""
-    inputs: Sequence[Shape]
-    """Of all tensors among the arguments, in order."""
-    outputs: Sequence[Shape]
-    dtype: str
-    """Of the first result."""
-
-
-class Operand(NamedTuple):
-    """A tensor among the arguments."""
-
-    shape: Shape
-
-
-TorchRule = Callable[[Call], Rule]
+from planner.tracing.reading.torch_calls import Call, TorchRule
+from planner.tracing.reading.torch_lookups import LOOKUPS, aligned_or_whole
 
 ELEMENTWISE = """
-    _conj abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
-    bitwise_xor ceil clamp clamp_max clamp_min cos cosh div elu eq erf exp expm1 fill floor fmod full_like ge gelu
-    gelu_backward gt hardtanh isinf isnan le leaky_relu log log10 log1p log2 logical_and logical_not logical_or
-    logical_xor lt masked_fill maximum minimum mul native_dropout ne neg ones_like polar pow reciprocal relu
-    remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin sinh sqrt sub tan tanh
-    tanh_backward threshold_backward tril triu trunc where zeros_like
+    _conj bernoulli cauchy exponential fill full_like geometric log_normal native_dropout normal normal_functional
+    ones_like polar rand_like randint_like randn_like random rrelu_with_noise_backward rrelu_with_noise_functional tril
+    triu uniform zeros_like
 """
+"""Those that PyTorch does not tag as such (``torch.Tag.pointwise``)."""
 
 SAME = "_to_copy alias clone contiguous copy detach lift_fresh_copy"
 """The same tensor, or the same numbers in another type."""
 
-CREATED = "arange empty empty_permuted full ones rand randn scalar_tensor zeros"
+CREATED = """
+    arange empty empty_permuted empty_strided eye full linspace logspace ones rand randint randn scalar_tensor
+    tril_indices triu_indices zeros
+"""
 
 SHAPES = "_unsafe_view reshape squeeze unsqueeze view"
 
-REDUCTIONS = "all amax amin any argmax argmin max mean min prod sum var var_mean"
+REDUCTIONS = """
+    all amax amin any argmax argmin count_nonzero kthvalue linalg_vector_norm max mean median min mode nanmedian nansum
+    prod std std_mean sum var var_mean
+"""
 
 
-def _elementwise(call: Call) -> Rule:
+def pointwise(call: Call) -> Rule:
+    """Every element by itself."""
     return elementwise(call.inputs, call.outputs)
 
 
@@ -87,13 +72,12 @@ def _paired(call: Call) -> Rule:
 
 
 def _permute(call: Call) -> Rule:
-    rank = len(call.inputs[0])
-    return transposed(call.inputs[0], [int(i) % rank for i in call.arguments[1]])
+    return transposed(call.inputs[0], call.axes("dims"))
 
 
 def _transpose(call: Call) -> Rule:
     order = list(range(len(call.inputs[0])))
-    first, second = call.arguments[1:3] if len(call.arguments) > 2 else (0, 1)
+    first, second = (call.arguments.get(name, i) for i, name in enumerate(("dim0", "dim1")))
     order[first], order[second] = order[second], order[first]
     return transposed(call.inputs[0], order)
 
@@ -104,11 +88,8 @@ def _expand(call: Call) -> Rule:
 
 
 def _reduction(call: Call) -> Rule:
-    rank = len(call.inputs[0])
-    over = call.arguments[1] if len(call.arguments) > 1 else None
-    axes = [over] if isinstance(over, int) else over or range(rank)
-    keep = rank > 0 and len(call.outputs[0]) == rank
-    return reduction(call.inputs[0], [a % rank for a in axes if rank], call.dtype, keep, len(call.outputs))
+    keep = 0 < len(call.inputs[0]) == len(call.outputs[0])
+    return reduction(call.inputs[0], call.axes(), call.dtype, keep, len(call.outputs))
 
 
 def _within(call: Call, axes: Sequence[int], count: int) -> Rule:
@@ -121,12 +102,12 @@ def _within(call: Call, axes: Sequence[int], count: int) -> Rule:
     return rule._replace(reductions=(inner,) * count if over else ())
 
 
-def _softmax(count: int, place: int) -> TorchRule:
-    return lambda call: _within(call, [int(call.arguments[place])], count)
+def _softmax(count: int) -> TorchRule:
+    return lambda call: _within(call, [call.axis()], count)
 
 
 def _layer_norm(call: Call) -> Rule:
-    rank, inner = len(call.inputs[0]), len(call.arguments[1])
+    rank, inner = len(call.inputs[0]), len(call.arguments["normalized_shape"])
     rule = _within(call, range(rank - inner, rank), 2)
     kept = rule.writes[0][: rank - inner] + ((),) * inner
     return rule._replace(writes=(rule.writes[0], *(kept for _ in call.outputs[1:])))
@@ -166,12 +147,13 @@ def _mv(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((1,), (0,)), ((), ()))
 
 
-def convolved(left: Shape, right: Shape, result: Shape, call: Call, first: int) -> Rule:
-    """A convolution whose stride, padding, dilation, transposition and groups begin at argument ``first``.
+def convolved(left: Shape, right: Shape, result: Shape, call: Call) -> Rule:
+    """A convolution, with the arguments of ``call``.
 
     A transposed one has the input's channels first in its filter; in groups of channels it is not split.
     """
-    stride, _, dilation, flipped, _, groups = call.arguments[first : first + 6]
+    names = ("stride", "dilation", "transposed", "groups")
+    stride, dilation, flipped, groups = (call.arguments[name] for name in names)
     order = range(len(left))
     if flipped and groups > 1:
         return opaque([left, right], [result])
@@ -183,90 +165,19 @@ def convolved(left: Shape, right: Shape, result: Shape, call: Call, first: int) 
 
 
 def _convolution(call: Call) -> Rule:
-    return convolved(call.inputs[0], call.inputs[1], call.outputs[0], call, 3)
+    return convolved(call.inputs[0], call.inputs[1], call.outputs[0], call)
 
 
-def _rows_of_table(table: Shape, rows: Shape) -> tuple[Loops, Dims, Dims, Dims]:
-    """Loops over a table's rows by index: the table, the indices, and what lies at them."""
-    loops = Loops()
-    at = tuple(loops.new(n) for n in rows)
-    inner = tuple(loops.new(n) for n in table[1:])
-    return loops, (loops.new(table[0]), *inner), at, (*at, *inner)
-
-
-def _embedding(call: Call) -> Rule:
-    loops, table, rows, found = _rows_of_table(call.inputs[0], call.inputs[1])
-    return loops.rule("lookup", (table, rows), (found,))
-
-
-def _index(call: Call) -> Rule:
-    """Rows of the first dim by one tensor of indices; anything else stays whole."""
-    if len(call.inputs) != 2 or len(call.arguments[1]) != 1:
-        return aligned_or_whole(call)
-    return _embedding(call)
-
-
-def _index_put(call: Call) -> Rule:
-    if len(call.inputs) != 3 or len(call.arguments[1]) != 1:
-        return aligned_or_whole(call)
-    loops, table, rows, found = _rows_of_table(call.inputs[0], call.inputs[1])
-    if len(call.arguments) < 4 or not call.arguments[3]:
-        loops.whole += [f for d in rows for f in d]
-    return loops.rule("accumulate", (table, rows, found), (table,))
-
-
-def _attention(first: int, arrays: int) -> TorchRule:
-    """Operands begin at argument ``first``; a mask that is a constant is not among the ``arrays`` that are read."""
+def _attention(arrays: int, backward: bool) -> TorchRule:
+    """A mask that is a constant is not among the ``arrays`` that are read."""
 
     def rule(call: Call) -> Rule:
-        query, key, value, mask = call.arguments[first : first + 4]
+        query, key, value, mask = (call.arguments[name] for name in ("query", "key", "value", "mask"))
         read = None if mask is None or len(call.inputs) < arrays else mask.shape
         operands = Operands(query.shape, key.shape, value.shape, read)
-        causal = bool(call.arguments[-1])
-        return attention(operands, causal, backward=first > 0, dtype=call.dtype)
+        return attention(operands, bool(call.arguments["causal"]), backward, dtype=call.dtype)
 
     return rule
-
-
-def _embedding_backward(call: Call) -> Rule:
-    loops, table, rows, found = _rows_of_table(call.outputs[0], call.inputs[1])
-    return loops.rule("accumulate", (found, rows), (table,))
-
-
-def _along(operand: Shape, indices: Shape, axis: int) -> tuple[Loops, Dims, Dims]:
-    """Entries along one dim by index; the other dims side by side where they are equal."""
-    loops, table, found = Loops(), list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for i, (n, m) in enumerate(zip(operand, indices, strict=True)):
-        same = n == m and i != axis
-        found.append(loops.new(m, same or i == axis))
-        table.append(found[-1] if same else loops.new(n, i == axis))
-    return loops, tuple(table), tuple(found)
-
-
-def _gather(call: Call) -> Rule:
-    loops, table, found = _along(call.inputs[0], call.inputs[1], call.arguments[1] % len(call.inputs[0]))
-    return loops.rule("lookup", (table, found), (found,))
-
-
-def _scatter_add(call: Call) -> Rule:
-    loops, table, found = _along(call.inputs[0], call.inputs[1], call.arguments[1] % len(call.inputs[0]))
-    return loops.rule("accumulate", (table, found, found), (table,))
-
-
-def _scatter(call: Call) -> Rule:
-    """Entries written along one dim by index, of a tensor or one number: whole where they are written."""
-    loops, table, found = _along(call.inputs[0], call.inputs[1], call.arguments[1] % len(call.inputs[0]))
-    loops.whole += [f for dim in found for f in dim if dim not in table]
-    return loops.rule("accumulate", (table, *(found for _ in call.inputs[1:])), (table,))
-
-
-def _index_select(call: Call) -> Rule:
-    """Rows along one dim, by one tensor of indices."""
-    axis = call.arguments[1] % len(call.inputs[0])
-    loops = Loops()
-    found = tuple(loops.new(n) for n in call.outputs[0])
-    table = tuple(loops.new(n) if i == axis else found[i] for i, n in enumerate(call.inputs[0]))
-    return loops.rule("lookup", (table, (found[axis],)), (found,))
 
 
 def _group_norm(call: Call) -> Rule:
@@ -289,31 +200,38 @@ def _whole(call: Call) -> Rule:
     return opaque(call.inputs, call.outputs)
 
 
+def _turned(call: Call) -> Rule:
+    return aligned(call.inputs, call.outputs, call.axes("dims"))
+
+
 def _transformed(call: Call) -> Rule:
-    return aligned(call.inputs, call.outputs, [a % len(call.inputs[0]) for a in call.arguments[1]])
+    return aligned(call.inputs, call.outputs, call.axes())
 
 
-def aligned_or_whole(call: Call) -> Rule:
-    """Side by side where ranks are equal; else nothing can be split."""
-    ranks = {len(s) for s in (*call.inputs, *call.outputs)}
-    if len(ranks) == 1:
-        return aligned(call.inputs, call.outputs)
-    loops = Loops()
-    reads = [tuple(loops.new(n, False) for n in s) for s in call.inputs]
-    return loops.rule("loop", reads, [tuple(loops.new(n, False) for n in s) for s in call.outputs])
+def _leading(count: int) -> TorchRule:
+    """Whatever an operator makes of each entry of the first ``count`` dims (of all but the last ``-count``)."""
+
+    def rule(call: Call) -> Rule:
+        loops, first = Loops(), call.inputs[0][:count]
+        shared = [loops.new(n) for n in first]
+
+        def dims(shape: Shape) -> Dims:
+            same = len(first) if shape[: len(first)] == first else 0
+            return (*shared[:same], *(loops.new(n, False) for n in shape[same:]))
+
+        return loops.rule("loop", [dims(s) for s in call.inputs], [dims(s) for s in call.outputs])
+
+    return rule
 
 
 def _select(call: Call) -> Rule:
-    rule = stacked(call.outputs, call.inputs[0], call.arguments[1] % len(call.inputs[0]))
+    rule = stacked(call.outputs, call.inputs[0], call.axis())
     return rule._replace(reads=rule.writes, writes=rule.reads)
 
 
-def _touching(place: int) -> TorchRule:
-    def rule(call: Call) -> Rule:
-        axis = call.arguments[place] if len(call.arguments) > place else 0
-        return aligned(call.inputs, call.outputs, (int(axis) % len(call.inputs[0]),))
-
-    return rule
+def _along(call: Call) -> Rule:
+    """Not to be split along the one dim that it works along."""
+    return aligned(call.inputs, call.outputs, (call.axis(),))
 
 
 def _slice(call: Call) -> Rule:
@@ -327,71 +245,83 @@ def _images(call: Call) -> Rule:
 
 
 IMAGES = """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d avg_pool2d avg_pool2d_backward avg_pool3d
-    avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
-    max_pool3d_with_indices_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad2d
-    replication_pad3d upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d
+    avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward
+    max_pool3d_with_indices max_pool3d_with_indices_backward max_unpool2d max_unpool3d reflection_pad1d
+    reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d
+    upsample_nearest2d_backward upsample_trilinear3d upsample_trilinear3d_backward
 """
 """Each result from a window, or places, of its own image and channel."""
 
+ALONG = """
+    cat cummax cummin cumprod cumsum logcumsumexp multinomial sort split_with_sizes topk
+"""
+"""What lies at a place of one dim depends on all of it."""
+
+MATRICES = """
+    _cdist_backward _cdist_forward _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
+    cholesky_solve linalg_cholesky_ex linalg_eig linalg_inv_ex linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex
+    linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular triangular_solve
+"""
+"""Of all but the last two dims, each entry by itself."""
+
+IMAGE_BY_IMAGE = (
+    "grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward im2col col2im"
+)
+"""Of the first dim, each entry by itself."""
+
 WHOLE = """
-    as_strided as_strided_scatter diagonal diagonal_scatter histc masked_scatter nonzero randperm select_scatter unfold
-    unfold_backward
+    as_strided as_strided_scatter diagonal diagonal_scatter histc masked_scatter masked_scatter_backward nonzero
+    randperm select_scatter unfold unfold_backward
 """
 """Along no dim can they be split."""
 
 
 TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
     {
-        **dict.fromkeys(ELEMENTWISE.split(), _elementwise),
+        **dict.fromkeys(ELEMENTWISE.split(), pointwise),
         **dict.fromkeys(SAME.split(), _same),
         **dict.fromkeys(CREATED.split(), _created),
         **dict.fromkeys(SHAPES.split(), _reshape),
         **dict.fromkeys(REDUCTIONS.split(), _reduction),
         **dict.fromkeys(IMAGES.split(), _images),
         **dict.fromkeys(WHOLE.split(), _whole),
+        **dict.fromkeys(ALONG.split(), _along),
+        **dict.fromkeys(MATRICES.split(), _leading(-2)),
+        **dict.fromkeys(IMAGE_BY_IMAGE.split(), _leading(1)),
+        **LOOKUPS,
         "_fft_c2c": _transformed,
         "_fft_c2r": _transformed,
         "_fft_r2c": _transformed,
         "_grouped_mm": _grouped,
         "transformers.grouped_mm_fallback": _grouped,
-        "_log_softmax": _softmax(2, 1),
-        "_log_softmax_backward_data": _softmax(1, 2),
-        "_softmax": _softmax(2, 1),
-        "_softmax_backward_data": _softmax(1, 2),
+        "_log_softmax": _softmax(2),
+        "_log_softmax_backward_data": _softmax(1),
+        "_softmax": _softmax(2),
+        "_softmax_backward_data": _softmax(1),
         "_native_batch_norm_legit": _batch_norm,
         "_native_batch_norm_legit_functional": _batch_norm,
         "_native_batch_norm_legit_no_training": _batch_norm,
-        "attention": _attention(0, 4),
-        "attention_backward": _attention(1, 7),
+        "attention": _attention(4, backward=False),
+        "attention_backward": _attention(7, backward=True),
         "bmm": _bmm,
-        "cat": _touching(1),
         "constant_pad_nd": _slice,
         "convolution": _convolution,
-        "cumsum": _touching(1),
-        "embedding": _embedding,
-        "embedding_dense_backward": _embedding_backward,
         "expand": _expand,
-        "flip": _transformed,
-        "gather": _gather,
-        "index": _index,
-        "index_put": _index_put,
-        "index_select": _index_select,
+        "flip": _turned,
         "mm": _mm,
         "mv": _mv,
         "native_group_norm": _group_norm,
         "native_layer_norm": _layer_norm,
         "permute": _permute,
         "repeat": aligned_or_whole,
-        "scatter": _scatter,
-        "scatter_add": _scatter_add,
         "select": _select,
         "slice": _slice,
         "slice_scatter": aligned_or_whole,
-        "sort": _touching(1),
-        "split_with_sizes": _touching(2),
         "t": _transpose,
-        "topk": _touching(2),
         "transpose": _transpose,
         "view_as_complex": _paired,
         "view_as_real": _paired,

@@ -33,7 +33,7 @@ def main(path: str) -> None:
 def trace(task: dict[str, Any]) -> Program:
     """The program of ``task["function"]``, which remembers where it came from; a module is one with parameters."""
     target = task["function"]
-    how = {"replicate_unknown": task["replicate_unknown"], "rules": task.get("rules", {})}
+    how = {name: task[name] for name in ("replicate_unknown", "trips", "rules")}
     loaded = load_function(target)
     if isinstance(loaded, Program):
         return loaded
@@ -41,7 +41,7 @@ def trace(task: dict[str, Any]) -> Program:
     if hasattr(loaded[0], "named_parameters"):
         program = from_torch(*loaded, name=title, **how)
     else:
-        program = from_jax(*loaded, name=title, trips=task["trips"], **how)
+        program = from_jax(*loaded, name=title, **how)
     return program.model_copy(update={"source": target})
 
 

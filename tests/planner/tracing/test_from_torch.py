@@ -55,6 +55,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "repeated": (lambda x: x.repeat(1, 3), ((4, 6),)),
     "turned": (lambda x: x.flip(0), ((4, 6),)),
     "spectrum": (lambda x: torch.fft.rfft(x), ((4, 6),)),
+    "length": (lambda x: torch.linalg.vector_norm(x, dim=1), ((4, 6, 2),)),
+    "largest": (lambda x: x.topk(4)[0], ((4, 6),)),
+    "sorted": (lambda x: torch.sort(x, dim=0, stable=True)[0], ((4, 6),)),
+    "middle": (lambda x: x.median(0)[0], ((4, 6),)),
+    "running product": (lambda x: x.cumprod(1), ((4, 6),)),
+    "distances": (torch.cdist, ((2, 4, 6), (2, 8, 6))),
+    "exponential of matrices": (torch.matrix_exp, ((4, 6, 6),)),
+    "tagged as element-wise": (torch.hypot, ((4, 6), (4, 6))),
+    "sampled": (lambda x, at: F.grid_sample(x, at), ((2, 4, 8, 8), (2, 4, 4, 2))),
 }
 
 
@@ -313,9 +322,9 @@ def test_a_convolution_and_its_gradients_are_the_same_loops() -> None:
 
 def test_an_unknown_operator_is_named() -> None:
     x = torch.empty(4, 4, device="meta")
-    with pytest.raises(Unsupported, match=r"linalg_qr\) has no rule"):
-        from_torch(Calls(lambda x: torch.linalg.qr(x)[0]), x)
-    assert from_torch(Calls(lambda x: torch.linalg.qr(x)[0]), x, replicate_unknown=True).replicated
+    with pytest.raises(Unsupported, match=r"linalg_householder_product\) has no rule"):
+        from_torch(Calls(torch.linalg.householder_product), x, x[0])
+    assert from_torch(Calls(torch.linalg.householder_product), x, x[0], replicate_unknown=True).replicated
 
 
 def test_there_must_be_something_to_differentiate() -> None:

@@ -1,0 +1,38 @@
+"""A call of an ATen operator, as rules see it: every tensor replaced by its shape."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from planner.tracing.factors import Rule, Shape
+
+
+class Call(NamedTuple):
+    """One call of an ATen operator."""
+
+    arguments: Mapping[str, Any]
+    """By name, with the defaults of those that are not given; tensors as `Operand`."""
+    inputs: Sequence[Shape]
+    """Of all tensors among the arguments, in order."""
+    outputs: Sequence[Shape]
+    dtype: str
+    """Of the first result."""
+
+    def axes(self, name: str = "dim") -> list[int]:
+        """The dims of the first tensor that an argument names, counted from the front; all where it names none."""
+        rank = len(self.inputs[0])
+        given = self.arguments.get(name)
+        dims = [given] if isinstance(given, int) else given or range(rank)
+        return [int(d) % rank for d in dims if rank]
+
+    def axis(self) -> int:
+        """The one dim that is worked along: the last where the operator always takes that."""
+        return int(self.arguments.get("dim", -1)) % max(1, len(self.inputs[0]))
+
+
+class Operand(NamedTuple):
+    """A tensor among the arguments."""
+
+    shape: Shape
+
+
+TorchRule = Callable[[Call], Rule]

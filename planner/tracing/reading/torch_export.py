@@ -1,0 +1,107 @@
+"""A module as a graph of core operators that can be differentiated, and what was taken for granted on the way."""
+
+import logging
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.passes import move_to_device_pass
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from planner.errors import InputError
+from planner.tracing.reading.torch_attention import with_attention
+from planner.tracing.reading.torch_control import unfolded
+from planner.tracing.reading.torch_libraries import with_derivatives
+
+CHECKS = """
+    _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range
+    sym_constrain_range_for_size
+"""
+"""Operators that look at values and make nothing."""
+
+BY_EXAMPLE = "branches that depend on values: those that the example inputs take"
+
+
+def core_program(module: Any, inputs: Sequence[Any], trips: int | None) -> tuple[Any, tuple[str, ...]]:
+    """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it.
+
+    Which way a module takes where that depends on values is what its example inputs say, if they have values.
+    """
+    notes: list[str] = []
+    try:
+        exported = torch.export.export(module, tuple(inputs))
+    except GuardOnDataDependentSymNode as error:
+        if any(x.is_meta for x in _tensors(module, inputs)):
+            raise InputError(
+                f"which way the module takes depends on values{_place(error)}; build it and its inputs on the CPU "
+                "instead of on meta, and the way that these take is followed"
+            ) from error
+        exported = _followed(module, inputs)
+        notes.append(BY_EXAMPLE)
+    except Exception as error:
+        raise refused("exported", error) from error
+    _check_sizes(exported.graph_module)
+    _drop_checks(exported.graph_module)
+    exported = with_attention(move_to_device_pass(exported, "meta"))
+    notes += unfolded(exported.graph_module, trips)
+    return with_derivatives(exported), tuple(notes)
+
+
+def refused(what: str, error: Exception) -> InputError:
+    """The error for a module at which PyTorch stops: where that is, and the first line of what PyTorch says."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return InputError(f"the module cannot be {what} by PyTorch{_place(error)}: {said}")
+
+
+def _place(error: Exception) -> str:
+    """The innermost line that is neither PyTorch's nor ours."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
+    return (
+        f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    )
+
+
+def _tensors(module: Any, inputs: Sequence[Any]) -> list[Any]:
+    given = [x for x in torch.utils._pytree.tree_leaves(tuple(inputs)) if isinstance(x, torch.Tensor)]
+    return [*module.parameters(), *module.buffers(), *given]
+
+
+def _followed(module: Any, inputs: Sequence[Any]) -> Any:
+    """Exported along the way that the inputs take; random numbers are the same each time."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of each branch; the program has a note
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return torch.export.draft_export(module, tuple(inputs))
+    except Exception as error:
+        raise refused("exported", error) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _check_sizes(module: Any) -> None:
+    """``InputError`` for the first operator that makes as many entries as values say."""
+    for node in module.graph.nodes:
+        for made in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if any(not isinstance(n, int) for n in getattr(made, "shape", ())):
+                lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+                raise InputError(
+                    f"{node.name} makes as many entries as values say ({lines[-1] if lines else node.target}), "
+                    "and what has no size cannot be planned: pick a fixed number (topk, scatter, where)"
+                )
+
+
+def _drop_checks(module: Any) -> None:
+    """Leave out what only looks at values, of which there are none."""
+    for part in module.modules():
+        for node in reversed(part.graph.nodes):
+            name = str(getattr(node.target, "_schema", "")).partition("(")[0].partition("::")[2]
+            if name.partition(".")[0] in CHECKS.split():
+                part.graph.erase_node(node)
+        part.graph.eliminate_dead_code()
+        part.recompile()
