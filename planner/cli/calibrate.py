@@ -1,5 +1,7 @@
 """The command that turns measurements into a cluster file."""
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,7 +12,7 @@ from planner.cli.files import print_json, write_files
 from planner.cli.options import OutputOptions
 from planner.cli.progress import Progress
 from planner.cli.thresholds import check_thresholds
-from planner.errors import InputError
+from planner.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from planner.calibration.fitting import Calibration
@@ -65,6 +67,8 @@ def calibrate(
             return  # another rank of torchrun reports
         found += measured
     answer = fit(cluster, found)
+    if not output.quiet:
+        _warn_of_others(nccl_log or [], cluster)
     files = {}
     if path is not None:
         files[path] = to_toml(answer)
@@ -85,6 +89,20 @@ def _logged(logs: list[Path], collective: str | None, files: list[Path]) -> "tup
     for path in files:
         found += parse_measurements(read_text(path), str(path))
     return found
+
+
+def _warn_of_others(logs: list[Path], cluster: str) -> None:
+    """Of logs from devices that the cluster has not."""
+    from cluster_specs.catalog import load_cluster, load_device
+    from planner.calibration.nccl_log import logged_devices
+    from planner.runs.files import read_text
+
+    own = load_cluster(cluster).device.name
+    for path in logs:
+        for name in logged_devices(read_text(path)):
+            with suppress(UnknownName):
+                if load_device(name).name != own:
+                    sys.stderr.write(f"warning: {path} is of {name}, {cluster} has {own}\n")
 
 
 def _measured(device: str, quiet: bool) -> "tuple[Measurement, ...] | None":

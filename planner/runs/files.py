@@ -142,4 +142,4 @@ def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not one JSON value by itself: {error}") from error
+            raise InputError(f"{where}: not valid JSON by itself: {error}") from error

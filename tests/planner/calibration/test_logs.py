@@ -45,6 +45,23 @@ def test_older_logs_name_the_collective_in_their_own_name_or_not_at_all() -> Non
         parse_nccl_log(older, "run.log")
 
 
+@pytest.mark.parametrize("missing", [("   redop    root", 2), ("    root", 1)])
+def test_columns_are_those_of_the_header(missing: tuple[str, int]) -> None:
+    """Versions before 2.11 print no root, and no reduction where there is none (nccl-tests issue 107)."""
+    header, count = missing
+    lines = LOG.replace(header, "").splitlines()
+    cut = [
+        " ".join([*w[: 5 - count], *w[5:]]) if (w := line.split()) and w[0].isdigit() else line
+        for line in lines
+    ]
+    assert parse_nccl_log("\n".join(cut), "run.log") == parse_nccl_log(LOG, "run.log")
+
+
+def test_processes_that_did_not_find_each_other_are_no_run() -> None:
+    with pytest.raises(InputError, match="found 2 headers of tables"):
+        parse_nccl_log(LOG + LOG, "run.log")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

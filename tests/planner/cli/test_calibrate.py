@@ -27,6 +27,13 @@ def test_a_log_becomes_a_cluster(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("clusters", str(file), "--json").stdout)["name"] == "mine"
 
 
+def test_a_log_of_another_device_is_told(cli: Cli) -> None:
+    assert "warning" not in cli("calibrate", "dgx-a100-80g", "--nccl-log", str(LOG)).stderr
+    other = cli("calibrate", "dgx-h100", "--nccl-log", str(LOG))
+    assert "is of NVIDIA A100-SXM4-80GB, dgx-h100 has h100-sxm-80g" in other.stderr
+    assert cli("calibrate", "dgx-h100", "--nccl-log", str(LOG), "--quiet").stderr == ""
+
+
 def test_a_run_can_name_the_file(cli: Cli, tmp_path: Path) -> None:
     cli("calibrate", "dgx-a100-80g", "--nccl-log", str(LOG), "-o", str(tmp_path / "mine.toml"))
     run = tmp_path / "run.toml"

@@ -23,9 +23,9 @@ def write(folder: Path, name: str, text: str) -> Path:
     [
         ("", "is empty: one JSON object per line is needed"),
         ("\n \n", "is empty: one JSON object per line is needed"),
-        ('[\n{"id": "a"}]', "line 1 is not one JSON value by itself"),
-        ("id,step_time_s\na,3", "line 1 is not one JSON value by itself"),
-        ('{"id": ' + "9" * 5000 + "}", "line 1 is not one JSON value by itself"),
+        ('[\n{"id": "a"}]', "line 1: not valid JSON by itself"),
+        ("id,step_time_s\na,3", "line 1: not valid JSON by itself"),
+        ('{"id": ' + "9" * 5000 + "}", "line 1: not valid JSON by itself"),
         ("[1]", "line 1: one object per line is needed, found list"),
     ],
 )
