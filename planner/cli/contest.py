@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from planner.intra_op.iopddl import ContestProblem
 
 
+GRACE = 1.0
+"""What a limit may be missed by without a word [s]."""
+
+
 def solve_iopddl(
     file: Annotated[Path, typer.Argument(help="A problem of the contest: JSON, or JSON in gzip.")],
     output: OutputOptions,
@@ -33,7 +37,12 @@ def solve_iopddl(
 
     problem = read_contest_problem(file)
     solution = solve_contest_problem(problem, start + seconds)
-    answer = _answer(problem, solution, time.monotonic() - start)
+    took = time.monotonic() - start
+    answer = _answer(problem, solution, took)
+    if took > seconds + GRACE and not output.quiet:
+        sys.stderr.write(
+            f"warning: it took {took:.0f} s, not {seconds:g}: to read and to choose once needs that\n"
+        )
     if output.json:
         print_json(answer)
     else:

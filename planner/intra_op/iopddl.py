@@ -21,6 +21,9 @@ from planner.errors import InputError
 NEVER = 10**18
 """Costs from here on mean that an entry must not be taken."""
 
+LATEST = 2**62
+"""Moments are counted in 64 bits."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -93,7 +96,7 @@ def read_contest_problem(path: Path) -> ContestProblem:
     data = path.read_bytes()
     try:
         document = json.loads(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, RecursionError) as error:
         raise InputError(f"{path}: neither JSON nor JSON compressed by gzip ({error})") from None
     try:
         return parse_contest_problem(document)
@@ -140,16 +143,8 @@ def _check(problem: ContestProblem) -> None:
     for what in ("intervals", "usages"):
         if len(getattr(problem, what)) != num:
             raise InputError(f"{len(getattr(problem, what))} {what} given for {num} nodes; each needs one")
-    for node, (interval, costs, usages) in enumerate(
-        zip(problem.intervals, problem.costs, problem.usages, strict=True)
-    ):
-        if len(interval) != 2:
-            raise InputError(f"node {node}: an interval has a start and an end, not {len(interval)} numbers")
-        if not costs or len(costs) != len(usages):
-            raise InputError(
-                f"node {node}: {len(costs)} costs and {len(usages)} usages;"
-                " there must be one of each per strategy, and a strategy"
-            )
+    for node, given in enumerate(zip(problem.intervals, problem.costs, problem.usages, strict=True)):
+        _check_node(node, *given)
     if len(problem.edges) != len(problem.edge_costs):
         raise InputError(f"{len(problem.edge_costs)} tables of costs given for {len(problem.edges)} edges")
     for number, (edge, costs) in enumerate(zip(problem.edges, problem.edge_costs, strict=True)):
@@ -158,3 +153,15 @@ def _check(problem: ContestProblem) -> None:
         entries = math.prod(len(problem.costs[node]) for node in edge)
         if len(costs) != entries:
             raise InputError(f"edge {number}: {entries} costs are needed, {len(costs)} given")
+
+
+def _check_node(node: int, interval: Sequence[int], costs: Sequence[int], usages: Sequence[int]) -> None:
+    if len(interval) != 2:
+        raise InputError(f"node {node}: an interval has a start and an end, not {len(interval)} numbers")
+    if any(abs(moment) > LATEST for moment in interval):
+        raise InputError(f"node {node}: moments lie within {LATEST} of 0, not {list(interval)}")
+    if not costs or len(costs) != len(usages):
+        raise InputError(
+            f"node {node}: {len(costs)} costs and {len(usages)} usages;"
+            " there must be one of each per strategy, and a strategy"
+        )

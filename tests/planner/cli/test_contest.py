@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import Result
 
+from planner.cli import contest
 from planner.intra_op.iopddl import read_contest_problem
 
 Cli = Callable[..., Result]
@@ -42,3 +44,13 @@ def test_how_it_ends(cli: Cli, tmp_path: Path) -> None:
     assert {file: cli("solve-iopddl", file).exit_code for file in ends} == ends
     assert "raise the limit by at least" in cli("solve-iopddl", str(tight)).stderr
     assert cli("solve-iopddl", str(TINY), "--fail-if", "gap < 0.01").exit_code == 4
+
+
+def test_a_limit_that_reading_alone_misses_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("solve-iopddl", str(TINY), "--seconds", "20").stderr == ""
+    monkeypatch.setattr(contest, "GRACE", -30.0)
+    assert (
+        "not 20: to read and to choose once needs that"
+        in cli("solve-iopddl", str(TINY), "--seconds", "20").stderr
+    )
+    assert cli("solve-iopddl", str(TINY), "--seconds", "20", "--quiet").stderr == ""

@@ -59,6 +59,7 @@ def changed(path: str, value: object) -> object:
     [
         ("problem", 3, "the document needs 'problem', an object"),
         ("problem.nodes", [], "problem needs 'nodes', an object"),
+        ("problem.nodes.intervals.0", [0, 2**63], "node 0: moments lie within 4611686018427387904 of 0"),
         ("problem.nodes.costs", {}, "problem.nodes needs 'costs', a list"),
         ("problem.nodes.costs.1", [1, "x", 2], r"problem.nodes.costs\[1\] must be a list of integers"),
         ("problem.nodes.costs.0", [1.5, 2], r"problem.nodes.costs\[0\] must be a list of integers"),
