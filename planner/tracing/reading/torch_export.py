@@ -56,12 +56,14 @@ def refused(what: str, error: Exception) -> InputError:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line that is neither PyTorch's nor ours."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)]
-    return (
-        f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    )
+    """The innermost line that is neither PyTorch's nor Python's nor ours."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    python = str(Path(traceback.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        theirs = not frame.filename.startswith(python) or "-packages" in frame.filename
+        if theirs and not frame.filename.startswith(ours):
+            return f" ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+    return ""
 
 
 def _tensors(module: Any, inputs: Sequence[Any]) -> list[Any]:

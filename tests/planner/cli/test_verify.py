@@ -63,6 +63,8 @@ def test_a_plan_that_fails(plan_file: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_bad_input_is_one_sentence(plan_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["verify", plan_file, "--with", "jaxx"])
     assert (done.exit_code, done.stderr) == (2, "error: unknown tool 'jaxx'; did you mean jax?\n")
+    done = CliRunner().invoke(app, ["verify", plan_file, "--with", "mlx"])
+    assert done.stderr == "error: unknown tool 'mlx'; use one of jax, torch, xla-tpu\n"
     done = CliRunner().invoke(app, ["verify", plan_file, "--with", "xla-tpu"])
     assert done.exit_code == 2
     assert "compiles for TPU slices" in done.stderr

@@ -48,6 +48,16 @@ def half_mlp() -> tuple[Any, ...]:
     return (lambda *given: (step(*given)[0] / 2, step(*given)[1]), *arguments)
 
 
+def module() -> tuple[Any, ...]:
+    """What has parameters as modules of PyTorch have."""
+
+    def loss(x: Any) -> Any:
+        return x.sum()
+
+    loss.named_parameters = dict  # type: ignore[attr-defined]
+    return loss, 1.0
+
+
 def iterating() -> tuple[Any, ...]:
     """A product again and again, at least three times, until its result is small."""
     array = jax.ShapeDtypeStruct((64, 64), "float32")

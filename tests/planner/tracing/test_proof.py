@@ -195,6 +195,7 @@ def test_fewer_devices_keep_the_axes(mlp_plan: ShardedProgram) -> None:
         ("half_mlp", "is not the function that was planned"),
         ("wide_mlp", "the plan's program has float32"),
         ("lost", "has no 'lost'"),
+        ("module", "is a module of PyTorch"),
     ],
 )
 def test_another_function_is_refused(mlp_plan: ShardedProgram, name: str, message: str) -> None:

@@ -103,6 +103,10 @@ def test_a_module_that_fails_says_where() -> None:
         match=r"cannot be exported by PyTorch \(test_torch_modules.py, line \d+: .*same reduction dim",
     ):
         program_of(lambda first, second, x: first(x[..., :3]).mean(), X)
+    with pytest.raises(
+        InputError, match=r"cannot be exported by PyTorch: missing a required argument: 'input'"
+    ):
+        from_torch(torch.nn.Linear(2, 2, device="meta"))
 
 
 def test_slices_of_complex_numbers_can_be_assigned() -> None:
