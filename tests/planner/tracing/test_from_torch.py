@@ -162,16 +162,15 @@ def test_a_derivative_that_cannot_be_traced_is_named() -> None:
         from_torch(module, torch.empty(8, 1024, device="meta"), gradient=True)
 
 
-class OfLanguage(torch.nn.Module):
-    """The loss of a model of ``transformers``."""
+class Experts(torch.nn.Module):
+    """What stands for the feed-forward layer of the one block of a model of ``transformers``; its input is learned."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model
+        self.experts, self.scale = model.model.layers[0].mlp, torch.nn.Parameter(torch.ones(HIDDEN))
 
-    def forward(self, tokens: Any, labels: Any) -> Any:
-        logits = self.model(tokens, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    def forward(self, x: Any) -> Any:
+        return (self.experts(x * self.scale) ** 2).mean()
 
 
 EXPERTS, CHOSEN, HIDDEN, INNER, TOKENS = 4, 2, 64, 48, 2 * 16
@@ -197,7 +196,7 @@ def expert_models() -> dict[str, Callable[[], Any]]:
         "deepseek_v3": lambda: of("deepseek_v3", **SIZES, **LATENT),
     }
     build = transformers.AutoModelForCausalLM.from_config
-    return {name: lambda config=config: OfLanguage(build(config())) for name, config in configs.items()}
+    return {name: lambda config=config: Experts(build(config())) for name, config in configs.items()}
 
 
 @pytest.mark.parametrize(
@@ -213,8 +212,8 @@ def expert_models() -> dict[str, Callable[[], Any]]:
 def test_experts_of_transformers_have_gradients(name: str, dtype: str) -> None:
     """Two products by expert forward, each twice more backward; every one may be split by experts."""
     module = on_meta(expert_models()[name]).to(getattr(torch, dtype))
-    tokens = torch.zeros(2, 16, dtype=torch.long, device="meta")
-    program = clean(from_torch(module, tokens, tokens, gradient=True))
+    x = torch.empty(2, 16, HIDDEN, dtype=getattr(torch, dtype), device="meta")
+    program = clean(from_torch(module, x, gradient=True))
     assert program.replicated == ()
     grouped = [op for op in program.operations if "grouped_mm" in op.primitive]
     assert len(grouped) == 3 * 2
