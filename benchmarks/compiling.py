@@ -70,6 +70,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 USUAL: Mapping[str, Any] = {
     "dp": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none",
     "attention": "splash", "sequence_parallel": True, "precision": "bf16", "master_dtype": "float32", "optim": "adamw",
+    "grad_dtype": "float32", "fused_loss": False,
 }  # fmt: skip
 
 

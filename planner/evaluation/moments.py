@@ -120,13 +120,12 @@ class Rank:
         return sharded or "weights" in self.plan.offload
 
     @cached_property
-    def part_of_gradient(self) -> float:
-        """Share of a sharded weight's gradient that is there at a time: less than all where it is summed in a ring."""
+    def ring_parts(self) -> int:
+        """Parts at a time of gradients that are summed part by part and never there whole; 0 where they are whole."""
         plan, partitioner = self.plan, self.software.partitioner
         if partitioner is None or not self.shards_weights or plan.replicate_degree > 1:
-            return 1.0
-        rings = plan.shard_degree <= partitioner.ring_ranks
-        return min(1.0, partitioner.ring_parts / plan.shard_degree) if rings else 1.0
+            return 0
+        return partitioner.ring_parts if plan.shard_degree <= partitioner.ring_ranks else 0
 
     @cached_property
     def elements(self) -> float:
@@ -304,10 +303,15 @@ def _last_reduced(rank: Rank, elements: float) -> float:
 def _at_head(rank: Rank) -> dict[str, float]:
     """The head's gradient, in the type of its accumulation, beside the gradient of the logits in fp32.
 
-    A ring has some of as many parts as ranks at a time.
+    A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks. Without one the
+    gradient is there whole, and this rank's part of the sum beside it.
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
-    gradient = rank.head * gradient_bytes(rank.job) * rank.part_of_gradient
+    gradient = rank.head * gradient_bytes(rank.job)
+    if rank.ring_parts:
+        gradient *= min(1.0, rank.ring_parts / rank.plan.shard_degree)
+    elif rank.frees_gradients:
+        gradient *= 1 + 1 / rank.plan.shard_degree
     logits = {"logits_and_loss": sum(stage.logits_bytes for stage in rank.stages)}
     return _passing(rank.activations, gathered, gradient, 0.0) | logits
 

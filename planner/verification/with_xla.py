@@ -82,7 +82,9 @@ def _check(plan: Plan) -> None:
         raise Unsupported(f"--with xla-tpu compiles {', '.join(DTYPES)}, not {plan.job.precision}")
     if plan.job.optimizer not in ("adamw", "sgd"):
         raise Unsupported(f"--with xla-tpu compiles adamw and sgd, not {plan.job.optimizer}")
-    if plan.plan.expert > 1 or any(k.endswith("experts") for k in plan.model.config):
+    if plan.plan.expert > 1 or any(
+        count for name, count in plan.model.config.items() if name.endswith("experts")
+    ):
         raise Unsupported(
             "--with xla-tpu has no kernel that routes tokens to experts: memory would be another's"
         )

@@ -89,6 +89,14 @@ def test_names_of_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked["topology"], asked["slices"], asked["chip_config"]) == ("v4:1x2x2", 1, "megacore")
 
 
+def test_no_experts_are_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of dense models may say so: ``experts`` is 0."""
+    monkeypatch.setattr(with_xla, "run_program", lambda *a, **k: FOUND)
+    plan = tpu_plan()
+    dense = plan.model.model_copy(update={"config": {**plan.model.config, "experts": 0}})
+    assert with_xla.compiled_step(plan.model_copy(update={"model": dense})) == FOUND
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
