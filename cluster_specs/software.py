@@ -32,6 +32,8 @@ class Partitioner(Record):
     """Most ranks of a ring; without copies of shards, gradients are summed part by part as they are made."""
     ring_parts: int = Field(ge=1)
     """Parts of a gradient that a ring has at a time: those that it passes on, and those made to be added to them."""
+    unrolled_ranks: int = Field(ge=1)
+    """Most ranks whose ring beside tensor ranks is no loop: its steps come after the layers' backward."""
 
 
 class SoftwareSpec(Record):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import gathered_bytes
-from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
+from planner.evaluation.stages import StageCost, gathers_weights, loss_copies, reduces_every_microbatch
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
 
@@ -128,6 +128,22 @@ class Rank:
         return partitioner.ring_parts if plan.shard_degree <= partitioner.ring_ranks else 0
 
     @cached_property
+    def logits(self) -> float:
+        """Of the loss, in fp32 [bytes]."""
+        return sum(stage.logits_bytes for stage in self.stages)
+
+    @cached_property
+    def postpones_gradients(self) -> bool:
+        """Whether such a sum beside tensor ranks is no loop: the head's follows the layers' backward; its logits stay.
+
+        Each of its steps makes its part of their gradient in 16 bits, which is never there whole.
+        """
+        plan, partitioner = self.plan, self.software.partitioner
+        if partitioner is None or not self.ring_parts or plan.tensor == 1:
+            return False
+        return 2 < plan.shard_degree <= partitioner.unrolled_ranks
+
+    @cached_property
     def elements(self) -> float:
         """Of all weights of the rank, gathered."""
         return sum(g.elements for stage in self.stages for g in stage.weights)
@@ -188,7 +204,10 @@ def _at_loss(rank: Rank) -> dict[str, float]:
     elif rank.shards_weights:
         ends = [elements for stage in rank.stages for elements in stage.end_units]
         gathered = (max(ends, default=0.0) if rank.software.wraps_ends else rank.ends) * rank.weight
-    return {"gathered_weights": gathered, "logits_and_loss": sum(stage.loss_bytes for stage in rank.stages)}
+    loss = sum(stage.loss_bytes for stage in rank.stages)
+    if rank.postpones_gradients:
+        loss -= loss_copies(rank.plan, rank.software) * rank.logits
+    return {"gathered_weights": gathered, "logits_and_loss": loss}
 
 
 def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
@@ -312,17 +331,17 @@ def _at_head(rank: Rank) -> dict[str, float]:
         gradient *= min(1.0, rank.ring_parts / rank.plan.shard_degree)
     elif rank.frees_gradients:
         gradient *= 1 + 1 / rank.plan.shard_degree
-    logits = {"logits_and_loss": sum(stage.logits_bytes for stage in rank.stages)}
-    return _passing(rank.activations, gathered, gradient, 0.0) | logits
+    return _passing(rank.activations, gathered, gradient, 0.0) | {"logits_and_loss": rank.logits}
 
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
     ahead = rank.software.prefetch_units
     layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
+    logits = rank.logits if rank.postpones_gradients else 0.0
     leaves = rank.plan.shard_degree > 1 or rank.frees_gradients
     reduced = rank.largest * rank.reduced if leaves else 0.0
-    yield _passing(rank.activations, layer, reduced, rank.workspace)
+    yield _passing(rank.activations, layer, reduced, rank.workspace) | {"logits_and_loss": logits}
 
 
 def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:

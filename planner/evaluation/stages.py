@@ -196,6 +196,11 @@ def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
 
+def loss_copies(plan: Parallelism, software: SoftwareSpec) -> float:
+    """Temporary copies of the fp32 logits at the peak of the loss."""
+    return software.split_loss_copies if plan.tensor > 1 else software.loss_copies
+
+
 def stage_cost(
     units: Sequence[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec, host: Host
 ) -> StageCost:
@@ -207,7 +212,7 @@ def stage_cost(
     waited = units[0][0].sync if units and gathers_weights(plan)[0] else Sync()
     first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
-    copies = software.split_loss_copies if plan.tensor > 1 else software.loss_copies
+    copies = loss_copies(plan, software)
     sent: dict[str, float] = {}
     gathered = 0.0
     weights: dict[tuple[str, ...], float] = {}

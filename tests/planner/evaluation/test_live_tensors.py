@@ -207,3 +207,19 @@ def test_one_microbatch_has_only_the_heads_sharded_gradients_at_the_peak() -> No
     two = estimate("torch-fsdp2", zero_stage=3)
     assert one.memory["gradients"] == pytest.approx(4 * 32000 * 4096 / 8, rel=1e-3)
     assert two.memory["gradients"] == pytest.approx(4 * 6_738_415_616 / 8, rel=1e-2)
+
+
+def test_logits_stay_until_a_short_ring_has_summed_the_heads_gradient() -> None:
+    """Beside tensor ranks a ring of four is no loop, and XLA runs its steps after the layers' backward."""
+    degrees = {"tensor": 4, "zero_stage": 3, "recompute": "full"}
+    found = {}
+    for shards in (4, 8):
+        job = Job(global_batch=shards, seq_len=4096, stack="jax-xla")
+        plan = Parallelism(data=shards, shard_degree=shards, **degrees)
+        cluster = load_cluster("tpu-v5e:4x4" if shards == 4 else "tpu-v5e:4x8")
+        moments = Evaluator(load_model("llama-3.1-8b"), cluster, job).estimate(plan).memory_over_step
+        found[shards] = {m.phase: m.tensors.get("logits_and_loss", 0.0) for m in moments}
+    logits = 4 * 4096 * 128256 / 4
+    assert found[4]["backward"] == pytest.approx(logits)
+    assert found[8]["backward"] == 0
+    assert found[8]["loss"] - found[4]["loss"] == pytest.approx(logits / 2)
