@@ -17,6 +17,8 @@ from planner.runs.record import parse_run
 
 DOCUMENT = PUBLISHED.parents[1] / "docs" / "communication.md"
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p")
+NAMES = {"send": "p2p"}
+"""Our name of a kind -> XLA's."""
 SMALL = 2**20
 """Bytes; kinds of which neither sends as much are left out."""
 
@@ -37,20 +39,19 @@ is what they send beyond that.
 """
 
 AFTER = """
-* **Gathers** are those priced, to the byte: weights for both passes, inputs of tensor-parallel products again for the
-  backward, keys and values of split sequences. Over 64 ranks XLA sums small weights instead of gathering them.
-* **Sums of gradients** over data ranks, and over tensor ranks without sequence parallelism, are those priced.
-* With sequence parallelism over more than two tensor ranks, XLA rings the products of a gated MLP one by one, so that
-  the gradients of their common input are scattered apart: one reduce-scatter a layer more than priced.
-* Beside no ring, and over all 16 or 64 devices of a slice, XLA sums whole arrays and slices them (all-reduce), which
-  sends twice the bytes. Of keys and values of a split sequence it sums one gradient whole and scatters the other.
-* A ring of `n` sends `n + 1` parts where `n - 1` would do: two are zeros, or are not read.
+* **Rings.** Beside a product that is long enough for it, XLA passes parts of a sum or of a gathered array round, of `n`
+  ranks `n + 1` parts where `n - 1` would do. Long enough is a product that contracts more than some 4,400 elements on
+  TPU v5e, 5,000 on v5p, 10,000 on v6e (`planner.sharding.partitioning`); gathers and gradients of weights contract
+  tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for rings,
+  share one. Rings over four ranks leave some of that out: what is priced for them is too much.
+* **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
+  ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
+* Over 64 ranks XLA sums small weights instead of gathering them.
 
 ## All
 
 With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
-(all_to_all, all_reduce), where ZeRO-3 is priced to gather the table and to scatter its gradient; it sums the head's
-gradient in fp32.
+(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32.
 
 """
 
@@ -58,7 +59,8 @@ gradient in fp32.
 def priced(row: Mapping[str, Any], layers: int) -> Mapping[str, float]:
     """Bytes by kind for a model of so many layers."""
     sized = {**row, "model": {**row["model"], "layers": layers}}
-    return evaluate(plan_from_run(parse_run(sized))[0]).communication
+    found = evaluate(plan_from_run(parse_run(sized))[0]).communication
+    return {NAMES.get(kind, kind): sent for kind, sent in found.items()}
 
 
 def of_layers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -34,6 +34,10 @@ class Partitioner(Record):
     """Parts of a gradient that a ring has at a time: those that it passes on, and those made to be added to them."""
     unrolled_ranks: int = Field(ge=1)
     """Most ranks whose ring beside tensor ranks is no loop: its steps come after the layers' backward."""
+    further_parts: int = Field(ge=0)
+    """Parts that a ring sends beyond those that it needs; over four ranks only rings of sums do."""
+    whole_square: int = Field(ge=2)
+    """Side of the smallest square slice over all of which sums to be scattered are made whole, as over blocks."""
 
 
 class SoftwareSpec(Record):
@@ -132,8 +136,8 @@ class SoftwareSpec(Record):
     """Memory traffic of adding one gradient to those of micro-batches before, where no product does it [bytes]."""
     reduce_dtype: Literal["fp32", "bf16"]
     """Type in which gradients travel unless the job says otherwise."""
-    embedding_reduce_dtype: Literal["fp32", "bf16"]
-    """The same for the first block's gradients, which are sums over tokens that share a row."""
+    head_reduce_dtype: Literal["fp32", "bf16"]
+    """The same for the last block's gradients, which are made from those of fp32 logits."""
     fp16_reduce_dtype: Literal["fp32", "fp16"] | None = None
     """Type in which all gradients travel in fp16 jobs, where it is another."""
     context: Bytes = Field(ge=0)

@@ -1,7 +1,7 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -92,6 +92,8 @@ class BlockCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float
     exit: ShardingSpec
+    repeated_weights: float
+    """Share of the weights whose operators run again in the backward."""
 
 
 def exit_of(pricer: Pricer, block: Block, assignment: Assignment) -> ShardingSpec:
@@ -314,6 +316,12 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
     return sum(issue) + software.host_collective * len(comms)
 
 
+def _repeated_weights(pricer: Pricer, block: Block, repeated: Collection[str]) -> float:
+    elements = {op.name: sum(pricer.graph.elements(block.tensor[w]) for w in op.weights) for op in block.ops}
+    everything = sum(elements.values())
+    return sum(elements[name] for name in repeated) / everything if everything else 0.0
+
+
 def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
     """What `block_cost` says is kept, were every kept tensor spread evenly: a bound for any assignment [bytes].
 
@@ -381,4 +389,5 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         tensors=sum(bool(op.weights) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,
+        repeated_weights=_repeated_weights(pricer, block, repeated),
     )

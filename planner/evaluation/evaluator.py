@@ -24,6 +24,7 @@ from planner.evaluation.blocks import (
     exit_of,
 )
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
+from planner.evaluation.lookup import with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
@@ -31,7 +32,7 @@ from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthog
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
-from planner.evaluation.states import Sync, sums_whole, sync_of, wire_widths
+from planner.evaluation.states import Sync, products_of, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.graph import commonest_layer, count_parameters, tied_share
 from planner.models.catalog import build_graph
@@ -187,7 +188,8 @@ class Evaluator:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded)
-            self.kept.units[key] = UnitCost(cost, self._sync(plan, cost.weights, place), place)
+            unit = UnitCost(cost, self._sync(plan, cost.weights, place), place)
+            self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 
     def seconds_within(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> float:
@@ -199,10 +201,11 @@ class Evaluator:
         mesh = self.mesh(plan)
         whole = sums_whole(plan, self.software)
         layout = plan.zero_stage > 0, whole, plan.shard_degree, "weights" in plan.offload
-        key = (weights, id(mesh), *layout, place == "first")
+        key = (weights, id(mesh), plan.micro_batch, *layout, place)
         if key not in self.kept.syncs:
-            wire = wire_widths(self.job, self.software, place == "first")
-            sync = sync_of(weights, mesh, plan, wire, whole)
+            wire = wire_widths(self.job, self.software, place == "last")
+            products = products_of(self.setting, plan, embeds=place == "first")
+            sync = sync_of(weights, mesh, plan, wire, whole, products)
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 

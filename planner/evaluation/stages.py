@@ -131,6 +131,18 @@ def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bo
     return gathers_weights(plan)[1] and (place == "layer" or software.regathers_ends)
 
 
+def gathers_in_rings(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> float:
+    """How often a micro-batch gathers all weights of ``unit`` beside one product each.
+
+    A gather that serves a repeated product and a gradient has none. Where the tensor axis splits products as well,
+    only those that it leaves whole sums have one: in the forward or in the backward.
+    """
+    if unit.place != "layer":
+        return 0.0
+    backward = gathers_again(unit.place, plan, software) * (1 - unit.block.repeated_weights)
+    return (gathers_weights(plan)[0] + backward) / (1 + (plan.tensor > 1))
+
+
 def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded, or on the host."""
     whole = software.accumulates_whole == "always"
@@ -158,7 +170,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     # The link works in both directions at once: weights come while activations leave, gradients leave while both come.
     copied_forward = max(activations, sync.fetch * gather_forward)
     copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
-    gathered = sync.gather * gather_forward
+    gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
     reduced = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
@@ -209,7 +221,8 @@ def stage_cost(
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
-    waited = units[0][0].sync if units and gathers_weights(plan)[0] else Sync()
+    syncs = (unit.sync for unit, _ in units if unit.sync.gather or unit.sync.fetch)
+    waited = next(syncs, Sync()) if gathers_weights(plan)[0] else Sync()
     first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     copies = loss_copies(plan, software)
@@ -225,6 +238,8 @@ def stage_cost(
         sync = sync.plus(unit.sync.times(count))
         times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
         gathered += count * times_gathered * unit.sync.gather_bytes
+        rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
+        _add_all(sent, {"send": rings} if rings else {}, count)
     return StageCost(
         forward=first_gather + sum(n * t.forward for t, n in times),
         backward_input=sum(n * t.backward_input for t, n in times),

@@ -16,8 +16,10 @@ from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import WeightGroup
+from planner.evaluation.setting import Setting
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
+from planner.sharding.partitioning import Partition, partition_of
 from planner.sharding.pricing import DTYPE_BYTES
 
 
@@ -42,11 +44,11 @@ def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
     return software.fp16_reduce_dtype if job.precision == "fp16" else None
 
 
-def reduced_embedding_bytes(job: Job, software: SoftwareSpec) -> float:
-    """Bytes per gradient of the first block on the wire: the job's choice, or the stack's habit."""
+def reduced_head_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per gradient of the last block on the wire: the job's choice, or the stack's habit."""
     if job.precision == "fp32" or job.reduce_dtype is not None:
         return reduced_bytes(job, software)
-    return DTYPE_BYTES[_fp16_type(job, software) or software.embedding_reduce_dtype]
+    return DTYPE_BYTES[_fp16_type(job, software) or software.head_reduce_dtype]
 
 
 def copied_bytes(job: Job, software: SoftwareSpec) -> float:
@@ -63,9 +65,9 @@ class WireWidths(NamedTuple):
     """Of gradients that tensor ranks hold a part each of."""
 
 
-def wire_widths(job: Job, software: SoftwareSpec, first: bool) -> WireWidths:
-    """What the communication of a block's weights is in; of the ``first`` block, gradients can have their own type."""
-    reduced = reduced_embedding_bytes if first else reduced_bytes
+def wire_widths(job: Job, software: SoftwareSpec, last: bool) -> WireWidths:
+    """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type."""
+    reduced = reduced_head_bytes if last else reduced_bytes
     return WireWidths(weight_bytes(job), reduced(job, software), copied_bytes(job, software))
 
 
@@ -98,8 +100,16 @@ class Sync(NamedTuple):
     """Bringing this rank's shard of weights from the host, where they are offloaded."""
     store: float = 0.0
     """Taking its shard of gradients there."""
+    ring: float = 0.0
+    """What rings of gathers take beyond ``gather``; those of sums are in ``reduce``."""
     gather_bytes: float = 0.0
     reduce_bytes: float = 0.0
+    """Of gradients that are scattered."""
+    whole_bytes: float = 0.0
+    """Of gradients that are summed whole over the shard group."""
+    ring_bytes: float = 0.0
+    """As ``ring``."""
+    reduce_ring_bytes: float = 0.0
     replicate_bytes: float = 0.0
     copy_bytes: float = 0.0
 
@@ -140,10 +150,37 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
     return Shards(inner, outer, mesh.group(a for a in sync_axes if a not in STATE_AXES))
 
 
+class Products(NamedTuple):
+    """Products of weights as a partitioner sees them."""
+
+    partition: Partition
+    tokens: float
+    """That the gradient of a weight contracts, on all ranks; none where no product makes it."""
+
+    def ring(self, width: float, ranks: int) -> bool:
+        """Whether gradients of ``width`` bytes an element are summed in a ring of shards without copies."""
+        return self.partition.rings(self.tokens, width, ranks)
+
+
+def products_of(setting: Setting, plan: Parallelism, embeds: bool) -> Products | None:
+    """Products of a block's weights, or of one that ``embeds``, where the stack has a partitioner."""
+    partition = partition_of(setting.software, setting.cluster)
+    tokens = 0 if embeds else plan.micro_batch * plan.data * setting.job.seq_len
+    return partition and Products(partition, tokens)
+
+
 def sync_of(
-    groups: Iterable[WeightGroup], mesh: Mesh, plan: Parallelism, wire: WireWidths, whole: bool
+    groups: Iterable[WeightGroup],
+    mesh: Mesh,
+    plan: Parallelism,
+    wire: WireWidths,
+    whole: bool,
+    products: Products | None = None,
 ) -> Sync:
-    """Communication that keeps ``groups`` in step once; ``whole`` says that gradients are summed on every rank."""
+    """Communication that keeps ``groups`` in step once; ``whole`` says that gradients are summed on every rank.
+
+    ``products`` of a stack that partitions programs may have rings, and sums that are made whole.
+    """
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
@@ -155,6 +192,10 @@ def sync_of(
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
+        if products and shards.inner.size > 1 and not whole:
+            rings = shards.outer.size == 1 and products.ring(wire.gradients, shards.inner.size)
+            total = total.plus(_partitioned(weights, gradients, shards.inner, products.partition, rings))
+            phases = phases[2:]
         for phase in phases:
             if phase[2].size > 1:
                 total = total.plus(_collective(*phase))
@@ -163,7 +204,27 @@ def sync_of(
 
 def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> Sync:
     seconds = COLLECTIVES[name](full_bytes, group).seconds
-    return Sync()._replace(**{phase: seconds, f"{phase}_bytes": wire_bytes(name, full_bytes, group.size)})
+    sent = "whole" if (name, phase) == ("all_reduce", "reduce") else phase
+    return Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
+
+
+def _partitioned(
+    weights: float, gradients: float, group: CommGroup, partition: Partition, rings: bool
+) -> Sync:
+    """Gather of weights and scatter of gradients, in all, by a partitioner: in ``rings``, or summed whole."""
+    gather = _collective("all_gather", weights, group, "gather")
+    if not rings:
+        name = "all_reduce" if partition.sums_whole(group) else "reduce_scatter"
+        return gather.plus(_collective(name, gradients, group, "reduce"))
+    scatter = _collective("reduce_scatter", gradients, group, "reduce")
+    further_gathered = partition.beyond("all_gather", group.size)
+    further_summed = partition.beyond("reduce_scatter", group.size)
+    return gather.plus(scatter)._replace(
+        reduce=(1 + further_summed) * scatter.reduce,
+        reduce_ring_bytes=further_summed * scatter.reduce_bytes,
+        ring=further_gathered * gather.gather,
+        ring_bytes=further_gathered * gather.gather_bytes,
+    )
 
 
 def sharded_elements(groups: Iterable[WeightGroup], mesh: Mesh, shard_degree: int) -> float:

@@ -19,7 +19,6 @@ from planner.evaluation.states import (
     reduces_after,
     sharded_elements,
     shards_of,
-    sums_whole,
     sync_of,
     weight_bytes,
     wire_widths,
@@ -267,7 +266,7 @@ def _at_once(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[S
     """Of all weights at once: the host cuts each into the parts of all ranks, and copies them back once gathered."""
     job, software = setting.job, setting.software
     groups = [group for stage in stages for group in stage.weights]
-    sync = sync_of(groups, mesh, plan, wire_widths(job, software, first=False), whole=True)
+    sync = sync_of(groups, mesh, plan, wire_widths(job, software, last=False), whole=True)
     parts = plan.shard_degree * sum(stage.tensors for stage in stages)
     return sync._replace(gather=sync.gather + parts * software.host_part)
 
@@ -326,7 +325,9 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
             add(name, m * num_bytes)
     software = setting.software
     times = m if reduces_every_microbatch(plan, software) else 1
-    add("all_reduce" if sums_whole(plan, software) else "reduce_scatter", times * sync.reduce_bytes)
+    add("reduce_scatter", times * sync.reduce_bytes)
+    add("all_reduce", times * sync.whole_bytes)
+    add("send", times * sync.reduce_ring_bytes)
     add("all_reduce", sync.replicate_bytes)
     add("all_reduce", sync.copy_bytes * (m if software.gradient_life == "late" else 1))
     each = m * sum(stage.gathered_bytes for stage in stages)

@@ -32,6 +32,8 @@ class Split(NamedTuple):
     """A collective, by name and bytes of the whole array, over the ranks of the sequence."""
     keeps_gathered: bool
     """Gathered keys and values stay for the backward."""
+    sums_one_whole: bool
+    """Gradients of one of the two are summed whole on every rank, which slices its part: a partitioner's habit."""
     shape: AttentionShape
     """Whole sequences, of an equal share of the batch: a rank's even part of the work."""
     kernel: str
@@ -48,10 +50,12 @@ class Split(NamedTuple):
 
 def _gathered(split: Split) -> OpCost:
     full = split.degree * split.kv_bytes
-    gather, scatter = split.comm("all_gather", full), split.comm("reduce_scatter", full)
+    gather = split.comm("all_gather", full)
+    kinds = ("reduce_scatter", "all_reduce") if split.sums_one_whole else ("reduce_scatter",)
+    sums = tuple(split.comm(kind, full / len(kinds)) for kind in kinds)
     forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
     again = () if split.keeps_gathered else (gather,)
-    return OpCost(forward, backward, 0.0, (gather,), (*again, scatter))
+    return OpCost(forward, backward, 0.0, (gather,), (*again, *sums))
 
 
 def _dealt_by_heads(split: Split) -> OpCost:

@@ -8,10 +8,7 @@ named dims into the numbers that it takes.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape
@@ -24,6 +21,7 @@ from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.mesh import Mesh
+from planner.sharding.partitioning import Edges, partition_of
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
     ShardingSpec,
@@ -46,9 +44,6 @@ DTYPE_BYTES: Mapping[str, float] = {
     "fp4": 2,
 }
 """Bytes of a stored element; activations of an fp8 or fp4 job are kept in bf16 and cast where they are multiplied."""
-
-
-Array: TypeAlias = npt.NDArray[np.float64]
 
 
 def stored_bytes(tensor: Tensor, precision: str) -> float:
@@ -82,13 +77,20 @@ class Pricer:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that is priced."""
+        """What is priced."""
         return self.sizes.mesh
 
     @property
     def exchange(self) -> str:
         """How keys and values of a split sequence are exchanged: as the job says, or by the stack's habit."""
         return self.job.context_exchange or self.software.context_exchange
+
+    @property
+    def partitioned(self) -> Edges | None:
+        """What the stack's partitioner makes of scatters, where it has one."""
+        partition = partition_of(self.software, self.mesh.cluster)
+        head = DTYPE_BYTES[self.software.head_reduce_dtype]
+        return partition and Edges(partition, self.graph, self.mesh, self.comm, self.element_bytes, head)
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
@@ -158,20 +160,16 @@ class Pricer:
     def edge(self, block: Block, name: str, reader: Op, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         """Price what lies between a producer's output ``source`` and the strategy ``consumer`` of its ``reader``."""
         keeps = not is_product(reader) or self.keeps_gathered(block, reader)
-        who = "" if keeps else reader.name
-        key = (
-            block.name,
-            name,
-            who,
-            source.partial,
-            *self.situation(source.shards),
-            *self.situation(consumer),
-        )
+        who = "" if keeps and self.software.partitioner is None else reader.name
+        where = (*self.situation(source.shards), *self.situation(consumer))
+        key = (block.name, name, who, source.partial, *where)
         found = self.known.get(key)
         if found is None:
             found = self._edge(block.tensor[name], source, consumer)
             if not keeps:
                 found = self._beside_gradients(block, reader, consumer, found)
+            if self.partitioned:
+                found = self.partitioned.beside(block, name, reader, found)
             self.known[key] = found
         assert isinstance(found, EdgeCost)
         return found
@@ -244,9 +242,9 @@ class Pricer:
         width = self.element_bytes(tensor)
         forward = moves(self.sizes, tensor, source, target, width)
         backward = moves(self.sizes, tensor, target, gradient_of_output(source), width)
-        return EdgeCost(
-            tuple(self._moved(tensor, m) for m in forward), tuple(self._moved(tensor, m) for m in backward)
-        )
+        there, back = (tuple(self._moved(tensor, m) for m in way) for way in (forward, backward))
+        cost = EdgeCost(there, back)
+        return self.partitioned.between(cost) if self.partitioned else cost
 
     def output(self, block: Block, op: Op, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
         """How ``op`` leaves ``tensor``."""
@@ -337,6 +335,7 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         dtype=pricer.job.attention_dtype,
         comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
         keeps_gathered=pricer.software.saves_gathered_keys,
+        sums_one_whole=pricer.software.partitioner is not None,
         shape=shape,
         kernel=kernel,
         degree=degree,

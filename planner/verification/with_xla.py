@@ -34,6 +34,9 @@ NO_TPU: Mapping[str, str] = MappingProxyType(
 )
 """Environment of a compiler that looks for no TPU and shares the machine with others of its kind."""
 
+OURS: Mapping[str, str] = MappingProxyType({"p2p": "send"})
+"""XLA's name of a kind of communication -> ours."""
+
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -109,7 +112,7 @@ def _comparisons(found: dict[str, Any], estimate: Estimate) -> Iterator[Comparis
     yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=peak)
     if found.get("collectives") is None:
         return
-    theirs = {kind: total["sent_bytes"] for kind, total in found["collectives"].items()}
+    theirs = {OURS.get(kind, kind): total["sent_bytes"] for kind, total in found["collectives"].items()}
     ours = estimate.communication
     for kind in sorted({*ours, *theirs}):
         yield Comparison(
@@ -131,8 +134,8 @@ def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
         yield "this libtpu cannot print the program for this slice, so its collectives are not known"
     elif "p2p" in found["collectives"]:
         yield (
-            "XLA turns gathers and scatters beside products into rings, which count as what they do; p2p is what they "
-            "send beyond that: n + 1 parts of n, of which two are zeros or are not read"
+            "XLA turns gathers and scatters beside products into rings, which count as what they do; sent by send is "
+            "what they send beyond that: n + 1 parts of n, of which two are zeros or are not read"
         )
     if plan.plan.context > 1:
         yield "attention across context ranks gathers keys and values, whatever the plan's exchange"

@@ -53,10 +53,10 @@ def test_differences_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = verify(tpu_plan(), "xla-tpu")
     assert answer.passed
     assert [c.name for c in answer.comparisons] == [
-        "live memory", "sent by all_gather", "sent by p2p", "sent by reduce_scatter", "sent in all",
+        "live memory", "sent by all_gather", "sent by reduce_scatter", "sent by send", "sent in all",
     ]  # fmt: skip
     assert answer.comparisons[-1].found == 150
-    assert answer.comparisons[3].error is None
+    assert answer.comparisons[2].error is None
     assert any("rings, which count as what they do" in note for note in answer.notes)
 
 

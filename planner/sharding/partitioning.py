@@ -1,0 +1,151 @@
+"""What XLA's partitioner makes of the collectives that a sharding asks for, on slices of TPUs.
+
+A sum of which each rank keeps a part, beside the product that makes it, and a gather beside the one product that reads
+it, become a *ring*: parts go round, both ways at once, while the product works on those that are there. A ring sends
+two parts more than it needs to, and is taken where the product is longer than that takes. With ``2 k / n`` FLOPs an
+element of the array (``k`` contracted elements, on ``n`` ranks together) and ``w`` bytes an element over a link both
+ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in 16 bits. Products
+whose sums go round have each its own; others that make parts of one gradient are added up first.
+
+Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part.
+
+Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (``disable_windowed_einsum``) and ``spmd_partitioner.h``
+(``max_windowed_einsum_iterations``); products compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.52),
+some of which are in ``tests/planner/sharding/test_partitioning.py``.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from cluster_specs.cluster import ClusterSpec, TorusSpec
+from cluster_specs.software import Partitioner, SoftwareSpec
+from cluster_specs.topology import CommGroup
+from cost_models.collectives import wire_bytes
+from planner.flops import matmul_dims
+from planner.graph import Block, Graph, Op, Tensor
+from planner.operators import operator_rule
+from planner.sharding.costs import Comm, EdgeCost
+from planner.sharding.mesh import Mesh
+
+SHORT = 4
+"""Ranks of a ring that is unrolled; fewer have none, as its further parts would be the whole array again."""
+
+
+class Partition(NamedTuple):
+    """A partitioner on the slices of one cluster."""
+
+    partitioner: Partitioner
+    torus: TorusSpec
+    peak: float
+    """Of products in 16 bits [FLOP/s]."""
+
+    def rings(self, depth: float, width: float, ranks: int) -> bool:
+        """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element."""
+        deep = depth > width * self.peak / (2 * self.torus.bandwidth)
+        return deep and SHORT <= ranks <= self.partitioner.ring_ranks
+
+    def sums_whole(self, group: CommGroup) -> bool:
+        """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
+        levels = group.levels
+        if group.size != self.torus.num_devices or any(level.kind != "ici" for level in levels):
+            return False
+        sides = [level.size for level in levels]
+        square = len(sides) == 2 and min(sides) == max(sides) >= self.partitioner.whole_square
+        return square or len(sides) > 2
+
+    def beyond(self, collective: str, ranks: int) -> float:
+        """What a ring over ``ranks`` sends beyond the gather or scatter that it is, as a share of that."""
+        unrolled = collective == "all_gather" and ranks == SHORT
+        return 0.0 if unrolled else self.partitioner.further_parts / (ranks - 1)
+
+
+def partition_of(software: SoftwareSpec, cluster: ClusterSpec) -> Partition | None:
+    """The partitioner of a stack that has one, on slices of a torus of single devices; None elsewhere."""
+    if software.partitioner is None or cluster.torus is None or cluster.torus.devices_per_point > 1:
+        return None
+    return Partition(software.partitioner, cluster.torus, cluster.device.peak_flops_per_second["bf16"])
+
+
+def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[float, ...]:
+    """Elements that each product of ``op`` contracts, or the gradients of its input do; none of other operators."""
+    if operator_rule(op).arithmetic != "matmul":
+        return ()
+    products = (dims for _, dims in matmul_dims(op, block))
+    summed = (dims.columns if backward else dims.contracted for dims in products)
+    return tuple(math.prod(float(graph.dims[d]) for d in names) for names in summed)
+
+
+class Edges(NamedTuple):
+    """Turns the scatters of reshardings into what the partitioner makes of them."""
+
+    partition: Partition
+    graph: Graph
+    mesh: Mesh
+    comm: Callable[[str, tuple[str, ...], float], Comm]
+    """A collective, by name, axes and bytes of the whole array."""
+    element_bytes: Callable[[Tensor], float]
+    head_bytes: float
+    """Of an element of a gradient of the last block."""
+
+    def beside(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
+        """``cost`` of the tensor ``name`` between the operators that make it and read it."""
+        width = gradient_width = self.element_bytes(block.tensor[name])
+        makers = (op for op in block.ops if name in op.outputs)
+        made = tuple(depth for maker in makers for depth in depths(self.graph, block, maker))
+        read = depths(self.graph, block, reader, backward=True)
+        backward = cost.backward
+        if read and block.name == self.graph.last:
+            gradient_width = self.head_bytes
+            backward = tuple(self._widened(comm, gradient_width / width) for comm in backward)
+        rings = self._rings(read, gradient_width)
+        return cost._replace(
+            forward=self._scattered(cost.forward, self._rings(made, width)),
+            backward=(*self._scattered(backward, rings), *self._of_copies(block, reader, backward)),
+        )
+
+    def between(self, cost: EdgeCost) -> EdgeCost:
+        """``cost`` of what one block hands to the next."""
+        return cost._replace(
+            forward=self._scattered(cost.forward, ()), backward=self._scattered(cost.backward, ())
+        )
+
+    def _rings(self, depths: Sequence[float], width: float) -> tuple[bool, ...]:
+        """Whether each product has a ring over the tensor axis, where no other splits the sequence as well."""
+        alone, ranks = self.mesh.size("context") == 1, self.mesh.size("tensor")
+        return tuple(alone and self.partition.rings(depth, width, ranks) for depth in depths)
+
+    def _of_copies(self, block: Block, reader: Op, sums: Iterable[Comm]) -> Iterator[Comm]:
+        """The sum of gradients by weights of which several ranks hold the same part: made whole, over the parts."""
+        dims = {d for name in reader.weights for d in block.tensor[name].dims if d in self.graph.follows}
+        ranks = self.mesh.size("tensor")
+        parts = min((math.gcd(ranks, self.graph.dims[d]) for d in dims), default=ranks)
+        for comm in (c for c in sums if 1 < parts < ranks and c[:2] == ("reduce_scatter", ("tensor",))):
+            whole = self.comm("all_reduce", comm.axes, self._full_bytes(comm))
+            share = wire_bytes("all_reduce", 1.0, parts) / wire_bytes("all_reduce", 1.0, ranks)
+            yield whole._replace(seconds=share * whole.seconds, sent_bytes=share * whole.sent_bytes)
+
+    def _widened(self, comm: Comm, factor: float) -> Comm:
+        sums = comm.collective in ("reduce_scatter", "all_reduce")
+        return self.comm(comm.collective, comm.axes, factor * self._full_bytes(comm)) if sums else comm
+
+    def _full_bytes(self, comm: Comm) -> float:
+        return comm.sent_bytes / wire_bytes(comm.collective, 1.0, self.mesh.group(comm.axes).size)
+
+    def _scattered(self, comms: Iterable[Comm], rings: Sequence[bool]) -> tuple[Comm, ...]:
+        return tuple(made for comm in comms for made in self._each_scattered(comm, rings))
+
+    def _each_scattered(self, comm: Comm, rings: Sequence[bool]) -> Iterator[Comm]:
+        """A scatter for each product with a ring, and one for all others; other collectives as they are."""
+        if comm.collective != "reduce_scatter":
+            yield comm
+            return
+        group = self.mesh.group(comm.axes)
+        rings = rings if comm.axes == ("tensor",) else ()
+        if not all(rings) or not rings:
+            whole = self.partition.sums_whole(group)
+            yield self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm
+        for _ in range(sum(rings)):
+            yield comm
+            beyond = self.partition.beyond(comm.collective, group.size)
+            yield Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)

@@ -1,0 +1,96 @@
+"""Which products XLA's partitioner makes rings of, and which sums it makes whole.
+
+Each row is one product ``bsf,fh->bsh`` in 16 bits (4,096 tokens, ``h`` 4,096), ``f`` and the result's ``s`` split over
+``ranks`` and ``b`` over the rest of the slice, compiled ahead of time for it by jax 0.10.2 with libtpu 0.0.52; the last
+column is what became of its reduce-scatter.
+"""
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.software import load_software
+from planner.sharding.mesh import Mesh
+from planner.sharding.partitioning import Partition, partition_of
+
+COMPILED = """
+v5e:2x2     4   4096 scatter
+v5e:2x2     4   8192 ring
+v5e:2x4     8   4096 scatter
+v5e:2x4     8   5120 ring
+v5e:4x4    16   4096 whole
+v5e:4x4    16   5120 ring
+v5e:4x4     8   4096 scatter
+v5e:4x4     8   5120 ring
+v5e:4x4     4   4096 scatter
+v5e:4x4     4   4480 ring
+v5e:4x4     2  32768 scatter
+v5e:4x8    32   2048 scatter
+v5e:8x8    64   4096 whole
+v5e:8x8    64  14336 whole
+v5e:8x8    16   2048 scatter
+v5e:8x8     8   4096 scatter
+v5e:8x8     8   5120 ring
+v5e:8x16  128   2048 scatter
+v5e:16x16 256  14336 whole
+v5e:16x16 128   2048 scatter
+v5e:16x16  16   4096 scatter
+v5e:16x16  16   8192 ring
+v5p:2x2x1   4   2048 scatter
+v5p:2x2x2   8   4096 whole
+v5p:2x2x2   8   8192 ring
+v5p:2x2x4  16   4096 whole
+v5p:2x2x4  16   8192 ring
+v5p:2x4x4  32   2048 whole
+v5p:4x4x4  64   2048 whole
+v5p:4x4x4  16   4096 scatter
+v5p:4x4x4  16   8192 ring
+v5p:4x4x4   4   4096 scatter
+v5p:4x4x4   4   5120 ring
+v5p:4x4x8 128   2048 whole
+v5p:4x4x8  16   2048 scatter
+v5p:4x8x8 256   2048 whole
+v5p:8x8x8   8   4096 scatter
+v5p:8x8x8   8   8192 ring
+v6e:2x4     8   2048 scatter
+v6e:4x4    16   2048 whole
+v6e:4x8    32   2048 scatter
+v6e:8x8    64   2048 whole
+v6e:8x16  128   2048 scatter
+v6e:16x16 256   2048 whole
+"""
+ROWS = [line.split() for line in COMPILED.strip().splitlines()]
+WIDTH = 2
+
+
+def partition_on(name: str) -> Partition:
+    partition = partition_of(load_software("jax-xla"), load_cluster(name))
+    assert partition is not None
+    return partition
+
+
+@pytest.mark.parametrize(("name", "ranks", "depth", "became"), ROWS)
+def test_products_become_what_xla_made_of_them(name: str, ranks: str, depth: str, became: str) -> None:
+    cluster, partition = load_cluster(f"tpu-{name}"), partition_on(f"tpu-{name}")
+    group = Mesh(cluster, {"tensor": int(ranks), "data": cluster.num_devices // int(ranks)}).group(["tensor"])
+    rings = partition.rings(float(depth), WIDTH, int(ranks))
+    assert ("ring" if rings else "whole" if partition.sums_whole(group) else "scatter") == became
+
+
+def test_the_depth_of_a_ring_is_what_outlasts_two_further_parts() -> None:
+    """2 x 197 TFLOP/s x 2 bytes / (2 x 2 x 45 GB/s) = 4,378 on TPU v5e; fp32 asks for twice as much."""
+    v5e = partition_on("tpu-v5e:4x4")
+    assert not v5e.rings(4377, WIDTH, 8)
+    assert v5e.rings(4378, WIDTH, 8)
+    assert not v5e.rings(8755, 2 * WIDTH, 8)
+
+
+def test_a_ring_of_eight_sends_nine_parts() -> None:
+    v5e = partition_on("tpu-v5e:4x4")
+    assert 7 * (1 + v5e.beyond("reduce_scatter", 8)) == pytest.approx(9)
+    assert 7 * (1 + v5e.beyond("all_gather", 8)) == pytest.approx(9)
+    assert v5e.beyond("all_gather", 4) == 0
+
+
+def test_other_stacks_and_networks_have_no_partitioner() -> None:
+    assert partition_of(load_software("jax-xla"), load_cluster("dgx-h100:2")) is None
+    assert partition_of(load_software("torch-fsdp2"), load_cluster("tpu-v5e:4x4")) is None
