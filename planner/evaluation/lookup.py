@@ -3,7 +3,7 @@
 Where each rank has some rows of the table, it looks up the tokens of all ranks and what is found is summed, each rank
 keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is done where
 what is looked up is smaller than the table. Where each has some columns, as the tensor axis splits the rows, ranks
-exchange the columns of their tokens, there and back.
+exchange the columns of their tokens, there and back. A table that the head shares is gathered for it, as it was priced.
 
 Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (trivially sliced and passed-through operand dims);
 programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
@@ -25,7 +25,9 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
     partition = partition_of(pricer.software, pricer.mesh.cluster)
     tables = [op for op in block.ops if op.weights]
-    if partition is None or plan.zero_stage < 3 or [op.kind for op in tables] != ["embedding"]:
+    if partition is None or plan.zero_stage < 3 or pricer.graph.tied:
+        return unit
+    if [op.kind for op in tables] != ["embedding"]:
         return unit
     table, found = block.tensor[tables[0].weights[0]], block.tensor[tables[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)

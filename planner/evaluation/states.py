@@ -156,17 +156,24 @@ class Products(NamedTuple):
     partition: Partition
     tokens: float
     """That the gradient of a weight contracts, on all ranks; none where no product makes it."""
+    of_expert: float
+    """The same of an expert's weight, where experts are spread over ranks."""
 
-    def ring(self, width: float, ranks: int) -> bool:
-        """Whether gradients of ``width`` bytes an element are summed in a ring of shards without copies."""
-        return self.partition.rings(self.tokens, width, ranks)
+    def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
+        """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
+        depth = self.tokens if "expert" in group.sync_axes else self.of_expert
+        return shards.outer.size == 1 and self.partition.rings(depth, width, shards.inner.size)
 
 
 def products_of(setting: Setting, plan: Parallelism, embeds: bool) -> Products | None:
     """Products of a block's weights, or of one that ``embeds``, where the stack has a partitioner."""
     partition = partition_of(setting.software, setting.cluster)
-    tokens = 0 if embeds else plan.micro_batch * plan.data * setting.job.seq_len
-    return partition and Products(partition, tokens)
+    if partition is None:
+        return None
+    tokens = 0.0 if embeds else float(plan.micro_batch * plan.data * setting.job.seq_len)
+    routed = (t.scale for block in setting.graph.blocks for t in block.tensor.values() if "experts" in t.dims)
+    share = min(routed, default=1.0) if plan.expert > 1 else 1.0
+    return Products(partition, tokens, share * tokens)
 
 
 def sync_of(
@@ -193,7 +200,7 @@ def sync_of(
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
         if products and shards.inner.size > 1 and not whole:
-            rings = shards.outer.size == 1 and products.ring(wire.gradients, shards.inner.size)
+            rings = products.ring(group, wire.gradients, shards)
             total = total.plus(_partitioned(weights, gradients, shards.inner, products.partition, rings))
             phases = phases[2:]
         for phase in phases:
