@@ -43,7 +43,7 @@ AFTER = """
   ranks `n + 1` parts where `n - 1` would do. Long enough is a product that contracts more than some 4,400 elements on
   TPU v5e, 5,000 on v5p, 10,000 on v6e (`planner.sharding.partitioning`); gathers and gradients of weights contract
   tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for rings,
-  share one. Rings over four ranks leave some of that out: what is priced for them is too much.
+  share one. Over four ranks gathers send no more than they need, and sums of one shape share the two parts too many.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
 * Over 64 ranks XLA sums small weights instead of gathering them.
@@ -53,6 +53,16 @@ AFTER = """
 With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
 (`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32.
 
+"""
+
+EXPERTS = """
+## Experts
+
+Tokens that ranks with experts exchange in one layer and its backward, where products with one-hot masks deal them out
+as MaxText does (`benchmarks/compiling_experts.py`): there and back, and so do their gradients.
+
+| case | priced [MiB] | compiled [MiB] | priced / compiled - 1 |
+| --- | ---: | ---: | ---: |
 """
 
 
@@ -87,12 +97,27 @@ def table(rows: Sequence[Mapping[str, Any]], compiled: str) -> Iterator[str]:
             name = ""
 
 
+def exchanged(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of the table of experts."""
+    for row in rows:
+        ours, theirs = of_layers(row)["all_to_all"], row["measured"]["sent_bytes"]["all_to_all"]
+        name = row["id"].removeprefix("xla-experts/")
+        error = f"{ours / theirs - 1:+.1%}".replace("%", " %")
+        yield f"| {name} | {ours / 2**20:,.0f} | {theirs / 2**20:,.0f} | {error} |"
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Rows of a file that say what was sent."""
+    rows = map(json.loads, (PUBLISHED / name).read_text().splitlines())
+    return [row for row in rows if "sent_bytes" in row["measured"]]
+
+
 def document() -> str:
     """All of docs/communication.md."""
-    lines = (PUBLISHED / "xla_compiled.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "sent_bytes" in row["measured"]]
+    rows = rows_of("xla_compiled.jsonl")
     layers, everything = ("\n".join(table(rows, field)) for field in ("sent_bytes_of_layers", "sent_bytes"))
-    return f"{HEAD}{layers}\n{AFTER}{everything}\n"
+    experts = "\n".join(exchanged(rows_of("xla_experts.jsonl")))
+    return f"{HEAD}{layers}\n{AFTER}{everything}\n{EXPERTS}{experts}\n"
 
 
 def main(arguments: Sequence[str]) -> int:

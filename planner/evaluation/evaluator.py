@@ -188,7 +188,7 @@ class Evaluator:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded)
-            unit = UnitCost(cost, self._sync(plan, cost.weights, place), place)
+            unit = UnitCost(cost, self._sync(plan, cost.weights, name), place)
             self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 
@@ -197,14 +197,14 @@ class Evaluator:
         unit = self._unit(plan, name, policy, shardings)
         return unit_seconds(unit, plan, self.software, host_of(self.setting, plan))
 
-    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], place: Place) -> Sync:
+    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], name: str) -> Sync:
         mesh = self.mesh(plan)
         whole = sums_whole(plan, self.software)
         layout = plan.zero_stage > 0, whole, plan.shard_degree, "weights" in plan.offload
-        key = (weights, id(mesh), plan.micro_batch, *layout, place)
+        key = (weights, id(mesh), plan.micro_batch, *layout, name)
         if key not in self.kept.syncs:
-            wire = wire_widths(self.job, self.software, place == "last")
-            products = products_of(self.setting, plan, embeds=place == "first")
+            wire = wire_widths(self.job, self.software, last=name == self.graph.last)
+            products = products_of(self.setting, plan, self.graph.block[name])
             sync = sync_of(weights, mesh, plan, wire, whole, products)
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
@@ -218,7 +218,7 @@ class Evaluator:
         if not share:
             return unit
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
-        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept, "last"))
+        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept, name))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""

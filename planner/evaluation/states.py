@@ -17,6 +17,7 @@ from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.setting import Setting
+from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.partitioning import Partition, partition_of
@@ -158,6 +159,8 @@ class Products(NamedTuple):
     """That the gradient of a weight contracts, on all ranks; none where no product makes it."""
     of_expert: float
     """The same of an expert's weight, where experts are spread over ranks."""
+    unlike: float
+    """Share of the weights left where of an operator's that have one shape only one counts."""
 
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
@@ -165,15 +168,23 @@ class Products(NamedTuple):
         return shards.outer.size == 1 and self.partition.rings(depth, width, shards.inner.size)
 
 
-def products_of(setting: Setting, plan: Parallelism, embeds: bool) -> Products | None:
-    """Products of a block's weights, or of one that ``embeds``, where the stack has a partitioner."""
+def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
+    """Products of the block's weights, where the stack has a partitioner; an embedding has none."""
     partition = partition_of(setting.software, setting.cluster)
     if partition is None:
         return None
-    tokens = 0.0 if embeds else float(plan.micro_batch * plan.data * setting.job.seq_len)
-    routed = (t.scale for block in setting.graph.blocks for t in block.tensor.values() if "experts" in t.dims)
+    graph = setting.graph
+    tokens = 0.0 if block.name == graph.first else float(plan.micro_batch * plan.data * setting.job.seq_len)
+    routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
-    return Products(partition, tokens, share * tokens)
+    return Products(partition, tokens, share * tokens, _unlike(graph, block))
+
+
+def _unlike(graph: Graph, block: Block) -> float:
+    weights = [[block.tensor[name] for name in op.weights] for op in block.ops]
+    once = [{w.dims: graph.elements(w) for w in own} for own in weights]
+    everything = sum(graph.elements(w) for own in weights for w in own)
+    return sum(sum(each.values()) for each in once) / everything if everything else 1.0
 
 
 def sync_of(
@@ -201,7 +212,7 @@ def sync_of(
         phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
         if products and shards.inner.size > 1 and not whole:
             rings = products.ring(group, wire.gradients, shards)
-            total = total.plus(_partitioned(weights, gradients, shards.inner, products.partition, rings))
+            total = total.plus(_partitioned(weights, gradients, shards.inner, products, rings))
             phases = phases[2:]
         for phase in phases:
             if phase[2].size > 1:
@@ -215,10 +226,9 @@ def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> S
     return Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
 
 
-def _partitioned(
-    weights: float, gradients: float, group: CommGroup, partition: Partition, rings: bool
-) -> Sync:
+def _partitioned(weights: float, gradients: float, group: CommGroup, products: Products, rings: bool) -> Sync:
     """Gather of weights and scatter of gradients, in all, by a partitioner: in ``rings``, or summed whole."""
+    partition = products.partition
     gather = _collective("all_gather", weights, group, "gather")
     if not rings:
         name = "all_reduce" if partition.sums_whole(group) else "reduce_scatter"
@@ -226,6 +236,7 @@ def _partitioned(
     scatter = _collective("reduce_scatter", gradients, group, "reduce")
     further_gathered = partition.beyond("all_gather", group.size)
     further_summed = partition.beyond("reduce_scatter", group.size)
+    further_summed *= products.unlike if partition.shares_zeros(group.size) else 1.0
     return gather.plus(scatter)._replace(
         reduce=(1 + further_summed) * scatter.reduce,
         reduce_ring_bytes=further_summed * scatter.reduce_bytes,

@@ -2,10 +2,11 @@
 
 A sum of which each rank keeps a part, beside the product that makes it, and a gather beside the one product that reads
 it, become a *ring*: parts go round, both ways at once, while the product works on those that are there. A ring sends
-two parts more than it needs to, and is taken where the product is longer than that takes. With ``2 k / n`` FLOPs an
-element of the array (``k`` contracted elements, on ``n`` ranks together) and ``w`` bytes an element over a link both
-ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in 16 bits. Products
-whose sums go round have each its own; others that make parts of one gradient are added up first.
+two parts more than it needs to (over four ranks, where its loop is unrolled, some less), and is taken where the product
+is longer than that takes. With ``2 k / n`` FLOPs an element of the array (``k`` contracted elements, on ``n`` ranks
+together) and ``w`` bytes an element over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``,
+whatever ``n``: 4,378 on TPU v5e in 16 bits. Products whose sums go round have each its own; others that make parts of
+one gradient are added up first.
 
 Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part.
 
@@ -58,6 +59,10 @@ class Partition(NamedTuple):
         """What a ring over ``ranks`` sends beyond the gather or scatter that it is, as a share of that."""
         unrolled = collective == "all_gather" and ranks == SHORT
         return 0.0 if unrolled else self.partitioner.further_parts / (ranks - 1)
+
+    def shares_zeros(self, ranks: int) -> bool:
+        """Whether sums of one shape that an operator makes in rings over ``ranks`` share the parts that are zeros."""
+        return ranks == SHORT
 
 
 def partition_of(software: SoftwareSpec, cluster: ClusterSpec) -> Partition | None:
@@ -145,7 +150,7 @@ class Edges(NamedTuple):
         if not all(rings) or not rings:
             whole = self.partition.sums_whole(group)
             yield self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm
-        for _ in range(sum(rings)):
-            yield comm
-            beyond = self.partition.beyond(comm.collective, group.size)
-            yield Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)
+        yield from sum(rings) * (comm,)
+        beyond = self.partition.beyond(comm.collective, group.size)
+        further = Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)
+        yield from min(sum(rings), 1 if self.partition.shares_zeros(group.size) else len(rings)) * (further,)

@@ -23,6 +23,8 @@ _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _MADE = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(([^)]*)\)")
 _OPERAND = re.compile(r"%([\w.-]+)")
 
+SENT = ("collective-permute", "collective-permute-done")
+"""Instructions whose result is what a neighbour sent."""
 HANDED_ON = ("get-tuple-element", "bitcast", "copy")
 """Instructions whose result is their operand."""
 
@@ -79,7 +81,7 @@ def does(computation: str, lines: Iterable[str], operand: str, scope: str) -> st
         return source(operands[0]) if opcode in HANDED_ON and operands else (opcode, operands)
 
     opcode, operands = source(operand)
-    summed = opcode in ("fusion", "add") and any(source(o)[0] == "collective-permute-done" for o in operands)
+    summed = opcode in ("fusion", "add") and any(source(o)[0] in SENT for o in operands)
     return "reduce_scatter" if summed else ""
 
 
