@@ -334,7 +334,8 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
 
 
 def _recompute_every(text: str) -> int:
-    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other)\b", text)
+    """One layer in so many; where only ``n`` is printed, every other one, which is usual."""
+    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other|n-?th)\b", text)
     return int(numbered[1] or 2) if numbered else 1
 
 

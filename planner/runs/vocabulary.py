@@ -60,7 +60,10 @@ RECOMPUTES: Table = (
     (r"core[- _]attn|selective (attention|\((core )?attention\))", Meaning("attention")),
     (r"(per-)?op([- ]sac)?|sac|selective ac", Meaning("alternate", exact=False)),
     (r"selective[- ]layer ?\(every \d+(st|nd|rd|th)\)", Meaning("full")),
-    (r"((full|selective)[ ,(]+)?every (\d+(st|nd|rd|th)|other) layer\)?", Meaning("full", exact=False)),
+    (
+        r"((full|selective)[ ,(]+)?every (\d+(st|nd|rd|th)|other|n-?th) layer(, ac)?\)?",
+        Meaning("full", exact=False),
+    ),
     (r"selective[-_]op", Meaning("alternate")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),

@@ -221,6 +221,15 @@ def test_recompute_texts(text: str, policy: str) -> None:
     assert planned("us-0001", recompute=text)[0].plan.recompute == policy
 
 
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [("every 3rd layer", 3), ("every other layer", 2), ("selective (every n-th layer, AC)", 2), ("full", 1)],
+)
+def test_layers_that_recompute_may_be_one_in_so_many(text: str, every: int) -> None:
+    choice = planned("us-0001", recompute=text)[0].plan
+    assert (choice.recompute, choice.recompute_every) == ("full", every)
+
+
 def test_selective_means_attention_in_megatron() -> None:
     assert planned("korthikanti-22B-full", recompute="selective")[0].plan.recompute == "attention"
     assert planned("tt/t1-8b-8gpu-bf16", recompute="selective")[0].plan.recompute == "selective"
