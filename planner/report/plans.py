@@ -121,21 +121,28 @@ def describe_pipeline(choice: Parallelism) -> str:
 
 
 def describe_recompute(choice: Parallelism) -> str:
-    """Policy, and the stages that differ from it."""
-    groups: list[tuple[str, int, int]] = []
+    """Policy, and the stages that differ from it: ``selective; none in stages 6, 13 to 15``."""
+    stages: dict[str, list[int]] = {}
     for i, stage in enumerate(choice.stages):
-        policy = stage.recompute or choice.recompute
-        if groups and groups[-1][0] == policy:
-            groups[-1] = (policy, groups[-1][1], i)
-        else:
-            groups.append((policy, i, i))
+        if stage.recompute not in (None, choice.recompute):
+            stages.setdefault(stage.recompute, []).append(i)
     own = [
-        f"{policy} in stage{'s' if last > first else ''} {first}" + (f" to {last}" if last > first else "")
-        for policy, first, last in groups
-        if policy != choice.recompute
+        f"{policy} in stage{'s' if len(where) > 1 else ''} {_ranges(where)}"
+        for policy, where in stages.items()
     ]
     every = f" in every {choice.recompute_every} layers' first" if choice.recompute_every > 1 else ""
-    return ", ".join([choice.recompute + every, *own])
+    return "; ".join([choice.recompute + every, *own])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow one another as one: ``6, 13 to 15``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _runs(values: Sequence[int]) -> str:

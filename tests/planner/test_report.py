@@ -18,7 +18,13 @@ from planner.report import (
     validation_report,
 )
 from planner.report.console import Bar, show, to_text
-from planner.report.plans import describe_pipeline, optimality_statement, shares, short_name
+from planner.report.plans import (
+    describe_pipeline,
+    describe_recompute,
+    optimality_statement,
+    shares,
+    short_name,
+)
 from planner.report.validation import SHOWN_RUNS
 from planner.validation import Prediction, Row, Scored, ValidationReport, summarize
 
@@ -98,6 +104,16 @@ def test_layers_per_stage_are_grouped() -> None:
         StagePlan(blocks=(a, b), devices=(0, 1), mesh={}) for a, b in zip(cuts, cuts[1:], strict=False)
     )
     assert describe_pipeline(Parallelism(pipeline=4, stages=stages)).endswith("9, 2 x 10, 9")
+
+
+def test_stages_with_a_policy_of_their_own_are_grouped() -> None:
+    own = ["none", None, "none", "none", "none", None, "full"]
+    stages = tuple(
+        StagePlan(blocks=(i, i + 1), devices=(i, i + 1), mesh={}, sharding={}, recompute=policy)
+        for i, policy in enumerate(own)
+    )
+    choice = Parallelism(pipeline=7, recompute="selective", stages=stages)
+    assert describe_recompute(choice) == "selective; none in stages 0, 2 to 4; full in stage 6"
 
 
 def test_optimality_is_never_overstated() -> None:
