@@ -10,7 +10,7 @@ from planner.errors import InputError
 from planner.plans import Plan
 from planner.runs import load_run, parse_run, plan_from_run
 from planner.runs.files import load_rows
-from planner.runs.vocabulary import STACK_HABITS, find_origin, mean_sharding
+from planner.runs.vocabulary import STACK_HABITS, mean_sharding
 
 DATA = Path(__file__).parents[1] / "data" / "runs_sample.jsonl"
 ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in load_rows(DATA)}
@@ -138,25 +138,6 @@ def test_everything_assumed_is_listed() -> None:
 def test_software_follows_from_the_series(name: str, stack: str, attention: str) -> None:
     job = plan_from_run(ROWS[name])[0].job
     assert (job.stack, job.attention) == (stack, attention)
-
-
-@pytest.mark.parametrize(
-    ("words", "stack"),
-    [
-        ("nanotron-sweep us-1 H100 8 devices tensor 4 pipeline 2", "nanotron-keeping"),
-        ("nanotron-sweep us-1 H100 512 devices tensor 32 pipeline 1", "nanotron-keeping"),
-        ("nanotron-sweep us-1 H100 128 devices tensor 8 pipeline 16", "nanotron-checked"),
-        ("nanotron-sweep us-1 H100 512 devices tensor 8 pipeline 16", "nanotron-polling"),
-        ("nanotron-sweep us-1 H100 128 devices tensor 32 pipeline 2", "nanotron-polling"),
-        ("nanotron my-run H100 512 devices tensor 8 pipeline 16", "nanotron"),
-        ("Google gpu-recipes NeMo a3 H100 8 devices tensor 1 pipeline 1", "nemo"),
-        ("AMD Primus primus/zero-bubble MI355X 8 devices tensor 1 pipeline 4", "megatron"),
-    ],
-)
-def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: str) -> None:
-    found = find_origin(words)
-    assert found is not None
-    assert found.stack == stack
 
 
 def test_what_is_not_compiled_is_eager_where_nothing_names_its_software() -> None:

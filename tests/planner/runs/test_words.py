@@ -9,6 +9,7 @@ from planner.errors import InputError
 from planner.plans import Plan
 from planner.runs import parse_run, plan_from_run
 from planner.runs.files import load_rows
+from planner.runs.vocabulary import find_origin
 
 SAMPLE = Path(__file__).parents[2] / "data" / "runs_sample.jsonl"
 ROW: dict[str, Any] = next(row for row in load_rows(SAMPLE) if row["id"] == "us-0001")
@@ -134,3 +135,22 @@ def test_a_dense_mlp_is_little_of_a_mixture() -> None:
     plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
     assert plan.plan.recompute == "none"
     assert "recompute=none" in assumed
+
+
+@pytest.mark.parametrize(
+    ("words", "stack"),
+    [
+        ("nanotron-sweep us-1 H100 8 devices tensor 4 pipeline 2", "nanotron-keeping"),
+        ("nanotron-sweep us-1 H100 512 devices tensor 32 pipeline 1", "nanotron-keeping"),
+        ("nanotron-sweep us-1 H100 128 devices tensor 8 pipeline 16", "nanotron-checked"),
+        ("nanotron-sweep us-1 H100 512 devices tensor 8 pipeline 16", "nanotron-polling"),
+        ("nanotron-sweep us-1 H100 128 devices tensor 32 pipeline 2", "nanotron-polling"),
+        ("nanotron my-run H100 512 devices tensor 8 pipeline 16", "nanotron"),
+        ("Google gpu-recipes NeMo a3 H100 8 devices tensor 1 pipeline 1", "nemo"),
+        ("AMD Primus primus/zero-bubble MI355X 8 devices tensor 1 pipeline 4", "megatron"),
+    ],
+)
+def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: str) -> None:
+    found = find_origin(words)
+    assert found is not None
+    assert found.stack == stack
