@@ -84,6 +84,8 @@ class _Known:
         self.best: NetworkAnswer | None = None
         self.floor = -np.inf
         """What solved parts say that every choice costs at least."""
+        self.most = _dearest(network) if network.rows.size else np.inf
+        """No choice costs more: where prices on memory prove that every one does, there is none."""
 
     @property
     def least(self) -> float:
@@ -104,11 +106,14 @@ class _Known:
         lift = self._price if self.relaxation.rows.size else self._sweep
         least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
         value, gain = 0.0, np.inf
-        while gain > least and not (self.best and value > self.best.cost - 1):
+        while gain > least and value <= min(self.most, self.best.cost - 1 if self.best else np.inf):
             before, value = value, lift()
             late = time.monotonic() > self.deadline
             gain = (value - before) / abs(value) if value and not late else 0.0
         self.floor = max(self.floor, value - MARGIN * abs(value))
+        if self.floor > self.most:
+            shrink(self.network, self.deadline)  # which can mostly say by how much memory is short
+            raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
             self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
@@ -151,6 +156,12 @@ class _Known:
     def _fits(self, choice: dict[int, int]) -> bool:
         network = self.network
         return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
+
+
+def _dearest(network: Network) -> float:
+    """The sum of all that is dearest."""
+    pairs = (t for v, tables in network.tables.items() for w, t in tables.items() if v < w)
+    return sum(float(t.max(where=np.isfinite(t), initial=0.0)) for t in (*network.costs.values(), *pairs))
 
 
 def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:

@@ -14,7 +14,7 @@ from planner.intra_op.anytime import NetworkAnswer
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, Piece
 from planner.intra_op.shrinking import shrink
 
 
@@ -60,6 +60,24 @@ def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
     monkeypatch.setattr(narrowing, "solve_network", solve_network)
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == expected.cost == expected.lower_bound
+
+
+def test_prices_prove_that_nothing_fits(monkeypatch):
+    """Of any two neighbours in a ring of eight one is large: reductions do not see that four must be."""
+
+    def ring(capacity):
+        costs = {v: np.array([0.0, 1.0]) for v in range(8)}
+        pieces = {v: Piece((0, 1), np.array([0.0, 1.0])) for v in range(8)}
+        network = Network(costs, pieces, np.array([capacity]))
+        for v in range(8):
+            network.add_table(v, (v + 1) % 8, np.array([[np.inf, 0.0], [0.0, 0.0]]))
+        return network
+
+    assert solve_narrowed(ring(4.0), time.monotonic() + 20).cost == 4
+    shrink(ring(3.0))
+    monkeypatch.setattr(narrowing, "_within", None)
+    with pytest.raises(Infeasible, match="fits in memory"):
+        solve_narrowed(ring(3.0), time.monotonic() + 20)
 
 
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):
