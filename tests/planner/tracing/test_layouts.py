@@ -16,8 +16,10 @@ from planner.tracing.layouts import (
     Layout,
     NamedMesh,
     Partition,
+    among,
     as_layouts,
     between,
+    different,
     distinct,
     divides,
     moves,
@@ -25,6 +27,7 @@ from planner.tracing.layouts import (
     step_of,
     steps,
     sums,
+    ways,
 )
 from planner.tracing.solving.options import all_layouts
 from planner.tracing.solving.tables import Moves
@@ -194,3 +197,23 @@ def test_dims_are_gathered_one_after_another_the_last_one_first() -> None:
         ("all_gather", ("0",), 128.0 / inner),
         ("all_gather", ("1",), 128.0),
     )
+
+
+LAYOUT_LISTS = st.lists(st.tuples(*[st.integers(PARTS, 7)] * 3), min_size=1, max_size=8)
+
+
+@given(LAYOUT_LISTS, LAYOUT_LISTS)
+def test_ways_are_the_steps_of_every_move(sources: list[Layout], targets: list[Layout]) -> None:
+    """Looked up where arrays have few dims, worked out where they have many."""
+    found = ways(np.array(sources), np.array(targets))
+    assert (found.codes[found.which] == np.stack(steps(sources, targets), axis=-1)).all()
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 1 << 20)] * 4), min_size=1, max_size=8))
+def test_rows_are_told_apart_however_large(rows: list[tuple[int, ...]]) -> None:
+    each, which = different(np.array(rows))
+    assert (each[which] == np.array(rows)).all()
+
+
+def test_parts_and_whole_are_among_no_dims() -> None:
+    assert among(np.array([[PARTS, WHOLE, 0], [1, 2, 0]]), {0, 2}).tolist() == [[0, 0, 1], [0, 1, 1]]
