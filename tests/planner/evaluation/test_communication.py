@@ -115,7 +115,7 @@ def sent_in(name: str) -> dict[str, Any]:
     return {r["id"]: r for r in rows if "sent_bytes" in r["measured"] and r["id"] not in UNEXPLAINED}
 
 
-OWN, EXPERTS = sent_in("xla_compiled.jsonl"), sent_in("xla_experts.jsonl")
+OWN, HELD_OUT, EXPERTS = map(sent_in, ("xla_compiled.jsonl", "xla_held_out.jsonl", "xla_experts.jsonl"))
 
 
 def layers_priced(row: Mapping[str, Any]) -> Mapping[str, float]:
@@ -145,10 +145,10 @@ def sums_small_weights(row: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("part", ["sent_bytes_of_layers", "sent_bytes"])
-@pytest.mark.parametrize("run", OWN)
+@pytest.mark.parametrize("run", OWN | HELD_OUT)
 def test_compiled_steps_send_what_is_priced_of_every_kind(run: str, part: str) -> None:
     """Within 2 % of the kind, or 1 % of all, but for small weights that are summed: 5 % of all."""
-    row = OWN[run]
+    row = (OWN | HELD_OUT)[run]
     sent = row["measured"][part]
     ours = dict(predicted(row) if part == "sent_bytes" else layers_priced(row))
     ours["p2p"] = ours.pop("send", 0.0)
