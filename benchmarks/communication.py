@@ -51,7 +51,8 @@ AFTER = """
 ## All
 
 With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
-(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32.
+(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32. With as many
+data ranks as tensor ranks, or more, it sums what is found whole over the latter, which is not priced.
 
 """
 
@@ -59,7 +60,8 @@ HELD_OUT = """
 ## Held out
 
 Whole steps that were compiled only after communication was priced as above: another width, slices that are no squares.
-That rings over four ranks share their zeros was learned from the second; nothing else was.
+That rings over four ranks share their zeros was learned from the second, and from the third which weights rings gather
+where the tensor axis splits products as well; nothing else was.
 
 """
 

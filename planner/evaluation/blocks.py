@@ -1,7 +1,7 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -19,6 +19,7 @@ from planner.operators import (
 )
 from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
+from planner.sharding.partitioning import Lone, lone_gathers
 from planner.sharding.pricing import Pricer, is_product
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
@@ -51,6 +52,8 @@ class BlockTerms(NamedTuple):
     """What the kernels of the stack keep beyond that, by auxiliary tensor."""
     exit: ShardingSpec
     """How the block's last output is left."""
+    summed: frozenset[str]
+    """Operators that leave sums to be made between ranks."""
 
     @property
     def seconds(self) -> float:
@@ -92,8 +95,7 @@ class BlockCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float
     exit: ShardingSpec
-    repeated_weights: float
-    """Share of the weights whose operators run again in the backward."""
+    lone: Lone
 
 
 def exit_of(pricer: Pricer, block: Block, assignment: Assignment) -> ShardingSpec:
@@ -153,7 +155,8 @@ def block_terms(
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
-    return BlockTerms(ops, edges, groups, largest, sizes, _residuals(pricer, block, sizes), left)
+    summed = frozenset(op.name for op in block.ops if any(specs[name].partial for name in op.outputs))
+    return BlockTerms(ops, edges, groups, largest, sizes, _residuals(pricer, block, sizes), left, summed)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -316,12 +319,6 @@ def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Com
     return sum(issue) + software.host_collective * len(comms)
 
 
-def _repeated_weights(pricer: Pricer, block: Block, repeated: Collection[str]) -> float:
-    elements = {op.name: sum(pricer.graph.elements(block.tensor[w]) for w in op.weights) for op in block.ops}
-    everything = sum(elements.values())
-    return sum(elements[name] for name in repeated) / everything if everything else 0.0
-
-
 def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
     """What `block_cost` says is kept, were every kept tensor spread evenly: a bound for any assignment [bytes].
 
@@ -389,5 +386,5 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         tensors=sum(bool(op.weights) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,
-        repeated_weights=_repeated_weights(pricer, block, repeated),
+        lone=lone_gathers(pricer.graph, block, repeated, terms.summed),
     )

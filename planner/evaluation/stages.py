@@ -132,15 +132,11 @@ def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bo
 
 
 def gathers_in_rings(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> float:
-    """How often a micro-batch gathers all weights of ``unit`` beside one product each.
-
-    A gather that serves a repeated product and a gradient has none. Where the tensor axis splits products as well,
-    only those that it leaves whole sums have one: in the forward or in the backward.
-    """
+    """How often a micro-batch gathers all weights of ``unit`` in rings: beside the one product that reads each."""
     if unit.place != "layer":
         return 0.0
-    backward = gathers_again(unit.place, plan, software) * (1 - unit.block.repeated_weights)
-    return (gathers_weights(plan)[0] + backward) / (1 + (plan.tensor > 1))
+    lone, backward = unit.block.lone, gathers_again(unit.place, plan, software)
+    return gathers_weights(plan)[0] * lone.forward + backward * lone.backward
 
 
 def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
