@@ -99,11 +99,13 @@ def _check_sizes(module: Any) -> None:
 
 
 def _drop_checks(module: Any) -> None:
-    """Leave out what only looks at values, of which there are none."""
+    """Leave out what only looks at values, of which there are none, and what is made for that only."""
     for part in module.modules():
+        looked_at = set[Any]()
         for node in reversed(part.graph.nodes):
             name = str(getattr(node.target, "_schema", "")).partition("(")[0].partition("::")[2]
-            if name.partition(".")[0] in CHECKS.split():
+            unread = node in looked_at and not node.users and node.op == "call_function"
+            if unread or name.partition(".")[0] in CHECKS.split():
+                looked_at.update(node.all_input_nodes)
                 part.graph.erase_node(node)
-        part.graph.eliminate_dead_code()
         part.recompile()

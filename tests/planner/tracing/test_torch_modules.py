@@ -56,6 +56,12 @@ def test_a_branch_on_values_is_the_one_that_the_inputs_take() -> None:
     assert "branches that depend on values: those that the example inputs take" in both.applied
 
 
+def test_a_function_of_rows_is_that_of_all() -> None:
+    """Calls that begin and end ``vmap`` make nothing, but they stay."""
+    rows = program_of(lambda first, second, x: torch.func.vmap(first)(x).mean(), X)
+    assert products(rows) == products(program_of(lambda first, second, x: first(x).mean(), X))
+
+
 def test_control_flow_of_torch_is_unfolded() -> None:
     from functorch.experimental.control_flow import map as each  # type: ignore[import-not-found]
     from torch._higher_order_ops.scan import scan
