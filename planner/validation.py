@@ -216,8 +216,9 @@ def measured_step_time(run: RunFile, plan: Plan) -> float | None:
     tokens = plan.job.global_batch * plan.job.seq_len
     if measured.tokens_per_s is not None:
         return tokens / measured.tokens_per_s
-    if measured.tokens_per_s_per_gpu is not None and run.hardware.n_gpus is not None:
-        return tokens / (measured.tokens_per_s_per_gpu * run.hardware.n_gpus)
+    if measured.tokens_per_s_per_gpu is not None:
+        gpus = run.hardware.n_gpus or plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
+        return tokens / (measured.tokens_per_s_per_gpu * gpus)
     return None
 
 

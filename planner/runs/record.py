@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from cluster_specs.errors import InputError
 from cluster_specs.record import first_problem
 from planner.errors import UnknownName
+from planner.models.measured import RUN_FIELDS
 
 INFORMATIVE: Mapping[str, frozenset[str]] = {
     "model": frozenset({"params_b", "active_params_b", "attn_note"}),
@@ -218,9 +219,10 @@ class RunFile(BaseModel):
     def unknown_fields(self) -> tuple[str, ...]:
         """Dotted names of fields that are neither read nor known to be informative."""
         found = list(self.model_extra or {})
-        for name in ("hardware", "parallel", "measured"):
+        for name in ("model", "hardware", "parallel", "measured"):
             extra = getattr(getattr(self, name), "model_extra", None) or {}
-            found += [f"{name}.{key}" for key in extra if key not in INFORMATIVE[name]]
+            known = INFORMATIVE[name] | (RUN_FIELDS if name == "model" else frozenset())
+            found += [f"{name}.{key}" for key in extra if key not in known]
         return tuple(found)
 
 
@@ -244,4 +246,5 @@ def refuse_unknown_fields(run: RunFile) -> None:
         section, _, key = dotted.rpartition(".")
         if not section:
             raise UnknownName("field", key, RunFile.model_fields)
-        raise UnknownName(f"field of {section}", key, type(getattr(run, section)).model_fields)
+        known = [*type(getattr(run, section)).model_fields, *(RUN_FIELDS if section == "model" else ())]
+        raise UnknownName(f"field of {section}", key, known)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.runs import load_run, plan_from_run
 from planner.runs.files import load_rows
 
 RUN: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "dgx-h100:1", "parallel": {"dp": 8}}
@@ -55,3 +56,11 @@ def test_rows_find_their_files_beside_them(tmp_path: Path) -> None:
     assert first["model"]["config"] == str(tmp_path / "config.json")
     assert first["hardware"] == {"cluster": str(tmp_path / "mine.toml:2")}
     assert second == rows[1]
+
+
+def test_a_size_that_is_mistyped_is_refused_or_listed(tmp_path: Path) -> None:
+    sizes = {"layers": 4, "hidden": 512, "heads": 8, "ffn_hidden": 2048, "vocab": 32000, "seq": 1024}
+    run = {**RUN, "model": {**sizes, "kv_headz": 2}}
+    with pytest.raises(InputError, match="unknown field of model 'kv_headz'; did you mean kv_heads"):
+        load_run(write(tmp_path, "run.json", json.dumps(run)))
+    assert "ignored model.kv_headz" in plan_from_run(run)[1]
