@@ -33,7 +33,11 @@ def main(path: str) -> None:
 def trace(task: dict[str, Any]) -> Program:
     """The program of ``task["function"]``, which remembers where it came from; a module is one with parameters."""
     target = task["function"]
-    how = {name: task[name] for name in ("replicate_unknown", "trips", "rules")}
+    how = {
+        "replicate_unknown": task["replicate_unknown"],
+        "trips": task["trips"],
+        "rules": task.get("rules", {}),
+    }
     loaded = load_function(target)
     if isinstance(loaded, Program):
         return loaded

@@ -89,8 +89,8 @@ def test_control_flow_of_torch_is_unfolded() -> None:
     found = program_of(branches, X)
     assert products(found) == plain
     assert "cond: taken to run the branch with more operators" in found.applied
-    assert products(program_of(rows, X)) == 8 * once
-    assert products(program_of(steps, X)) >= 8 * plain - 1  # what begins the scan has no gradient
+    assert products(program_of(rows, X[:2])) == 2 * once
+    assert products(program_of(steps, X[:2])) >= 2 * plain - 1  # what begins the scan has no gradient
     with pytest.raises(InputError, match="trips=N"):
         program_of(loop, X)
     three = program_of(loop, X, trips=3)
