@@ -110,7 +110,7 @@ def _model(run: RunFile) -> Model:
 
     if run.model.config is not None:
         return load_model(run.model.config)
-    if run.model.layers is not None or run.model.hidden is not None:
+    if run.model.by_sizes:
         return transformer_from_run({key: value for key, value in run.model if value is not None})
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")

@@ -109,6 +109,11 @@ class ModelSection(Section):
     layers: int | None = Field(default=None, gt=0)
     hidden: int | None = Field(default=None, gt=0)
 
+    @property
+    def by_sizes(self) -> bool:
+        """Whether sizes say what the model is, not a name or a file, beside which they are not read."""
+        return self.config is None and (self.layers is not None or self.hidden is not None)
+
 
 class HardwareSection(Section):
     """Where it runs: a ``cluster`` by name or path, or a device and how many."""
@@ -221,7 +226,9 @@ class RunFile(BaseModel):
         found = list(self.model_extra or {})
         for name in ("model", "hardware", "parallel", "measured"):
             extra = getattr(getattr(self, name), "model_extra", None) or {}
-            known = INFORMATIVE[name] | (RUN_FIELDS if name == "model" else frozenset())
+            known = INFORMATIVE[name] | (
+                RUN_FIELDS if name == "model" and self.model.by_sizes else frozenset()
+            )
             found += [f"{name}.{key}" for key in extra if key not in known]
         return tuple(found)
 
@@ -246,5 +253,9 @@ def refuse_unknown_fields(run: RunFile) -> None:
         section, _, key = dotted.rpartition(".")
         if not section:
             raise UnknownName("field", key, RunFile.model_fields)
+        if section == "model" and key in RUN_FIELDS:
+            raise InputError(
+                f"{dotted} is read beside layers and hidden only: {run.model.name or 'the file'} has its own"
+            )
         known = [*type(getattr(run, section)).model_fields, *(RUN_FIELDS if section == "model" else ())]
         raise UnknownName(f"field of {section}", key, known)

@@ -64,3 +64,12 @@ def test_a_size_that_is_mistyped_is_refused_or_listed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown field of model 'kv_headz'; did you mean kv_heads"):
         load_run(write(tmp_path, "run.json", json.dumps(run)))
     assert "ignored model.kv_headz" in plan_from_run(run)[1]
+
+
+def test_a_size_beside_a_name_is_refused_or_listed(tmp_path: Path) -> None:
+    run = {**RUN, "model": {"name": "llama-3.1-8b", "seq": 1024, "vocab": 64000}}
+    with pytest.raises(
+        InputError, match=r"model.vocab is read beside layers and hidden only: llama-3.1-8b has"
+    ):
+        load_run(write(tmp_path, "run.json", json.dumps(run)))
+    assert "ignored model.vocab" in plan_from_run(run)[1]
