@@ -24,7 +24,8 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
         yield f"as one       {', '.join(products)}"
     for operator in answer.operators:
         if operator.ring:
-            yield f"in a ring    keys and values of {operator.name}, around {', '.join(operator.ring)}"
+            around = f"around {', '.join(operator.ring)}, positions dealt out {operator.dealt}"
+            yield f"in a ring    keys and values of {operator.name}, {around}"
     if answer.recomputed:
         yield f"run again    {', '.join(operator.name for operator in answer.recomputed)}"
     if answer.program.replicated:

@@ -26,6 +26,8 @@ class OperatorSharding(Record):
     """Axes along which a product is left as a sum of parts, or a kernel's addends arrive so and are summed there."""
     ring: tuple[str, ...] = ()
     """Axes around which an attention passes keys and values; along others that split its queries it has all keys."""
+    dealt: Literal["", "in order", "from both ends"] = ""
+    """Positions around a ring: each device has one part of the sequence, or an early and a late chunk."""
 
 
 class CollectiveUse(Record):

@@ -20,7 +20,7 @@ from planner.sharding.context import Steps, ring_exposed
 from planner.tracing.layouts import Codes, Layouts, NamedMesh, among, degrees, different, mask
 from planner.tracing.program import Attention, Operation, elements
 from planner.tracing.solving.options import Options
-from planner.tracing.solving.rings import Ring, loops_of, positions, ring_of
+from planner.tracing.solving.rings import Ring, from_both_ends, loops_of, positions, ring_of
 
 
 class Passed(NamedTuple):
@@ -164,8 +164,10 @@ class Attending:
         return attention_seconds(shape, device, self.rate, self.how.kernel, backward).seconds
 
     def _steps(self, shape: AttentionShape, backward: bool) -> Steps:
-        """Of a fused kernel, on the device with the last queries, which see all keys."""
-        other = self._kernel(replace(shape, causal=False), backward)
+        """Of a fused kernel: dealt out from both ends, else on the device with the last queries, which see all keys."""
+        halved = from_both_ends(self.how, int(shape.kv_len))
+        part = replace(shape, causal=False, kv_len=shape.kv_len / 2 if halved else shape.kv_len)
+        other = self._kernel(part, backward)
         return Steps(self._kernel(shape, backward), other + self._merged(shape, backward))
 
     def _merged(self, shape: AttentionShape, backward: bool) -> float:

@@ -53,6 +53,18 @@ def ring_of(op: Operation) -> Ring | None:
     return Ring(rows, keys, frozenset((*how.width, *how.depth)))
 
 
+def from_both_ends(how: Attention, part: int) -> bool:
+    """Whether devices of a ring get an early and a late chunk each, rather than ``part`` positions in order.
+
+    Under a causal mask a device with the last positions works on all keys, one with the first on its own: dealt out
+    from both ends, all work on half of every part but their own. Kernels that skip no masked pairs gain nothing.
+
+    Source: Brandon et al., Striped Attention, arXiv:2311.09431, section 3 (the imbalance); Llama 3,
+    arXiv:2407.21783, section 3.3.2 (2 n chunks, the i-th and the i-th from the end to device i).
+    """
+    return how.causal and how.kernel == "flash" and part % 2 == 0
+
+
 def positions(op: Operation, how: Attention) -> int:
     """Of the loops that only queries have, the one over positions: as long as keys are, else the longest."""
     keys = elements(op.sizes[f] for f in how.keys)

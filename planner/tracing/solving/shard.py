@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from planner.garbage import uncollected
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.layouts import Layout, NamedMesh, Partition
-from planner.tracing.program import Operation, Program
+from planner.tracing.program import Operation, Program, elements
 from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram
 from planner.tracing.solving.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.solving.concatenation import joints
@@ -36,7 +36,7 @@ from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options, layout_problem
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.repeats import alike
-from planner.tracing.solving.rings import ring_of
+from planner.tracing.solving.rings import from_both_ends, ring_of
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""
@@ -258,8 +258,8 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         mesh=dict(setting.mesh.axes),
         inputs={program.value[n].path or n: partition(n, made[n]) for n in nodes.inputs},
         outputs={n: partition(n, made[n]) for n in program.outputs},
-        operators=tuple(_operator(axes, op, o, partition) for op, o in first_runs),
-        recomputed=tuple(_operator(axes, op, o, partition) for op, o in second_runs),
+        operators=tuple(_operator(setting.mesh, op, o, partition) for op, o in first_runs),
+        recomputed=tuple(_operator(setting.mesh, op, o, partition) for op, o in second_runs),
         together=tuple(
             tuple(nodes.operations[i].name for i in joint.operations)
             for joint, o in zip(nodes.joints, chosen[nodes.first_joint :], strict=True)
@@ -284,11 +284,13 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
 
 
 def _operator(
-    axes: Sequence[str], op: Operation, option: NodeOption, partition: Callable[[str, Layout], Partition]
+    mesh: NamedMesh, op: Operation, option: NodeOption, partition: Callable[[str, Layout], Partition]
 ) -> OperatorSharding:
     assert isinstance(option, Option)
     ring = ring_of(op)
     rows = option.split if ring is None else ring.along((), np.array(option.split)).tolist()
+    around = [a for a, f in enumerate(option.split) if ring and f == ring.keys]
+    axes = tuple(mesh.axes)
     return OperatorSharding(
         name=op.name,
         members=tuple(m.name for m in op.members),
@@ -296,5 +298,12 @@ def _operator(
         reads=tuple(partition(n, layout) for n, layout in zip(op.inputs, option.reads, strict=True)),
         writes=tuple(partition(n, layout) for n, layout in zip(op.outputs, option.writes, strict=True)),
         parts=tuple(axes[a] for a in option.parts),
-        ring=tuple(axes[a] for a, f in enumerate(option.split) if ring and f == ring.keys),
+        ring=tuple(axes[a] for a in around),
+        dealt=_dealt(op, mesh.degree(around)) if around else "",
     )
+
+
+def _dealt(op: Operation, degree: int) -> Literal["in order", "from both ends"]:
+    assert op.attention is not None
+    part = elements(op.sizes[f] for f in op.attention.keys) // degree
+    return "from both ends" if from_both_ends(op.attention, part) else "in order"

@@ -19,7 +19,7 @@ from planner.tracing.reading.attention import Operands, attention
 from planner.tracing.solving import nodes
 from planner.tracing.solving.options import Option, Options, options
 from planner.tracing.solving.pricing import ProgramPricer
-from planner.tracing.solving.rings import ring_of
+from planner.tracing.solving.rings import from_both_ends, ring_of
 from planner.verification import with_program
 from planner.verification.with_program import verify_program
 
@@ -67,10 +67,11 @@ def in_a_ring(program: Program, mesh: NamedMesh) -> tuple[Operation, Option]:
 
 
 @pytest.mark.parametrize("size", [2, 8, 16])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_fused_ring_costs_what_plans_have_it_cost(size: int, backward: bool) -> None:
+def test_a_fused_ring_costs_what_plans_have_it_cost(size: int, backward: bool, causal: bool) -> None:
     """The witness is context parallelism of `plan`, which prices both directions of a whole model's attention."""
-    program, mesh = fused(backward), NamedMesh(CLUSTER, {"ring": size})
+    program, mesh = fused(backward, causal), NamedMesh(CLUSTER, {"ring": size})
     op, option = in_a_ring(program, mesh)
     cost = ProgramPricer(program, mesh).operation(op, option)
 
@@ -80,7 +81,7 @@ def test_a_fused_ring_costs_what_plans_have_it_cost(size: int, backward: bool) -
 
     split = Split(
         device=CLUSTER.device, dtype="bf16", comm=comm, keeps_gathered=False, kernel="flash", degree=size,
-        shape=AttentionShape(BATCH / size, HEADS, LENGTH, LENGTH, SIZE, SIZE, KEY_HEADS, causal=False),
+        shape=AttentionShape(BATCH / size, HEADS, LENGTH, LENGTH, SIZE, SIZE, KEY_HEADS, causal=causal),
         query_bytes=0.0, kv_bytes=2 * BATCH * KEY_HEADS * LENGTH * SIZE * 2 / size,
     )  # fmt: skip
     whole = EXCHANGES["ring"](split)
@@ -91,14 +92,22 @@ def test_a_fused_ring_costs_what_plans_have_it_cost(size: int, backward: bool) -
     assert sent == pytest.approx((size - 1 + (size if backward else 0)) * split.kv_bytes)
 
 
-def test_the_last_queries_of_a_causal_mask_see_all_keys() -> None:
-    """Parts lie in order: the last device works on every part, so a ring is no faster there than without the mask."""
+def test_a_causal_mask_is_dealt_out_from_both_ends() -> None:
+    """Work on half of all pairs, evenly; in order, the last device would have all keys, as without the mask."""
     mesh = NamedMesh(CLUSTER, {"ring": 8})
     causal, free = (
         ProgramPricer(p, mesh).operation(*in_a_ring(p, mesh)).compute
         for p in (fused(False, causal=True), fused(False))
     )
-    assert 0.9 * free < causal < free
+    assert (
+        0.5 < causal / free < 0.8
+    )  # kernels on half the keys take more than half, and results are merged as often
+    how = fused(False, causal=True).operations[0].attention
+    assert how is not None
+    assert from_both_ends(how, 512)
+    assert not from_both_ends(how, 511)
+    assert not from_both_ends(how.model_copy(update={"causal": False}), 512)
+    assert not from_both_ends(how.model_copy(update={"kernel": "plain"}), 512)
 
 
 def test_a_price_is_the_same_one_by_one_and_together() -> None:
@@ -146,7 +155,11 @@ def test_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "options", only("k", options))
     plan = shard(fused(False), CLUSTER, {"model": 8})
     assert [o.ring for o in plan.operators] == [("model",)]
-    assert "in a ring    keys and values of attention, around model" in sharding_report(plan)
+    assert plan.operators[0].dealt == "in order"
+    told = "in a ring    keys and values of attention, around model, positions dealt out in order"
+    assert told in sharding_report(plan)
+    plan = shard(fused(False, causal=True), CLUSTER, {"model": 8})
+    assert plan.operators[0].dealt == "from both ends"
 
 
 @pytest.mark.jax
