@@ -25,6 +25,7 @@ from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
+from planner.tracing.applying.views import View, partition_of, split_of
 from planner.tracing.layouts import Partition, between
 from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, branch_name, call_constants, calls, label
@@ -109,7 +110,7 @@ class _Site(NamedTuple):
     def lies(self, dims: Dims) -> Partition:
         """How an array over these loops lies."""
         ring, split = self.ring, self.sharding.split
-        return _partition(dims, ring.of_axes(split, self.sharding.ring, loops_of(dims)) if ring else split)
+        return partition_of(dims, ring.of_axes(split, self.sharding.ring, loops_of(dims)) if ring else split)
 
 
 class _Runner:
@@ -123,6 +124,8 @@ class _Runner:
         """Equation -> operator that it is part of."""
         self.lies: dict[int, tuple[Any, Partition]] = {}
         """Arrays that were constrained, by identity, with how they lie."""
+        self.views: dict[int, View] = {}
+        """Those of them that are views of others."""
         for op in sharded.program.operations:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
@@ -137,7 +140,12 @@ class _Runner:
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
         _, known = self.lies.get(id(array), (array, partition))
+        view = self.views.get(id(array))
+        behind = None if view is None or known == partition else view.behind(partition, self.sharded.mesh)
         placed = array
+        if view is not None and behind is not None:
+            (placed,) = bound(view.equation, [self.put(view.source, behind)])
+            known = partition
         for place in (*between(known, partition, tuple(self.sharded.mesh)), partition):
             placed = jax.lax.with_sharding_constraint(placed, _named(self.mesh, place))
         self.lies[id(placed)] = (placed, partition)
@@ -199,7 +207,7 @@ class _Runner:
         made = each_part(equation, [_plain(x) for x in operands])
         if site is None or title != site.operation.total:
             return list(made)
-        return [self.put(added_up(made[0]), _partition(site.writes[0], site.sharding.split))]
+        return [self.put(added_up(made[0]), partition_of(site.writes[0], site.sharding.split))]
 
     def _owner(self, title: str) -> str:
         return self.owners.get(title, title)
@@ -272,12 +280,15 @@ class _Runner:
             return made
         shapes = [x.shape for x in operands], [x.shape for x in made]
         loops = rule(equation.params, *shapes, str(made[0].dtype))
-        split = {
-            axis: dim[0] for dim, axes in zip(loops.reads[0], known[1], strict=True) if dim for axis in axes
-        }
-        shown = _partition(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
+        split = split_of(loops.reads[0], known[1])
+        shown = partition_of(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
         kept = {axis for axes in shown for axis in axes} == set(split)
-        return [self.put(made[0], shown)] if loops.kind == "view" and kept else made
+        if loops.kind != "view" or not kept:
+            return made
+        placed = self.put(made[0], shown)
+        if placed.dtype == operands[0].dtype:  # what is cast moves in its new width
+            self.views[id(placed)] = View(placed, equation, operands[0], loops)
+        return [placed]
 
     def _left(self, site: _Site) -> list[Partition]:
         """How an equation's outputs are left: sums where the plan puts them."""
@@ -374,7 +385,7 @@ class _Runner:
         if site is None:
             return array
         with jax.named_scope(scope_of(name)):
-            return self.put(array, _partition(getattr(site, side)[0], site.sharding.split))
+            return self.put(array, partition_of(getattr(site, side)[0], site.sharding.split))
 
 
 _FOLLOWED: Mapping[str, Callable[..., list[Any]]] = {
@@ -384,8 +395,3 @@ _FOLLOWED: Mapping[str, Callable[..., list[Any]]] = {
     "cond": _Runner._cond,
 }
 """Primitives whose functions are run equation by equation."""
-
-
-def _partition(dims: Dims, split: Mapping[str, int]) -> Partition:
-    """How an array lies when loops are split so."""
-    return tuple(tuple(axis for axis, f in split.items() if dim and dim[0] == f) for dim in dims)

@@ -1,0 +1,111 @@
+"""Programs unlike transformers, as `FILE.py:NAME`: (function, *arguments)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Case = tuple[Any, ...]
+
+
+def f(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def graph_attention() -> Case:
+    """A softmax over the edges of each node, by segments."""
+    nodes, edges = 64, 256
+
+    def loss(p: Any, x: Any, source: Any, target: Any, y: Any) -> Any:
+        h = (x @ p["w"]).reshape(nodes, 4, 16)
+        score = jax.nn.leaky_relu((h * p["from"]).sum(-1)[source] + (h * p["to"]).sum(-1)[target])
+        most = jax.ops.segment_max(score, target, num_segments=nodes)
+        odds = jnp.exp(score - most[target])
+        odds /= jax.ops.segment_sum(odds, target, num_segments=nodes)[target] + 1e-6
+        made = jax.ops.segment_sum(odds[..., None] * h[source], target, num_segments=nodes)
+        logs = jax.nn.log_softmax(made.reshape(nodes, -1) @ p["out"])
+        return -jnp.take_along_axis(logs, y[:, None], 1).mean()
+
+    params = {"w": f(32, 64), "from": f(4, 16), "to": f(4, 16), "out": f(64, 16)}
+    return jax.value_and_grad(loss), params, f(nodes, 32), i(edges), i(edges), i(nodes)
+
+
+def state_space() -> Case:
+    """Mamba 2's scan in chunks: products within each, states from one to the next."""
+    heads, states, chunk = 4, 8, 4
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        b, length, _ = x.shape
+        u = (x @ p["u"]).reshape(b, length // chunk, chunk, heads, 8)
+        into, out = ((x @ p[n]).reshape(b, length // chunk, chunk, states) for n in ("into", "out"))
+        decay = jnp.cumsum(-jax.nn.softplus(x @ p["decay"]).reshape(b, length // chunk, chunk, heads), 2)
+        lower = jnp.tril(jnp.ones((chunk, chunk), bool))[:, :, None]
+        within = jnp.exp(jnp.where(lower, decay[:, :, :, None] - decay[:, :, None], -1e9))
+        near = jnp.einsum("bcln,bcsn,bclsh,bcshp->bclhp", out, into, within, u)
+        left = jnp.einsum("bcsn,bcsh,bcshp->bchpn", into, jnp.exp(decay[:, :, -1:] - decay), u)
+
+        def step(state: Any, given: Any) -> tuple[Any, Any]:
+            made, by = given
+            return state * jnp.exp(by)[..., None, None] + made, state
+
+        rows = left.swapaxes(0, 1), decay[:, :, -1].swapaxes(0, 1)
+        _, before = jax.lax.scan(step, jnp.zeros((b, heads, 8, states)), rows)
+        far = jnp.einsum("bcln,cbhpn,bclh->bclhp", out, before, jnp.exp(decay))
+        return (((near + far).reshape(b, length, -1) @ p["back"] - y) ** 2).mean()
+
+    params = {"u": f(32, 32), "into": f(32, 8), "out": f(32, 8), "decay": f(32, 4), "back": f(32, 32)}
+    return jax.value_and_grad(loss), params, f(8, 16, 32), f(8, 16, 32)
+
+
+def group_norms() -> Case:
+    """Convolutions between norms over groups of channels, which see an image in two shapes."""
+
+    def normed(x: Any, gain: Any) -> Any:
+        groups = x.reshape(*x.shape[:-1], 4, -1)
+        mean = groups.mean((1, 2, 4))
+        spread = jnp.square(groups).mean((1, 2, 4)) - jnp.square(mean)
+        mean, scale = (
+            jnp.repeat(a, x.shape[-1] // 4, 1)[:, None, None] for a in (mean, jax.lax.rsqrt(spread + 1e-5))
+        )
+        return (x - mean) * scale * gain
+
+    def convolve(x: Any, w: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        x = convolve(x, p["in"])
+        for q in p["blocks"]:
+            x = x + convolve(jax.nn.silu(normed(x, q["gain"])), q["w"])
+        return ((convolve(x, p["out"]) - y) ** 2).mean()
+
+    block = {"gain": f(16), "w": f(3, 3, 16, 16)}
+    params = {"in": f(3, 3, 3, 16), "blocks": [block] * 2, "out": f(3, 3, 16, 3)}
+    return jax.value_and_grad(loss), params, f(8, 16, 16, 3), f(8, 16, 16, 3)
+
+
+def second_order() -> Case:
+    """Shampoo: inverse roots of what gradients add up to, by their eigenvectors."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2).mean()
+
+    def root(matrix: Any) -> Any:
+        values, vectors = jnp.linalg.eigh(matrix + 1e-2 * jnp.eye(len(matrix)))
+        return (vectors * jnp.maximum(values, 1e-3) ** -0.25) @ vectors.T
+
+    def step(p: Any, state: Any, x: Any, y: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(p, x, y)
+        added = {
+            n: {"l": s["l"] + g @ g.T, "r": s["r"] + g.T @ g} for n, s in state.items() for g in [gradient[n]]
+        }
+        new = {n: p[n] - 0.1 * root(s["l"]) @ gradient[n] @ root(s["r"]) for n, s in added.items()}
+        return new, added, value
+
+    params = {"a": f(32, 64), "b": f(64, 32)}
+    # States that begin as the identity: random ones are no sums of squares, and have roots of what is negative.
+    start = {n: {"l": jnp.eye(w.shape[0]), "r": jnp.eye(w.shape[1])} for n, w in params.items()}
+    return step, params, start, f(16, 32), f(16, 32)

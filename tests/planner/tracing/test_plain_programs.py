@@ -1,0 +1,30 @@
+"""Programs unlike transformers: planned, run on 8 devices as one computes them, exchanging what was priced."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+import plain_programs  # noqa: E402
+from test_proof import slow_cluster  # noqa: E402
+
+from planner import from_jax, shard  # noqa: E402
+from planner.verification import with_program  # noqa: E402
+from planner.verification.with_program import verify_program  # noqa: E402
+
+FILE = Path(__file__).parent / "plain_programs.py"
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("name", ["graph_attention", "state_space", "group_norms", "second_order"])
+def test_a_program_exchanges_what_is_priced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
+    monkeypatch.setattr(with_program, "FLAGS", flags)
+    plan = shard(
+        from_jax(*getattr(plain_programs, name)()), slow_cluster(1), {"data": 2, "model": 4}, seconds=20
+    )
+    assert plan.collectives
+    answer = verify_program(plan, f"{FILE}:{name}")
+    assert answer.passed, answer.failures()
+    assert not answer.operators
