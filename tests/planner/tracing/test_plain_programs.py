@@ -10,6 +10,8 @@ import plain_programs  # noqa: E402
 from test_proof import slow_cluster  # noqa: E402
 
 from planner import from_jax, shard  # noqa: E402
+from planner.tracing.applying.views import View  # noqa: E402
+from planner.tracing.factors import reshaped, transposed  # noqa: E402
 from planner.verification import with_program  # noqa: E402
 from planner.verification.with_program import verify_program  # noqa: E402
 
@@ -28,3 +30,14 @@ def test_a_program_exchanges_what_is_priced(name: str, monkeypatch: pytest.Monke
     answer = verify_program(plan, f"{FILE}:{name}")
     assert answer.passed, answer.failures()
     assert not answer.operators
+
+
+def test_a_view_says_where_what_it_shows_must_lie() -> None:
+    """Rows of 16 seen as 4 groups of 4: groups are the major part of them, what is in a group is not."""
+    view, sizes = View(None, None, None, reshaped((8, 16), (8, 4, 4))), {"a": 2, "b": 4}
+    assert view.behind((("a",), ("b",), ()), sizes) == (("a",), ("b",))
+    assert view.behind(((), (), ()), sizes) == ((), ())
+    assert view.behind(((), (), ("a",)), sizes) is None
+    assert view.behind(((), ("a", "b"), ()), sizes) is None  # 8 devices, 4 groups
+    turned = View(None, None, None, transposed((8, 16), (1, 0)))
+    assert turned.behind((("a",), ("b",)), sizes) == (("b",), ("a",))
