@@ -232,18 +232,27 @@ def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layou
     return [
         codes_of("send", misplaced, before),
         *_exchanges(have, want, before | after),
-        *_gathers(have, before & ~after, after),
+        *_gathers(have, np.array(before & ~after), after),
     ]
 
 
 def _gathers(have: Layouts, gathered: Codes, after: Codes) -> Iterator[Codes]:
-    """One for each dim whose axes leave it, the last dim first."""
-    left = gathered
+    """One for each dim whose axes leave it, the last dim first: the first of each pair of layouts, then the second."""
+    left, found, number = gathered, list[Codes](), np.zeros(gathered.shape, np.int8)
     for dim in reversed(range(1 + max(have.max(initial=0), 0))):
-        now = mask(have == dim)[:, None] & gathered
-        if now.any():
-            left = left & ~now
-            yield codes_of("all_gather", now, after | left)
+        rows = np.flatnonzero((have == dim).any(axis=1))
+        now = mask(have[rows] == dim)[:, None] & gathered[rows]
+        left[rows] &= ~now
+        code = codes_of("all_gather", now, after | left[rows])
+        for k in range(len(found) + 1):
+            at = np.where(number[rows] == k, code, np.int16(0))
+            if not at.any():
+                continue
+            if k == len(found):
+                found.append(np.zeros(gathered.shape, np.int16))
+            found[k][rows] |= at
+        number[rows] += now > 0
+    return iter(found)
 
 
 def _exchanges(have: Layouts, want: Layouts, split: Codes) -> Iterator[Codes]:
