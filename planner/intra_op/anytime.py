@@ -31,9 +31,8 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 120_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, READING, SEARCHING, GUESSING = 0.5, 0.4, 0.2, 0.3, 0.2
-"""Shares of the time left that go into the reductions, into one round of messages, into the choice read off them, into
-one round of search, and into one guess."""
+REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
+"""Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -45,8 +44,8 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS = 3.0
-"""What a guess takes at least, in looks."""
+LOOKS_PER_GUESS, LOOKS_PER_FIXING = 15.0, 2.0
+"""Looks that there must be time for before a guess, which has a share of that time, and before a fixing."""
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
@@ -123,7 +122,6 @@ class _Anytime:
             self._start()
             while self._open() and self.proof.size > SMALL:
                 self._relax(self._soon(RELAXING))
-                self._read_off(self._soon(READING))
                 self._fix()
                 self._guess()
                 self._search(self._soon(SEARCHING))
@@ -140,7 +138,9 @@ class _Anytime:
         for _ in range(SETTLING if self.relaxation.known_prices else 1):
             self.relaxation.sweep()
         self._prove_by(self.relaxation.bound())
-        self._look(-np.inf)
+        start = time.monotonic()
+        self._consider(greedy(self.relaxation))
+        self.looking = time.monotonic() - start
         if self.found is None:
             dear = DEAR_MEMORY * _largest_cost(self.core) / float(self.core.capacity.max(initial=1.0))
             frugal = Relaxation(self.proof, {int(row): dear for row in self.proof.rows})
@@ -154,6 +154,9 @@ class _Anytime:
 
     def _open(self) -> bool:
         return self.lower_bound <= self.cutoff - 1 and time.monotonic() < self.deadline
+
+    def _time_for(self, looks: float) -> bool:
+        return self.deadline - time.monotonic() > looks * self.looking
 
     def _soon(self, share: float) -> float:
         now = time.monotonic()
@@ -176,10 +179,6 @@ class _Anytime:
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
 
-    def _read_off(self, deadline: float) -> None:
-        if self._open():
-            self._consider(read_off(self.relaxation, deadline))
-
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))
 
@@ -189,7 +188,8 @@ class _Anytime:
     def _look(self, deadline: float) -> None:
         """A choice read off the messages, if it is better than what we have."""
         start = time.monotonic()
-        self._consider(read_off(self.relaxation, deadline))
+        found = read_off(self.relaxation, min(deadline, self.deadline))
+        self._consider(found if found or self.found else greedy(self.relaxation))
         self.looking = time.monotonic() - start
 
     def _consider(self, found: Found | None) -> None:
@@ -214,12 +214,12 @@ class _Anytime:
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""
-        if not self._worth_a_guess():
+        if not self._time_for(LOOKS_PER_GUESS):
             return
         failures = 0
         self.relaxation.absorb()
         self.relaxation = Relaxation(self.proof, self.relaxation.known_prices, {})
-        while failures < 2 and self._open() and self._worth_a_guess():
+        while failures < 2 and self._open() and self._time_for(LOOKS_PER_GUESS):
             cost = np.floor(self.lower_bound + self.slack * abs(self.lower_bound)) + 1
             cost = min(cost, self.cutoff)
             answer = guess(self.proof.fork(), self.relaxation.known_prices, cost, self._soon(GUESSING))
@@ -228,9 +228,6 @@ class _Anytime:
             self._prove(answer.lower_bound)
             failures = 0 if answer.decided else failures + 1
             self.slack = (cost / self.lower_bound - 1) / 2 if failures else self.slack * GROWTH
-
-    def _worth_a_guess(self) -> bool:
-        return self._soon(GUESSING) - time.monotonic() > LOOKS_PER_GUESS * self.looking
 
     def _regrets(self, found: Found) -> dict[int, float]:
         """Where a choice lies above the bound, as far as the proof still has its strategies."""
@@ -245,6 +242,8 @@ class _Anytime:
         """Drop from the proof what cannot be in a better choice, and reduce it again."""
         gap = self.cutoff - self.lower_bound
         if not self._open() or gap == np.inf or gap > NARROWER * self.fixed_at:
+            return
+        if not self._time_for(LOOKS_PER_FIXING):
             return
         self.fixed_at = gap
         prices, size = self.relaxation.known_prices, self.proof.size

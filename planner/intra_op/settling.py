@@ -18,7 +18,7 @@ import numpy as np
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.local_polytope import Positions
 from planner.intra_op.messages import Relaxation, prices_of
-from planner.intra_op.neighbourhood import Found, Regrets, greedy
+from planner.intra_op.neighbourhood import Found, Regrets
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -31,6 +31,10 @@ FOLLOWERS = 100
 GAIN = 0.5
 """Least that a move must win; costs are integers, less may be rounding."""
 
+FIRST_PRICES, LATER_PRICES = (1.0, 0.8), (0.8, 0.5)
+"""Shares of the prices of memory under which a choice is bettered: those of the best bound leave memory free that
+cheaper ones fill, while what does not fit is taken back."""
+
 DEARER, FASTER, ROUNDS = 0.01, 1.25, 60
 """What an exceeded row's price rises by at first, in the sum of all prices; what that is multiplied by from round to
 round; and how many there are."""
@@ -40,11 +44,8 @@ def read_off(relaxation: Relaxation, deadline: float) -> Found | None:
     """The choice that the messages favour right after a sweep, made to fit and bettered."""
     settling = Settling(relaxation.network, relaxation.decode(), relaxation.prices)
     if not settling.make_fit(deadline):
-        found = greedy(relaxation)
-        if found is None:
-            return None
-        settling = Settling(relaxation.network, found.choice, relaxation.prices)
-    return settling.improve(deadline, lambda found: relaxation.regrets(found.choice))
+        return None
+    return settling.improve(deadline, lambda found: relaxation.regrets(found.choice), FIRST_PRICES)
 
 
 def better(
@@ -52,7 +53,7 @@ def better(
 ) -> Found:
     """``found``, or a choice that costs less, under ``prices`` of memory by original row."""
     settling = Settling(network, found.choice, prices_of(network, prices))
-    return min(found, settling.improve(deadline, regrets) or found, key=lambda f: f.cost)
+    return min(found, settling.improve(deadline, regrets, LATER_PRICES) or found, key=lambda f: f.cost)
 
 
 class Settling:
@@ -90,25 +91,30 @@ class Settling:
         self._reprice(prices)
         return self._fits()
 
-    def improve(self, deadline: float, regrets: Regrets) -> Found | None:
-        """Move one node after another, those of many ``regrets`` first, until none of them helps or time is up.
+    def improve(self, deadline: float, regrets: Regrets, shares: Iterable[float]) -> Found | None:
+        """Move nodes, under ``shares`` of the prices one after another, until no move helps or time is up.
 
-        The best choice met; None where it is forbidden or takes too much.
+        Nodes of many ``regrets`` come first. The best choice met; None where it is forbidden or takes too much.
         """
-        best = found = self._found()
-        todo = set(self.choice)
-        while todo and found is not None and time.monotonic() < deadline:
-            worth = regrets(found)
-            order = sorted(todo, key=lambda v: (-worth.get(v, 0.0), v))
-            todo = set()
-            for v in order:
-                for w in self._move(v):
-                    todo |= {w, *self.tables[w]}
-                if time.monotonic() > deadline:
-                    break
-            found = self._found()
-            best = min((f for f in (best, found) if f), key=lambda f: f.cost, default=None)
+        prices, best = self.prices, self._found()
+        found = best
+        for share in shares:
+            self._reprice(share * prices)
+            todo = set(self.choice)
+            while todo and found and time.monotonic() < deadline:
+                todo = self._move_all(todo, regrets(found), deadline)
+                found = self._found()
+                best = min((f for f in (best, found) if f), key=lambda f: f.cost, default=None)
         return best
+
+    def _move_all(self, nodes: Iterable[int], worth: Mapping[int, float], deadline: float) -> set[int]:
+        """Move nodes, the most worthy first; those that may then be moved again."""
+        changed = set()
+        for v in sorted(nodes, key=lambda v: (-worth.get(v, 0.0), v)):
+            changed |= self._move(v)
+            if time.monotonic() > deadline:
+                break
+        return changed.union(*(self.tables[v] for v in changed))
 
     def _found(self) -> Found | None:
         cost = self.network.cost(self.choice)
