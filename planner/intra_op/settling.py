@@ -36,8 +36,8 @@ FIRST_PRICES, LATER_PRICES = (1.0, 0.8), (0.8, 0.5)
 cheaper ones fill, while what does not fit is taken back."""
 
 DEARER, FASTER, ROUNDS = 0.01, 1.25, 60
-"""What an exceeded row's price rises by at first, in the sum of all prices; what that is multiplied by from round to
-round; and how many there are."""
+"""What an exceeded row's price rises by at first, in the sum of all prices (in ones where all are zero); what that is
+multiplied by from round to round; and how many there are."""
 
 
 def read_off(relaxation: Relaxation, deadline: float) -> Found | None:
@@ -118,7 +118,9 @@ class Settling:
 
     def _found(self) -> Found | None:
         cost = self.network.cost(self.choice)
-        return Found(dict(self.choice), cost) if np.isfinite(cost) and self._fits() else None
+        taken = demand(self.network, one_hot(self.network, self.choice))
+        allowed = np.isfinite(cost) and not violated(self.network, taken)
+        return Found(dict(self.choice), cost) if allowed else None
 
     def _fits(self) -> bool:
         return bool(self.room.min(initial=0.0) >= 0)
