@@ -3,8 +3,9 @@
     pip install jax==0.10.2 libtpu==0.0.52 && python benchmarks/compiling.py  # write tests/published/xla_compiled.jsonl
 
 A Llama of few layers is planned, exported to JAX and compiled ahead of time, as by `meshwright verify --with xla-tpu`:
-no TPU is needed. Buffers that the compiler assigned count: arguments, results, temporaries; and the bytes that a device
-sends by each kind of collective, in all and in the loops over layers. Nothing is fitted to them.
+no TPU is needed. What counts is the most that is alive of arguments, results and temporaries; what the compiler
+assigned for them, with holes between; and the bytes that a device sends by each kind of collective, in all and in the
+loops over layers. Nothing is fitted to them.
 
 Source: `jax.stages.Compiled.memory_analysis`.
 """
@@ -110,8 +111,9 @@ def measured(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the compiler assigned for ``row``, and its versions; of a step that it refuses, only that."""
     plan, _ = plan_from_run(row)
     found = compiled_step(plan)
-    fits = "refused" not in found and found["peak_bytes"] <= plan.cluster.device.memory
-    sizes = {"tensor_gib_per_gpu": found["peak_bytes"] / 2**30} if fits else {}
+    fits = "refused" not in found and found["assigned_bytes"] <= plan.cluster.device.memory
+    names = {"tensor_gib_per_gpu": "peak_bytes", "memory_gib_per_gpu": "assigned_bytes"}
+    sizes = {field: found[name] / 2**30 for field, name in names.items()} if fits else {}
     sent = {name: found.get(name) for name in ("collectives", "of_layers")}
     versions = [f"{name} {version}" for name, version in found["versions"].items()]
     return {"ok": fits, **sizes, "versions": versions, **sent_bytes(sent)}

@@ -97,7 +97,7 @@ def _fits(plan: Plan, found: dict[str, Any]) -> Check:
     """The compiler's memory against what it has, or the device where it does not say."""
     refused = found.get("refused")
     limit = refused["limit_bytes"] if refused else plan.cluster.device.memory
-    peak = refused["peak_bytes"] if refused else found["peak_bytes"]
+    peak = refused["peak_bytes"] if refused else found["assigned_bytes"]
     return Check(
         name="memory of a device [bytes], against what there is",
         expected=limit,
@@ -110,6 +110,9 @@ def _fits(plan: Plan, found: dict[str, Any]) -> Check:
 def _comparisons(found: dict[str, Any], estimate: Estimate) -> Iterator[Comparison]:
     peak = (found.get("refused") or found)["peak_bytes"]
     yield Comparison(name="live memory", unit="bytes", predicted=estimate.tensor_bytes, found=peak)
+    if "assigned_bytes" in found:
+        assigned = found["assigned_bytes"]
+        yield Comparison(name="with holes", unit="bytes", predicted=estimate.memory_bytes, found=assigned)
     if found.get("collectives") is None:
         return
     theirs = {OURS.get(kind, kind): total["sent_bytes"] for kind, total in found["collectives"].items()}

@@ -44,6 +44,7 @@ def test_the_compiler_takes_the_exported_plan(cluster: str) -> None:
 FOUND = {
     "versions": {"jax": "0", "libtpu": "0"},
     "peak_bytes": 8 * 2**30,
+    "assigned_bytes": 9 * 2**30,
     "collectives": {"p2p": {"times": 4, "sent_bytes": 100.0}, "all_gather": {"times": 2, "sent_bytes": 50.0}},
 }
 
@@ -53,10 +54,10 @@ def test_differences_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = verify(tpu_plan(), "xla-tpu")
     assert answer.passed
     assert [c.name for c in answer.comparisons] == [
-        "live memory", "sent by all_gather", "sent by reduce_scatter", "sent by send", "sent in all",
+        "live memory", "with holes", "sent by all_gather", "sent by reduce_scatter", "sent by send", "sent in all",
     ]  # fmt: skip
     assert answer.comparisons[-1].found == 150
-    assert answer.comparisons[2].error is None
+    assert answer.comparisons[3].error is None
     assert any("rings, which count as what they do" in note for note in answer.notes)
 
 
@@ -73,7 +74,7 @@ def test_a_program_that_cannot_be_printed_still_has_its_memory(monkeypatch: pyte
     monkeypatch.setattr(with_xla, "run_program", lambda *a, **k: FOUND | {"collectives": None})
     answer = verify(tpu_plan(), "xla-tpu")
     assert answer.passed
-    assert [c.name for c in answer.comparisons] == ["live memory"]
+    assert [c.name for c in answer.comparisons] == ["live memory", "with holes"]
     assert any("cannot print the program" in note for note in answer.notes)
 
 
