@@ -192,9 +192,9 @@ FAR_OFF = """\
   at once, as is predicted (8B: -1 %), v5p afterwards (70B: +17 %; context 8 by data 8, 32,768 tokens: +14 %).
 * Compiled TPU steps whose states are whole on every rank: these programs do not clip gradients, so that XLA steps the
   head as soon as its gradient is there; we keep it to the end, as a job that clips has to (1B over 16 ranks: +13 %).
-* Holes: what XLA assigns is 0.7 % more than what is alive in the median of the 21 own cases where both are known, but
+* Holes: what XLA assigns is 0.7 % more than what is alive in the median of the 22 own cases where both are known, but
   18 and 21 % over 64 ranks, where a few buffers of a GiB and more make most of it. Own cases compiled before that was
-  looked at (19) count holes as alive.
+  looked at (18) count holes as alive.
 * Crashed, called fitting: most of these 45 did not crash for memory. In the whole sweep 16 have a sibling (same tensor
   and pipeline degrees, same micro-batch) that keeps at least as much on a rank and ran; 11 more are 1B in 16 stages, of
   which one of 46 ran. The other 18 are predicted to take 3 to 79 of 80 GiB, 15 of them 48 and more.
