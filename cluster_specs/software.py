@@ -33,7 +33,10 @@ class Partitioner(Record):
     ring_parts: int = Field(ge=1)
     """Parts of a gradient that a ring has at a time: those that it passes on, and those made to be added to them."""
     unrolled_ranks: int = Field(ge=1)
-    """Most ranks whose ring beside tensor ranks is no loop: its steps come after the layers' backward."""
+    """Ranks of the shortest ring, whose loop is unrolled: over fewer its further parts would be the whole array again.
+
+    Beside tensor ranks its steps come after the layers' backward.
+    """
     further_parts: int = Field(ge=0)
     """Parts that a ring sends beyond those that it needs; over four ranks only rings of sums do."""
     whole_square: int = Field(ge=2)

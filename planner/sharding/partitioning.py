@@ -29,9 +29,6 @@ from planner.operators import operator_rule
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.mesh import Mesh
 
-SHORT = 4
-"""Ranks of a ring that is unrolled; fewer have none, as its further parts would be the whole array again."""
-
 
 class Partition(NamedTuple):
     """A partitioner on the slices of one cluster."""
@@ -44,7 +41,7 @@ class Partition(NamedTuple):
     def rings(self, depth: float, width: float, ranks: int) -> bool:
         """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element."""
         deep = depth > width * self.peak / (2 * self.torus.bandwidth)
-        return deep and SHORT <= ranks <= self.partitioner.ring_ranks
+        return deep and self.partitioner.unrolled_ranks <= ranks <= self.partitioner.ring_ranks
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -57,12 +54,12 @@ class Partition(NamedTuple):
 
     def beyond(self, collective: str, ranks: int) -> float:
         """What a ring over ``ranks`` sends beyond the gather or scatter that it is, as a share of that."""
-        unrolled = collective == "all_gather" and ranks == SHORT
+        unrolled = collective == "all_gather" and ranks == self.partitioner.unrolled_ranks
         return 0.0 if unrolled else self.partitioner.further_parts / (ranks - 1)
 
     def shares_zeros(self, ranks: int) -> bool:
         """Whether sums of one shape that an operator makes in rings over ``ranks`` share the parts that are zeros."""
-        return ranks == SHORT
+        return ranks == self.partitioner.unrolled_ranks
 
 
 def partition_of(software: SoftwareSpec, cluster: ClusterSpec) -> Partition | None:
