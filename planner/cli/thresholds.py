@@ -34,7 +34,7 @@ _WORDS: Mapping[str, bool] = {"true": True, "false": False}
 def check_thresholds(answer: Mapping[str, Any], conditions: Sequence[str]) -> None:
     """Raise `ThresholdMissed` for the first of ``conditions`` that holds of ``answer``.
 
-    Raises ``InputError`` for a condition that cannot be read and for a name that the answer lacks.
+    Raises ``InputError`` for a condition that cannot be read, and for a name that the answer lacks or has no value for.
     """
     missed = [condition for condition in conditions if _holds(answer, condition)]
     if missed:
@@ -48,7 +48,9 @@ def _holds(answer: Mapping[str, Any], condition: str) -> bool:
     name, comparison, text = match.groups()
     found, wanted = find_value(answer, name), _value(text)
     if found is None:
-        return False
+        raise InputError(
+            f"--fail-if {condition!r}: the answer has no value for {name}, so nothing can be said of it"
+        )
     if isinstance(found, Mapping | Sequence) and not isinstance(found, str):
         raise InputError(f"--fail-if {condition!r}: {name} is not a single value")
     if isinstance(found, str) is not isinstance(wanted, str):

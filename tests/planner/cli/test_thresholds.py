@@ -13,7 +13,13 @@ from planner.errors import InputError
 Cli = Callable[..., Result]
 
 ANSWER = {
-    "estimate": {"step_time_s": 12.0, "memory_bytes": 60 * 2**30, "fits": True, "memory": {"weights": 5.0}}
+    "estimate": {
+        "step_time_s": 12.0,
+        "memory_bytes": 60 * 2**30,
+        "fits": True,
+        "memory": {"weights": 5.0},
+        "measured": None,
+    }
 }
 
 
@@ -45,6 +51,7 @@ def test_thresholds_that_are_met(condition: str) -> None:
         ("step_time_s > soon", "compares 12.0 with soon"),
         ("memory > 1", "not a single value"),
         ("memory_bytes > 5 parsec", "unit"),
+        ("measured > 5", "the answer has no value for measured"),
     ],
 )
 def test_thresholds_that_cannot_be_read(condition: str, reason: str) -> None:
