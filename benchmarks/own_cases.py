@@ -21,7 +21,6 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
     "2b": {"hidden": 2048, "heads": 8, "kv_heads": 1, "head_dim": 256, "ffn_hidden": 16384, "vocab": 256128},
-    "70b": {"hidden": 8192, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 28672, "vocab": 128256},
 }  # fmt: skip
 """Widths of models; layers are few, as all are alike."""
 
