@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--only", nargs="*", help="letters of problems")
+    parser.add_argument("--only", nargs="*", choices=sorted(BEST_KNOWN), help="letters of problems")
     options = parser.parse_args()
     table = Table("problem", "seconds", "CPU s", "cost", "lower bound", "gap", "best known / cost")
     for path in sorted(options.folder.glob("*.json*")):
