@@ -17,15 +17,15 @@ from planner.evaluation.stages import UnitCost
 from planner.evaluation.states import Shards, shards_of
 from planner.graph import Block
 from planner.plans import Parallelism
-from planner.sharding.partitioning import Partition, partition_of
+from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import Pricer
 
 
 def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism) -> UnitCost:
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
-    partition = partition_of(pricer.software, pricer.mesh.cluster)
+    partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
     tables = [op for op in block.ops if op.weights]
-    if partition is None or plan.zero_stage < 3 or pricer.graph.tied:
+    if partitioner is None or plan.zero_stage < 3 or pricer.graph.tied:
         return unit
     if [op.kind for op in tables] != ["embedding"]:
         return unit
@@ -36,12 +36,14 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     by_row = plan.tensor == 1 and pricer.graph.dims["vocab"] % shards.inner.size == 0
     if shards.inner.size == 1 or (by_row and found_bytes > width * pricer.graph.elements(table)):
         return unit
-    exchanges = _by_row(found_bytes, shards, partition) if by_row else _by_column(found_bytes, shards)
+    exchanges = _by_row(found_bytes, shards, partitioner) if by_row else _by_column(found_bytes, shards)
     return _exchanging(unit, shards, exchanges)
 
 
-def _by_row(found_bytes: float, shards: Shards, partition: Partition) -> tuple[tuple[str, float], ...]:
-    summed = "all_reduce" if partition.sums_whole(shards.inner) else "reduce_scatter"
+def _by_row(
+    found_bytes: float, shards: Shards, partitioner: SlicePartitioner
+) -> tuple[tuple[str, float], ...]:
+    summed = "all_reduce" if partitioner.sums_whole(shards.inner) else "reduce_scatter"
     return (summed, found_bytes), ("all_gather", found_bytes)
 
 

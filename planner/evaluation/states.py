@@ -20,7 +20,7 @@ from planner.evaluation.setting import Setting
 from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import Partition, partition_of
+from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import DTYPE_BYTES
 
 
@@ -154,7 +154,7 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
 class Products(NamedTuple):
     """Products of weights as a partitioner sees them."""
 
-    partition: Partition
+    partitioner: SlicePartitioner
     tokens: float
     """That the gradient of a weight contracts, on all ranks; none where no product makes it."""
     of_expert: float
@@ -165,19 +165,19 @@ class Products(NamedTuple):
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
         depth = self.tokens if "expert" in group.sync_axes else self.of_expert
-        return shards.outer.size == 1 and self.partition.rings(depth, width, shards.inner.size)
+        return shards.outer.size == 1 and self.partitioner.rings(depth, width, shards.inner.size)
 
 
 def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
     """Products of the block's weights, where the stack has a partitioner; an embedding has none."""
-    partition = partition_of(setting.software, setting.cluster)
-    if partition is None:
+    partitioner = slice_partitioner(setting.software, setting.cluster)
+    if partitioner is None:
         return None
     graph = setting.graph
     tokens = 0.0 if block.name == graph.first else float(plan.micro_batch * plan.data * setting.job.seq_len)
     routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
-    return Products(partition, tokens, share * tokens, _unlike(graph, block))
+    return Products(partitioner, tokens, share * tokens, _unlike(graph, block))
 
 
 def _unlike(graph: Graph, block: Block) -> float:
@@ -228,15 +228,15 @@ def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> S
 
 def _partitioned(weights: float, gradients: float, group: CommGroup, products: Products, rings: bool) -> Sync:
     """Gather of weights and scatter of gradients, in all, by a partitioner: in ``rings``, or summed whole."""
-    partition = products.partition
+    partitioner = products.partitioner
     gather = _collective("all_gather", weights, group, "gather")
     if not rings:
-        name = "all_reduce" if partition.sums_whole(group) else "reduce_scatter"
+        name = "all_reduce" if partitioner.sums_whole(group) else "reduce_scatter"
         return gather.plus(_collective(name, gradients, group, "reduce"))
     scatter = _collective("reduce_scatter", gradients, group, "reduce")
-    further_gathered = partition.beyond("all_gather", group.size)
-    further_summed = partition.beyond("reduce_scatter", group.size)
-    further_summed *= products.unlike if partition.shares_zeros(group.size) else 1.0
+    further_gathered = partitioner.beyond("all_gather", group.size)
+    further_summed = partitioner.beyond("reduce_scatter", group.size)
+    further_summed *= products.unlike if partitioner.shares_zeros(group.size) else 1.0
     return gather.plus(scatter)._replace(
         reduce=(1 + further_summed) * scatter.reduce,
         reduce_ring_bytes=further_summed * scatter.reduce_bytes,

@@ -131,9 +131,8 @@ class Layout:
                 own = np.arange(self.first[k], self.first[k + 1])
                 if isinstance(self.network, Compact):
                     classes = self.network.classes[v][w]
-                    by_class = np.argsort(
-                        classes.astype(np.uint16), kind="stable"
-                    )  # few: sorted by their digits
+                    few = classes.astype(np.uint16)  # sorted by their digits
+                    by_class = np.argsort(few, kind="stable")
                     own = own[by_class]
                     messages.append(places + classes[by_class])
                 strategies.append(own)
@@ -183,9 +182,8 @@ class Layout:
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
         v, w = edges[0]
         num_other, num_own = self.network.tables[w][v].shape
-        costs = np.empty(
-            (num_other, len(edges), num_own)
-        )  # in this order; another makes minima take ten times as long
+        # In this order: another makes minima take ten times as long.
+        costs = np.empty((num_other, len(edges), num_own))
         for k, (v, w) in enumerate(edges):
             costs[:, k] = self.network.tables[w][v]
         own = np.array([self.place[v][w] for v, w in edges])

@@ -217,10 +217,10 @@ STACK_HABITS: Mapping[str, Habits] = {
     "composer-2023": Habits(zero_stage=3),
     "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
-    "nanotron": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
-    "nanotron-keeping": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
-    "nanotron-checked": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
-    "nanotron-polling": Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+    **dict.fromkeys(
+        ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
+        Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+    ),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding."""

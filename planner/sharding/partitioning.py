@@ -30,10 +30,10 @@ from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.mesh import Mesh
 
 
-class Partition(NamedTuple):
+class SlicePartitioner(NamedTuple):
     """A partitioner on the slices of one cluster."""
 
-    partitioner: Partitioner
+    habits: Partitioner
     torus: TorusSpec
     peak: float
     """Of products in 16 bits [FLOP/s]."""
@@ -41,7 +41,7 @@ class Partition(NamedTuple):
     def rings(self, depth: float, width: float, ranks: int) -> bool:
         """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element."""
         deep = depth > width * self.peak / (2 * self.torus.bandwidth)
-        return deep and self.partitioner.unrolled_ranks <= ranks <= self.partitioner.ring_ranks
+        return deep and self.habits.unrolled_ranks <= ranks <= self.habits.ring_ranks
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -49,24 +49,24 @@ class Partition(NamedTuple):
         if group.size != self.torus.num_devices or any(level.kind != "ici" for level in levels):
             return False
         sides = [level.size for level in levels]
-        square = len(sides) == 2 and min(sides) == max(sides) >= self.partitioner.whole_square
+        square = len(sides) == 2 and min(sides) == max(sides) >= self.habits.whole_square
         return square or len(sides) > 2
 
     def beyond(self, collective: str, ranks: int) -> float:
         """What a ring over ``ranks`` sends beyond the gather or scatter that it is, as a share of that."""
-        unrolled = collective == "all_gather" and ranks == self.partitioner.unrolled_ranks
-        return 0.0 if unrolled else self.partitioner.further_parts / (ranks - 1)
+        unrolled = collective == "all_gather" and ranks == self.habits.unrolled_ranks
+        return 0.0 if unrolled else self.habits.further_parts / (ranks - 1)
 
     def shares_zeros(self, ranks: int) -> bool:
         """Whether sums of one shape that an operator makes in rings over ``ranks`` share the parts that are zeros."""
-        return ranks == self.partitioner.unrolled_ranks
+        return ranks == self.habits.unrolled_ranks
 
 
-def partition_of(software: SoftwareSpec, cluster: ClusterSpec) -> Partition | None:
+def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePartitioner | None:
     """The partitioner of a stack that has one, on slices of a torus of single devices; None elsewhere."""
     if software.partitioner is None or cluster.torus is None or cluster.torus.devices_per_point > 1:
         return None
-    return Partition(software.partitioner, cluster.torus, cluster.device.peak_flops_per_second["bf16"])
+    return SlicePartitioner(software.partitioner, cluster.torus, cluster.device.peak_flops_per_second["bf16"])
 
 
 def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[float, ...]:
@@ -101,7 +101,7 @@ def lone_gathers(graph: Graph, block: Block, repeated: Collection[str], summed: 
 class Edges(NamedTuple):
     """Turns the scatters of reshardings into what the partitioner makes of them."""
 
-    partition: Partition
+    partitioner: SlicePartitioner
     graph: Graph
     mesh: Mesh
     comm: Callable[[str, tuple[str, ...], float], Comm]
@@ -135,7 +135,7 @@ class Edges(NamedTuple):
     def _rings(self, depths: Sequence[float], width: float) -> tuple[bool, ...]:
         """Whether each product has a ring over the tensor axis, where no other splits the sequence as well."""
         alone, ranks = self.mesh.size("context") == 1, self.mesh.size("tensor")
-        return tuple(alone and self.partition.rings(depth, width, ranks) for depth in depths)
+        return tuple(alone and self.partitioner.rings(depth, width, ranks) for depth in depths)
 
     def _of_copies(self, block: Block, reader: Op, sums: Iterable[Comm]) -> Iterator[Comm]:
         """The sum of gradients by weights of which several ranks hold the same part: made whole, over the parts."""
@@ -165,9 +165,11 @@ class Edges(NamedTuple):
         group = self.mesh.group(comm.axes)
         rings = rings if comm.axes == ("tensor",) else ()
         if not all(rings) or not rings:
-            whole = self.partition.sums_whole(group)
+            whole = self.partitioner.sums_whole(group)
             yield self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm
         yield from sum(rings) * (comm,)
-        beyond = self.partition.beyond(comm.collective, group.size)
+        beyond = self.partitioner.beyond(comm.collective, group.size)
         further = Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)
-        yield from min(sum(rings), 1 if self.partition.shares_zeros(group.size) else len(rings)) * (further,)
+        yield from min(sum(rings), 1 if self.partitioner.shares_zeros(group.size) else len(rings)) * (
+            further,
+        )

@@ -21,7 +21,7 @@ from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import Edges, partition_of
+from planner.sharding.partitioning import Edges, slice_partitioner
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
     ShardingSpec,
@@ -88,9 +88,9 @@ class Pricer:
     @property
     def partitioned(self) -> Edges | None:
         """What the stack's partitioner makes of scatters, where it has one."""
-        partition = partition_of(self.software, self.mesh.cluster)
+        partitioner = slice_partitioner(self.software, self.mesh.cluster)
         head = DTYPE_BYTES[self.software.head_reduce_dtype]
-        return partition and Edges(partition, self.graph, self.mesh, self.comm, self.element_bytes, head)
+        return partitioner and Edges(partitioner, self.graph, self.mesh, self.comm, self.element_bytes, head)
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
@@ -335,7 +335,7 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         dtype=pricer.job.attention_dtype,
         comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
         keeps_gathered=pricer.software.saves_gathered_keys,
-        sums_one_whole=pricer.software.partitioner is not None,
+        sums_one_whole=pricer.partitioned is not None,
         shape=shape,
         kernel=kernel,
         degree=degree,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from planner.errors import Unsupported
 from planner.tracing.factors import Loops, Rule, Shape, elementwise
-from planner.tracing.program import Dims, Halo, Kind, Reduction
+from planner.tracing.program import Dims, Halo, Kind, Reduction, elements
 
 Axes = tuple[str, ...]
 
@@ -82,9 +82,8 @@ def boundary(manual: Manual, spec: Any, shape: Shape, axes: Axes, enters: bool) 
         (*(f for a in names for f in devices.of[a]), *dim) for names, dim in zip(named, local, strict=True)
     )
     inside = (*devices.lead(axes), *local)
-    kind: Kind = (
-        "view" if enters or mentioned >= set(axes) else "loop"
-    )  # of copies that are alike, one leaves
+    # Of copies that are alike, one leaves.
+    kind: Kind = "view" if enters or mentioned >= set(axes) else "loop"
     rule = devices.loops.rule(kind, (outside,) if enters else (inside,), (inside,) if enters else (outside,))
     return Laid(rule, (axes if enters else (),), devices.splits)
 
@@ -185,9 +184,7 @@ def _cut(call: Call, devices: Devices, at: int) -> tuple[dict[str, tuple[int, ..
     """Loops over the local dims, of which one is cut into a part for each device: axis -> its parts, and all dims."""
     shape = call.shapes[0]
     parts = {a: devices.loops.new(call.manual.sizes[a]) for a in call.over}
-    count = 1
-    for a in call.over:
-        count *= call.manual.sizes[a]
+    count = elements(call.manual.sizes[a] for a in call.over)
     local: list[tuple[int, ...]] = [
         devices.loops.new(n // count if i == at else n) for i, n in enumerate(shape)
     ]

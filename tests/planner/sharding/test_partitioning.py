@@ -10,7 +10,7 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import Partition, partition_of
+from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 
 COMPILED = """
 v5e:2x2     4   4096 scatter
@@ -62,35 +62,35 @@ ROWS = [line.split() for line in COMPILED.strip().splitlines()]
 WIDTH = 2
 
 
-def partition_on(name: str) -> Partition:
-    partition = partition_of(load_software("jax-xla"), load_cluster(name))
-    assert partition is not None
-    return partition
+def partitioner_on(name: str) -> SlicePartitioner:
+    partitioner = slice_partitioner(load_software("jax-xla"), load_cluster(name))
+    assert partitioner is not None
+    return partitioner
 
 
 @pytest.mark.parametrize(("name", "ranks", "depth", "became"), ROWS)
 def test_products_become_what_xla_made_of_them(name: str, ranks: str, depth: str, became: str) -> None:
-    cluster, partition = load_cluster(f"tpu-{name}"), partition_on(f"tpu-{name}")
+    cluster, partitioner = load_cluster(f"tpu-{name}"), partitioner_on(f"tpu-{name}")
     group = Mesh(cluster, {"tensor": int(ranks), "data": cluster.num_devices // int(ranks)}).group(["tensor"])
-    rings = partition.rings(float(depth), WIDTH, int(ranks))
-    assert ("ring" if rings else "whole" if partition.sums_whole(group) else "scatter") == became
+    rings = partitioner.rings(float(depth), WIDTH, int(ranks))
+    assert ("ring" if rings else "whole" if partitioner.sums_whole(group) else "scatter") == became
 
 
 def test_the_depth_of_a_ring_is_what_outlasts_two_further_parts() -> None:
     """2 x 197 TFLOP/s x 2 bytes / (2 x 2 x 45 GB/s) = 4,378 on TPU v5e; fp32 asks for twice as much."""
-    v5e = partition_on("tpu-v5e:4x4")
+    v5e = partitioner_on("tpu-v5e:4x4")
     assert not v5e.rings(4377, WIDTH, 8)
     assert v5e.rings(4378, WIDTH, 8)
     assert not v5e.rings(8755, 2 * WIDTH, 8)
 
 
 def test_a_ring_of_eight_sends_nine_parts() -> None:
-    v5e = partition_on("tpu-v5e:4x4")
+    v5e = partitioner_on("tpu-v5e:4x4")
     assert 7 * (1 + v5e.beyond("reduce_scatter", 8)) == pytest.approx(9)
     assert 7 * (1 + v5e.beyond("all_gather", 8)) == pytest.approx(9)
     assert v5e.beyond("all_gather", 4) == 0
 
 
 def test_other_stacks_and_networks_have_no_partitioner() -> None:
-    assert partition_of(load_software("jax-xla"), load_cluster("dgx-h100:2")) is None
-    assert partition_of(load_software("torch-fsdp2"), load_cluster("tpu-v5e:4x4")) is None
+    assert slice_partitioner(load_software("jax-xla"), load_cluster("dgx-h100:2")) is None
+    assert slice_partitioner(load_software("torch-fsdp2"), load_cluster("tpu-v5e:4x4")) is None

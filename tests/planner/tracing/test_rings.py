@@ -100,9 +100,8 @@ def test_a_causal_mask_is_dealt_out_from_both_ends() -> None:
         ProgramPricer(p, mesh).operation(*in_a_ring(p, mesh)).compute
         for p in (fused(False, causal=True), fused(False))
     )
-    assert (
-        0.5 < causal / free < 0.8
-    )  # kernels on half the keys take more than half, and results are merged as often
+    # Kernels on half the keys take more than half, and results are merged as often.
+    assert 0.5 < causal / free < 0.8
     how = fused(False, causal=True).operations[0].attention
     assert how is not None
     assert from_both_ends(how, 512)
