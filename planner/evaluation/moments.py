@@ -125,7 +125,8 @@ class Rank:
         plan, partitioner = self.plan, self.software.partitioner
         if partitioner is None or not self.shards_weights or plan.replicate_degree > 1:
             return 0
-        return partitioner.ring_parts if plan.shard_degree <= partitioner.ring_ranks else 0
+        ring = partitioner.unrolled_ranks <= plan.shard_degree <= partitioner.ring_ranks
+        return partitioner.ring_parts if ring else 0
 
     @cached_property
     def logits(self) -> float:
@@ -141,7 +142,7 @@ class Rank:
         plan, partitioner = self.plan, self.software.partitioner
         if partitioner is None or not self.ring_parts or plan.tensor == 1:
             return False
-        return 2 < plan.shard_degree <= partitioner.unrolled_ranks
+        return plan.shard_degree == partitioner.unrolled_ranks
 
     @cached_property
     def elements(self) -> float:
