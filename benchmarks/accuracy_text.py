@@ -98,8 +98,10 @@ INTERVALS = """\
 An interval is `[t / (1 + u), t (1 + u)]`, and 0.3 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
 short steps that take 0.25 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
 why. `u` is the 80 % quantile of errors (beyond these seconds) on runs of the fit split, each as if its series had been
-left out, every series weighing the same (`benchmarks/intervals.py`); a stack that a single series shows has the wider
-of that series' and all series' (0.13). `hf-fsdp` is assumed: users' own code differs more.
+left out, every source weighing the same (`benchmarks/intervals.py`). Dense models: a source is a series, and a stack
+that a single one shows has the wider of that series' and all series' (0.13); `hf-fsdp` is assumed, as users' own code
+differs more. Mixtures of experts: three series are too few to say how sources differ, so that a source is what a
+series has on one device (8 of them), and all stacks have one width.
 
 """
 

@@ -2,10 +2,14 @@
 
     python benchmarks/intervals.py    # print widths and coverage
 
-A width is the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
-(`left_out`), every series weighing the same; of a stack with `unexplained` seconds, of what is beyond these. A stack
-that two series or more show has that of its own runs; of a stack that one shows, the series may be lucky: the wider of
-its own and that of all series. Dense models and mixtures of experts apart.
+What matters is how much sources differ, as a user's runs are a draw of a source. A width is the 80 % quantile of the
+errors of runs of the fit split, each as if its series had been left out (`left_out`), every source weighing the same;
+of a stack with `unexplained` seconds, of what is beyond these. Dense models and mixtures of experts apart:
+
+* Dense: a source is a series. A stack that two show or more has the width of its own runs; of a stack that one shows,
+  the series may be lucky: the wider of its own and that of all series.
+* Mixtures: three series are too few for that, of which an 80 % quantile is that of the worst. So a source is what one
+  series has on one device, and all stacks have one width.
 """
 
 import math
@@ -42,20 +46,20 @@ def shipped(stack: Stack) -> float:
 
 def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
     """Width by stack, of the stacks that the fit split shows."""
-    series: dict[bool, dict[str, list[LeftOut]]] = {False: {}, True: {}}
+    dense: dict[str, list[LeftOut]] = defaultdict(list)
+    mixtures: dict[str, list[LeftOut]] = defaultdict(list)
     for name, runs in left_out(rows).items():
-        for experts in series:
-            chosen = [run for run in runs if run.row.split == "fit" and has_experts(run.row) == experts]
-            if chosen:
-                series[experts][name] = chosen
-    return {
-        stack: width
-        for experts, by_name in series.items()
-        for stack, width in _by_stack(by_name, experts).items()
-    }
+        for run in runs:
+            if run.row.split == "fit" and has_experts(run.row):
+                mixtures[f"{name}, {run.row.device}"].append(run)
+            elif run.row.split == "fit":
+                dense[name].append(run)
+    everything = quantile(list(mixtures.values()))
+    shown = sorted({stack_of(run.row) for runs in mixtures.values() for run in runs})
+    return _by_stack(dense) | dict.fromkeys(shown, everything)
 
 
-def _by_stack(series: Mapping[str, Sequence[LeftOut]], experts: bool) -> dict[Stack, float]:
+def _by_stack(series: Mapping[str, Sequence[LeftOut]]) -> dict[Stack, float]:
     names: dict[Stack, set[str]] = defaultdict(set)
     for name, runs in series.items():
         for run in runs:
@@ -63,11 +67,10 @@ def _by_stack(series: Mapping[str, Sequence[LeftOut]], experts: bool) -> dict[St
     everything = quantile(list(series.values()))
     found = {}
     for stack, shown_by in sorted(names.items()):
-        if len(shown_by) > 1:
-            own = [[run for run in series[name] if stack_of(run.row) == stack] for name in shown_by]
-            found[stack] = quantile(own)
-        else:
-            found[stack] = max(quantile([series[name] for name in shown_by]), everything)
+        own = [[run for run in series[name] if stack_of(run.row) == stack] for name in shown_by]
+        found[stack] = (
+            quantile(own) if len(own) > 1 else max(quantile([series[n] for n in shown_by]), everything)
+        )
     return found
 
 
