@@ -24,6 +24,7 @@ from accuracy_text import (
 from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
+    LATER_SERIES,
     LIVE,
     RUNS,
     Judged,
@@ -86,6 +87,13 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     lines += [
         time_line(f"**all: {split}, quality A**", rows)
         for split, rows in grouped(printed, lambda r: r.split).items()
+    ]
+    later = [row for row in everything if row.series in LATER_SERIES]
+    lines += [
+        time_line(f"**transcribed last: {kind}**", rows)
+        for kind, rows in grouped(
+            later, lambda r: "mixtures" if intervals.has_experts(r) else "dense"
+        ).items()
     ]
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
     return (

@@ -39,6 +39,19 @@ was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
 
+LATER_SERIES = frozenset(
+    {
+        "Aleph Alpha layouts",
+        "DeepSeek-V3 report, HAI-LLM",
+        "FlagPerf",
+        "Megatron-Bridge verification cards",
+        "Nemotron-4 340B report",
+        "ms-swift",
+        "torchtitan notes on Qwen3",
+    }
+)
+"""Series transcribed when everything else was in place."""
+
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
