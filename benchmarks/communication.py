@@ -47,8 +47,8 @@ AFTER = """
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
 * Over 64 ranks XLA sums small weights instead of gathering them.
-* **Not priced.** Copies of shards are summed with every micro-batch, where once is priced (`fsdp4x4-full-mb4`: -15 % of
-  the step). On v4 and v5p a gated MLP's rings beside tensor ranks send less than is priced (+2.5 and +14 %).
+* **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch.
+* **Not priced.** On v4 and v5p a gated MLP's rings beside tensor ranks send less than is priced (+2.5 and +14 %).
 
 ## All
 

@@ -121,6 +121,8 @@ class SoftwareSpec(Record):
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: Literal["always", "in pipelines", "never"]
     """When gradients of several micro-batches are added up whole, and reduced once, with the last."""
+    sums_copies: Literal["always", "scattered", "last"]
+    """With which micro-batches gradients are summed over copies of states: all, all that scatter them, or the last."""
     casts_ahead: bool
     """Shards of all layers' weights are cast to the training type once a step, and kept until its backward ends."""
     loss_copies: float = Field(ge=0)

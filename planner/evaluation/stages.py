@@ -146,6 +146,13 @@ def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     return "weights" in plan.offload or (plan.zero_stage >= 2 and not whole)
 
 
+def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether gradients are summed over copies of states, or of shards of them, after every micro-batch."""
+    if software.sums_copies == "scattered":
+        return reduces_every_microbatch(plan, software)
+    return software.sums_copies == "always"
+
+
 class _UnitTime(NamedTuple):
     """One block for one micro-batch [s]."""
 

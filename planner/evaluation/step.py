@@ -11,7 +11,13 @@ from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.setting import Setting, copies_of, ranks_of
-from planner.evaluation.stages import PARTS, StageCost, reduces_every_microbatch, split_stages
+from planner.evaluation.stages import (
+    PARTS,
+    StageCost,
+    reduces_every_microbatch,
+    split_stages,
+    sums_every_microbatch,
+)
 from planner.evaluation.states import (
     Sync,
     gradient_bytes,
@@ -201,7 +207,8 @@ def tail_of(
 ) -> Tail:
     """Reduction hides behind the last micro-batch's backward, gathering behind the next step's first forward.
 
-    Gradients that are summed whole though states are sharded wait for the end of the backward.
+    Where copies are summed with every micro-batch, as much shows of each. Gradients that are summed whole though states
+    are sharded wait for the end of the backward.
     ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction.
     """
     overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
@@ -209,6 +216,7 @@ def tail_of(
     last_reduce = shared + sync.copy + sync.replicate
     last_reduce += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
     exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
+    exposed *= plan.num_microbatches if sums_every_microbatch(plan, setting.software) else 1
     if gathers_once(plan):
         hidden = setting.software.overlap_gather * sum(s.forward for s in stages)
         exposed += max(0.0, sync.gather - hidden)
@@ -324,12 +332,12 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
         for name, num_bytes in stage.sent_bytes.items():
             add(name, m * num_bytes)
     software = setting.software
-    times = m if reduces_every_microbatch(plan, software) else 1
-    add("reduce_scatter", times * sync.reduce_bytes)
-    add("all_reduce", times * sync.whole_bytes)
-    add("send", times * sync.reduce_ring_bytes)
-    add("all_reduce", sync.replicate_bytes)
-    add("all_reduce", sync.copy_bytes * (m if software.gradient_life == "late" else 1))
+    scattered = m if reduces_every_microbatch(plan, software) else 1
+    summed = m if sums_every_microbatch(plan, software) else 1
+    add("reduce_scatter", scattered * sync.reduce_bytes)
+    add("send", scattered * sync.reduce_ring_bytes)
+    add("all_reduce", summed * (sync.whole_bytes + sync.replicate_bytes))
+    add("all_reduce", sync.copy_bytes * (1 if software.gradient_life == "step" else m))
     each = m * sum(stage.gathered_bytes for stage in stages)
     add("all_gather", sync.gather_bytes if gathers_once(plan) else each)
     if plan.pipeline > 1:
