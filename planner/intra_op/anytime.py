@@ -108,7 +108,7 @@ class _Anytime:
         self.relaxation = Relaxation(self.proof, prices)
         self.found: Found | None = None
         self.searches = 0
-        self.lower_bound = core.constant
+        self.lower_bound = core.floor
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
         self.slack = FIRST_SLACK

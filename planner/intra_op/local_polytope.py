@@ -207,7 +207,7 @@ def solve_program(
     network, which the choice refers to, is reduced further while that drops enough. The bound is ``inf`` where
     no choice costs less than the cutoff, or none is allowed. Known ``prices`` of memory, by original row, help.
     """
-    bound = network.constant
+    bound = network.floor
     rows: Collection[int] = prices or {}
     if np.isfinite(cutoff):
         _fix_by_messages(network, deadline, cutoff, prices or {})

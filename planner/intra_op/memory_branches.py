@@ -60,7 +60,7 @@ def solve_branches(network: Network, deadline: float, below: float, prices: Pric
     start from.
     """
     tree = _Tree(deadline, below)
-    tree.add(network.constant, network, prices)
+    tree.add(network.floor, network, prices)
     while tree.bound <= tree.cutoff - WHOLE and time.monotonic() < deadline:
         tree.explore()
     return replace(tree.best, lower_bound=min(tree.bound, tree.cutoff))

@@ -103,6 +103,13 @@ class Network:
         pairs = sum(int(np.count_nonzero(t < np.inf)) for v in self.nodes for t in self.tables[v].values())
         return sum(c.size for c in self.costs.values()) + pairs // 2
 
+    @property
+    def floor(self) -> float:
+        """What every choice costs at least: all that is least, which costs below zero do not exceed."""
+        least = sum(float(c.min()) for c in self.costs.values())
+        pairs = (float(t.min()) for v in self.nodes for w, t in self.tables[v].items() if v < w)
+        return self.constant + least + sum(pairs)
+
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where the nodes that are left take these positions."""
         nodes = sum(float(self.costs[v][choice[v]]) for v in self.nodes)

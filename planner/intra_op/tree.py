@@ -51,7 +51,7 @@ def solve_tree(
     ``rows`` are memory rows, by original number, that are likely to bind. The network is used up.
     """
     tree = _Tree(rows, deadline, cutoff)
-    tree.add(network.constant, network)
+    tree.add(network.floor, network)
     while tree.open and tree.bound <= tree.cutoff - WHOLE and time.monotonic() < deadline:
         tree.explore()
     return TreeAnswer(tree.choice, tree.bound if tree.bound <= tree.cutoff - WHOLE else np.inf)

@@ -3,6 +3,7 @@
 import math
 import time
 
+import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
 
@@ -10,6 +11,8 @@ from planner.errors import Infeasible
 from planner.intra_op.anytime import NetworkAnswer, solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
+from planner.intra_op.local_polytope import solve_program
+from planner.intra_op.shrinking import shrink
 
 
 def solved(problem: ContestProblem, below: float) -> NetworkAnswer:
@@ -42,3 +45,23 @@ def test_larger_ones_are_excluded_by_prices_and_guesses_too() -> None:
     assert alone.cost == alone.lower_bound
     assert solved(problem, alone.cost + 1).cost == alone.cost
     assert solved(problem, alone.cost).lower_bound == alone.cost
+
+
+def test_costs_moved_below_zero_prove_nothing() -> None:
+    """Of the first edge, which separates, 100 become the first node's, which is decided, and -100 the second's."""
+    problem = ContestProblem(
+        name="moved",
+        intervals=((0, 0), (0, 1), (0, 1)),
+        costs=((0,), (0, 0), (50, 0)),
+        usages=((0,), (0, 3), (0, 2)),
+        edges=((0, 1), (1, 2)),
+        edge_costs=((100, 0), (0, 7, 3, 0)),
+        usage_limit=3,
+    )
+    assert best(problem) == 53
+    network = network_of(problem)
+    shrink(network)
+    assert network.floor <= 53 < network.constant
+    assert solve_program(network.fork(), math.inf).lower_bound == pytest.approx(53)
+    out_of_time = solve_network(network, time.monotonic())
+    assert out_of_time.lower_bound <= 53 <= out_of_time.cost

@@ -52,6 +52,16 @@ def test_each_reduction_keeps_an_optimum(name, problem):
     check_optimum(problem, network)
 
 
+@given(contest_problems())
+def test_the_floor_is_below_every_choice_however_costs_were_moved(problem):
+    network = network_of(problem)
+    try:
+        shrink(network)
+    except Infeasible:
+        return
+    assert network.floor <= best(problem)
+
+
 @given(contest_problems(max_ends=2))
 def test_settling_memory_keeps_an_optimum(problem):
     network = network_of(problem)
