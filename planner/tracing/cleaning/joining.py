@@ -9,7 +9,7 @@ from copy import deepcopy
 from itertools import groupby
 
 from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike, finished
-from planner.tracing.program import Attention, Dims, Program, Reduction
+from planner.tracing.program import Attention, Dims, Operation, Program, Reduction
 
 Loop = tuple[int, int]
 """(operator, factor): one of those that are the same stands for all."""
@@ -18,20 +18,21 @@ Loop = tuple[int, int]
 def join_kernels(program: Program) -> Program:
     """Operators with the same ``kernel``, which stand side by side, as one attention."""
     ends = {*program.outputs, *(t.source for t in program.ties)}
-    drafts: list[Draft] = []
+    operations: list[Operation] = []
     count = 0
-    for kernel, group in groupby(map(Draft.of, program.operations), key=lambda d: d.kernel):
-        members = list(group)
+    for kernel, group in groupby(program.operations, key=lambda op: op.kernel):
+        apart = list(group)
+        members = list(map(Draft.of, apart)) if kernel else []
         whole = _joined(members) if kernel else None
         if whole is None:
-            drafts += members
+            operations += apart
             continue
         outside = ends | {n for op in program.operations if op.kernel != kernel for n in op.inputs}
         _describe(whole, members, {n: program.value[n].dtype for m in members for n in m.outputs})
         _keep(whole, outside)
-        drafts.append(whole)
+        operations.append(whole.done())
         count += 1
-    return finished(program, [d.done() for d in drafts], f"{count} attentions joined" if count else "")
+    return finished(program, operations, f"{count} attentions joined" if count else "")
 
 
 def _joined(members: Sequence[Draft]) -> Draft | None:

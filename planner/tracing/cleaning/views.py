@@ -14,6 +14,9 @@ def absorb_views(program: Program) -> Program:
     views: dict[str, Draft] = {}
     operations: list[Operation] = []
     for op in program.operations:
+        if op.kind != "view" and views.keys().isdisjoint(op.inputs):
+            operations.append(op)
+            continue
         draft = Draft.of(op)
         behind = [
             _read_through(draft, place, views[name])
