@@ -11,7 +11,7 @@ of Einstein sums; a dim of size 1 has no factor.
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -185,8 +185,17 @@ class Program(Record):
         tied = {t.target for t in self.ties}
         return frozenset(v.name for v in self.values if v.role in ("parameter", "constant") or v.name in tied)
 
+    def with_parts(self, **parts: Any) -> "Program":
+        """The same with other fields, and nothing that was worked out from the old ones."""
+        fields = {name: getattr(self, name) for name in Program.model_fields if name != "schema_version"}
+        return Program.model_construct(**fields | parts)
+
     @model_validator(mode="after")
     def _consistent(self) -> "Program":
+        return self.checked()
+
+    def checked(self) -> "Program":
+        """Itself; raises ``ValueError`` where an operator reads what there is not, or loops make another shape."""
         have = {v.name for v in self.values if v.role != "intermediate"}
         shapes = {v.name: v.shape for v in self.values}
         for op in self.operations:

@@ -192,10 +192,8 @@ def finished(program: Program, operations: Sequence[Operation], note: str) -> Pr
     """``program`` with other operators, values that are gone left out, and a note of what was done."""
     used = {n for op in operations for n in (*op.inputs, *op.outputs)} | {*program.inputs, *program.outputs}
     used |= {n for t in program.ties for n in (t.source, t.target)}
-    values = tuple(v for v in program.values if v.name in used)
-    update = {
-        "operations": tuple(operations),
-        "values": values,
-        "applied": (*program.applied, *((note,) if note else ())),
-    }
-    return program.model_copy(update=update)
+    return program.with_parts(
+        operations=tuple(operations),
+        values=tuple(v for v in program.values if v.name in used),
+        applied=(*program.applied, *((note,) if note else ())),
+    )

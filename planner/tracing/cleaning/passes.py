@@ -16,4 +16,4 @@ def clean(program: Program) -> Program:
     """``program`` after all passes."""
     for step in PASSES:
         program = step(program)
-    return Program.model_validate(program.model_dump(by_alias=True))
+    return program.checked()

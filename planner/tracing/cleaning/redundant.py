@@ -29,7 +29,7 @@ def drop_dead(program: Program) -> Program:
         t for t in program.ties if t.source in needed or program.value[t.source].role != "intermediate"
     )
     operations = [op for i, op in enumerate(program.operations) if i in kept]
-    return finished(program.model_copy(update={"ties": ties}), operations, _note(dropped, "unused dropped"))
+    return finished(program.with_parts(ties=ties), operations, _note(dropped, "unused dropped"))
 
 
 def merge_equal(program: Program) -> Program:

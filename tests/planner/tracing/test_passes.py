@@ -117,3 +117,20 @@ def test_the_program_says_what_was_done() -> None:
         "1 views read through",
         "1 fused into the loops that feed them",
     )
+
+
+def test_what_was_read_before_the_clean_up_does_not_matter() -> None:
+    """Readers that the clean-up drops do not count, though somebody has asked for them."""
+
+    def step(x: Any, a: Any, b: Any) -> Any:
+        first = x @ a
+        return (jnp.sin(first).sum(), first + x @ b)[1]
+
+    program = traced(step, X, W, W)
+    assert len(program.readers[program.operations[0].outputs[0]]) == 2
+    assert clean(program).operations[-1].addends
+
+
+def test_a_clean_program_is_as_good_as_read_from_a_file() -> None:
+    program = clean(traced(lambda x, w: jax.nn.softmax(x.reshape(32, 6) @ w, axis=-1), X, W))
+    assert Program.model_validate_json(program.to_json()) == program
