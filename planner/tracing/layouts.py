@@ -121,7 +121,10 @@ def divides(numbers: Layouts, sizes: Sequence[int], extents: Mapping[int, int]) 
 
 def grid(per_axis: Sequence[Sequence[int]]) -> Layouts:
     """[combination, axis]: one of each axis's numbers, the last axis varying fastest."""
-    return np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(per_axis))
+    found = np.empty((*map(len, per_axis), len(per_axis)), np.int64)
+    for axis, numbers in enumerate(per_axis):
+        found[..., axis] = np.reshape(numbers, [-1 if a == axis else 1 for a in range(len(per_axis))])
+    return found.reshape(-1, len(per_axis))
 
 
 def as_layouts(found: Layouts) -> tuple[Layout, ...]:
@@ -131,13 +134,14 @@ def as_layouts(found: Layouts) -> tuple[Layout, ...]:
 
 def distinct(found: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
     """Each row once, in order, and for each row which of them it is."""
-    digits = found - PARTS  # from 0 on
-    base = 1 + int(digits.max(initial=0))
+    base = 1 - PARTS + int(found.max(initial=0))
     worth = base ** np.arange(found.shape[1])
-    numbers = digits @ worth  # few and small, so that they need no sorting
-    present = np.bincount(numbers) > 0
-    which = np.flatnonzero(present)
-    return which[:, None] // worth % base + PARTS, (np.cumsum(present) - 1)[numbers]
+    numbers = (found - PARTS) @ worth
+    place = np.zeros(base ** found.shape[1], np.intp)  # few, so that they need no sorting
+    place[numbers] = 1
+    which = np.flatnonzero(place)
+    place[which] = np.arange(which.size)
+    return which[:, None] // worth % base + PARTS, place[numbers]
 
 
 def different(rows: Codes) -> tuple[Codes, npt.NDArray[np.intp]]:

@@ -8,7 +8,7 @@ parts for the kernel that adds them, which reduces or scatters their total.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, overload
 
@@ -67,8 +67,14 @@ class Options(Sequence[Option]):
         def lies(dims: Dims) -> Layouts:
             return layouts_of(dims, split if ring is None else ring.along(loops_of(dims), split))
 
-        reads, writes = (tuple(map(lies, arrays)) for arrays in (op.reads, op.writes))
-        return cls(split, reads, writes)
+        lying = {dims: lies(dims) for dims in dict.fromkeys((*op.reads, *op.writes))}
+        return cls(split, tuple(lying[d] for d in op.reads), tuple(lying[d] for d in op.writes))
+
+    def rows(self, row: Codes) -> "Options":
+        """Some of them, or one several times; arrays that are indexed alike stay one."""
+        taken = {id(w): w[row] for w in (*self.reads, *self.writes)}
+        reads, writes = (tuple(taken[id(w)] for w in arrays) for arrays in (self.reads, self.writes))
+        return Options(self.split[row], reads, writes)
 
     def __len__(self) -> int:
         return len(self.split)
@@ -146,7 +152,7 @@ def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMe
         after = np.concatenate([np.where(summed, PARTS, before)[first], after])
         order = np.argsort(row, kind="stable")
         row, after = row[order], after[order]
-    return Options(plain.split[row], tuple(layouts[row] for layouts in plain.reads), (after,))
+    return replace(plain.rows(row), writes=(after,))
 
 
 def _each(row: Codes, after: Layouts, counts: Codes) -> tuple[Codes, Layouts, Codes]:
@@ -172,11 +178,12 @@ def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
     row, part = np.concatenate(rows), np.concatenate(parts)
     order = np.argsort(row, kind="stable")
     row, part = row[order], part[order]
+    found = whole.rows(row)
     reads = tuple(
-        np.where(part, PARTS, layouts[row]) if name in op.addends else layouts[row]
-        for name, layouts in zip(op.inputs, whole.reads, strict=True)
+        np.where(part, PARTS, layouts) if name in op.addends else layouts
+        for name, layouts in zip(op.inputs, found.reads, strict=True)
     )
-    return Options(whole.split[row], reads, tuple(layouts[row] for layouts in whole.writes))
+    return replace(found, reads=reads)
 
 
 def subsets(count: int) -> Iterator[list[int]]:

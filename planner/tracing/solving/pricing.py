@@ -248,13 +248,13 @@ class ProgramPricer:
 
     def _local(self, names: Sequence[str], layouts: Sequence[Layouts]) -> Array:
         """Bytes on one device of arrays together, [option] [B]."""
-        shares = (
-            self.full_bytes(n) / degrees(self.mesh.sizes, w >= 0) for n, w in zip(names, layouts, strict=True)
-        )
+        parts = {id(w): degrees(self.mesh.sizes, w >= 0) for w in layouts}
+        shares = (self.full_bytes(n) / parts[id(w)] for n, w in zip(names, layouts, strict=True))
         return np.asarray(sum(shares, np.zeros(1)))
 
     def _written(self, op: Operation, options: Options) -> Array:
-        return self._local(op.outputs, [layouts_of(dims, options.split) for dims in op.writes])
+        made = {dims: layouts_of(dims, options.split) for dims in dict.fromkeys(op.writes)}
+        return self._local(op.outputs, [made[dims] for dims in op.writes])
 
     def _extent(self, op: Operation, options: Options, factors: Collection[int]) -> Codes:
         """Rounds of loops together on one device, [option]."""

@@ -252,4 +252,5 @@ def _alike(left: Spots, right: Spots) -> Array:
 
 
 def _same(left: Spots, right: Spots) -> npt.NDArray[np.bool_]:
-    return np.asarray((left.layouts[:, None] == right.layouts).all(axis=-1))
+    columns = zip(left.layouts.T, right.layouts.T, strict=True)
+    return np.logical_and.reduce([mine[:, None] == theirs for mine, theirs in columns])
