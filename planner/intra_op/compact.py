@@ -31,6 +31,8 @@ class Between(NamedTuple):
 class Compact(Network):
     """Nodes with strategies, and at most one table of classes per pair of nodes: as much as messages need."""
 
+    eager = 0.8
+
     def __init__(self, costs: Mapping[int, Array], tables: Iterable[Between], order: Sequence[int]) -> None:
         """Nodes are numbered anew as they stand in ``order``, which is that of messages."""
         super().__init__({number: costs[name] for number, name in enumerate(order)}, {}, np.zeros(0))

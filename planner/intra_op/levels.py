@@ -166,9 +166,9 @@ class Layout:
         for v in self.nodes[nodes]:
             tables = self.network.tables[v]
             higher = [level_of[w] > level_of[v] for w in tables]
-            share = 1.0 / max(1, sum(higher), len(higher) - sum(higher))
-            forward += [share * is_ahead for is_ahead in higher]
-            backward += [share * (not is_ahead) for is_ahead in higher]
+            ahead_share, behind_share = _shares(self.network.eager, sum(higher), len(higher))
+            forward += [ahead_share * is_ahead for is_ahead in higher]
+            backward += [behind_share * (not is_ahead) for is_ahead in higher]
             for (w, table), is_ahead in zip(tables.items(), higher, strict=True):
                 sizes.append(len(table))
                 (ahead if is_ahead else behind)[table.shape].append((v, w))
@@ -231,6 +231,12 @@ class Pieces:
         change = np.bincount(self.rows[:, 0], bytes_, self.num_rows + 1)
         change -= np.bincount(self.rows[:, 1], bytes_, self.num_rows + 1)
         return np.asarray(np.cumsum(change)[:-1], dtype=np.float64)
+
+
+def _shares(eager: float, ahead: int, edges: int) -> tuple[float, float]:
+    """What each edge ahead of a node takes of its cost, and what each behind it takes on the way back."""
+    kept = (1.0 - eager) / max(1, ahead, edges - ahead)
+    return kept + eager / max(1, ahead), kept + eager / max(1, edges - ahead)
 
 
 def _levels(network: Network) -> dict[int, int]:

@@ -32,7 +32,9 @@ FIRST_SLACK, GROWTH, GROWTH_UNDER_MEMORY = 3e-4, 5.0, 20.0
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
 
-SWEEPS = 3
+SWEEPS, BEYOND = 2, 1.0
+"""Between two looks; and before the next ones, messages go on by so much of what the last sweep changed."""
+
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
 
@@ -118,6 +120,7 @@ class _Known:
             self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
     def _sweep(self) -> float:
+        self.relaxation.go_beyond(BEYOND)
         for _ in range(SWEEPS):
             self.relaxation.sweep()
         self._look()

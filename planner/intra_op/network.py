@@ -40,6 +40,9 @@ class Decision(NamedTuple):
 class Network:
     """Nodes with strategies, at most one table per pair of nodes, memory rows with capacities."""
 
+    eager = 0.0
+    """How much of a node's cost messages hand on: at 0 as much as comes back, at 1 all of it."""
+
     def __init__(self, costs: Mapping[int, Array], pieces: Mapping[int, Piece], capacity: Array) -> None:
         self.nodes: set[int] = set(costs)
         """Nodes that are left."""
