@@ -117,13 +117,15 @@ class _Known:
             shrink(self.network, self.deadline)  # which can mostly say by how much memory is short
             raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
+            self._consider(self.relaxation.improve(self.relaxation.decode()))
+        if not self.proven:
             self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
     def _sweep(self) -> float:
         self.relaxation.go_beyond(BEYOND)
         for _ in range(SWEEPS):
             self.relaxation.sweep()
-        self._look()
+        self._consider(self.relaxation.decode())
         return self.relaxation.value()
 
     def _price(self) -> float:
@@ -134,7 +136,7 @@ class _Known:
             if time.monotonic() > self.deadline:
                 break
         self.relaxation.sweep()
-        self._look()
+        self._consider(self.relaxation.decode())
         self.relaxation.return_to_best()
         return self.relaxation.best
 
@@ -149,9 +151,8 @@ class _Known:
         bound = self.best.cost if self.proven else self.least
         return NetworkAnswer(self.network.expand(self.best.choice), self.best.cost, bound)
 
-    def _look(self) -> None:
-        """The choice that the messages favour, right after a sweep."""
-        choice = self.relaxation.decode()
+    def _consider(self, choice: dict[int, int]) -> None:
+        """Take a choice that the messages favour, right after a sweep, if it is better than what we have."""
         cost = self.network.cost(choice)
         if np.isfinite(cost) and self._fits(choice):
             self.take(NetworkAnswer(choice, cost, -np.inf))

@@ -253,4 +253,4 @@ def _alike(left: Spots, right: Spots) -> Array:
 
 def _same(left: Spots, right: Spots) -> npt.NDArray[np.bool_]:
     columns = zip(left.layouts.T, right.layouts.T, strict=True)
-    return np.logical_and.reduce([mine[:, None] == theirs for mine, theirs in columns])
+    return np.asarray(np.logical_and.reduce([mine[:, None] == theirs for mine, theirs in columns]))

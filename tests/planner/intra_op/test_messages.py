@@ -74,6 +74,33 @@ def test_the_value_after_a_sweep_is_the_bound():
         assert math.isclose(relaxation.value(), relaxation.bound().value, abs_tol=1e-6)
 
 
+@given(contest_problems(), st.lists(st.floats(0, 3), min_size=1, max_size=4))
+def test_no_message_however_far_it_goes_lifts_the_bound_above_a_choice(problem, shares):
+    network = unshrunk(problem)
+    if network is None:
+        return
+    relaxation = Relaxation(network, {})
+    for share in shares:
+        relaxation.go_beyond(share)
+        relaxation.sweep()
+        value = relaxation.value()
+        assert math.isclose(value, relaxation.bound().value, rel_tol=1e-9, abs_tol=1e-6)
+        choices = itertools.product(*(range(network.costs[v].size) for v in sorted(network.nodes)))
+        named = (dict(zip(sorted(network.nodes), choice, strict=True)) for choice in choices)
+        assert value <= min(map(network.cost, named)) + 1e-6
+
+
+def test_an_improved_choice_costs_no_more_and_no_node_alone_can_better_it():
+    network = network_of(random_contest_problem(40, 4, seed=2, share=0.3))
+    relaxation = Relaxation(network, {})
+    first = dict.fromkeys(network.nodes, 0)
+    choice = relaxation.improve(first)
+    assert network.cost(choice) < network.cost(first)
+    for v in network.nodes:
+        others = (network.cost({**choice, v: s}) for s in range(network.costs[v].size))
+        assert min(others) == network.cost(choice)
+
+
 def test_messages_can_be_carried_over():
     network = network_of(random_contest_problem(80, 4, seed=5, share=0.3))
     relaxation = Relaxation(network, {3: 2.0})
