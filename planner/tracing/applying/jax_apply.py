@@ -5,12 +5,12 @@ under ``jax.jit`` it leaves XLA only the moves that the plan has priced.
 """
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.applying.manual import mapped
+from planner.tracing.applying.control import FOLLOWED
+from planner.tracing.applying.literals import Known, plain
 from planner.tracing.applying.parts import (
     Loops,
     Parts,
@@ -21,6 +21,7 @@ from planner.tracing.applying.parts import (
     product_in_parts,
     sums_in_turn,
 )
+from planner.tracing.applying.repeats import Repeats
 from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
@@ -28,7 +29,7 @@ from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.applying.views import View, partition_of, split_of
 from planner.tracing.layouts import Partition, between
 from planner.tracing.program import Dims, Operation
-from planner.tracing.reading.jax_calls import bound, branch_name, call_constants, calls, label
+from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
 from planner.tracing.solving.rings import Ring, loops_of, ring_of
@@ -84,16 +85,6 @@ def _named(mesh: Any, partition: Partition) -> Any:
     return NamedSharding(mesh, PartitionSpec(*spec_arguments(partition)))
 
 
-class _Known(NamedTuple):
-    """A number that is written in the function; the program has no value for it."""
-
-    number: Any
-
-
-def _plain(value: Any) -> Any:
-    return value.number if isinstance(value, _Known) else value
-
-
 class _Site(NamedTuple):
     """An equation of the function, as part of an operator of the program."""
 
@@ -132,6 +123,22 @@ class _Runner:
                 self.owners[member.name] = op.name
         self.second = SecondRuns(self)
         self.rows = RowsAnew(self)
+        self.repeats = Repeats()
+        self.outside: dict[int, tuple[Any, Any]] = {}
+        """What the body of a loop has from outside, by identity, with itself out there."""
+
+    def in_body(self) -> "_Runner":
+        """The same in a body of its own, where nothing is known of what others compute."""
+        inside = copy.copy(self)
+        inside.repeats = Repeats()
+        return inside
+
+    def without_layouts(self) -> "_Runner":
+        """The same in the body of a ``shard_map``."""
+        inside = self.in_body()
+        inside.sites, inside.lies = {}, {}
+        inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
+        return inside
 
     def put(self, array: Any, partition: Partition) -> Any:
         """``array`` constrained; scalars and what does not divide are left alone."""
@@ -157,9 +164,9 @@ class _Runner:
 
         if not (equation.params.get("differentiated") and equation.params.get("prevent_cse")):
             return operands
-        plain = [added_up(x) if isinstance(x, Parts) else _plain(x) for x in operands]
-        apart = jax.lax.optimization_barrier(tuple(plain))
-        known = [self.lies.get(id(x)) for x in plain]
+        whole = [added_up(x) if isinstance(x, Parts) else plain(x) for x in operands]
+        apart = jax.lax.optimization_barrier(tuple(whole))
+        known = [self.lies.get(id(x)) for x in whole]
         return [new if lay is None else self.put(new, lay[1]) for new, lay in zip(apart, known, strict=True)]
 
     def finish(self, arrays: Sequence[Any]) -> list[Any]:
@@ -169,7 +176,7 @@ class _Runner:
         program = self.sharded.program
         tied = {t.source: t.target for t in program.ties if t.target in program.inputs}
         done = []
-        for array, name in zip(map(_plain, arrays), program.results, strict=True):
+        for array, name in zip(map(plain, arrays), program.results, strict=True):
             if name in tied:
                 with jax.named_scope(scope_of(tied[name])):
                     array = self.put(array, self.sharded.inputs[program.value[tied[name]].path])
@@ -187,7 +194,7 @@ class _Runner:
         )
 
         def read(atom: Any) -> Any:
-            return _Known(atom.val) if hasattr(atom, "val") else values[atom]
+            return Known(atom.val) if hasattr(atom, "val") else values[atom]
 
         for index, equation in enumerate(jaxpr.eqns):
             title = prefix + label(equation, index)
@@ -204,7 +211,7 @@ class _Runner:
 
     def _on_parts(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
         """Views of parts and their additions; the last of these adds up the parts too."""
-        made = each_part(equation, [_plain(x) for x in operands])
+        made = each_part(equation, [plain(x) for x in operands])
         if site is None or title != site.operation.total:
             return list(made)
         return [self.put(added_up(made[0]), partition_of(site.writes[0], site.sharding.split))]
@@ -213,15 +220,20 @@ class _Runner:
         return self.owners.get(title, title)
 
     def _equation(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        followed = _FOLLOWED.get(equation.primitive.name)
+        followed = FOLLOWED.get(equation.primitive.name)
         if followed is not None:
             return followed(self, equation, title, operands)
-        site = self.sites.get(title)
+        site, read = self.sites.get(title), tuple(operands)
+        known = self.repeats.made(equation, title, read) if site is None else None
+        if known is not None:
+            return known
         if site is not None:
             operands = self.second.late(site.operation, operands)
-        read = list(operands)
+        late = list(operands)
         made = self.placed(equation, title, site, operands)
-        self.second.remember(equation, title, read, made)
+        self.second.remember(equation, title, late, made)
+        if any(id(x) in self.lies for x in read):  # constants are made where they are read
+            self.repeats.note(equation, title, read, made)
         return made
 
     def placed(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:
@@ -229,7 +241,7 @@ class _Runner:
         if any(isinstance(x, Parts) for x in operands):
             return self._on_parts(equation, title, site, operands)
         if site is not None:
-            places = [i for i, x in enumerate(operands) if not isinstance(x, _Known)]
+            places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
             for i, dims in zip(places, site.reads, strict=True):
                 operands[i] = self.put(operands[i], site.lies(dims))
             if site.ring and equation.primitive.name == "dot_general":
@@ -240,7 +252,7 @@ class _Runner:
             sums = self._sums(site) if equation.primitive.name == "dot_general" else []
             if sums:
                 return [self._in_turn(equation, operands, site, sums)]
-        found = bound(equation, [_plain(x) for x in operands])
+        found = bound(equation, [plain(x) for x in operands])
         if site is None:
             return self._seen_through(equation, operands, found)
         return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
@@ -295,103 +307,3 @@ class _Runner:
         if len(site.operation.members) == 1 and len(site.writes) == len(site.sharding.writes):
             return list(site.sharding.writes)
         return [site.lies(dims) for dims in site.writes]
-
-    def _scan(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        import jax
-
-        params = equation.params
-        consts, carried = params["num_consts"], params["num_carry"]
-        inner = params["jaxpr"]
-
-        place = functools.partial(self._all_at_boundary, title)
-        arrays = operands[consts + carried :]
-        handed_out: list[Any] = []
-
-        def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
-            state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
-            rows = self.rows.restored(arrays, rows)
-            self.rows.note_sliced(arrays, rows)
-            made = self.body(inner.jaxpr, inner.consts, [*operands[:consts], *state, *rows], f"{title}/")
-            made = [_plain(x) for x in made]
-            handed_out[:] = made[carried:]
-            collected = self.rows.collected(title, made[carried:])
-            return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
-
-        start = place([_plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
-        scanned = place([_plain(x) for x in arrays], "slice", "reads")
-        options = {k: params[k] for k in ("length", "reverse", "unroll")}
-        state, stacked = jax.lax.scan(step, start, scanned, **options)
-        stacked = place(stacked, "stack", "writes")
-        self.rows.note_collected(title, handed_out, stacked)
-        return [*state, *stacked]
-
-    def _while(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        import jax
-
-        params = equation.params
-        tests, consts = params["cond_nconsts"], params["body_nconsts"]
-        given = [_plain(x) for x in operands]
-        ends, inner = params["cond_jaxpr"], params["body_jaxpr"]
-        place = functools.partial(self._all_at_boundary, title)
-
-        def goes_on(state: Sequence[Any]) -> Any:
-            return jax.core.eval_jaxpr(ends.jaxpr, ends.consts, *given[:tests], *state)[0]
-
-        def step(state: Sequence[Any]) -> list[Any]:
-            fixed = given[tests : tests + consts]
-            made = self.body(
-                inner.jaxpr, inner.consts, [*fixed, *place(state, "carry", "writes")], f"{title}/"
-            )
-            return place([_plain(x) for x in made], "carry", "writes")
-
-        start = place(given[tests + consts :], "carry", "writes")
-        return list(jax.lax.while_loop(goes_on, step, start))
-
-    def _shard_map(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        """As it is written: its operators run where it says, under their names."""
-        inside = copy.copy(self)
-        inside.sites, inside.lies = {}, {}
-        inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
-
-        def run(*given: Any) -> list[Any]:
-            return [_plain(x) for x in inside.body(equation.params["jaxpr"], (), given, f"{title}/")]
-
-        return list(mapped(equation, title, self.mesh, run)(*map(_plain, operands)))
-
-    def _cond(self, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-        """All branches; only the one that was planned finds its operators, and is laid out."""
-        import jax
-
-        def taken(number: int, branch: Any) -> Callable[..., list[Any]]:
-            def run(*given: Any) -> list[Any]:
-                made = self.body(branch.jaxpr, branch.consts, given, branch_name(title, number))
-                pairs = zip(map(_plain, made), equation.outvars, strict=True)
-                return [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs]
-
-            return run
-
-        branches = [taken(i, branch) for i, branch in enumerate(equation.params["branches"])]
-        index, *given = map(_plain, operands)
-        return list(jax.lax.switch(index, branches, *given))
-
-    def _all_at_boundary(self, title: str, arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
-        return [self._at_boundary(x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
-
-    def _at_boundary(self, array: Any, name: str, side: str) -> Any:
-        """What enters or leaves a scan, as the plan has it there."""
-        import jax
-
-        site = self.sites.get(name)
-        if site is None:
-            return array
-        with jax.named_scope(scope_of(name)):
-            return self.put(array, partition_of(getattr(site, side)[0], site.sharding.split))
-
-
-_FOLLOWED: Mapping[str, Callable[..., list[Any]]] = {
-    "scan": _Runner._scan,
-    "shard_map": _Runner._shard_map,
-    "while": _Runner._while,
-    "cond": _Runner._cond,
-}
-"""Primitives whose functions are run equation by equation."""

@@ -59,6 +59,7 @@ class SecondRuns:
 
     def _maker(self, array: Any) -> str | None:
         """The operator whose output an array is, or is a view of."""
+        _, array = self.runner.outside.get(id(array), (array, array))
         made = self.made.get(id(array))
         if made is None:
             return None
@@ -71,6 +72,7 @@ class SecondRuns:
         """An array computed a second time, from what is kept or computed a second time too."""
         import jax
 
+        _, array = self.runner.outside.get(id(array), (array, array))
         if id(array) in self.again:
             return self.again[id(array)]
         made, maker = self.made.get(id(array)), self._maker(array)

@@ -85,7 +85,6 @@ class Recorder:
         splits: Mapping[str, int] | None = None,
     ) -> None:
         """One operator; ``splits`` is what mesh axes split where they are fixed."""
-        literals = [str(a.val) for a in equation.invars if hasattr(a, "val")]
         self.operations.append(
             Operation(
                 name=title,
@@ -95,7 +94,7 @@ class Recorder:
                 times=place.times,
                 region=place.region,
                 kernel=place.kernel if place.manual is None else "",
-                key=_digest(equation, literals, title),
+                key=digest(equation, title),
                 manual=splits,
                 **rule._asdict(),
             )
@@ -136,8 +135,9 @@ def output_names(title: str, count: int) -> list[str]:
     return [title] if count == 1 else [f"{title}:{k}" for k in range(count)]
 
 
-def _digest(equation: Any, literals: Sequence[str], title: str) -> str:
+def digest(equation: Any, title: str) -> str:
     """What is computed, but for the inputs: parameters and literals; what is computed again is something else."""
+    literals = [str(a.val) for a in equation.invars if hasattr(a, "val")]
     params = sorted((k, str(v)) for k, v in equation.params.items())
     types = [str(v.aval) for v in equation.outvars]
     again = title.rpartition("/")[0] if any(call in title for call in APART) else ""

@@ -109,3 +109,89 @@ def second_order() -> Case:
     # States that begin as the identity: random ones are no sums of squares, and have roots of what is negative.
     start = {n: {"l": jnp.eye(w.shape[0]), "r": jnp.eye(w.shape[1])} for n, w in params.items()}
     return step, params, start, f(16, 32), f(16, 32)
+
+
+def actor_critic() -> Case:
+    """Values are computed once for the advantages, and once more in the loss: equal, and one operator of a plan."""
+
+    def net(p: Any, x: Any) -> tuple[Any, Any]:
+        h = jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"])
+        return h @ p["policy"], (h @ p["value"])[..., 0]
+
+    def step(p: Any, seen: Any, action: Any, reward: Any, old: Any) -> Any:
+        _, value = net(p, seen)
+
+        def back(later: Any, now: Any) -> tuple[Any, Any]:
+            gain, has, comes = now
+            later = gain + 0.99 * comes - has + 0.94 * later
+            return later, later
+
+        comes = jnp.concatenate([value[1:], value[-1:]])
+        _, advantage = jax.lax.scan(back, jnp.zeros(value.shape[1]), (reward, value, comes), reverse=True)
+        advantage = jax.lax.stop_gradient(advantage)
+        target = jax.lax.stop_gradient(advantage + value)
+
+        def loss(p: Any) -> Any:
+            logits, value = net(p, seen)
+            logs = jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]
+            return ((value - target) ** 2 - jnp.exp(jnp.clip(logs - old, -5, 5)) * advantage).mean()
+
+        value, gradient = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - 0.01 * g, p, gradient), value
+
+    params = {"a": f(32, 64), "b": f(64, 64), "policy": f(64, 8), "value": f(64, 1)}
+    return step, params, f(16, 8, 32), i(16, 8), f(16, 8), f(16, 8)
+
+
+def gated_recurrence() -> Case:
+    """A GRU: its derivative wants 1 - z, which the forward pass has computed."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def cell(h: Any, row: Any) -> tuple[Any, Any]:
+            gate = {n: row @ p[f"i{n}"] for n in "rzn"}
+            own = {n: h @ p[f"h{n}"] for n in "rzn"}
+            r, z = (jax.nn.sigmoid(gate[n] + own[n] + p["bias"]) for n in "rz")
+            h = (1 - z) * jnp.tanh(gate["n"] + r * own["n"]) + z * h
+            return h, h
+
+        _, rows = jax.lax.scan(cell, jnp.zeros((x.shape[1], 64)), x)
+        return ((rows @ p["out"] - y) ** 2).mean()
+
+    params = {f"{side}{n}": f(64, 64) for side in "ih" for n in "rzn"} | {"bias": f(64), "out": f(64, 64)}
+    return jax.value_and_grad(loss), params, f(16, 8, 64), f(16, 8, 64)
+
+
+def accumulated() -> Case:
+    """Gradients of one micro-batch after another: a loop that has all weights from outside."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        heads = {n: jnp.einsum("btd,dhk->bthk", x, p[n]) for n in "qkv"}
+        x = x + jnp.einsum("bthk,hkd->btd", jax.nn.dot_product_attention(*heads.values()), p["o"])
+        return ((x + jax.nn.gelu(x @ p["up"]) @ p["down"] - y) ** 2).mean()
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        def micro(total: Any, rows: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(p, *rows)), None
+
+        start = jnp.zeros(()), jax.tree.map(jnp.zeros_like, p)
+        (value, gradient), _ = jax.lax.scan(micro, start, (x, y))
+        return value / 4, jax.tree.map(lambda w, g: w - 0.1 * g / 4, p, gradient)
+
+    params = {n: f(32, 4, 8) for n in "qkv"} | {"o": f(4, 8, 32), "up": f(32, 64), "down": f(64, 32)}
+    return step, params, f(4, 8, 16, 32), f(4, 8, 16, 32)
+
+
+def scanned_residuals() -> Case:
+    """Layers in a loop, whose last state a split product reads."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, w: Any) -> tuple[Any, None]:
+            normed = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+            return x + jax.nn.gelu(normed @ w["up"]) @ w["down"], None
+
+        x, _ = jax.lax.scan(layer, x @ p["in"], p["layers"])
+        return ((x @ p["out"] - y) ** 2).mean()
+
+    layers = {"up": f(2, 32, 128), "down": f(2, 128, 32)}
+    params = {"in": f(16, 32), "layers": layers, "out": f(32, 16)}
+    return jax.value_and_grad(loss), params, f(8, 16, 16), f(8, 16, 16)

@@ -18,8 +18,14 @@ from planner.verification.with_program import verify_program  # noqa: E402
 FILE = Path(__file__).parent / "plain_programs.py"
 
 
+NAMES = [
+    "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
+    "accumulated", "scanned_residuals",
+]  # fmt: skip
+
+
 @pytest.mark.jax
-@pytest.mark.parametrize("name", ["graph_attention", "state_space", "group_norms", "second_order"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_program_exchanges_what_is_priced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
     monkeypatch.setattr(with_program, "FLAGS", flags)

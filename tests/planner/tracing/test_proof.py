@@ -42,7 +42,7 @@ EXPECTED = {
     "mlp_with_adam": Expected(room=0.8),
     "gpt": Expected(),
     "llama": Expected(),
-    "mixtral": Expected(different=3),
+    "mixtral": Expected(different=1),
     "t5": Expected(),
     "vit": Expected(),
     "resnet": Expected(),

@@ -1,0 +1,125 @@
+"""Loops, branches and bodies of a ``shard_map``, as a plan has them: their functions are run equation by equation."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from planner.tracing.applying.literals import plain
+from planner.tracing.applying.manual import mapped
+from planner.tracing.applying.scopes import scope_of
+from planner.tracing.applying.views import partition_of
+from planner.tracing.reading.jax_calls import branch_name
+
+
+def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+    """The rows and states of a loop lie as its boundaries say."""
+    import jax
+
+    params = equation.params
+    consts, carried = params["num_consts"], params["num_carry"]
+    inner = params["jaxpr"]
+
+    place = functools.partial(_all_at_boundary, runner, title)
+    arrays = operands[consts + carried :]
+    handed_out: list[Any] = []
+
+    def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
+        state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
+        rows = runner.rows.restored(arrays, rows)
+        runner.rows.note_sliced(arrays, rows)
+        fixed = _from_outside(runner, operands[:consts])
+        made = runner.in_body().body(inner.jaxpr, inner.consts, [*fixed, *state, *rows], f"{title}/")
+        made = [plain(x) for x in made]
+        handed_out[:] = made[carried:]
+        collected = runner.rows.collected(title, made[carried:])
+        return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
+
+    start = place([plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
+    scanned = place([plain(x) for x in arrays], "slice", "reads")
+    options = {k: params[k] for k in ("length", "reverse", "unroll")}
+    state, stacked = jax.lax.scan(step, start, scanned, **options)
+    state, stacked = place(state, "carry", "writes"), place(stacked, "stack", "writes")
+    runner.rows.note_collected(title, handed_out, stacked)
+    return [*state, *stacked]
+
+
+def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+    """The states of a loop lie as its boundaries say."""
+    import jax
+
+    params = equation.params
+    tests, consts = params["cond_nconsts"], params["body_nconsts"]
+    given = [plain(x) for x in operands]
+    ends, inner = params["cond_jaxpr"], params["body_jaxpr"]
+    place = functools.partial(_all_at_boundary, runner, title)
+
+    def goes_on(state: Sequence[Any]) -> Any:
+        return jax.core.eval_jaxpr(ends.jaxpr, ends.consts, *given[:tests], *state)[0]
+
+    def step(state: Sequence[Any]) -> list[Any]:
+        begun = [*_from_outside(runner, given[tests : tests + consts]), *place(state, "carry", "writes")]
+        made = runner.in_body().body(inner.jaxpr, inner.consts, begun, f"{title}/")
+        return place([plain(x) for x in made], "carry", "writes")
+
+    start = place(given[tests + consts :], "carry", "writes")
+    return place(jax.lax.while_loop(goes_on, step, start), "carry", "writes")
+
+
+def shard_map(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+    """As it is written: its operators run where it says, under their names."""
+
+    def run(*given: Any) -> list[Any]:
+        made = runner.without_layouts().body(equation.params["jaxpr"], (), given, f"{title}/")
+        return [plain(x) for x in made]
+
+    return list(mapped(equation, title, runner.mesh, run)(*map(plain, operands)))
+
+
+def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
+    """All branches; only the one that was planned finds its operators, and is laid out."""
+    import jax
+
+    def taken(number: int, branch: Any) -> Callable[..., list[Any]]:
+        def run(*given: Any) -> list[Any]:
+            made = runner.in_body().body(branch.jaxpr, branch.consts, given, branch_name(title, number))
+            pairs = zip(map(plain, made), equation.outvars, strict=True)
+            return [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs]
+
+        return run
+
+    branches = [taken(i, branch) for i, branch in enumerate(equation.params["branches"])]
+    index, *given = map(plain, operands)
+    return list(jax.lax.switch(index, branches, *given))
+
+
+def _from_outside(runner: Any, arrays: Sequence[Any]) -> list[Any]:
+    """What the body of a loop has from outside, where it lies there: else XLA chooses a place for all passes."""
+    found = []
+    for array in arrays:
+        known = runner.lies.get(id(array))
+        inside = array if known is None else runner.put(array, known[1])
+        runner.outside[id(inside)] = (inside, array)
+        found.append(inside)
+    return found
+
+
+def _all_at_boundary(runner: Any, title: str, arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
+    return [_at_boundary(runner, x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
+
+
+def _at_boundary(runner: Any, array: Any, name: str, side: str) -> Any:
+    """What enters or leaves a loop, as the plan has it there."""
+    import jax
+
+    site = runner.sites.get(name)
+    if site is None:
+        return array
+    with jax.named_scope(scope_of(name)):
+        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split))
+
+
+FOLLOWED: Mapping[str, Callable[..., list[Any]]] = MappingProxyType(
+    {"scan": scan, "shard_map": shard_map, "while": while_loop, "cond": cond}
+)
+"""Primitives whose functions are run equation by equation."""
