@@ -30,6 +30,14 @@ class OperatorSharding(Record):
     """Positions around a ring: each device has one part of the sequence, or an early and a late chunk."""
 
 
+class SharedCopy(Record):
+    """A value brought elsewhere once, for several operators that read it."""
+
+    value: str
+    readers: tuple[str, ...]
+    partition: Partition
+
+
 class CollectiveUse(Record):
     """One collective of the plan."""
 
@@ -58,6 +66,7 @@ class ShardedProgram(Record):
     operators: tuple[OperatorSharding, ...]
     recomputed: tuple[OperatorSharding, ...] = ()
     """Operators that run again before their late readers, which do not get what the first run made."""
+    copies: tuple[SharedCopy, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     """Products of one value that run as one, each device's columns of the others side by side."""
     collectives: tuple[CollectiveUse, ...]

@@ -101,7 +101,7 @@ def differences(
 def _by_operator(uses: Sequence[CollectiveUse]) -> dict[str, dict[str, float]]:
     """Operator -> kind -> bytes of whole arrays per call."""
     found: dict[str, dict[str, float]] = {}
-    for use in uses:
+    for use in (use for use in uses if use.full_bytes):  # empty arrays take no collective
         of = found.setdefault(use.operator, {})
         kind = SAME_KIND.get(use.collective, use.collective)
         of[kind] = of.get(kind, 0.0) + use.full_bytes * use.times

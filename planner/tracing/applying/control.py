@@ -26,6 +26,8 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
         state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
+        runner.copies.note(state, _numbered(f"{title}/carry.", state))
+        runner.copies.note(rows, _numbered(f"{title}/slice.", rows))
         rows = runner.rows.restored(arrays, rows)
         runner.rows.note_sliced(arrays, rows)
         fixed = _from_outside(runner, operands[:consts])
@@ -41,7 +43,9 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     state, stacked = jax.lax.scan(step, start, scanned, **options)
     state, stacked = place(state, "carry", "writes"), place(stacked, "stack", "writes")
     runner.rows.note_collected(title, handed_out, stacked)
-    return [*state, *stacked]
+    left = [*state, *stacked]
+    runner.copies.note(left, _numbered(f"{title}:", left))
+    return left
 
 
 def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
@@ -58,12 +62,16 @@ def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> l
         return jax.core.eval_jaxpr(ends.jaxpr, ends.consts, *given[:tests], *state)[0]
 
     def step(state: Sequence[Any]) -> list[Any]:
-        begun = [*_from_outside(runner, given[tests : tests + consts]), *place(state, "carry", "writes")]
+        begun = place(state, "carry", "writes")
+        runner.copies.note(begun, _numbered(f"{title}/carry.", begun))
+        begun = [*_from_outside(runner, given[tests : tests + consts]), *begun]
         made = runner.in_body().body(inner.jaxpr, inner.consts, begun, f"{title}/")
         return place([plain(x) for x in made], "carry", "writes")
 
     start = place(given[tests + consts :], "carry", "writes")
-    return place(jax.lax.while_loop(goes_on, step, start), "carry", "writes")
+    left = place(jax.lax.while_loop(goes_on, step, start), "carry", "writes")
+    runner.copies.note(left, _numbered(f"{title}:", left))
+    return left
 
 
 def shard_map(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
@@ -100,6 +108,7 @@ def _from_outside(runner: Any, arrays: Sequence[Any]) -> list[Any]:
         known = runner.lies.get(id(array))
         inside = array if known is None else runner.put(array, known[1])
         runner.outside[id(inside)] = (inside, array)
+        runner.copies.pinned(inside, array)
         found.append(inside)
     return found
 
@@ -115,8 +124,14 @@ def _at_boundary(runner: Any, array: Any, name: str, side: str) -> Any:
     site = runner.sites.get(name)
     if site is None:
         return array
+    reader = name if side == "reads" else ""
     with jax.named_scope(scope_of(name)):
-        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split))
+        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split), reader)
+
+
+def _numbered(beginning: str, arrays: Sequence[Any]) -> list[str]:
+    """Names of values that go into a loop or come out of it."""
+    return [f"{beginning}{i}" for i in range(len(arrays))]
 
 
 FOLLOWED: Mapping[str, Callable[..., list[Any]]] = MappingProxyType(

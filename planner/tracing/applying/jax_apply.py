@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from planner.errors import InputError
 from planner.tracing.applying.control import FOLLOWED
+from planner.tracing.applying.copies import Copies
 from planner.tracing.applying.literals import Known, plain
 from planner.tracing.applying.parts import (
     Loops,
@@ -30,6 +31,7 @@ from planner.tracing.applying.views import View, partition_of, split_of
 from planner.tracing.layouts import Partition, between
 from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
+from planner.tracing.reading.jax_record import output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.sharded import OperatorSharding, ShardedProgram, spec_arguments
 from planner.tracing.solving.rings import Ring, loops_of, ring_of
@@ -56,6 +58,7 @@ def apply_shardings(
         runner = _Runner(sharded, _auto(mesh))
         leaves = jax.tree_util.tree_leaves(given)
         placed = [runner.put(x, sharded.inputs[path]) for x, path in zip(leaves, paths, strict=True)]
+        runner.copies.note(placed, sharded.program.inputs)
         made = runner.finish(runner.body(closed.jaxpr, closed.consts, placed, ""))
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(result), made)
 
@@ -123,14 +126,14 @@ class _Runner:
                 self.owners[member.name] = op.name
         self.second = SecondRuns(self)
         self.rows = RowsAnew(self)
-        self.repeats = Repeats()
+        self.repeats, self.copies = Repeats(), Copies(sharded)
         self.outside: dict[int, tuple[Any, Any]] = {}
         """What the body of a loop has from outside, by identity, with itself out there."""
 
     def in_body(self) -> "_Runner":
         """The same in a body of its own, where nothing is known of what others compute."""
         inside = copy.copy(self)
-        inside.repeats = Repeats()
+        inside.repeats, inside.copies = Repeats(), self.copies.in_body()
         return inside
 
     def without_layouts(self) -> "_Runner":
@@ -140,23 +143,31 @@ class _Runner:
         inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
         return inside
 
-    def put(self, array: Any, partition: Partition) -> Any:
-        """``array`` constrained; scalars and what does not divide are left alone."""
-        import jax
-
+    def put(self, array: Any, partition: Partition, reader: str = "") -> Any:
+        """``array`` constrained, for an operator; scalars and what does not divide are left alone."""
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
         _, known = self.lies.get(id(array), (array, partition))
         view = self.views.get(id(array))
         behind = None if view is None or known == partition else view.behind(partition, self.sharded.mesh)
-        placed = array
         if view is not None and behind is not None:
-            (placed,) = bound(view.equation, [self.put(view.source, behind)])
-            known = partition
+            (shown,) = bound(view.equation, [self.put(view.source, behind, reader)])
+            return self._moved(shown, partition, partition)
+        shared = self.copies.lying(array, reader)
+        if shared is None:
+            return self._moved(array, known, partition)
+        if (id(array), shared) not in self.copies.made:
+            self.copies.made[id(array), shared] = (array, self._moved(array, known, shared))
+        return self._moved(self.copies.made[id(array), shared][1], shared, partition)
+
+    def _moved(self, array: Any, known: Partition, partition: Partition) -> Any:
+        """``array`` from where it lies to ``partition``."""
+        import jax
+
         for place in (*between(known, partition, tuple(self.sharded.mesh)), partition):
-            placed = jax.lax.with_sharding_constraint(placed, _named(self.mesh, place))
-        self.lies[id(placed)] = (placed, partition)
-        return placed
+            array = jax.lax.with_sharding_constraint(array, _named(self.mesh, place))
+        self.lies[id(array)] = (array, partition)
+        return array
 
     def _apart(self, equation: Any, operands: list[Any]) -> list[Any]:
         """Operands of a call; what is to be computed again is kept apart from the first time, where it lies."""
@@ -232,6 +243,7 @@ class _Runner:
         late = list(operands)
         made = self.placed(equation, title, site, operands)
         self.second.remember(equation, title, late, made)
+        self.copies.note(made, output_names(title, len(made)))
         if any(id(x) in self.lies for x in read):  # constants are made where they are read
             self.repeats.note(equation, title, read, made)
         return made
@@ -243,7 +255,7 @@ class _Runner:
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
             for i, dims in zip(places, site.reads, strict=True):
-                operands[i] = self.put(operands[i], site.lies(dims))
+                operands[i] = self.put(operands[i], site.lies(dims), site.operation.name)
             if site.ring and equation.primitive.name == "dot_general":
                 return self._in_ring(equation, operands, site, site.ring)
             if site.sharding.parts and not site.operation.addends:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -17,12 +17,13 @@ from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.layouts import Layout, NamedMesh, Partition
 from planner.tracing.program import Operation, Program, elements
-from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram
+from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram, SharedCopy
 from planner.tracing.solving.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.solving.concatenation import joints
 from planner.tracing.solving.evaluation import ProgramEstimate, evaluate_program
 from planner.tracing.solving.nodes import (
     AgainOption,
+    CopyOption,
     JointOption,
     NodeOption,
     Nodes,
@@ -260,6 +261,7 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         outputs={n: partition(n, made[n]) for n in program.outputs},
         operators=tuple(_operator(setting.mesh, op, o, partition) for op, o in first_runs),
         recomputed=tuple(_operator(setting.mesh, op, o, partition) for op, o in second_runs),
+        copies=tuple(_copies(nodes, chosen, partition)),
         together=tuple(
             tuple(nodes.operations[i].name for i in joint.operations)
             for joint, o in zip(nodes.joints, chosen[nodes.first_joint :], strict=True)
@@ -281,6 +283,21 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         proven=False,
         folded=len(set(setting.problem.group)) < len(setting.problem.group),
     )  # fmt: skip
+
+
+def _copies(
+    nodes: Nodes, chosen: Sequence[NodeOption], partition: Callable[[str, Layout], Partition]
+) -> Iterator[SharedCopy]:
+    """Those that hold something of their own."""
+    first = len(nodes.inputs)
+    for node, copy in enumerate(nodes.copies, first + len(nodes.operations)):
+        option = chosen[node]
+        if isinstance(option, CopyOption) and option.held:
+            targets = dict.fromkeys(link.target.node for link in nodes.links if link.source.node == node)
+            readers = tuple(nodes.operations[target - first].name for target in targets)
+            yield SharedCopy(
+                value=copy.value, readers=readers, partition=partition(copy.value, option.layout)
+            )
 
 
 def _operator(
