@@ -104,7 +104,9 @@ def partition_homogeneous(
     seconds = np.where(allowed, before[stage + last + 1] - before[stage + first], np.inf)
     seconds[0] += first_extra
     seconds[-1] += last_extra
-    return _best_cut(seconds, num_microbatches)
+    # The sum over stages is the same for every cut, so the slowest alone decides.
+    bottleneck = _bottleneck(seconds)
+    return _most_even(_within(seconds, bottleneck if num_microbatches > 1 else np.inf))
 
 
 class Submesh(NamedTuple):
@@ -152,10 +154,15 @@ def _check(num_layers: int, num_stages: int, num_microbatches: int) -> int:
 
 def _best_cut(seconds: Array, num_microbatches: int) -> StagePartition:
     """The cut of least T; ``seconds[s, a, b]`` is stage s with the layers s + a to s + b, inclusive."""
+    return _fastest(lambda bound: _most_even(_within(seconds, bound)), _bottleneck(seconds), num_microbatches)
+
+
+def _bottleneck(seconds: Array) -> float:
+    """What the slowest stage takes at least [s]; raises `Infeasible` where there is no cut."""
     bottleneck = float(_ahead(seconds, np.maximum)[0, 0])
     if np.isinf(bottleneck):
         raise Infeasible(_why_no_cut(seconds))
-    return _fastest(lambda bound: _most_even(_within(seconds, bound)), bottleneck, num_microbatches)
+    return bottleneck
 
 
 def _ahead(seconds: Array, combine: Combine) -> Array:
