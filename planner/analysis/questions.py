@@ -9,9 +9,9 @@ from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
 from planner.plans import Estimate, Job, Parallelism, Pins, Plan
 from planner.search.best_first import Search
+from planner.search.finishing import finished, with_stages
 from planner.search.pins import check_pins
 from planner.search.pooled import plan_pools
-from planner.search.recommend import finished, with_stages
 
 Progress = Callable[[int, int], None]
 

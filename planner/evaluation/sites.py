@@ -136,13 +136,15 @@ def tied_seconds(cluster: ClusterSpec, site: Site, last: Site) -> float:
 def memory_by_rank(plan: Parallelism, sites: Sequence[Site]) -> tuple[DeviceMemory, ...]:
     """Memory of a device of every rank."""
     peaks = activation_peaks(plan, [site.cost for site in sites])
-    found = []
-    for rank, stages in enumerate(ranks_of(plan)):
-        setting, local, mesh = sites[stages[0]][:3]
-        costs = [sites[s].cost for s in stages]
-        limit = setting.cluster.device.memory
-        found.append(device_memory(costs, peaks[rank], setting.job, local, mesh, setting.software, limit))
-    return tuple(found)
+    return tuple(memory_of(sites, stages, peak) for stages, peak in zip(ranks_of(plan), peaks, strict=True))
+
+
+def memory_of(sites: Sequence[Site], stages: Sequence[int], activations: float) -> DeviceMemory:
+    """Memory of a device of the rank that runs ``stages``, with ``activations`` bytes in flight at its fullest."""
+    setting, local, mesh = sites[stages[0]][:3]
+    costs = [sites[s].cost for s in stages]
+    limit = setting.cluster.device.memory
+    return device_memory(costs, activations, setting.job, local, mesh, setting.software, limit)
 
 
 def host_memory(plan: Parallelism, sites: Sequence[Site]) -> HostMemory:

@@ -20,10 +20,14 @@ Cuts = tuple[int, ...]
 
 
 def polished(
-    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts, limit: float
+    evaluator: Evaluator,
+    plan: Parallelism,
+    shardings: Shardings,
+    start: tuple[Cuts, Estimate],
+    limit: float,
 ) -> tuple[Cuts, Estimate]:
-    """Cuts that are no slower than ``cuts`` within ``limit`` bytes on each device, and their estimate."""
-    best, left = evaluator.estimate(plan, shardings, cuts), _simulations(plan)
+    """Cuts that are no slower than those of ``start`` within ``limit`` bytes on each device, and their estimate."""
+    (cuts, best), left = start, _simulations(plan)
     improving = plan.pipeline > 1 and left >= 2 * len(cuts)
     while improving:
         improving = False

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.plans import Alternative, Estimate, Objective, Optimality, Parallelism, Pins, Plan
+from planner.plans import Objective, Optimality, Parallelism, Pins, Plan
 from planner.search.best_first import Progress, Search
 from planner.search.branches import Answer
+from planner.search.finishing import finished_plans
 from planner.search.pins import check_choices
-from planner.search.recommend import differences, finished, warnings_of, what_limits, why_memory, with_stages
+from planner.search.recommend import alternative, warnings_of, what_limits, why_memory
 from planner.search.space import device_counts
 from planner.search.unequal import UnequalSearch
 
@@ -64,7 +65,7 @@ def plan_pools(
         plan=best.plan,
         estimate=best.estimate,
         optimality=_optimality(value.of_answer(best), outcome, proofs),
-        alternatives=tuple(_alternative(other, best.estimate, objective) for other in found[1:]),
+        alternatives=tuple(alternative(other, best.estimate, objective) for other in found[1:]),
         explanation=" ".join(
             [
                 f"Stages: {stage_list(cluster, best.plan)}.",
@@ -190,9 +191,7 @@ def _alone(
             outcome = None
         if outcome is not None:
             proofs.append(outcome.optimality)
-            best, *others = outcome.found
-            written = [finished(search, best), *(with_stages(search, found) for found in others)]
-            plans = (_shifted(plan, start) for plan in written)
+            plans = (_shifted(answer.plan, start) for answer in finished_plans(search, outcome))
             answers += [Answer(plan, evaluator.estimate(plan)) for plan in plans]
         start += pool.num_devices
     return answers, proofs
@@ -217,17 +216,6 @@ def _optimality(best: tuple[float, ...], outcome: _Together, proofs: Sequence[Op
         evaluated=outcome.evaluated + sum(proof.evaluated for proof in proofs),
         pruned=outcome.excluded + sum(proof.pruned for proof in proofs),
     )
-
-
-def _alternative(other: Answer, best: Estimate, objective: Objective) -> Alternative:
-    losses = [
-        f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0
-    ]
-    slower = other.estimate.step_time_s / best.step_time_s - 1
-    reason = f"{slower:+.1%} step time: " + (", ".join(losses) or "no single part stands out")
-    if objective != "time":
-        reason += f"; {other.plan.num_devices} devices"
-    return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
 
 
 def stage_list(cluster: ClusterSpec, plan: Parallelism) -> str:

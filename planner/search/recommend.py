@@ -1,25 +1,15 @@
 """From the search's outcome to the answer: stages written out, alternatives with reasons, the paragraph of why."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.pipeline.generators import schedule_label, splits_backward, stage_to_rank
-from planner.pipeline.questions import AUTOMATIC
-from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan, StagePlan
-from planner.search.best_first import Found, Outcome, Progress, Search, family_of
+from planner.pipeline.generators import schedule_label, splits_backward
+from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
+from planner.search.best_first import Progress, Search
+from planner.search.branches import Answer
+from planner.search.finishing import finished_plans
 from planner.search.pins import check_pins
-from planner.search.placing import mesh_of, sharding_of
-from planner.search.polishing import polished
-from planner.search.recomputing import relaxed
-from planner.search.scheduling import tailored_schedule
-
-MOST_SAVED = 2.0
-"""Times the recomputation of a plan that less of it may save: it weighs in the bubble too."""
-
-
-MOST_MOVED = 0.02
-"""Share of a step that moving boundaries between stages may save: plans that are further behind are left alone."""
 
 
 def recommended(
@@ -29,79 +19,18 @@ def recommended(
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, objective)
     outcome = search.run(top, progress)
-    best, chosen = _stage_by_stage(search, outcome)
-    estimate = evaluator.estimate(chosen)
-    family = family_of(best.candidate)
-    others = [found for found in outcome.found if family_of(found.candidate) != family][: top - 1]
-    ranked = outcome._replace(found=(best._replace(estimate=estimate), *others))
+    best, *others = finished_plans(search, outcome)
     return Plan(
         model=evaluator.model,
         cluster=evaluator.whole,
         job=evaluator.job,
-        plan=chosen,
-        estimate=estimate,
+        plan=best.plan,
+        estimate=best.estimate,
         optimality=outcome.optimality,
-        alternatives=tuple(_alternative(other, estimate, objective) for other in others),
-        explanation=explanation(evaluator, chosen, estimate, ranked),
-        warnings=warnings_of(chosen, estimate, evaluator.software),
+        alternatives=tuple(alternative(other, best.estimate, objective) for other in others),
+        explanation=explanation(evaluator, best, others),
+        warnings=warnings_of(best.plan, best.estimate, evaluator.software),
     )
-
-
-def _stage_by_stage(search: Search, outcome: Outcome) -> tuple[Found, Parallelism]:
-    """The best plan with its stages written out, once boundaries are moved and late stages recompute less.
-
-    Plans that are close come into it too, as they may gain more: the best of every family by what it recomputes, all
-    others by what moving boundaries may save. Where the schedule is to be found, each gets its own.
-    """
-    best, chosen, least = outcome.found[0], None, outcome.found[0].estimate.step_time_s
-    for found in outcome.fitting if search.objective == "time" else outcome.fitting[:1]:
-        saved = MOST_MOVED * found.estimate.step_time_s
-        if found in outcome.found:
-            saved += MOST_SAVED * found.estimate.time.get("recompute", 0.0)
-        if search.pins.schedule == AUTOMATIC:
-            saved += found.estimate.time.get("bubble", 0.0)
-        if chosen is not None and found.estimate.step_time_s - saved > least:
-            continue
-        option = finished(search, found)
-        if search.pins.schedule == AUTOMATIC:
-            option = tailored_schedule(search.evaluator, option, least)
-        seconds = search.evaluator.estimate(option).step_time_s
-        if chosen is None or seconds < least:
-            best, chosen, least = found, option, seconds
-    assert chosen is not None  # the first is always finished
-    return best, chosen
-
-
-def finished(search: Search, found: Found) -> Parallelism:
-    """The plan with its boundaries where the simulated step is shortest, and its own recomputation on each stage."""
-    evaluator, shardings = search.evaluator, search.sharding(found.candidate)
-    cuts, estimate = polished(evaluator, found.plan, shardings, found.cuts, search.limit)
-    written = with_stages(search, found._replace(cuts=cuts, estimate=estimate))
-    free = search.pins.recompute is None
-    return relaxed(evaluator, written, shardings, search.limit) if free else written
-
-
-def with_stages(search: Search, found: Found) -> Parallelism:
-    """The plan with its stages written out: layers, devices, mesh and every operator's sharding."""
-    evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
-    graph, shardings = evaluator.graph, search.sharding(found.candidate)
-    per_stage = plan.num_devices // plan.pipeline
-    rank_of = stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages)
-    stages = []
-    for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
-        sharding = sharding_of(graph, shardings, (start, end))
-        own = plan.stages[s].recompute if plan.stages else None
-        stages.append(
-            StagePlan(
-                blocks=(start, end),
-                devices=devices,
-                mesh=mesh_of(plan),
-                sharding=sharding,
-                recompute=None if own == plan.recompute else own,
-            )
-        )
-    return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
 
 
 def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
@@ -111,14 +40,15 @@ def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
     return sorted(parts, key=lambda part: (-part[1], part[0]))
 
 
-def _alternative(other: Found, best: Estimate, objective: Objective) -> Alternative:
+def alternative(other: Answer, best: Estimate, objective: Objective) -> Alternative:
+    """A plan that is not the best one, with what it loses by."""
     slower = other.estimate.step_time_s / best.step_time_s - 1
     losses = [
         f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0
     ]
-    reason = f"{slower:+.1%} step time: " + (", ".join(losses) if losses else "no single part stands out")
-    if objective == "devices":
-        reason += f"; {other.candidate.num_devices} devices"
+    reason = f"{slower:+.1%} step time: " + (", ".join(losses) or "no single part stands out")
+    if objective != "time":
+        reason += f"; {other.plan.num_devices} devices"
     return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
 
 
@@ -136,14 +66,14 @@ _LIMITS: Mapping[str, str] = {
 }
 
 
-def explanation(evaluator: Evaluator, plan: Parallelism, estimate: Estimate, outcome: Outcome) -> str:
+def explanation(evaluator: Evaluator, best: Answer, others: Sequence[Answer]) -> str:
     """One paragraph: why this plan, and what limits it."""
     return " ".join(
         [
-            _why_degrees(evaluator, plan),
-            why_memory(plan, estimate),
-            what_limits(estimate),
-            _next_best(outcome),
+            _why_degrees(evaluator, best.plan),
+            why_memory(best.plan, best.estimate),
+            what_limits(best.estimate),
+            _next_best(best, others[0]) if others else "",
         ]
     )
 
@@ -208,14 +138,11 @@ def what_limits(estimate: Estimate) -> str:
     )
 
 
-def _next_best(outcome: Outcome) -> str:
-    if len(outcome.found) < 2:
-        return ""
-    best, other = outcome.found[0], outcome.found[1]
+def _next_best(best: Answer, other: Answer) -> str:
     loss = other.estimate.step_time_s / best.estimate.step_time_s - 1
     name, seconds = differences(other.estimate, best.estimate)[0]
     changed = [
-        f"{field.replace('_', ' ')} {getattr(other.candidate, field)}"
+        f"{field.replace('_', ' ')} {getattr(other.plan, field)}"
         for field in (
             "data",
             "tensor",
@@ -226,7 +153,7 @@ def _next_best(outcome: Outcome) -> str:
             "recompute",
             "micro_batch",
         )
-        if getattr(other.candidate, field) != getattr(best.candidate, field)
+        if getattr(other.plan, field) != getattr(best.plan, field)
     ]
     part = name.replace("_", " ")
     return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."

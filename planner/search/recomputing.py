@@ -11,7 +11,7 @@ from itertools import combinations
 from planner.errors import Infeasible
 from planner.evaluation import sites
 from planner.evaluation.evaluator import Evaluator, Shardings
-from planner.evaluation.memory import device_memory, steady_microbatches
+from planner.evaluation.memory import activation_peaks, device_memory, steady_microbatches
 from planner.evaluation.setting import copies_of, ranks_of
 from planner.inter_op.partition import partition_layers
 from planner.pipeline.dependencies import arranged, peak_in_flight
@@ -22,16 +22,31 @@ LAYERS_TO_MOVE = 3
 """Layers on each stage from which on it is tried to move some: with fewer, one is too much."""
 
 
-def relaxed(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
-    """The plan, or a faster one that recomputes less on some ranks within ``limit`` bytes on each device."""
+def relaxed(
+    evaluator: Evaluator,
+    plan: Parallelism,
+    shardings: Shardings,
+    limit: float,
+    known: float = float("inf"),
+) -> Parallelism:
+    """The plan, or a faster one that recomputes less on some ranks within ``limit`` bytes on each device.
+
+    One that cannot take less than ``known`` [s] is not simulated.
+    """
     if plan.pipeline == 1 or plan.recompute not in SEARCHED_POLICIES[1:] or copies_of(plan) > 1:
         return plan
-    options = [plan, by_rank(evaluator, plan)]
+    options = [by_rank(evaluator, plan)]
     if plan.virtual_stages == 1 and evaluator.graph.num_layers >= LAYERS_TO_MOVE * plan.pipeline:
         options.append(_recut(evaluator, plan, shardings, limit))
-    priced = [(evaluator.estimate(option), option) for option in options]
-    fitting = [entry for entry in priced if entry[0].memory_bytes <= limit]
-    return min(fitting, key=lambda entry: entry[0].step_time_s)[1] if fitting else plan
+    estimate = evaluator.estimate(plan)
+    best, least = plan, estimate.step_time_s if estimate.memory_bytes <= limit else float("inf")
+    for option in options:
+        if evaluator.floor(option, shardings, evaluator.cuts(option)) >= min(least, known):
+            continue
+        estimate = evaluator.estimate(option)
+        if estimate.memory_bytes <= limit and estimate.step_time_s < least:
+            best, least = option, estimate.step_time_s
+    return best
 
 
 def with_policies(plan: Parallelism, policies: Sequence[str]) -> Parallelism:
@@ -49,14 +64,17 @@ def by_rank(evaluator: Evaluator, plan: Parallelism) -> Parallelism:
     room = 1 - evaluator.job.memory_headroom
     chosen = [plan.recompute] * len(plan.stages)
     best = [float("inf")] * plan.pipeline
+    alike = {
+        policy: evaluator.sites(with_policies(plan, [policy] * len(plan.stages)))
+        for policy in SEARCHED_POLICIES
+    }
     for policies in _mixtures(plan):
-        alike = with_policies(plan, policies)
-        places = evaluator.sites(alike)
-        memory = sites.memory_by_rank(alike, places)
+        places = [alike[policy][s] for s, policy in enumerate(policies)]
+        peaks = activation_peaks(plan, [place.cost for place in places])
         for rank, stages in enumerate(ranks_of(plan)):
             seconds = sum(places[s].cost.seconds for s in stages)
             limit = room * places[stages[0]].setting.cluster.device.memory
-            if memory[rank].total <= limit and seconds < best[rank]:
+            if seconds < best[rank] and sites.memory_of(places, stages, peaks[rank]).total <= limit:
                 best[rank] = seconds
                 for s in stages:
                     chosen[s] = policies[s]

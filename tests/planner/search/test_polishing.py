@@ -7,10 +7,14 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
-from planner.plans import Job, Parallelism, Pins
+from planner.plans import Estimate, Job, Parallelism, Pins
 from planner.search.best_first import Search
-from planner.search.polishing import polished
+from planner.search.polishing import Cuts, polished
 from tests.planner.search.small_cases import cluster_with, small_llama
+
+
+def priced(evaluator: Evaluator, plan: Parallelism, cuts: Cuts) -> tuple[Cuts, Estimate]:
+    return cuts, evaluator.estimate(plan, {}, cuts)
 
 
 @pytest.mark.parametrize("vocabulary", [128, 32_000, 256_000])
@@ -21,7 +25,7 @@ def test_as_good_as_every_cut(vocabulary: int, schedule: str) -> None:
     plan = Parallelism(pipeline=4, num_microbatches=8, schedule=schedule)
     limit = evaluator.cluster.device.memory
     every = [evaluator.estimate(plan, {}, (0, *ends, 9)).step_time_s for ends in combinations(range(1, 9), 3)]
-    cuts, estimate = polished(evaluator, plan, {}, (0, 2, 4, 6, 9), limit)
+    cuts, estimate = polished(evaluator, plan, {}, priced(evaluator, plan, (0, 2, 4, 6, 9)), limit)
     assert estimate.step_time_s == pytest.approx(min(every))
     assert estimate == evaluator.estimate(plan, {}, cuts)
 
@@ -33,7 +37,7 @@ def test_memory_is_kept_to() -> None:
     plan = Parallelism(pipeline=4, num_microbatches=8)
     start = (0, 2, 4, 6, 9)
     limit = evaluator.estimate(plan, {}, start).memory_bytes
-    _, estimate = polished(evaluator, plan, {}, start, limit)
+    _, estimate = polished(evaluator, plan, {}, priced(evaluator, plan, start), limit)
     assert estimate.memory_bytes <= limit
 
 
@@ -53,7 +57,7 @@ def test_uneven_models_are_cut_unevenly(model: str, cluster: str, batch: int, se
     search = Search(evaluator, pins, "time")
     found = search.run(1).found[0]
     sharding = search.sharding(found.candidate)
-    _, estimate = polished(evaluator, found.plan, sharding, found.cuts, search.limit)
+    _, estimate = polished(evaluator, found.plan, sharding, (found.cuts, found.estimate), search.limit)
     layers = evaluator.graph.num_layers
     even = evaluator.estimate(found.plan, sharding, tuple(round(s * layers / 4) for s in range(5)))
     assert even.step_time_s / estimate.step_time_s - 1 > least

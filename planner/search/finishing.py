@@ -1,0 +1,91 @@
+"""From what a search found to plans whose stages are written out.
+
+Boundaries are moved and late stages recompute less where that makes a plan faster; neither is part of the space that is
+searched. The best plan of each family is finished, and any other that may be the best of all once it is.
+"""
+
+from planner.pipeline.generators import stage_to_rank
+from planner.pipeline.questions import AUTOMATIC
+from planner.plans import Parallelism, StagePlan
+from planner.search.best_first import VALUES, Found, Outcome, Search, family_of
+from planner.search.branches import Answer
+from planner.search.placing import mesh_of, sharding_of
+from planner.search.polishing import polished
+from planner.search.recomputing import relaxed
+from planner.search.scheduling import tailored_schedule
+
+MOST_MOVED = 0.02
+"""Share of a step that finishing may save beyond what it saves for the best of the same family."""
+
+NOTHING = float("inf")
+
+
+def finished_plans(search: Search, outcome: Outcome) -> list[Answer]:
+    """The best plan of each family, best first."""
+
+    def value(answer: Answer) -> tuple[float, ...]:
+        return VALUES[search.objective](answer.seconds, answer.plan.num_devices)
+
+    best, least = dict[tuple[object, ...], Answer](), NOTHING
+    for found in outcome.found:
+        best[family_of(found.candidate)] = answer = _answer(search, found, least)
+        least = min(least, answer.seconds)
+    for found in outcome.fitting if search.objective == "time" else ():
+        saved = MOST_MOVED * found.estimate.step_time_s
+        if search.pins.schedule == AUTOMATIC:
+            saved += found.estimate.time.get("bubble", 0.0)
+        if found in outcome.found or found.estimate.step_time_s - saved > least:
+            continue
+        answer = _answer(search, found, least, known=least)
+        if answer.seconds < least:
+            best[family_of(found.candidate)], least = answer, answer.seconds
+    return _unlike(sorted(best.values(), key=value))
+
+
+def _unlike(answers: list[Answer]) -> list[Answer]:
+    """Without those that became what one before them is."""
+    plans = [answer.plan for answer in answers]
+    return [answer for n, answer in enumerate(answers) if answer.plan not in plans[:n]]
+
+
+def _answer(search: Search, found: Found, least: float, known: float = NOTHING) -> Answer:
+    """The finished plan; a schedule is made for it where it may then take less than ``least`` [s]."""
+    plan = finished(search, found, known)
+    if search.pins.schedule == AUTOMATIC:
+        plan = tailored_schedule(search.evaluator, plan, least)
+    return Answer(plan, search.evaluator.estimate(plan))
+
+
+def finished(search: Search, found: Found, known: float = NOTHING) -> Parallelism:
+    """The plan with its boundaries where the simulated step is shortest, and its own recomputation on each stage.
+
+    Recomputation is left as it is where a step cannot take less than ``known`` [s] by it.
+    """
+    evaluator, shardings = search.evaluator, search.sharding(found.candidate)
+    cuts, estimate = polished(evaluator, found.plan, shardings, (found.cuts, found.estimate), search.limit)
+    written = with_stages(search, found._replace(cuts=cuts, estimate=estimate))
+    free = search.pins.recompute is None
+    return relaxed(evaluator, written, shardings, search.limit, known) if free else written
+
+
+def with_stages(search: Search, found: Found) -> Parallelism:
+    """The plan with its stages written out: layers, devices, mesh and every operator's sharding."""
+    evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
+    graph, shardings = evaluator.graph, search.sharding(found.candidate)
+    per_stage = plan.num_devices // plan.pipeline
+    rank_of = stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages)
+    stages = []
+    for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        devices = (rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage)
+        sharding = sharding_of(graph, shardings, (start, end))
+        own = plan.stages[s].recompute if plan.stages else None
+        stages.append(
+            StagePlan(
+                blocks=(start, end),
+                devices=devices,
+                mesh=mesh_of(plan),
+                sharding=sharding,
+                recompute=None if own == plan.recompute else own,
+            )
+        )
+    return Parallelism(**{**plan.model_dump(), "stages": tuple(stages)})
