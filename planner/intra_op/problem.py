@@ -182,7 +182,11 @@ def _check_edges(problem: StrategyProblem) -> None:
 
 
 def _check_values(name: str, seconds: Array, bytes_: Array) -> None:
-    if not seconds.min(initial=math.inf) > -math.inf:  # a minimum is NaN where anything is
+    # Of ufuncs, as methods of arrays take longer than such small tables; a minimum is NaN where anything is.
+    if not np.minimum.reduce(seconds, axis=None, initial=math.inf) > -math.inf:
         raise InputError(f"{name}: seconds must be numbers, or inf where forbidden")
-    if not math.isfinite(bytes_.min(initial=0.0) + bytes_.max(initial=0.0)):
+    if bytes_ is _zeros(bytes_.shape):
+        return
+    least, most = (ends.reduce(bytes_, axis=None, initial=0.0) for ends in (np.minimum, np.maximum))
+    if not math.isfinite(least + most):
         raise InputError(f"{name}: bytes must be finite")
