@@ -1,13 +1,17 @@
 """Cuts of layers and devices in the order of what their pipelines cannot be below.
 
 A stage works ``w_k`` seconds for each of m microbatches, and ``a_k`` once all are through. It waits until the first
-microbatch has come through the stages before it, and they wait until the last has gone back through it:
+microbatch has come through the stages before it, and they wait until the last has gone back through it. Behind it a
+microbatch takes at least ``R_k = sum_(j>k) w_j`` to come back. Between the forward and the backward of its first
+microbatch, and of its last, it can only work on the ``q_k - 1`` others that it may hold beside that one; where m > q_k
+these are different times, so it stands still for at least ``2 R_k - (q_k - 1) w_k``:
 
-    M >= max_k (sum_(j<k) w_j + m w_k + a_k)
+    M >= max_k (sum_(j<k) w_j + m w_k + max(0, 2 R_k - (q_k - 1) w_k) + a_k)
 
 where a backward is not split and each rank has one stage. The least of that over all cuts follows from the last stage
-to the first, ``V = min max(m w + a, w + V')`` with V' that of the stages behind, and cuts come in its order by
-best-first search: whoever simulates them in turn knows, whenever it is enough, what all others cannot be below.
+to the first, V' and R' being those of the stages behind (R' the least there is),
+``V = min max(m w + max(0, 2 R' - (q - 1) w) + a, w + V')``, and cuts come in its order by best-first search: whoever
+simulates them in turn knows, whenever it is enough, what all others cannot be below.
 """
 
 import heapq
@@ -17,6 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.inter_op.partition import Array, Slot, StagePartition, Submesh, cover, slots_of
+
+LONG = 1e300
+"""Longer than any time [s], and yet a number."""
 
 
 class Bounded(NamedTuple):
@@ -36,6 +43,8 @@ class _Partial(NamedTuple):
     """A microbatch through the stages so far, with what is added for the pipeline [s]."""
     slowest: float
     """What they cannot be below [s]."""
+    waiting: float
+    """The same less twice the time of a microbatch through all stages, for which they wait [s]."""
     left: int
     """Stages still to come."""
     start: int
@@ -51,25 +60,20 @@ def cuts_in_order(
     pools: Sequence[int],
     submeshes: Sequence[Submesh],
     num_microbatches: int,
+    held: Sequence[int],
     extra: Sequence[float],
 ) -> Iterator[Bounded]:
     """All cuts, that of the least bound first.
 
     ``work[stages after, k, start, end]`` and ``after`` are w and a of a stage on submesh k [s], infinite where it is
     not allowed. ``pools`` says how many devices each has, in the order in which a microbatch passes them, all of which
-    are used; a submesh may be used any number of times. ``extra[s - 1]`` [s] is added for a pipeline of s stages,
-    infinite where there is to be none.
+    are used; a submesh may be used any number of times. ``held[stages after]`` is q, the microbatches that a stage
+    holds at most. ``extra[s - 1]`` [s] is added for a pipeline of s stages, infinite where there is to be none.
     """
-
-    def through(stage: Array, behind: Array) -> Array:
-        least: Array = np.maximum(num_microbatches * stage[0] + stage[1], stage[0] + behind)
-        return least
-
-    slots = slots_of(pools, submeshes)
-    least = cover(np.stack((work, after), axis=2), slots, sum(pools), through)
-    tables = _Tables(work, num_microbatches * work + after, least, slots)
+    tables = _tables(work, after, slots_of(pools, submeshes), sum(pools), num_microbatches, held)
+    least = tables.least
     queue = [
-        _Partial(float(least[stages, 0, -1]) + seconds, stages, seconds, 0.0, stages, 0, sum(pools))
+        _Partial(float(least[stages, 0, -1]) + seconds, stages, seconds, 0.0, -LONG, stages, 0, sum(pools))
         for stages, seconds in enumerate(extra[: len(least) - 1], start=1)
         if np.isfinite(least[stages, 0, -1] + seconds)
     ]
@@ -88,33 +92,58 @@ def cuts_in_order(
 class _Tables(NamedTuple):
     work: Array
     alone: Array
-    """m w + a: what a stage cannot be below if nothing comes before it."""
+    """m w + a: what a stage cannot be below if nothing comes before it or behind."""
+    waiting: Array
+    """(m - 2) w - (q - 1) w + a: the same less twice a microbatch through it and all behind, as it waits for them."""
     least: Array
     """V by stages, first layer and devices."""
+    through: Array
+    """A microbatch through the stages, at least, likewise."""
     slots: tuple[Slot, ...]
+
+
+def _tables(
+    work: Array, after: Array, slots: tuple[Slot, ...], devices: int, m: int, held: Sequence[int]
+) -> _Tables:
+    alone = m * work + after
+    seconds, last = (np.where(np.isfinite(work), table, 0.0) for table in (work, after))
+    others = np.asarray(held, dtype=np.float64)[:, None, None, None] - 1
+    waiting = np.where(others < m - 1, (m - 2 - others) * seconds + last, -LONG)
+
+    def cut(stage: Array, behind: Array) -> Array:
+        through = stage[0] + behind[1]
+        waits = np.maximum(stage[1], stage[2] + 2 * through)
+        return np.stack((np.maximum(waits, stage[0] + behind[0]), through))
+
+    least, through = cover(np.stack((work, alone, waiting), axis=2), slots, devices, cut, parts=2)
+    return _Tables(work, alone, waiting, least, through, slots)
 
 
 def _continued(tables: _Tables, partial: _Partial) -> Iterator[_Partial]:
     """The partial cut with every stage that may come next."""
-    left, start = partial.left - 1, partial.start
+    left, passed = partial.left - 1, partial.passed
     for submesh, (size, low, high) in enumerate(tables.slots):
         if not low <= partial.devices <= high:
             continue
-        work = tables.work[left, submesh, start]
-        slowest = np.maximum(partial.slowest, partial.passed + tables.alone[left, submesh, start])
-        behind = partial.passed + work + tables.least[left, :, partial.devices - size]
-        bounds = np.maximum(partial.bound, slowest if not left else np.maximum(slowest, behind))
-        bounds[np.isinf(tables.least[left, :, partial.devices - size])] = np.inf
+        at, rest = (left, submesh, partial.start), (left, slice(None), partial.devices - size)
+        longer = passed + tables.work[at]
+        slowest = np.maximum(partial.slowest, passed + tables.alone[at])
+        waiting = np.maximum(partial.waiting, tables.waiting[at] - passed)
+        bounds = np.maximum(np.maximum(partial.bound, slowest), waiting + 2 * (longer + tables.through[rest]))
+        if left:
+            bounds = np.maximum(bounds, longer + tables.least[rest])
+        bounds[np.isinf(tables.least[rest])] = np.inf
         for end in np.flatnonzero(np.isfinite(bounds)).tolist():
             yield _Partial(
                 float(bounds[end]),
                 0,
-                partial.passed + float(work[end]),
+                float(longer[end]),
                 float(slowest[end]),
+                float(waiting[end]),
                 left,
                 end,
                 partial.devices - size,
-                (*partial.chosen, (start, end, submesh)),
+                (*partial.chosen, (partial.start, end, submesh)),
             )
 
 

@@ -214,17 +214,19 @@ def slots_of(pools: Sequence[int], submeshes: Sequence[Submesh]) -> tuple[Slot, 
     return tuple(Slot(size, after[k] + size, after[k] + pools[k]) for size, k in submeshes)
 
 
-def cover(seconds: Array, slots: tuple[Slot, ...], num_devices: int, combine: Combine) -> Array:
-    """[s, k, d]: the least that s stages take to hold layers k and later on exactly d devices.
+def cover(seconds: Array, slots: tuple[Slot, ...], num_devices: int, combine: Combine, parts: int) -> Array:
+    """[part, s, k, d]: the least that s stages take to hold layers k and later on exactly d devices.
 
-    ``seconds[after, submesh, ..., start, end]``: what a stage is known by may be several numbers, for ``combine``.
+    ``seconds[after, submesh, ..., start, end]``: what a stage is known by may be several numbers, for ``combine``. So
+    may be what stages take: of so many ``parts`` each is least by itself.
     """
     most, num_ends = seconds.shape[0], seconds.shape[-1]
-    least = np.full((most + 1, num_ends, num_devices + 1), np.inf)
-    least[0, -1, 0] = 0.0
+    least = np.full((parts, most + 1, num_ends, num_devices + 1), np.inf)
+    least[:, 0, -1, 0] = 0.0
     for stages in range(1, most + 1):
         for submesh, (size, low, high) in enumerate(slots):
-            rest = least[stages - 1, None, :, low - size : max(low, high + 1) - size]
-            taken = combine(seconds[stages - 1, submesh, ..., None], rest).min(axis=1)
-            least[stages, :, low : high + 1] = np.minimum(least[stages, :, low : high + 1], taken)
+            rest = least[:, stages - 1, None, :, low - size : max(low, high + 1) - size]
+            taken = combine(seconds[stages - 1, submesh, ..., None], rest).min(axis=2)
+            here = least[:, stages, :, low : high + 1]
+            np.minimum(here, taken, out=here)
     return least

@@ -175,7 +175,8 @@ class UnequalSearch:
         unit = gcd(*(submesh.size for submesh in submeshes))
         pools = [self.prices[k].devices // unit for k in combination.order]
         smaller = [submesh._replace(size=submesh.size // unit) for submesh in submeshes]
-        for bound, cut in cuts_in_order(*tables, pools, smaller, m, extra):
+        held = [in_flight(combination.share.schedule, after, m) for after in range(len(tables.work))]
+        for bound, cut in cuts_in_order(*tables, pools, smaller, m, held, extra):
             yield Bounded(bound * factor, cut)
 
     def _beside(self, combination: Combination, stages: int) -> float:
