@@ -27,17 +27,30 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     With one stage on each rank, rank r works ``m w_r`` and stands still while the first micro-batch comes to
     it and the last one goes back: at least ``rho`` of the work of every rank before it. Solving
     ``m w_r + rho sum_(s<r) w_s <= M`` with equality for the largest total work W gives
-    ``M >= rho W / (1 - (1 - rho / m)^p)``, whatever the split. With more stages on each rank only one layer of
-    each earlier rank, ``lightest``, is certain to come before: ``M >= m W / p + (p - 1) / 2 lightest``.
+    ``M >= rho W / (1 - (1 - rho / m)^p)``, whatever the split. Under 1F1B it also waits for the ranks behind it
+    (`one_by_one`). With more stages on each rank only one layer of each earlier rank, ``lightest``, is certain to come
+    before: ``M >= m W / p + (p - 1) / 2 lightest``.
     """
     p, m, work = c.pipeline, c.num_microbatches, whole.seconds
     if p == 1 or work <= 0:
         return m * work
+    if c.schedule == "1f1b" and m > p:
+        return one_by_one(work, p, m)
     if c.virtual_stages > 1:
         return m * work / p + (p - 1) / 2 * lightest
     ramp = whole.forward if splits_backward else work
     rho = ramp / work
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
+
+
+def one_by_one(work: float, p: int, m: int) -> float:
+    """Least makespan of 1F1B over p ranks with more than p micro-batches, however ``work`` [s] is split.
+
+    ``M >= sum_(s<r) w_s + m w_r + 2 sum_(s>r) w_s - (p - r - 1) w_r`` for ranks from 0 (`planner.inter_op.ordered`).
+    Weights ``y_(r+1) = y_r (m - p + r - 1) / (m - p + r + 1)``, which are not negative, give every w_r the same factor
+    in the sum of these, and they are equal for equal w_r: ``M >= (m + p - 1) W / p``.
+    """
+    return (m + p - 1) * work / p
 
 
 def busiest_rank(layer: float, number: int, ends: tuple[float, ...], pipeline: int) -> float:
@@ -68,6 +81,8 @@ def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
     p, m = c.pipeline, c.num_microbatches
     if p == 1 or work <= 0 or not alternates:
         return m * work / p
+    if c.schedule == "1f1b" and m > p:
+        return one_by_one(work, p, m)
     return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))
 
 
