@@ -101,7 +101,8 @@ class Evaluator:
         """The mesh of one stage."""
         sizes = (plan.tensor, plan.context, plan.expert, plan.data // plan.expert)
         if sizes not in self.kept.meshes:
-            self.kept.meshes[sizes] = Mesh(self.cluster, dict(zip(AXES, sizes, strict=True)))
+            named, nearest = dict(zip(AXES, sizes, strict=True)), self.software.experts_nearest
+            self.kept.meshes[sizes] = Mesh(self.cluster, named, nearest)
         return self.kept.meshes[sizes]
 
     def pricer(self, plan: Parallelism) -> Pricer:

@@ -12,6 +12,9 @@ from cluster_specs.topology import CommGroup, comm_group
 AXES = ("tensor", "context", "expert", "data")
 """Axes of a stage's mesh, innermost first: neighbours on ``tensor`` share the fastest links."""
 
+EXPERTS_NEAREST = ("tensor", "expert", "context", "data")
+"""The order that expert layers see where context ranks are expert ranks as well."""
+
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
@@ -19,6 +22,8 @@ class Mesh:
 
     cluster: ClusterSpec
     sizes: Mapping[str, int]
+    experts_nearest: bool = False
+    """Expert ranks are numbered before context ranks, which are numbered apart for everything else."""
     _groups: dict[tuple[str, ...], CommGroup] = field(default_factory=dict, repr=False)
     _cut: dict[tuple[tuple[str, ...], int], tuple[CommGroup, CommGroup]] = field(
         default_factory=dict, repr=False
@@ -50,14 +55,26 @@ class Mesh:
 
     def stride(self, axis: str) -> int:
         """Rank distance between neighbours on ``axis``."""
-        return math.prod(self.size(a) for a in AXES[: AXES.index(axis)])
+        return self._stride(axis, AXES)
+
+    def _stride(self, axis: str, order: tuple[str, ...]) -> int:
+        return math.prod(self.size(a) for a in order[: order.index(axis)])
+
+    def _spans(self, axes: Iterable[str]) -> list[tuple[int, int]]:
+        """Size and stride of those of ``axes`` that split anything, innermost first.
+
+        Expert ranks, and those that hold the same experts (data and context ranks together), may have an order of
+        their own; all three together are the same ranks in either.
+        """
+        asked = set(axes)
+        order = EXPERTS_NEAREST if self.experts_nearest and asked & {"expert", "data"} else AXES
+        return [(self.size(a), self._stride(a, order)) for a in order if a in asked and self.size(a) > 1]
 
     def group(self, axes: Iterable[str]) -> CommGroup:
         """The ranks that differ only in their coordinates on ``axes``."""
         asked = tuple(axes)
         if asked not in self._groups:
-            key = tuple(a for a in AXES if a in asked and self.size(a) > 1)
-            self._groups[asked] = comm_group(self.cluster, tuple((self.size(a), self.stride(a)) for a in key))
+            self._groups[asked] = comm_group(self.cluster, self._spans(asked))
         return self._groups[asked]
 
     def inner_outer(self, axes: tuple[str, ...], inner: int) -> tuple[CommGroup, CommGroup]:
@@ -74,8 +91,7 @@ class Mesh:
         near: list[tuple[int, int]] = []
         far: list[tuple[int, int]] = []
         left = inner
-        for axis in (a for a in AXES if a in axes and self.size(a) > 1):
-            size, stride = self.size(axis), self.stride(axis)
+        for size, stride in self._spans(axes):
             take = math.gcd(left, size)
             if take > 1:
                 near.append((take, stride))
