@@ -207,7 +207,7 @@ def _is_product(block: Block, op: Op, tensor: str) -> bool:
 
 def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
     dims = {d for name in (*op.inputs, *op.outputs) for d in block.tensor[name].dims}
-    return _is_listed(block, op, tensor) and not dims & MLP_DIMS
+    return _is_listed(block, op, tensor) and not dims & (MLP_DIMS | {"experts"})
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
@@ -231,10 +231,10 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
 ``none`` keeps everything; ``full`` only the block's inputs; ``selective`` the results of matrix products, of
 attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
 drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` the feed-forward layer (MaxText
-``save_dot_with_context_except_mlp``); ``alternate`` is selective with every
-second product computed again (pytorch/torchtitan, ``selective_ac_option = "op"``); ``attention`` keeps
-everything but what is inside the attention kernel (Korthikanti et al., arXiv:2205.05198, section 5;
-Megatron's ``core_attn``).
+``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``);
+``alternate`` is selective with every second product computed again (pytorch/torchtitan,
+``selective_ac_option = "op"``); ``attention`` keeps everything but what is inside the attention kernel
+(Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
 """
 
 

@@ -7,6 +7,7 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.edges import Edge, edges_of
 from planner.graph import Block, Graph, Run
 from planner.operators import (
+    ROUTING_KINDS,
     AttentionKernel,
     operator_rule,
     recompute_flops,
@@ -58,9 +59,19 @@ def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
         fused, listed = software.activation_residuals == 0, software.stores_listed
         repeated = recomputed_shares(pricer.graph, block, policy, kernel)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)
-        again = _moved_again(block, repeated, kernel, software) if policy == "full" else frozenset[Edge]()
+        moved = _moved_again if policy == "full" else _exchanged_again
+        again = moved(block, repeated, kernel, software)
         found = pricer.tables[key] = Rematerialised(repeated, kept, again)
     return found
+
+
+def _exchanged_again(
+    block: Block, repeated: Collection[str], kernel: AttentionKernel, software: SoftwareSpec
+) -> frozenset[Edge]:
+    """Edges that leave routing that runs again: its tokens travel once more."""
+    routing = (op for op in block.ops if op.name in repeated and op.kind in ROUTING_KINDS)
+    routed = {name for op in routing for name in op.outputs}
+    return frozenset(edge for edge in edges_of(block) if edge.tensor in routed)
 
 
 def _moved_again(

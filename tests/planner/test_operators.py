@@ -130,6 +130,23 @@ def test_the_policy_of_products_repeats_attention_too() -> None:
     assert kept == {"x", "q", "k", "v", "attn_projected", "gate", "up"}
 
 
+def test_the_mlp_policy_repeats_all_of_a_layer_of_experts_but_its_last_product() -> None:
+    """Megatron's ``--recompute-modules moe``: the layer of experts is one checkpoint, its router and exchange in it."""
+    _, block = layer_of("mixtral-8x7b")
+    again = {"router", "dispatch", "expert_gate_up", "expert_activation"}
+    assert again < set(recomputed_ops(block, "mlp"))
+    assert not {"qkv", "attention", "attn_out"} & set(recomputed_ops(block, "mlp"))
+    assert set(saved_tensors(block, "mlp")) == {
+        "x",
+        "q",
+        "k",
+        "v",
+        "context",
+        "log_sum_exp",
+        "attn_projected",
+    }
+
+
 def test_the_alternate_policy_keeps_every_second_product() -> None:
     """torchtitan counts products: q is kept, k not, v, then not the projection, gate, not up, down."""
     graph, block = layer_of("llama-3-8b")

@@ -192,7 +192,7 @@ def test_unknown_sharding_names_the_known_ones() -> None:
         ("selective_op_all", "selective"),
         ("selective:mlp-act+norm (pipeline-parallel-aware)", "selective"),
         ("selective:layernorm+moe_act", "selective"),
-        ("selective:mlp", "full"),
+        ("selective:mlp", "mlp"),
         ("minimal", "selective"),
         ("custom", "full"),
         ("dots_nobatch", "products"),

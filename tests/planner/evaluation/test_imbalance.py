@@ -40,3 +40,9 @@ def test_more_imbalance_is_never_faster() -> None:
     seconds = [estimate(f, recompute="full").step_time_s for f in (1.0, 1.0001, 1.01, 1.1, 1.3, 1.7, 2.0)]
     assert seconds == sorted(seconds)
     assert seconds[1] == pytest.approx(seconds[0], rel=0.01)
+
+
+def test_routing_that_runs_again_sends_its_tokens_again() -> None:
+    """There and back, each way, and there once more."""
+    sent = {policy: estimate(1.0, recompute=policy).communication["all_to_all"] for policy in ("none", "mlp")}
+    assert sent["mlp"] == pytest.approx(5 / 4 * sent["none"])

@@ -33,7 +33,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("recompute", True, "full"),
         ("recompute", False, "none"),
         ("recompute", ["mla_up_proj"], "none"),
-        ("recompute", "selective:core_attn+mlp", "full"),
+        ("recompute", "selective:core_attn+mlp", "mlp"),
         ("recompute", "selective:core_attn", "attention"),
         ("schedule", "AFAB", "gpipe"),
         ("optim", "fused AdamW", "adamw"),
@@ -131,7 +131,7 @@ def test_embedding_and_head_may_have_a_stage_each() -> None:
 def test_a_dense_mlp_is_little_of_a_mixture() -> None:
     mixture = {"experts": 8, "topk": 2, "moe_ffn_hidden": 1024}
     row = changed(recompute="selective:mlp")
-    assert plan_from_run(row)[0].plan.recompute == "full"
+    assert plan_from_run(row)[0].plan.recompute == "mlp"
     plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
     assert plan.plan.recompute == "none"
     assert "recompute=none" in assumed
