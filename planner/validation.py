@@ -16,6 +16,7 @@ from cluster_specs.record import Record, first_problem
 from cluster_specs.units import GIB
 from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
+from planner.runs.flop_rates import step_time_of_rate
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import MeasuredSection, RunFile, parse_run
 from planner.runs.unpublished import Told, as_it_fits, as_its_memory_tells
@@ -187,7 +188,7 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
         fits=estimate.fits,
     )
     measured = run.measured or MeasuredSection()
-    step_time = measured_step_time(run, plan)
+    step_time, how = measured_step_time(run, plan)
     low, high = estimate.step_time_interval_s
     row = Row(
         id=name,
@@ -197,7 +198,7 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
         memory_error=_error(predicted.memory_gib_per_gpu, measured.memory_gib_per_gpu),
         tensor_memory_error=_error(predicted.tensor_gib_per_gpu, measured.tensor_gib_per_gpu),
         inside_interval=None if step_time is None else low <= step_time <= high,
-        assumed=assumed,
+        assumed=(*assumed, *how),
     )
     tokens = plan.job.global_batch * plan.job.seq_len
     rate = None if step_time is None else tokens / step_time / plan.cluster.num_devices
@@ -206,20 +207,21 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
     return Scored(row, _properties(run, plan), group, rate)
 
 
-def measured_step_time(run: RunFile, plan: Plan) -> float | None:
-    """Seconds of one step, as printed or as they follow from printed tokens per second, else None."""
+def measured_step_time(run: RunFile, plan: Plan) -> tuple[float | None, tuple[str, ...]]:
+    """Seconds of one step, as printed or as they follow from a printed rate of tokens or FLOPs, and notes on how."""
     measured = run.measured
     if measured is None:
-        return None
+        return None, ()
     if measured.step_time_s is not None:
-        return measured.step_time_s
+        return measured.step_time_s, ()
     tokens = plan.job.global_batch * plan.job.seq_len
     if measured.tokens_per_s is not None:
-        return tokens / measured.tokens_per_s
+        return tokens / measured.tokens_per_s, ()
+    gpus = run.hardware.n_gpus or plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
     if measured.tokens_per_s_per_gpu is not None:
-        gpus = run.hardware.n_gpus or plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
-        return tokens / (measured.tokens_per_s_per_gpu * gpus)
-    return None
+        return tokens / (measured.tokens_per_s_per_gpu * gpus), ()
+    found = step_time_of_rate(run, plan, gpus)
+    return (found[0], (found[1],)) if found else (None, ())
 
 
 def _properties(run: RunFile, plan: Plan) -> dict[str, str]:

@@ -64,13 +64,13 @@ def test_step_time_follows_from_tokens_per_second() -> None:
     """256 sequences of 4096 tokens on 8 devices."""
     for measured in ({"tokens_per_s": 104857.6}, {"tokens_per_s_per_gpu": 13107.2}):
         run = parse_run({**ROWS["us-0001"], "measured": measured})
-        assert measured_step_time(run, plan_from_run(run)[0]) == pytest.approx(10.0)
+        assert measured_step_time(run, plan_from_run(run)[0])[0] == pytest.approx(10.0)
     named = parse_run(
         {**ROWS["us-0001"], "hardware": "dgx-h100:1", "measured": {"tokens_per_s_per_gpu": 13107.2}}
     )
-    assert measured_step_time(named, plan_from_run(named)[0]) == pytest.approx(10.0)
+    assert measured_step_time(named, plan_from_run(named)[0])[0] == pytest.approx(10.0)
     silent = parse_run({**ROWS["us-0001"], "measured": {"mfu": 0.5}})
-    assert measured_step_time(silent, plan_from_run(silent)[0]) is None
+    assert measured_step_time(silent, plan_from_run(silent)[0]) == (None, ())
 
 
 def test_fits_counts_runs_that_ran_and_runs_that_crashed(evaluator: Any, estimate: Estimate) -> None:

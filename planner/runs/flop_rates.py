@@ -1,0 +1,89 @@
+"""Step times of runs whose source prints a rate of FLOPs, or an MFU, and neither time nor tokens.
+
+Sources count differently, by up to a factor of two, so a rate says nothing without its convention. Of 533 published
+runs that print both, the time that follows is within 0.1 % of the printed one in the median, within 4 % for nine in
+ten (`tests/planner/runs`).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cost_models.roofline import product_peak
+from planner.graph import Graph
+from planner.models.catalog import build_graph
+from planner.operators import Counting, forward_flops, model_flops
+from planner.plans import Plan
+from planner.runs.record import MeasuredSection, RunFile
+
+
+class Convention(NamedTuple):
+    """What a source counts."""
+
+    causal: bool
+    """Pairs of tokens that the mask hides are left out."""
+    recomputed: bool
+    """Layers that run again count again ("hardware FLOPs")."""
+
+    def __str__(self) -> str:
+        attention = "causal" if self.causal else "full"
+        return f"{'hardware' if self.recomputed else 'model'} FLOPs, {attention} attention"
+
+
+def convention_of(text: object) -> Convention | None:
+    """What ``flops_convention`` means; None where it leaves open whether attention is halved.
+
+    Hardware FLOPs are those of Narayanan et al., arXiv:2104.04473, equation 3: attention in full.
+    """
+    words = re.sub(r"non[- ]?causal", "full", str(text or "").lower())
+    if re.search(r"not stated|unspecified|unknown|\?", words):
+        return None
+    causal, full = "causal" in words, re.search(r"full(?! recompute)", words) is not None
+    if re.search(r"hardware|\bhw", words):
+        return Convention(causal=causal, recomputed=True)
+    return Convention(causal, recomputed=False) if causal != full else None
+
+
+def step_flops(plan: Plan, convention: Convention) -> float | None:
+    """FLOPs of a step as the source counts them; None for hardware FLOPs of layers that are recomputed in part.
+
+    Source: arXiv:2104.04473, equation 3: layers that are recomputed count four times their forward, the head three.
+    """
+    graph, batch = build_graph(plan.model, plan.job.seq_len), plan.job.global_batch
+    model = model_flops(graph, batch, convention.causal)
+    if not convention.recomputed or plan.plan.recompute == "none":
+        return model
+    if plan.plan.recompute != "full" or plan.plan.recompute_every > 1:
+        return None
+    return model + forward_flops(_layers_of(graph), batch, Counting(convention.causal, "plain"))
+
+
+def _layers_of(graph: Graph) -> Graph:
+    return graph.model_copy(update={"first": None, "last": None})
+
+
+def step_time_of_rate(run: RunFile, plan: Plan, gpus: float) -> tuple[float, str] | None:
+    """Seconds of one step from the printed rate of each of ``gpus``, and from what; None where it does not follow."""
+    rate, convention = _printed_rate(run, plan), convention_of(run.flops_convention)
+    flops = step_flops(plan, convention) if rate and convention else None
+    if rate is None or flops is None:
+        return None
+    return flops / (rate * gpus), f"step time from {rate / 1e12:.4g} TFLOP/s per device ({convention})"
+
+
+def _printed_rate(run: RunFile, plan: Plan) -> float | None:
+    """FLOP/s of a GPU as printed, or an MFU of a 16-bit job times the source's peak rate."""
+    measured = run.measured or MeasuredSection()
+    printed: Mapping[str, object] = {"tflops_per_gpu": measured.tflops_per_gpu, "mfu": measured.mfu}
+    derived = (measured.model_extra or {}).get("derived") or ()
+    told = {
+        key: value for key, value in printed.items() if isinstance(value, int | float) and key not in derived
+    }
+    if told.get("tflops_per_gpu"):
+        return told["tflops_per_gpu"] * 1e12
+    if not told.get("mfu") or plan.job.precision not in ("bf16", "fp16"):
+        return None
+    peak = (run.hardware.model_extra or {}).get("peak_tflops_16bit")
+    per_gpu = run.hardware.devices_per_chip or 1
+    full_rate = peak * 1e12 if peak else per_gpu * product_peak(plan.cluster.device, plan.job.precision)
+    return told["mfu"] * full_rate
