@@ -64,7 +64,9 @@ def plan(
         raise InputError(f"top is {top}; at least 1 plan is reported")
     asked = _question(model, cluster, job, pins, options)
     answer = search.plan(*asked, objective=objective, top=top, progress=progress)
-    return search.naming_pipeline(answer, asked.pins) if objective == "time" else answer
+    return search.naming_attention(
+        search.naming_pipeline(answer, asked.pins) if objective == "time" else answer
+    )
 
 
 def fit(

@@ -42,7 +42,9 @@ class Job(Record):
     """Type in which gradients are accumulated."""
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Type in which gradients travel; None is the software stack's habit."""
-    attention: Literal["flash", "plain"] = "flash"
+    attention: Literal["flash", "native", "plain"] = "flash"
+    """``flash``: the fused kernel that the stack runs by itself; ``native``: that of the device's own generation
+    (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a softmax."""
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
     cuda_graphs: bool = False
@@ -63,6 +65,11 @@ class Job(Record):
     """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)
     """Share of device memory that a recommended plan leaves free."""
+
+    @property
+    def attention_kernel(self) -> Literal["flash", "plain"]:
+        """Whether attention is fused, whatever its rate."""
+        return "plain" if self.attention == "plain" else "flash"
 
     @property
     def attention_dtype(self) -> str:

@@ -51,7 +51,10 @@ class JobOptions:
         bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")
     ] = True
     grad_dtype: Annotated[str, _job("--grad-dtype", help="Type of gradient sums: fp32 or bf16.")] = "fp32"
-    attention: Annotated[str, _job("--attention", help="flash or plain.")] = "flash"
+    attention: Annotated[
+        str,
+        _job("--attention", help="flash (as the stack has it), native (written for the device) or plain."),
+    ] = "flash"
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
     context_exchange: Annotated[
         str | None,

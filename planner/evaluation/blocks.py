@@ -235,7 +235,7 @@ def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> di
     found: dict[str, float] = {}
     for op in block.ops:
         gate = op.attributes.get("activated_gate")
-        kept = operator_rule(op).saved(op, block, pricer.job.attention)
+        kept = operator_rule(op).saved(op, block, pricer.job.attention_kernel)
         for name in (*kept, str(gate)) if gate else kept:
             tensor = block.tensor[name]
             if (
@@ -263,7 +263,7 @@ def _kept_shares(pricer: Pricer, block: Block) -> dict[str, float]:
     if job.precision not in NARROW or not pricer.software.saves_narrow:
         return {}
     share = element_bytes(job.precision) / element_bytes("bf16")
-    return dict.fromkeys(_only_multiplied(block, job.attention), share)
+    return dict.fromkeys(_only_multiplied(block, job.attention_kernel), share)
 
 
 def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
@@ -340,7 +340,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     follows the last product. A partial policy repeats only its operators, whose inputs are kept. Operators that keep
     nothing for others are never repeated.
     """
-    kernel, software = pricer.job.attention, pricer.software
+    kernel, software = pricer.job.attention_kernel, pricer.software
     repeated, kept, moved_again = rematerialised(pricer, block, policy)
     shares = _kept_shares(pricer, block)
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]

@@ -84,7 +84,8 @@ class Evaluator:
         software = load_software(job.stack)
         if job.cuda_graphs:
             software = replayed(software)
-        runs_on = cluster.model_copy(update={"device": in_training(device_on(cluster.device, software))})
+        device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
+        runs_on = cluster.model_copy(update={"device": in_training(device)})
         graph = build_graph(model, job.seq_len)
         matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
         self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)

@@ -59,7 +59,7 @@ def _assignment(evaluator: Evaluator, plan: Parallelism, block: str) -> Assignme
 
 
 def _operator_cost(pricer: Pricer, block: Block, op: Op, strategy: Strategy, count: int) -> OperatorCost:
-    whole = op_flops(op, block, pricer.graph, Counting(attention_kernel=pricer.job.attention)).forward
+    whole = op_flops(op, block, pricer.graph, Counting(attention_kernel=pricer.job.attention_kernel)).forward
     ranks = math.prod(pricer.mesh.size(axis) for axis, _ in strategy)
     weights = () if op.kind == "embedding" else op.weights  # a lookup reads only the rows that it copies
     read = (block.tensor[name] for name in (*op.inputs, *weights))

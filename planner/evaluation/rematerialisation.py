@@ -55,7 +55,7 @@ def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
     key = ("rematerialised", block.name, policy)
     found: Rematerialised | None = pricer.tables.get(key)
     if found is None:
-        kernel, software = pricer.job.attention, pricer.software
+        kernel, software = pricer.job.attention_kernel, pricer.software
         fused, listed = software.activation_residuals == 0, software.stores_listed
         repeated = recomputed_shares(pricer.graph, block, policy, kernel)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)

@@ -36,7 +36,7 @@ def convention_of(text: object) -> Convention | None:
     Hardware FLOPs are those of Narayanan et al., arXiv:2104.04473, equation 3: attention in full.
     """
     words = re.sub(r"non[- ]?causal", "full", str(text or "").lower())
-    if re.search(r"not stated|unspecified|unknown|\?", words):
+    if re.search(r"not stated|unspecified|unknown|nanotron|\?", words):
         return None
     causal, full = "causal" in words, re.search(r"full(?! recompute)", words) is not None
     if re.search(r"hardware|\bhw", words):

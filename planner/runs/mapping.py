@@ -329,7 +329,7 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumpt
     habits = vocabulary.STACK_HABITS[job.stack]
     if habits.always_splits_sequence:
         return assume.default("sequence_parallel", None, True)
-    usual = habits.sequence_parallel and job.attention == "flash"
+    usual = habits.sequence_parallel and job.attention_kernel == "flash"
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
 
 

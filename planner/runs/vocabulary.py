@@ -132,15 +132,16 @@ DTYPES: Table = (
 """Types of gradients and master weights; fp16 has the size of bf16."""
 
 ATTENTIONS: Table = (
-    (r"flash.*|splash|fused|sdpa|cudnn.*", Meaning("flash")),
+    (r"native|(fa|flash[-_ ]?(attn|attention)?)[-_ ]?[34]|cudnn.*", Meaning("native")),
+    (r"flash.*|splash|fused|sdpa", Meaning("flash")),
     (r"dot(_product)?|plain|eager|unfused|math|naive|vanilla|core", Meaning("plain")),
     (
-        r"fa-?[1-4]|flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
+        r"fa-?[12]|flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
         Meaning("flash", exact=False),
     ),
     (r"(?!.*(no |not |non-|without |un)).*(flash|fused|cudnn).*", Meaning("flash", exact=False)),
 )
-"""``attention`` or ``attn``."""
+"""``attention`` or ``attn``; kernels of one generation of devices are ``native`` there."""
 
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
@@ -242,9 +243,9 @@ class Origin(NamedTuple):
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
-    (r"ml-engineering", Origin("deepspeed", fused_loss=True)),
-    (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
-    (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
+    (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
+    (r"ColossalAI", Origin("deepspeed")),
+    (r"SC21 .*zero3|DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
         r"Megatron-LM (Jan|Sep|README)|SC21|DLPerf|Alpa .*megatron",
         Origin("megatron-2021", "plain"),
@@ -252,9 +253,9 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Korthikanti", Origin("megatron-2022", "plain")),
     (r"NeMo launcher", Origin("megatron", "plain")),
     (r"Alpa", Origin("jax-xla", "plain")),
-    (r"nanotron-sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
-    (r"nanotron-sweep.* (?!8 )\d+ devices tensor \d+ pipeline (?!1$)", Origin("nanotron-checked")),
-    (r"nanotron-sweep", Origin("nanotron-keeping")),
+    (r"nanotron[- ]sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
+    (r"nanotron[- ]sweep.* (?!8 )\d+ devices tensor \d+ pipeline (?!1$)", Origin("nanotron-checked")),
+    (r"nanotron[- ]sweep", Origin("nanotron-keeping")),
     (r"nanotron", Origin("nanotron")),
     (r"VectorLM|torch-tracker", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
@@ -277,9 +278,10 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
 )
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
-Losses are fused where a source says so of all its runs (stas00/ml-engineering insights/when-to-upgrade-gpus:
-Liger-Kernel). torchtitan's own configurations recompute every other product where there is room, else everything
-(pytorch/torchtitan@00d1c0e ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
+Losses are fused, and attention is native, where a source says so of all its runs (stas00/ml-engineering
+insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
+recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
+``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their

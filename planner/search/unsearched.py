@@ -1,5 +1,6 @@
-"""What the rules of the space leave out, where it would have been faster."""
+"""What the rules of the space leave out, or the job, where it would have been faster."""
 
+from cluster_specs.software import device_on, load_software
 from cluster_specs.units import format_seconds
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Pins, Plan
@@ -8,7 +9,7 @@ from planner.search.recommend import recommended
 from planner.search.space import scale_up_size, searches_pipelines
 
 WORTH_NAMING = 0.03
-"""Share of a step that a pipeline must save to be named."""
+"""Share of a step that must be saved to be named."""
 
 
 def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
@@ -45,5 +46,29 @@ def naming_pipeline(answer: Plan, pins: Pins | None = None) -> Plan:
         f"pipelines were not searched, as the model is small for a node; by these numbers --pipeline "
         f"{faster.plan.pipeline} would take {format_seconds(seconds)} a step, "
         f"{1 - seconds / answer.estimate.step_time_s:.0%} less"
+    )
+    return answer.model_copy(update={"warnings": (*answer.warnings, warning)})
+
+
+def naming_attention(answer: Plan) -> Plan:
+    """``answer`` with a warning where the device's own attention kernel would be clearly faster than the stack's.
+
+    The stack's are those that published runs had: FlashAttention-2, which was not written for Hopper or Blackwell.
+    Source of what PyTorch takes: pytorch/pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+    ``check_prefer_cudnn_attention``.
+    """
+    software, device = load_software(answer.job.stack), answer.cluster.device
+    if answer.job.attention != "flash" or device_on(device, software) == device:
+        return answer
+    native = answer.job.model_copy(update={"attention": "native"})
+    seconds = Evaluator(answer.model, answer.cluster, native).estimate(answer.plan).step_time_s
+    assert answer.estimate is not None  # just planned
+    saved = 1 - seconds / answer.estimate.step_time_s
+    if saved < WORTH_NAMING:
+        return answer
+    warning = (
+        f"attention has the rate that {software.name} was seen to reach on {device.name}; with a kernel written for "
+        f"the device this plan would take {format_seconds(seconds)} a step, {saved:.0%} less: --attention native "
+        "(FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on)"
     )
     return answer.model_copy(update={"warnings": (*answer.warnings, warning)})

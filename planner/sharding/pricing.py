@@ -324,7 +324,7 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         causal=bool(op.attributes.get("causal", False)),
         window=_reach(op),
     )
-    kernel = str(pricer.job.attention)
+    kernel: str = pricer.job.attention_kernel
     if kernel == "plain" and pricer.software.fused_softmax:
         kernel = "fused_softmax"
     query_bytes, *kv_bytes = (
