@@ -71,7 +71,9 @@ class LinkSpec(Record):
     devices: int = Field(gt=0)
     """Devices joined by this level, counting everything inside it."""
     bandwidth: BytesPerSecond = Field(gt=0)
-    """Per device, one direction [bytes/s]."""
+    """Per device, one direction, while all devices do the same [bytes/s]."""
+    devices_per_card: int = Field(default=1, gt=0)
+    """Devices that share one network card: while the others are silent, one has the bandwidth of all."""
     latency: Seconds = Field(ge=0)
     """Of one hop of a collective's algorithm, software included [s]."""
     efficiency: float = Field(gt=0, le=1)

@@ -24,6 +24,8 @@ _RATE = re.compile(
 _BOTH_WAYS = re.compile(r"(?P<rate>\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
 """An NVLink rate as data sheets print it, both directions together: ``NVLink3 (600 GB/s)``."""
 _BITS = {"g": 1e9, "t": 1e12}
+FASTEST_CARD = parse_quantity("400 Gbit/s")
+"""What is more for a whole node is taken to be several cards, one for each device."""
 PLAIN_ETHERNET = parse_quantity("100 Gbit/s")
 """A single card up to this rate whose fabric is not named is taken to be TCP Ethernet, faster ones RDMA."""
 
@@ -36,6 +38,7 @@ class Outer(NamedTuple):
     bandwidth: float | None
     """Per device, one direction [bytes/s]."""
     assumed: tuple[str, ...]
+    devices_per_card: int = 1
 
 
 def cluster_for(
@@ -155,7 +158,7 @@ def _between(file: ClusterFile, per_node: int, text: str | None) -> tuple[dict[s
     if found.fabric is not None:
         link |= {"fabric": found.fabric, "name": found.fabric}
     if found.bandwidth is not None:
-        link["bandwidth"] = found.bandwidth
+        link |= {"bandwidth": found.bandwidth, "devices_per_card": found.devices_per_card}
     else:
         assumed.append(f"inter_link={link['bandwidth']} per device, as {file.name}")
     return link, assumed
@@ -174,12 +177,16 @@ def _outer(text: str | None, per_node: int) -> Outer:
     if match is None:
         if named is None or not named.links:
             return Outer(fabric, None, ())
-        return Outer(str(named.links[-1]["fabric"]), _rate(named.links[-1]), (f"inter_link as {named.name}",))
+        link = named.links[-1]
+        sharers = int(link.get("devices_per_card", 1))
+        return Outer(str(link["fabric"]), _rate(link), (f"inter_link as {named.name}",), sharers)
     rate = float(match["rate"]) * _BITS[match["prefix"].lower()] / 8
-    each = rate if re.search(r"per gpu|/gpu", text.lower()) else rate * int(match["count"] or 1) / per_node
+    cards = per_node if re.search(r"per gpu|/gpu", text.lower()) else int(match["count"] or 1)
+    several = match["count"] is None and rate > FASTEST_CARD  # the sum of cards that nobody counts
+    each, sharers = rate * cards / per_node, 1 if several else max(1, per_node // cards)
     if fabric is None and match["count"] is None and rate <= PLAIN_ETHERNET:
-        return Outer("ethernet", each, ("inter_link: plain Ethernet",))
-    return Outer(fabric, each, ())
+        return Outer("ethernet", each, ("inter_link: plain Ethernet",), sharers)
+    return Outer(fabric, each, (), sharers)
 
 
 def _rate(link: Mapping[str, Any]) -> float:

@@ -177,7 +177,7 @@ class SoftwareSpec(Record):
     """Time that a stage spends polling for each tensor that it hands on or receives [s]."""
     straggler: float = Field(ge=0)
     """Relative slow-down for every doubling of the number of nodes."""
-    experts_nearest: bool = False
+    experts_nearest: bool
     """Ranks of expert layers are numbered without regard to context ranks, so that expert ranks are neighbours."""
     uncertainty: float = Field(ge=0)
     """Relative half-width of the 80 % interval of step time, which is [t / (1 + u), t (1 + u) + unexplained]."""

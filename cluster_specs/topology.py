@@ -6,7 +6,7 @@ and a group over several axes is a list of them, innermost first.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, LinkSpec, TorusSpec
@@ -74,8 +74,9 @@ def comm_group(cluster: ClusterSpec, axes: Sequence[tuple[int, int]]) -> CommGro
 def route(cluster: ClusterSpec, sender: tuple[int, int], receiver: tuple[int, int]) -> CommGroup:
     """The link from one range of ranks (half open) to another, as a group of two.
 
-    It is the innermost tier that holds both; between pools, what joins those. Raises ``InputError`` where a range is
-    in no pool.
+    It is the innermost tier that holds both; between pools, what joins those. Ranges smaller than a node leave the
+    shares of its other devices in their network cards to the devices that send. Raises ``InputError`` where a range
+    is in no pool.
     """
     (pool, a), (other, b) = _in_pool(cluster, sender), _in_pool(cluster, receiver)
     if pool is not other:
@@ -87,7 +88,10 @@ def route(cluster: ClusterSpec, sender: tuple[int, int], receiver: tuple[int, in
         return comm_group(pool, ((2, max(a[1] - a[0], b[1] - b[0])),))
     tiers = (link for link in pool.links if start // link.devices == (end - 1) // link.devices)
     tier = next(tiers, pool.links[-1])
-    return CommGroup(2, (_tier_level(tier, 2, 2),))
+    silent = pool.devices_per_node // max(a[1] - a[0], b[1] - b[0])
+    shares = max(1, min(tier.devices_per_card, silent))
+    level = _tier_level(tier, 2, 2)
+    return CommGroup(2, (replace(level, bandwidth=shares * level.bandwidth),))
 
 
 def has_own_wires(cluster: ClusterSpec) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.topology import CommGroup, comm_group, has_own_wires
+from cluster_specs.topology import CommGroup, comm_group, has_own_wires, route
 from cost_models.collectives import all_reduce, broadcast, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
@@ -171,10 +171,18 @@ def straggling(setting: Setting, num_devices: int) -> float:
 
 def send_seconds(setting: Setting, plan: Parallelism, stages: Sequence[StageCost]) -> tuple[float, ...]:
     """Passing one micro-batch's boundary activations on, per boundary between stages."""
-    per_stage = plan.num_devices // plan.pipeline
-    group = comm_group(setting.cluster, ((plan.pipeline, per_stage),))
-    seconds = {b: send(b, group).seconds for b in {stage.boundary_bytes for stage in stages}}
-    return tuple(seconds[stage.boundary_bytes] for stage in stages[:-1])
+    each = plan.num_devices // plan.pipeline
+    rank_of = {stage: rank for rank, own in enumerate(ranks_of(plan)) for stage in own}
+    known: dict[tuple[float, int, int], float] = {}
+    found = []
+    for s, stage in enumerate(stages[:-1]):
+        key = (stage.boundary_bytes, rank_of[s], rank_of[s + 1])
+        if key not in known:
+            places = [(rank * each, (rank + 1) * each) for rank in key[1:]]
+            moved = key[1] != key[2]
+            known[key] = send(key[0], route(setting.cluster, *places)).seconds if moved else 0.0
+        found.append(known[key])
+    return tuple(found)
 
 
 def tails_of(

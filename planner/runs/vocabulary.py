@@ -244,8 +244,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
-    (r"ColossalAI", Origin("deepspeed")),
-    (r"SC21 .*zero3|DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
+    (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
+    (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
         r"Megatron-LM (Jan|Sep|README)|SC21|DLPerf|Alpa .*megatron",
         Origin("megatron-2021", "plain"),

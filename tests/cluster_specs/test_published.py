@@ -81,6 +81,24 @@ def test_networks_in_words(text: str | None, per_node: int, fabric: str, gbit_pe
     assert (cluster.sources.get(f"links.{fabric}.bandwidth") == f"the run: {text}") == stated
 
 
+@pytest.mark.parametrize(
+    ("text", "per_node", "sharers"),
+    [
+        ("8x HDR 200 Gb/s", 8, 1),
+        ("4x 100 Gb/s RoCE per node", 8, 2),
+        ("EFA 3.2 Tb/s/node (p5.48xlarge)", 8, 1),
+        ("400 Gb/s RDMA per GPU (CX-7)", 8, 1),
+        ("50 Gb/s per node", 4, 4),
+        ("25 Gb/s (p3.16xlarge)", 8, 8),
+        ("AWS p3.16xlarge", 8, 8),
+        (None, 8, 1),
+    ],
+)
+def test_devices_that_share_a_card(text: str | None, per_node: int, sharers: int) -> None:
+    cluster, _ = cluster_for("H100-SXM-80GB", 4 * per_node, per_node, inter_link=text)
+    assert cluster.links[-1].devices_per_card == sharers
+
+
 def test_what_is_not_said_is_reported() -> None:
     _, assumed = cluster_for("A100-SXM4-80GB", 64, 8)
     assert assumed == ["inter_link=200 Gbit/s per device, as dgx-a100-80g"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.topology import CommGroup, Level, comm_group
+from cluster_specs.topology import CommGroup, Level, comm_group, route
 
 DGX = load_cluster("dgx-h100:16")
 SLOW = load_cluster("a100-4x-50g:8")
@@ -230,3 +230,19 @@ def test_colliding_routes_leave_each_node_less_from_the_third_on() -> None:
     assert exponent > 0
     assert [level.crossing for level in groups] == pytest.approx([1, 4**-exponent, 16**-exponent])
     assert {level.bandwidth for level in groups} == {50e9 * 0.91}
+
+
+def bandwidth(sender: tuple[int, int], receiver: tuple[int, int]) -> float:
+    """Of a rank of the one range to a rank of the other, in Gbit/s."""
+    return 8e-9 * route(SLOW, sender, receiver).levels[-1].bandwidth / SLOW.links[-1].efficiency
+
+
+def test_a_card_is_its_senders_alone() -> None:
+    """Nodes of 4 with one card of 50 Gbit/s: 12.5 each where all send, all of it where one does."""
+    assert bandwidth((0, 4), (4, 8)) == pytest.approx(12.5)
+    assert bandwidth((2, 4), (4, 6)) == pytest.approx(25)
+    assert bandwidth((3, 4), (4, 5)) == pytest.approx(50)
+    assert bandwidth((0, 16), (16, 32)) == pytest.approx(12.5)
+    assert route(SLOW, (0, 2), (2, 4)).levels[-1].kind == "nvlink"
+    own = route(DGX, (7, 8), (8, 9)).levels[-1]
+    assert own.bandwidth == DGX.links[-1].bandwidth * DGX.links[-1].efficiency
