@@ -19,6 +19,7 @@ from accuracy_text import (
     OVER_NODES,
     PEERS,
     PREAMBLE,
+    RATES,
     USES,
 )
 from judging import (
@@ -104,6 +105,17 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
         + "\n### By series and device\n\n"
         + table(TIME_HEADER, [time_line(name, rows) for name, rows in by_series.items()])
     )
+
+
+def rate_section(rows: Sequence[Judged]) -> str:
+    """Step time of runs whose sources print a rate of FLOPs alone."""
+    alone = [row for row in rows if row.rate_error is not None]
+    groups = {"**all**": alone, **grouped(alone, lambda r: f"{r.series}, {r.device}")}
+    lines = []
+    for name, runs in groups.items():
+        found = error_statistics([r.rate_error for r in runs if r.rate_error is not None])
+        lines.append([name, str(found.n), *_errors(found)])
+    return RATES + table(("runs", "n", "median", "90th percentile", "bias"), lines)
 
 
 def memory_section(reports: Mapping[str, ValidationReport]) -> str:
@@ -256,6 +268,7 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
             PREAMBLE.format(fit=", ".join(sorted(FIT_SERIES)), interval=", ".join(sorted(INTERVAL_SERIES)))
             + time_section(times),
             use_section(times),
+            rate_section(everything),
             left_out_section(everything),
             interval_section(everything),
             "### Order of alternatives\n",

@@ -80,6 +80,8 @@ class Judged(NamedTuple):
     baseline_error: float | None = None
     plan: Plan | None = None
     """As it was scored; None where it could not be."""
+    rate_error: float | None = None
+    """Error of step time where the source prints a rate of FLOPs alone; ``row`` then has none."""
 
     @property
     def printed(self) -> bool:
@@ -95,6 +97,15 @@ def load(name: str) -> list[dict[str, Any]]:
 def split_of(series: str) -> str:
     """``fit`` or ``report``."""
     return "fit" if series in FIT_SERIES | INTERVAL_SERIES else "report"
+
+
+TIMED = frozenset({"step_time_s", "tokens_per_s", "tokens_per_s_per_gpu"})
+"""What tells a step's time without a convention of counting."""
+
+
+def printed_of(source: Mapping[str, Any]) -> set[str]:
+    """Names of what was measured of a run."""
+    return {name for name, value in (source.get("measured") or {}).items() if value is not None}
 
 
 class Bookkeeper:
@@ -126,7 +137,10 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
         series = str(source.get("series"))
         device = pair[0].cluster.device.name if pair else "?"
         plan = pair[0] if pair else None
-        judged.append(Judged(row, series, device, split_of(series), source, plan=plan))
+        rate_error = None if TIMED & printed_of(source) else row.step_time_error
+        if rate_error is not None:
+            row = row.model_copy(update={"step_time_error": None, "inside_interval": None})
+        judged.append(Judged(row, series, device, split_of(series), source, plan=plan, rate_error=rate_error))
     return with_baseline(judged, known), report
 
 
