@@ -32,7 +32,10 @@ def _exchanges_keys(plan: Plan) -> bool:
 
 CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
     {
-        "attention": (lambda plan: plan.job.attention == "plain", "attention without a fused kernel"),
+        "attention": (
+            lambda plan: plan.job.attention != "flash",
+            "attention by the kernel that the job names: plain, or the one written for the device",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (
