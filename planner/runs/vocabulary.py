@@ -81,8 +81,8 @@ RECOMPUTES: Table = (
 UNSAID = (None, "unspecified")
 """``recompute`` where the source does not say."""
 
-DENSE_MLP = r"selective:mlp"
-"""Recomputes feed-forward layers without experts, of which mixtures have few or none.
+DENSE_MLP = r"selective:(mla_up_proj\+)?mlp"
+"""Recomputes feed-forward layers without experts, of which mixtures have few or none, and at most a few tensors more.
 
 Source: NVIDIA/Megatron-LM ``--recompute-modules``: ``mlp`` is the dense MLP, ``moe`` the layer of experts.
 """

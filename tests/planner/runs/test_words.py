@@ -128,9 +128,10 @@ def test_embedding_and_head_may_have_a_stage_each() -> None:
     assert evaluate(plan).step_time_s > 0
 
 
-def test_a_dense_mlp_is_little_of_a_mixture() -> None:
+@pytest.mark.parametrize("text", ["selective:mlp", "selective:mla_up_proj+mlp"])
+def test_a_dense_mlp_is_little_of_a_mixture(text: str) -> None:
     mixture = {"experts": 8, "topk": 2, "moe_ffn_hidden": 1024}
-    row = changed(recompute="selective:mlp")
+    row = changed(recompute=text)
     assert plan_from_run(row)[0].plan.recompute == "mlp"
     plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
     assert plan.plan.recompute == "none"
