@@ -11,7 +11,8 @@ A tenth of the runs of one configuration that was published twice differs by 10 
 ## Fit and report
 
 Constants were fitted on these series, taken whole: {fit}.
-Of {interval} come the interval, overlap, passes and growth with slices of the jax-xla stack. All others are the report split: no constant comes from them.
+Of {interval} come the interval, overlap, passes and growth with slices of the jax-xla stack. All others are the report
+split: no constant comes from them.
 
 ### What was known when
 
