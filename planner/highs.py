@@ -32,6 +32,18 @@ def release_threads() -> None:
     highspy.Highs.resetGlobalScheduler(True)
 
 
+def run(solver: Any) -> None:
+    """Solve, in a thread of its own: the solver looks at no signals, so that Ctrl-C would wait for its end."""
+    solver.HandleUserInterrupt = True
+    solver.startSolve()
+    try:
+        solver.wait()
+    except KeyboardInterrupt:
+        solver.cancelSolve()
+        solver.wait()
+        raise
+
+
 def loaded(program: RowProgram, options: Mapping[str, Any]) -> Any:
     """HiGHS with the program, silent, under these ``options`` and `REPEATABLE`."""
     model = highspy.HighsLp()

@@ -30,6 +30,8 @@ def solve_iopddl(
     """Solve a problem of the ASPLOS / EuroSys 2025 contest on intra-operator parallelism.
 
     meshwright solve-iopddl asplos-2025-iopddl-A.json.gz --seconds 120
+
+    Ctrl-C ends it with the best choice found so far, and exit code 130.
     """
     start = time.monotonic()
     from planner.intra_op.contest import solve_contest_problem
@@ -47,6 +49,8 @@ def solve_iopddl(
         print_json(answer)
     else:
         sys.stdout.write(_report(answer))
+    if solution.interrupted:
+        raise KeyboardInterrupt
     check_thresholds(answer, output.fail_if or ())
 
 
@@ -62,6 +66,7 @@ def _answer(problem: "ContestProblem", solution: "ContestSolution", seconds: flo
         "usage_peak": problem.peak(solution.choice),
         "usage_limit": problem.usage_limit,
         "seconds": round(seconds, 3),
+        "interrupted": solution.interrupted,
     }
 
 

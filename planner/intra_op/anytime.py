@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.guessing import guess
+from planner.intra_op.hubs import decide_hubs, hubs_of
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
@@ -34,6 +35,9 @@ SMALL, LARGE = 10_000, 120_000
 REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
+BEFORE, DIVING, PARTING = 0.2, 0.2, 0.5
+"""Shares of the time left that go into messages before hubs are decided, into that, and into what is left then."""
+
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
@@ -44,7 +48,7 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS, LOOKS_PER_FIXING = 15.0, 2.0
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_FIXING = 15.0, 5.0, 2.0
 """Looks that there must be time for before a guess, which has a share of that time, and before a fixing."""
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
@@ -65,6 +69,14 @@ class NetworkAnswer:
     """No choice that fits costs less."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with the best ``answer`` known by then."""
+
+    def __init__(self, answer: NetworkAnswer) -> None:
+        super().__init__("interrupted")
+        self.answer = answer
+
+
 def solve_network(
     network: Network, deadline: float, below: float = np.inf, prices: Mapping[int, float] | None = None
 ) -> NetworkAnswer:
@@ -76,25 +88,35 @@ def solve_network(
 
     Costs are integers, so that a bound within one of the cost proves it; where the integer program decides,
     that is to the tolerance of its solver, about 1e-9 of the cost. A first choice is looked for even if that
-    takes longer. Raises `Infeasible` where nothing fits, and `SolverStopped` where none was found in time.
+    takes longer. Raises `Infeasible` where nothing fits, `SolverStopped` where none was found in time, and `Stopped`
+    where Ctrl-C came once one was found.
     """
     now = time.monotonic()
     shrink(network, now + REDUCING * (deadline - now))
     solver = _Anytime(network, deadline, below, prices or {})
-    solver.run()
-    if solver.found is None and below < np.inf:
-        return NetworkAnswer({}, np.inf, min(solver.lower_bound, below))
-    if solver.found is None and solver.lower_bound < np.inf:
-        shrink(network)
-        solver = _Anytime(network, deadline, below, prices or {})
+    try:
         solver.run()
-    if solver.found is None:
-        if solver.lower_bound == np.inf:
-            raise Infeasible("no choice of strategies is allowed and fits in memory")
-        raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
-    cost = solver.found.cost
-    bound = min(cost if solver.lower_bound > cost - 1 else solver.lower_bound, below)
-    return NetworkAnswer(network.expand(solver.found.choice), cost, bound)
+        if solver.found is None and below == np.inf and solver.lower_bound < np.inf:
+            shrink(network)
+            solver = _Anytime(network, deadline, below, prices or {})
+            solver.run()
+    except KeyboardInterrupt:
+        if solver.found is None:
+            raise
+        raise Stopped(_answer(network, solver)) from None
+    return _answer(network, solver)
+
+
+def _answer(network: Network, solver: "_Anytime") -> NetworkAnswer:
+    if solver.found is not None:
+        cost = solver.found.cost
+        bound = min(cost if solver.lower_bound > cost - 1 else solver.lower_bound, solver.below)
+        return NetworkAnswer(network.expand(solver.found.choice), cost, bound)
+    if solver.below < np.inf:
+        return NetworkAnswer({}, np.inf, min(solver.lower_bound, solver.below))
+    if solver.lower_bound == np.inf:
+        raise Infeasible("no choice of strategies is allowed and fits in memory")
+    raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
 
 
 class _Anytime:
@@ -120,6 +142,7 @@ class _Anytime:
         """Everything, in turns, until the best choice is proven or time is up."""
         try:
             self._start()
+            self._part()
             while self._open() and self.proof.size > SMALL:
                 self._relax(self._soon(RELAXING))
                 self._fix()
@@ -209,8 +232,33 @@ class _Anytime:
             prices = self.relaxation.known_prices
             found = better(self.core, self.found, prices, self._regrets, deadline)
             search = NeighbourhoodSearch(self.core, found, prices, self._regrets, self.searches)
-            search.improve(deadline, PATIENCE)
-            self.found = search.found
+            try:
+                search.improve(deadline, PATIENCE)
+            finally:  # Ctrl-C keeps what was found
+                self.found = search.found
+
+    def _part(self) -> None:
+        """Solve what is left where hubs are decided: little ties it together then."""
+        hubs = hubs_of(self.proof)
+        if not hubs or not self._open() or not self._time_for(LOOKS_PER_DIVE):
+            return
+        self._relax(self._soon(BEFORE))
+        messages = self.relaxation.snapshot()
+        decided = decide_hubs(self.relaxation, hubs, self._soon(DIVING))
+        self.relaxation.hold({})
+        self.relaxation.restore(messages)
+        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in decided.choice.items()})
+        try:
+            answer = solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices)
+        except Stopped as stop:
+            self._improve(stop.answer)
+            raise
+        self._improve(answer)
+
+    def _improve(self, answer: NetworkAnswer) -> None:
+        """Take the answer to a part of the proof, if there is one."""
+        if answer.choice:
+            self._consider(Found(answer.choice, answer.cost))
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""

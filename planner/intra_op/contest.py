@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.intra_op.anytime import solve_network
+from planner.intra_op.anytime import Stopped, solve_network
 from planner.intra_op.iopddl import NEVER, ContestProblem
 from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network
@@ -22,6 +22,8 @@ class ContestSolution:
     """``problem.cost(choice)``."""
     lower_bound: int
     """No choice that fits costs less."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it before it was done."""
 
     @property
     def gap(self) -> float:
@@ -30,14 +32,18 @@ class ContestSolution:
 
 
 def solve_contest_problem(problem: ContestProblem, deadline: float) -> ContestSolution:
-    """The best choice found before the clock (`time.monotonic`) says ``deadline``.
+    """The best choice found before the clock (`time.monotonic`) says ``deadline``, or Ctrl-C comes.
 
     Raises `Infeasible` where nothing is allowed and fits, `SolverStopped` where nothing was found in time.
     """
-    answer = solve_network(network_of(problem), deadline)
+    interrupted = False
+    try:
+        answer = solve_network(network_of(problem), deadline)
+    except Stopped as stop:
+        answer, interrupted = stop.answer, True
     choice = tuple(answer.choice[v] for v in range(len(problem.costs)))
     cost = problem.cost(choice)
-    return ContestSolution(choice, cost, min(cost, math.ceil(answer.lower_bound)))
+    return ContestSolution(choice, cost, min(cost, math.ceil(answer.lower_bound)), interrupted)
 
 
 def network_of(problem: ContestProblem) -> Network:

@@ -27,7 +27,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from planner.highs import RowProgram, loaded
+from planner.highs import RowProgram, loaded, run
 from planner.intra_op.liveness import demand, violated
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -166,7 +166,7 @@ class LocalPolytope:
         columns = np.arange(self.num_binary, dtype=np.int32)
         self.solver.changeColsIntegrality(self.num_binary, columns, np.full(self.num_binary, kind))
         self.solver.setOptionValue("time_limit", self.solver.getRunTime() + PUNCTUALITY * seconds)
-        self.solver.run()
+        run(self.solver)
         return self.solver.getModelStatus()
 
     def weights(self) -> dict[int, Array]:

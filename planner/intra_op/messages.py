@@ -91,6 +91,8 @@ class Relaxation:
                 self._collect(level.ahead)
         self._before = self._into
         """Messages before the last sweep."""
+        self._held = np.zeros(self._layout.costs.size)
+        self._most_apart = 0.0
         self._priced = self._price()
         self._best_at = self.prices, self._into
 
@@ -218,6 +220,24 @@ class Relaxation:
             np.add.at(regret, other, lift / 2)
         return {v: float(r) for v, r, k in zip(self._layout.nodes, regret, known, strict=True) if k}
 
+    def hold(self, choice: Mapping[int, int]) -> None:
+        """Let these nodes take nothing else, as if all other strategies of theirs were dearer than any choice."""
+        self._most_apart = self._most_apart or self.network.most_apart()
+        self._held[:] = 0.0
+        for v, s in choice.items():
+            at = self._layout.strategies(v)
+            self._held[at] = self._most_apart
+            self._held[at.start + s] = 0.0
+        self._priced = self._price()
+
+    def snapshot(self) -> Array:
+        """The messages, to be restored."""
+        return self._into.copy()
+
+    def restore(self, messages: Array) -> None:
+        """Go back to what `snapshot` gave."""
+        self._into = messages.copy()
+
     def scores(self, v: int, choice: Mapping[int, int]) -> Array:
         """How expensive each strategy of v looks, given the ``choice`` made for nodes before it."""
         total = self._priced[self._layout.strategies(v)]
@@ -337,7 +357,9 @@ class Relaxation:
         choice[level.nodes] = best[earliest] - first
 
     def _price(self) -> Array:
-        return self._layout.costs + self._layout.pieces.priced(self.prices, self._layout.costs.size)
+        return (
+            self._layout.costs + self._held + self._layout.pieces.priced(self.prices, self._layout.costs.size)
+        )
 
 
 def prices_of(network: Network, known: Mapping[int, float]) -> Array:

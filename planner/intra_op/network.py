@@ -113,6 +113,12 @@ class Network:
         pairs = (float(t.min()) for v in self.nodes for w, t in self.tables[v].items() if v < w)
         return self.constant + least + sum(pairs)
 
+    def most_apart(self) -> float:
+        """More than any two allowed choices differ by."""
+        costs = self.costs.values()
+        tables = (table for v in self.nodes for table in self.tables[v].values())
+        return 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) for t in (*costs, *tables))
+
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where the nodes that are left take these positions."""
         nodes = sum(float(self.costs[v][choice[v]]) for v in self.nodes)

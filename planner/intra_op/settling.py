@@ -64,7 +64,7 @@ class Settling:
         self.network = network
         self.choice: Positions = dict(choice)
         self.prices = prices
-        most = _more_than_any_choice(network)
+        most = network.most_apart()
         self.tables = {v: _capped(network.tables[v], most) for v in sorted(network.nodes)}
         """Node -> neighbour -> [own strategy, the neighbour's]; finite, since inf - inf is not a number."""
         charges = _charges(network, prices)
@@ -189,13 +189,6 @@ def _charges(network: Network, prices: Array) -> dict[int, Array]:
         for (first, last), bytes_ in network.pieces[v].items():
             charge += (total[last] - total[first]) * bytes_
     return charges
-
-
-def _more_than_any_choice(network: Network) -> float:
-    """More than any two allowed choices differ by."""
-    costs = network.costs.values()
-    tables = (table for v in network.nodes for table in network.tables[v].values())
-    return 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) for t in (*costs, *tables))
 
 
 def _capped(tables: Mapping[int, Array], most: float) -> dict[int, Array]:

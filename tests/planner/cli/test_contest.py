@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
 from planner.cli import contest
+from planner.intra_op import contest as solving
 from planner.intra_op.iopddl import read_contest_problem
 
 Cli = Callable[..., Result]
@@ -54,3 +56,14 @@ def test_a_limit_that_reading_alone_misses_is_told(cli: Cli, monkeypatch: pytest
         in cli("solve-iopddl", str(TINY), "--seconds", "20").stderr
     )
     assert cli("solve-iopddl", str(TINY), "--seconds", "20", "--quiet").stderr == ""
+
+
+def test_ctrl_c_prints_the_best_choice_so_far(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = solving.solve_contest_problem
+    monkeypatch.setattr(
+        solving, "solve_contest_problem", lambda *given: replace(solve(*given), interrupted=True)
+    )
+    result = cli("solve-iopddl", str(TINY), "--seconds", "20", "--json")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    answer = json.loads(result.stdout)
+    assert (answer["interrupted"], answer["assignment"]) == (True, [0, 0, 1, 1])

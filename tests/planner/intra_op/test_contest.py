@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, local_polytope, tree
+from planner.intra_op import anytime, hubs, local_polytope, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.liveness import demand, one_hot
@@ -49,6 +49,19 @@ def test_equals_brute_force_in_turns(problem):
         patch.setattr(tree, "SMALL", -1)
         patch.setattr(anytime, "RELAXING", 0.001)
         patch.setattr(anytime, "SEARCHING", 0.001)
+        check(problem)
+
+
+@settings(max_examples=40, deadline=None)
+@given(contest_problems(max_ends=2))
+def test_equals_brute_force_where_every_node_is_a_hub(problem):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anytime, "SMALL", -1)
+        patch.setattr(tree, "SMALL", -1)
+        patch.setattr(anytime, "RELAXING", 0.001)
+        patch.setattr(anytime, "SEARCHING", 0.001)
+        patch.setattr(anytime, "BEFORE", 0.001)
+        patch.setattr(hubs, "MANY", 1)
         check(problem)
 
 
@@ -230,6 +243,29 @@ def test_any_time_gives_a_choice_that_fits_and_a_bound():
     assert problem.fits(early.choice)
     assert early.lower_bound <= late.lower_bound <= late.cost <= early.cost
     assert late.gap < early.gap
+
+
+@pytest.mark.parametrize("when", ["_guess", "_fix"])
+def test_ctrl_c_leaves_the_best_choice_so_far(monkeypatch, when):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    problem = random_contest_problem(400, 5, seed=6, share=0.2)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime._Anytime, when, interrupt)
+    solution = solve_contest_problem(problem, soon())
+    assert solution.interrupted
+    assert problem.fits(solution.choice)
+    assert solution.lower_bound <= solution.cost == problem.cost(solution.choice)
+
+
+def test_ctrl_c_before_any_choice_is_no_answer(monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(anytime._Anytime, "_start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        solve_contest_problem(random_contest_problem(400, 5, seed=6, share=0.2), soon())
 
 
 def test_too_little_memory_says_so():
