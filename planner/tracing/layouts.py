@@ -95,12 +95,12 @@ class NamedMesh:
 
 def degrees(sizes: Sequence[int], axes: npt.NDArray[np.bool_]) -> Codes:
     """Devices in groups over some of the axes, [..., axis]."""
-    return _degrees(tuple(sizes))[mask(axes)]
+    return divisors(tuple(sizes))[mask(axes)]
 
 
 @lru_cache(maxsize=1 << 5)
-def _degrees(sizes: tuple[int, ...]) -> Codes:
-    """By the axes as the bits of a number."""
+def divisors(sizes: tuple[int, ...]) -> Codes:
+    """Devices in groups, by the axes as the bits of a number."""
     return np.array([math.prod(sizes[a] for a in axes_of(m)) for m in range(1 << len(sizes))])
 
 

@@ -35,6 +35,7 @@ from planner.tracing.layouts import (
     codes_of,
     degrees,
     different,
+    divisors,
     mask,
     moves,
     share,
@@ -183,15 +184,26 @@ class ProgramPricer:
 
     def _prices(self, full_bytes: float, codes: Codes) -> Array:
         """By code, of those that there are, once [s]."""
-        prices = self._steps.setdefault(full_bytes, np.where(np.arange(CODES) == 0, 0.0, np.nan))
-        present = np.flatnonzero(np.bincount(codes, minlength=CODES))
-        for code in present[np.isnan(prices[present])].tolist():
-            how, local = code >> MAX_AXES, full_bytes / self.mesh.degree(axes_of(code & ALL))
-            if (how, local) not in self._once:
-                collective, group = COLLECTIVE_OF[how >> MAX_AXES], self.mesh.group(axes_of(how & ALL))
-                self._once[how, local] = COLLECTIVES[collective](local, group).seconds
-            prices[code] = self._once[how, local]
+        prices = self._steps.get(full_bytes)
+        if prices is None:
+            prices = self._steps[full_bytes] = np.where(np.arange(CODES) == 0, 0.0, np.nan)
+        seen = np.zeros(CODES, np.bool_)
+        seen[codes] = True
+        unknown = np.flatnonzero(seen & np.isnan(prices))
+        if unknown.size:
+            local = full_bytes / divisors(self.mesh.sizes)[unknown & ALL]
+            keys = zip((unknown >> MAX_AXES).tolist(), local.tolist(), strict=True)
+            prices[unknown] = [self._priced_once(how, size) for how, size in keys]
         return prices
+
+    def _priced_once(self, how: int, local_bytes: float) -> float:
+        """A collective over axes, as codes have them, of an array of which they split so much [s]."""
+        key = how, local_bytes
+        seconds = self._once.get(key)
+        if seconds is None:
+            collective, group = COLLECTIVE_OF[how >> MAX_AXES], self.mesh.group(axes_of(how & ALL))
+            seconds = self._once[key] = COLLECTIVES[collective](local_bytes, group).seconds
+        return seconds
 
     def _exchange(self, move: Move, times: int) -> Exchange:
         key = (move, times)
