@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from cluster_specs.cluster import DeviceSpec, LinkKind
 from cluster_specs.errors import UnknownName
-from cluster_specs.record import Record, validated
+from cluster_specs.record import Record, RecordT, validated
 from cluster_specs.units import BytesPerSecond, Seconds
 
 DATA = Path(__file__).parent / "data"
@@ -153,12 +153,29 @@ class ChangedCluster(Record):
     sources: Mapping[str, str] = {}
 
 
+class _Files(Mapping[str, RecordT]):
+    """Shipped files of one folder by name, each read when it is first asked for."""
+
+    def __init__(self, folder: str, read: Callable[[Path], RecordT]) -> None:
+        self._paths = {path.stem: path for path in sorted((DATA / folder).glob("*.toml"))}
+        self._read, self._known = read, dict[str, RecordT]()
+
+    def __getitem__(self, name: str) -> RecordT:
+        if name not in self._known:
+            self._known[name] = self._read(self._paths[name])
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
 @cache
 def device_files() -> Mapping[str, DeviceFile]:
     """Shipped devices by name."""
-    paths = sorted((DATA / "devices").glob("*.toml"))
-    files = [validated(DeviceFile, _toml(path), path.name) for path in paths]
-    return {file.device.name: file for file in files}
+    return _Files("devices", lambda path: validated(DeviceFile, _toml(path), path.name))
 
 
 @cache
@@ -171,8 +188,9 @@ def fabrics() -> Mapping[str, Fabric]:
 @cache
 def cluster_files() -> Mapping[str, ClusterFile]:
     """Shipped clusters by name."""
-    paths = sorted((DATA / "clusters").glob("*.toml"))
-    return {path.stem: validated(ClusterFile, _toml(path) | {"name": path.stem}, path.name) for path in paths}
+    return _Files(
+        "clusters", lambda path: validated(ClusterFile, _toml(path) | {"name": path.stem}, path.name)
+    )
 
 
 @cache
@@ -191,7 +209,9 @@ _VENDOR = re.compile(r"^(nvidia|amd|instinct|tesla|google|aws|[\s-])+", re.IGNOR
 
 def find_device(name: str) -> DeviceFile:
     """Shipped device of this name or alias, whatever its case and punctuation; raises ``UnknownName``."""
-    names = _device_names()
+    if name in device_files():
+        return device_files()[name]
+    names = _device_names()  # which needs all files
     own = _VENDOR.sub("", name)
     known = names.get(_reduced(name)) or names.get(_reduced(own)) or names.get(_reordered(own))
     if known is None:

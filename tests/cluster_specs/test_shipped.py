@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster_specs import shipped
 from cluster_specs.catalog import list_clusters, list_devices, load_cluster, load_device
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.shipped import DATA, cluster_files, device_files, fabrics
@@ -144,6 +145,21 @@ def test_a_loaded_cluster_carries_the_sources_of_its_device_and_fabrics() -> Non
 def test_devices_are_found_by_every_name(device: DeviceSpec) -> None:
     for name in (device.name, *device_files()[device.name].aliases):
         assert load_device(name) == load_device(name.upper()) == device
+
+
+def test_a_device_is_called_as_its_file() -> None:
+    """By which it is found without a look into the others."""
+    assert [file.device.name for file in device_files().values()] == list(device_files())
+
+
+def test_a_cluster_is_loaded_without_the_files_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    toml = shipped._toml
+    monkeypatch.setattr(shipped, "_toml", lambda path: (read.append(path.stem), toml(path))[1])
+    for table in (device_files, cluster_files):
+        table.cache_clear()
+    assert load_cluster("dgx-h100:3").nodes == 3
+    assert sorted({*read} - {"fabrics"}) == ["dgx-h100", "h100-sxm-80g"]
 
 
 def test_no_two_devices_share_a_name() -> None:
