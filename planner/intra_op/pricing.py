@@ -208,7 +208,7 @@ class _Table:
             self.block.name,
             edge,
             maker.name,
-            self.everything,
+            edge in self.moved_again,
             self._where(maker, left),
             self._where(self.by_name[edge.consumer], right),
         )
