@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
+from cluster_specs.software import load_software
 from planner.graph import Graph
 from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
@@ -95,9 +96,8 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
     if run.parallel.wrap == "titan":
-        own_loop = (
-            found is not None and found.stack == "hf-fsdp"
-        )  # torchtitan itself reduces every micro-batch
+        # torchtitan itself reduces every micro-batch
+        own_loop = found is not None and found.stack in ("hf-fsdp", "torch-blocks")
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
@@ -210,9 +210,7 @@ def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, 
         raise InputError(
             f"stack {origin.stack!r} is unknown; use one of {', '.join(vocabulary.STACK_HABITS)}"
         )
-    gradient = (
-        parallel.grad_dtype or parallel.reduce_dtype or ("bf16" if parallel.mp_mode == "PURE" else None)
-    )
+    gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
     rates = cluster.device.peak_flops_per_second
     usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
     usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
@@ -239,6 +237,15 @@ def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, 
             "memory_headroom": 0.0,
         }
     )
+
+
+def _stored_gradient(run: RunFile, stack: str) -> str | None:
+    """Type of gradients by that of their reduction; FSDP stores them as the sharded weights, whatever it reduces in."""
+    parallel = run.parallel
+    if parallel.mp_mode == "PURE":
+        return parallel.reduce_dtype or "bf16"
+    late = load_software(stack).gradient_life == "late"
+    return parallel.master_dtype if late else parallel.reduce_dtype
 
 
 def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
