@@ -46,7 +46,9 @@ def measure(task: Task) -> dict[str, Any]:
     exported = load(task["exported"])
     world, (part, parts) = math.prod(exported.MESH_SHAPE), task["part"]
     dist.init_process_group("fake", rank=part * (world // parts), world_size=world, store=FakeStore())
-    if "cp" in exported.MESH_NAMES:  # a mask that hides nothing is left out, as it is of real tensors
+    # What transformers reads from the values of real tensors: sequences are not packed, nor is anything hidden.
+    masking_utils.find_packed_sequence_indices = lambda positions: None
+    if "cp" in exported.MESH_NAMES:
         masking_utils._ignore_causal_mask_sdpa = lambda *args, **kwargs: True
     peak = _peak(exported, task, [tuple(action) for action in task["order"]])
     dist.destroy_process_group()
