@@ -1,6 +1,6 @@
 """A Llama whose backward keeps what fused kernels keep, and its FSDP2 units: what tracking.py measures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,7 @@ def _selective(kind: str) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def parallelised(model: Model, plan: Mapping[str, Any]) -> None:
+def parallelised(model: Any, plan: Mapping[str, Any], layers: Iterable[Any] | None = None) -> None:
     """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
     shape = (plan["dp_replicate"], plan["dp_shard"])
     shape, names = (shape, ("replicate", "shard")) if shape[0] > 1 else (shape[1:], ("shard",))
@@ -129,6 +129,6 @@ def parallelised(model: Model, plan: Mapping[str, Any]) -> None:
     if plan["wrap"] == "titan":
         shard(model.embedding, reshard_after_forward=reshard)
         shard(model.head, reshard_after_forward=False)
-    for layer in model.layers:
+    for layer in model.layers if layers is None else layers:
         shard(layer, reshard_after_forward=reshard)
     shard(model, reshard_after_forward=None if reshard else False)

@@ -91,19 +91,35 @@ def row_of(name: str) -> dict[str, Any]:
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
     import torch
+    from tracked_model import Model, parallelised
+
+    def built() -> Any:
+        torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
+        model = Model(row["model"], row["parallel"]["recompute"])
+        torch.set_default_dtype(torch.float32)
+        return model
+
+    return tracked(row, built, parallelised, _loss)
+
+
+def tracked(
+    row: Mapping[str, Any],
+    built: Callable[[], Any],
+    parallelised: Callable[[Any, Mapping[str, Any]], None],
+    loss: Callable[[Any, Any], Any],
+) -> dict[str, float]:
+    """Peak in the second step of the model that is ``built``; ``loss`` takes it and its tokens."""
+    import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from tracked_model import Model, parallelised
 
     sizes, plan = row["model"], row["parallel"]
     dist.init_process_group("fake", rank=0, world_size=plan["dp"], store=FakeStore())
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
-        torch.set_default_dtype(getattr(torch, plan["master_dtype"]))
-        model = Model(sizes, plan["recompute"])
-        torch.set_default_dtype(torch.float32)
+        model = built()
     parallelised(model, plan)
     with fake:
         kinds: dict[str, Callable[..., Any]] = {
@@ -115,23 +131,25 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_inputs((tokens,))
         with tracker:
-            peaks = [_step(model, optimizer, tracker, tokens, plan["grad_accum"]) for _ in range(2)]
+            step = partial(_step, model, optimizer, tracker, lambda: loss(model, tokens), plan["grad_accum"])
+            peaks = [step() for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
 
 
-def _step(model: Any, optimizer: Any, tracker: Any, tokens: Any, micro_batches: int) -> int:
+def _loss(model: Any, tokens: Any) -> Any:
     from torch.nn import functional
 
+    return functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+
+
+def _step(model: Any, optimizer: Any, tracker: Any, loss: Callable[[], Any], micro_batches: int) -> int:
     tracker._peak_mem.clear()  # it has no other way to forget the step before
     tracker._peak_mem_snap.clear()
     for i in range(micro_batches):
         tracker.reset_mod_stats()
         model.set_requires_gradient_sync(i == micro_batches - 1)
-        logits = model(tokens)
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-        del logits
-        (loss / micro_batches).backward()
+        (loss() / micro_batches).backward()
     optimizer.step()
     optimizer.zero_grad()
     snapshot = next(iter(tracker.get_tracker_snapshot("peak").values()))

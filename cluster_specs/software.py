@@ -105,10 +105,16 @@ class SoftwareSpec(Record):
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     saves_narrow: bool
     """In fp8 and fp4 jobs, inputs that only products need again are kept as they were multiplied."""
+    keeps_fused: bool
+    """Of a product by one parameter whose result is split, what nothing reads stays with what is kept (views)."""
     activation_residuals: float = Field(ge=0)
     """Arrays that a gated activation keeps beside its inputs: none fused, the activated gate, or each primitive's."""
+    activation_arrays: Mapping[str, float] = {}
+    """Activation function -> arrays that it keeps beside its input; less than none where it keeps its result alone."""
     norm_residuals: float = Field(ge=0)
-    """Bytes per element that a norm keeps beside its input."""
+    """Bytes per element that a root-mean-square norm keeps beside its input."""
+    layer_norm_residuals: float = Field(ge=0)
+    """The same of a norm that takes the mean away."""
     attention_copies: float = Field(ge=0)
     """Copies of its result that attention keeps for itself, in the layout of its kernel."""
     softmax_residuals: float = Field(ge=0)
@@ -129,6 +135,8 @@ class SoftwareSpec(Record):
     """Temporary copies of the fp32 logits at the peak of the loss, beside those kept for its backward."""
     split_loss_copies: float = Field(ge=0)
     """The same where the vocabulary is split over ranks."""
+    loss_in_root: bool
+    """The loss is taken inside FSDP's root, whose end frees the buffer that the last layer was gathered in."""
     prefetch_units: int = Field(ge=0)
     """FSDP units whose weights are gathered ahead of the one that computes."""
     live_parameters: float = Field(gt=0)

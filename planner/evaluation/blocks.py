@@ -1,6 +1,5 @@
 """Cost of one block under one assignment of strategies, for one micro-batch on one device."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,9 +8,9 @@ from cost_models.compute import element_bytes
 from cost_models.memory import loss_chunks
 from planner.evaluation.edges import Edge, edges_of
 from planner.evaluation.rematerialisation import rematerialised
-from planner.graph import TOKEN_DIMS, Block, Op, Tensor
+from planner.evaluation.residuals import padding, residuals, unread
+from planner.graph import TOKEN_DIMS, Block, Op
 from planner.operators import (
-    INNER_DIMS,
     ROUTING_KINDS,
     AttentionKernel,
     operator_rule,
@@ -22,9 +21,6 @@ from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.partitioning import Lone, lone_gathers
 from planner.sharding.pricing import Pricer, is_product
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
-
-RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
-"""Attributes that name what an operator keeps for its own backward."""
 
 Assignment = Mapping[str, Strategy]
 """Operator name -> strategy, for every operator of a block."""
@@ -156,7 +152,7 @@ def block_terms(
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
     summed = frozenset(op.name for op in block.ops if any(specs[name].partial for name in op.outputs))
-    return BlockTerms(ops, edges, groups, largest, sizes, _residuals(pricer, block, sizes), left, summed)
+    return BlockTerms(ops, edges, groups, largest, sizes, residuals(pricer, block, sizes), left, summed)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -165,39 +161,7 @@ def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, ass
     reader = next((op for op in block.ops if name in op.inputs), None)
     if spec.partial and reader is not None:
         spec = input_spec(pricer.graph, tensor, assignment[reader.name])
-    return pricer.tensor_bytes(tensor, spec) * _padding(pricer, tensor)
-
-
-def _padding(pricer: Pricer, tensor: Tensor) -> float:
-    """Bytes in memory over those of the elements: what is inside a head lies innermost, in whole lanes."""
-    lanes, inner = pricer.mesh.cluster.device.lanes, tensor.dims[-1] if tensor.dims else ""
-    if inner not in INNER_DIMS:
-        return 1.0
-    size = pricer.sizes.full(inner)
-    return math.ceil(size / lanes) * lanes / size
-
-
-def _residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
-    """What the stack's kernels keep for their backward beyond the ``sizes`` of auxiliary tensors [bytes].
-
-    Only where they keep it from forward to backward; a layer that is computed again runs in fewer, larger kernels.
-    """
-    software = pricer.software
-    found: dict[str, float] = {}
-    for op in block.ops:
-        statistics, gate, log_sum_exp, probabilities = (str(op.attributes.get(key)) for key in RESIDUALS)
-        if statistics in sizes:
-            normed = block.tensor[op.inputs[0]]
-            found[statistics] = software.norm_residuals * sizes[normed.name] / pricer.element_bytes(normed)
-        if gate in sizes:
-            found[gate] = (software.activation_residuals - 1) * sizes[gate]
-        if log_sum_exp in sizes:
-            made = block.tensor[op.outputs[0]]
-            found[log_sum_exp] = software.attention_copies * sizes[made.name] / _padding(pricer, made)
-        if probabilities in sizes:
-            element = pricer.element_bytes(block.tensor[probabilities])
-            found[probabilities] = software.softmax_residuals * sizes[probabilities] / element
-    return found
+    return pricer.tensor_bytes(tensor, spec) * padding(pricer, tensor)
 
 
 def _in_chunks(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -227,7 +191,7 @@ def _hold_gathered_keys(
         for name in (n for n in op.inputs[1:3] if n in sizes):
             tensor = block.tensor[name]
             read = pricer.tensor_bytes(tensor, input_spec(pricer.graph, tensor, whole))
-            sizes[name] = max(sizes[name], read * _padding(pricer, tensor))
+            sizes[name] = max(sizes[name], read * padding(pricer, tensor))
 
 
 def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> dict[str, float]:
@@ -276,24 +240,37 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
 def _recomputed_bytes(
     block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
 ) -> float:
-    """What the backward of a block that is computed again has of its forward before it starts [bytes]."""
+    """What the backward of a block that is computed again has of its forward before it starts [bytes].
+
+    Where a compiler fuses what it computes again, kernels keep nothing for themselves.
+    """
     fused = software.activation_residuals == 0 or software.fused_elementwise
     names = set(saved_tensors(block, "none", kernel, fused_activation=fused))
     if software.fused_products:
         names -= {name for op in block.ops if op.kind == "elementwise" for name in op.outputs}
-    return sum(size for name, size in terms.tensor_bytes.items() if name in names)
+    own = {} if software.fused_elementwise else terms.residual_bytes
+    return sum(size + own.get(name, 0.0) for name, size in terms.tensor_bytes.items() if name in names)
 
 
-def _gradients_in_flight(block: Block, terms: BlockTerms, kernel: AttentionKernel) -> float:
+def _gradients_in_flight(
+    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
+) -> float:
     """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
 
-    Attention that keeps its probabilities makes gradients of them and of the scores.
+    Attention that keeps its probabilities makes gradients of them and of the scores; where a softmax is a
+    kernel that keeps them once more, in its own type, the gradients have that type, and those that a product read are
+    gone.
     """
+    sizes = terms.tensor_bytes
+    softmax = {} if software.fused_elementwise else terms.residual_bytes
     most = 0.0
     for op in block.ops:
         own = operator_rule(op).saved(op, block, kernel) if op.kind == "attention" else ()
-        names = (*op.inputs, *op.outputs, *(2 * [n for n in own if n not in (*op.inputs, *op.outputs)]))
-        most = max(most, sum(terms.tensor_bytes.get(name, 0.0) for name in names))
+        made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs))
+        for name in (n for n in own if n not in (*op.inputs, *op.outputs) and n in sizes):
+            again = softmax.get(name, 0.0)
+            made += 2 * again - sizes[name] if again else 2 * sizes[name]
+        most = max(most, made)
     return most
 
 
@@ -324,7 +301,7 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
 
     Of one sequence, over all devices that share it.
     """
-    shares = _kept_shares(pricer, block)
+    shares = _kept_shares(pricer, block) | dict.fromkeys(unread(pricer.software, block), 0.0)
     return sum(
         pricer.graph.elements(block.tensor[name])
         * pricer.element_bytes(block.tensor[name])
@@ -378,7 +355,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
         workspace_bytes=max(0.0, everything - saved)
         + boundary
-        + _gradients_in_flight(block, terms, kernel)
+        + _gradients_in_flight(block, terms, kernel, software)
         + _gathered_again(terms),
         widest_bytes=widest,
         boundary_bytes=boundary,

@@ -234,8 +234,9 @@ class Evaluator:
                 head = self._unit(plan, self.graph.last, "none", shardings)
                 units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
             cost = stage_cost(units, plan, self.software, host_of(self.setting, plan))
-            apart = shape.first and not shape.last
-            known[shape] = cost._replace(tied_elements=self._tied_elements(plan, shardings) if apart else 0.0)
+            tied = self._tied_elements(plan, shardings) if shape.first else 0.0
+            together = cost._replace(shared_elements=tied)
+            known[shape] = together if shape.last else cost._replace(tied_elements=tied)
         return known[shape]
 
     def _tied_elements(self, plan: Parallelism, shardings: Shardings) -> float:

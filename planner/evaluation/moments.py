@@ -197,14 +197,16 @@ def _of_one_stage(rank: Rank) -> Iterator[Moment]:
 def _at_loss(rank: Rank) -> dict[str, float]:
     """The end of the forward: logits and their loss, before any layer is gathered again.
 
-    The root's weights are still gathered; where embedding and head are units of their own, only the head's.
+    The root's weights are still gathered; where embedding and head are units of their own, only the head's. The buffer
+    that the last layer was gathered in goes with the root's forward, which the loss may be a part of.
     """
     gathered = 0.0
     if rank.plan.zero_stage == 2:
         gathered = rank.whole
     elif rank.shards_weights:
         ends = [elements for stage in rank.stages for elements in stage.end_units]
-        gathered = (max(ends, default=0.0) if rank.software.wraps_ends else rank.ends) * rank.weight
+        gathered = max(ends, default=0.0) if rank.software.wraps_ends else rank.ends
+        gathered = (gathered + (rank.largest if rank.software.loss_in_root else 0.0)) * rank.weight
     loss = sum(stage.loss_bytes for stage in rank.stages)
     if rank.postpones_gradients:
         loss -= loss_copies(rank.plan, rank.software) * rank.logits
@@ -297,7 +299,8 @@ def _next_layer(
 def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
     """FSDP at the end of the backward: gradients of the first layer, then of the root, wait whole; others are sharded.
 
-    Where embedding and head are units of their own, the embedding's gradients come last.
+    Where embedding and head are units of their own, the embedding's gradients come last. A table that both use has two
+    whole gradients and then their sum, before it is freed.
     """
     if rank.adds_up_whole:
         return
@@ -310,6 +313,9 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
         return
     root = rank.ends * rank.weight if rank.shards_weights else 0.0
     yield _passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
+    both = 3 * sum(stage.shared_elements for stage in rank.stages) * rank.weight
+    if both:
+        yield _passing(0.0, root, both + rank.largest * rank.reduced, 0.0) | rank.sharded(others)
     yield _passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
 
 

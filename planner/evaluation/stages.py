@@ -71,6 +71,8 @@ class StageCost(NamedTuple):
     """Elements of the weight that has most."""
     tied_elements: float = 0.0
     """Weights that another stage holds too."""
+    shared_elements: float = 0.0
+    """Weights that embedding and head of the stage share."""
 
     @property
     def seconds(self) -> float:

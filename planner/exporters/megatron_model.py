@@ -12,7 +12,7 @@ UNSAID = (
 )  # fmt: skip
 """Fields of `TransformerConfig` that have no flag here; a model with one of them is named by its own script."""
 
-NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
+NORMS = {"rms": "RMSNorm", "rms_wide": "RMSNorm", "layer": "LayerNorm"}
 
 
 def transformer_of(plan: Plan) -> TransformerConfig | None:

@@ -116,7 +116,8 @@ class BlockBuilder:
     ) -> str:
         """Append a normalisation over the dims ``over`` (words).
 
-        Styles: ``rms`` (weight), ``layer`` (weight and bias), ``layer_no_bias``, ``plain`` (no parameters).
+        Styles: ``rms`` (weight), ``rms_wide`` (which multiplies in fp32), ``layer`` (weight and bias),
+        ``layer_no_bias``, ``plain`` (no parameters).
         """
         dims = self.dims(x)
         axes = over.split()
@@ -125,14 +126,15 @@ class BlockBuilder:
             f"{output}_statistics",
             *(d for d in dims if d not in axes),
             dtype="fp32",
-            scale=1 if style == "rms" else 2,
+            scale=1 if style.startswith("rms") else 2,
         )
         weights = []
         if style != "plain":
             weights.append(self.weight(f"{output}_weight", *axes, role=role, suffix=".weight"))
         if style == "layer":
             weights.append(self.weight(f"{output}_bias", *axes, role=role, suffix=".bias"))
-        return self.op(name, "norm", (x,), (normed,), tuple(weights), over=over, statistics=moments)
+        wide: dict[str, Attribute] = {"wide": True} if style == "rms_wide" else {}
+        return self.op(name, "norm", (x,), (normed,), tuple(weights), over=over, statistics=moments, **wide)
 
     def add(self, name: str, first: str, second: str, output: str) -> str:
         """Append a sum of two tensors of the same dims."""

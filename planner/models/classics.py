@@ -12,10 +12,11 @@ BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 
 
 def _classic(read: ConfigReader, name: str, **differences: Any) -> TransformerConfig:
-    """Layer norms, a plain MLP of four times the width unless it says otherwise."""
+    """Layer norms, a plain MLP of four times the width unless it says otherwise; GELU unless ``activation`` is."""
     fields = common(read, name, tied=bool(differences.pop("tied_default", False)))
+    usual = str(differences.pop("activation", "gelu"))
     fields |= {"norm": "layer", "gated": False, "window": 0, "ffn": 4 * fields["hidden"]}
-    fields["activation"] = read.text("activation_function", "hidden_act", "activation", default="gelu")
+    fields["activation"] = read.text("activation_function", "hidden_act", "activation", default=usual)
     return TransformerConfig(**(fields | differences))
 
 
@@ -27,6 +28,7 @@ def gpt2(read: ConfigReader, name: str) -> TransformerConfig:
         name,
         tied_default=True,
         scheme="gpt2",
+        activation="gelu_new",
         layers=(UNROTATED,) * num_layers(read),
         ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
         positions=positions,
@@ -41,6 +43,7 @@ def gptj(read: ConfigReader, name: str) -> TransformerConfig:
         read,
         name,
         scheme="gptj",
+        activation="gelu_new",
         layers=(LayerKind(),) * num_layers(read),
         ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
         parallel=True,
@@ -78,6 +81,7 @@ def opt(read: ConfigReader, name: str) -> TransformerConfig:
         name,
         tied_default=True,
         scheme="opt",
+        activation="relu",
         layers=(UNROTATED,) * num_layers(read),
         ffn=read.integer("ffn_dim"),
         positions=positions + 2,
@@ -159,6 +163,7 @@ def phi(read: ConfigReader, name: str) -> TransformerConfig:
         read,
         name,
         scheme="phi",
+        activation="gelu_new",
         layers=(LayerKind(),) * num_layers(read),
         ffn=read.integer("intermediate_size"),
         parallel=True,

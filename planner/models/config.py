@@ -73,7 +73,7 @@ class TransformerConfig(Record):
     """Length of the chunks that a ``chunk`` layer attends within."""
     gated: bool = True
     activation: str = "silu"
-    norm: Literal["rms", "layer", "layer_no_bias", "plain"] = "rms"
+    norm: Literal["rms", "rms_wide", "layer", "layer_no_bias", "plain"] = "rms"
     norm_placement: Literal["pre", "sandwich", "output", "post"] = "pre"
     """``sandwich``: before and after (Gemma 2); ``output``: after, inside the residual (OLMo 2);
     ``post``: after the residual (BERT)."""

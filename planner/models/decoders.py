@@ -153,7 +153,7 @@ def gemma(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 1."""
     bias = read.flag("attention_bias", default=False)
     sizes = common(read, name, tied=True, kv_default=False, head_dim_default=False)
-    return _modern(read, sizes, qkv_bias=bias, out_bias=bias)
+    return _modern(read, sizes, norm="rms_wide", qkv_bias=bias, out_bias=bias)
 
 
 def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
@@ -164,6 +164,7 @@ def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
         common(read, name, tied=True, kv_default=False, head_dim_default=False),
         scheme="gemma2",
         layers=dense_layers(read, alternating_window(read)),
+        norm="rms_wide",
         norm_placement="sandwich",
         qkv_bias=bias,
         out_bias=bias,

@@ -24,8 +24,9 @@ STACKS = list_software()
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
-    paths = (stated - {"name", "summary", "sources", "attention", "partitioner"}) | {
-        f"attention.{pattern}" for pattern in stack.attention
+    tables = {"attention": stack.attention, "activation_arrays": stack.activation_arrays}
+    paths = (stated - {"name", "summary", "sources", "partitioner", *tables}) | {
+        f"{table}.{key}" for table, keys in tables.items() for key in keys
     }
     if stack.partitioner is not None:
         paths |= {f"partitioner.{name}" for name in type(stack.partitioner).model_fields}

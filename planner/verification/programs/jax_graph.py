@@ -96,6 +96,7 @@ def _norm(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setti
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
+    "gelu_new": jax.nn.gelu,
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,
 }

@@ -26,6 +26,8 @@ def rows_of(name: str) -> dict[str, Any]:
 TRACKED, COMPILED = rows_of("torch_memory.jsonl"), rows_of("xla_memory.jsonl")
 OWN = rows_of("torch_tracked.jsonl")
 """Cases of benchmarks/tracking.py: short sequences, few shards, other types, kept weights, ends as units."""
+MODULES = rows_of("torch_transformers.jsonl")
+"""Cases of benchmarks/tracking_transformers.py: modules of Hugging Face transformers, as hf-fsdp runs them."""
 OWN_COMPILED = {run: row for run, row in rows_of("xla_compiled.jsonl").items() if row["measured"]["ok"]}
 """Cases of benchmarks/compiling.py that the compiler took: degrees, exchanges, accumulation that others lack."""
 
@@ -70,6 +72,16 @@ def test_the_tracker_saw_as_much_at_the_same_moment(run: str, phase: str, tolera
 def test_peaks_where_sharded_gradients_and_the_root_count(run: str) -> None:
     measured = OWN[run]["measured"]["tensor_gib_per_gpu"]
     assert predicted(run, OWN).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.04)
+
+
+NARROW_SOFTMAX = {"torch-transformers/gpt2-large/none-1024-plain"}
+"""GPT-2's plain attention has its softmax in 16 bits, where other families' are in fp32: it keeps a third of that."""
+
+
+@pytest.mark.parametrize("run", sorted(MODULES.keys() - NARROW_SOFTMAX))
+def test_modules_of_transformers_keep_what_is_predicted(run: str) -> None:
+    measured = MODULES[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, MODULES).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.05)
 
 
 def test_most_of_these_peaks_are_known_to_a_thousandth() -> None:

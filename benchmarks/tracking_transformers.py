@@ -1,0 +1,116 @@
+"""Live tensors of Hugging Face's own modules by PyTorch's tracker, kept as data: what eager models keep.
+
+    pip install torch==2.13.0 transformers==5.23.0
+    python benchmarks/tracking_transformers.py    # write tests/published/torch_transformers.jsonl again
+
+As tracking.py, with models of transformers: layers are units of FSDP2, the loss is the model's own. Dropout is off.
+What transformers would learn from the values of positions, it is told: that no sequences are packed.
+
+Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from own_cases import measure_cases
+from tracking import USUAL, tracked
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.2-1b/none-4096": {},
+    "llama-3.2-1b/full-4096-mb4": {"recompute": "full", "micro_batch": 4},
+    "mistral-7b-v0.3/none-2048": {"shard": 16},
+    "qwen2.5-7b/none-2048": {},
+    "qwen3-8b/none-2048": {},
+    "llama-3.2-3b/full-32768": {"recompute": "full"},
+    "llama-3.1-8b/full-512": {"recompute": "full"},
+    "llama-3.2-1b/none-2048-kept": {"reshard": False},
+    "llama-3.2-1b/none-2048-plain": {"attn": "plain"},
+    "llama-3.2-1b/full-4096-plain": {"attn": "plain", "recompute": "full"},
+    "qwen2.5-0.5b/none-4096-mb4": {"micro_batch": 4},
+    "qwen3-0.6b/full-16384-mb2": {"recompute": "full", "micro_batch": 2},
+    "gemma-3-12b/full-1024": {"recompute": "full", "shard": 32},
+    "gemma-3-12b/none-1024": {"shard": 32},
+    "gpt2-xl/none-1024-mb4": {"micro_batch": 4},
+    "gpt2-xl/full-1024-mb16": {"recompute": "full", "micro_batch": 16},
+    "opt-1.3b/none-2048": {},
+    "phi-2/none-2048": {},
+    "phi-3-mini-4k/none-2046": {},
+    "pythia-12b/none-2048": {"shard": 64},
+    "llama-3.2-1b/none-1024-accumulated": {"grad_accum": 4},
+    "llama-3.2-1b/none-2048-fp32": {"precision": "fp32", "param_dtype": "float32", "reduce_dtype": "float32"},
+    "phi-4-14b/none-4096": {"shard": 64},
+    "phi-4-14b/full-4096-mb2": {"recompute": "full", "micro_batch": 2, "shard": 16},
+    "opt-6.7b/full-2048-mb4": {"recompute": "full", "micro_batch": 4},
+    "gpt2-large/none-1024-plain": {"attn": "plain", "micro_batch": 2},
+    "llama-2-7b/none-4096-accumulated": {"grad_accum": 2, "shard": 16},
+    "qwen2.5-14b/full-1024": {"recompute": "full"},
+    "qwen3-8b/full-8192-fp32_reduced": {"recompute": "full", "reduce_dtype": "float32"},
+    "gpt-neox-20b/full-2048-mb4": {"recompute": "full", "micro_batch": 4, "shard": 32},
+    "llama-3.2-3b/none-8192-kept": {"reshard": False, "shard": 16},
+    "gemma-3-12b/none-512-mb4": {"micro_batch": 4, "shard": 32},
+}  # fmt: skip
+"""Model, recomputation and tokens -> what differs from what is usual."""
+
+KERNELS: Mapping[str, str] = {"flash": "sdpa", "plain": "eager"}
+"""``attn`` -> ``attn_implementation`` of transformers."""
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """The case as a run (docs/formats.md), not yet measured."""
+    model, _, rest = name.partition("/")
+    recompute, seq = rest.split("-")[:2]
+    case = {**USUAL, "reduce_dtype": "bfloat16", "attn": "flash", **CASES[name]}
+    shard, replicate, reshard = case.pop("shard"), case.pop("replicate"), case.pop("reshard")
+    if recompute != case["recompute"]:
+        raise ValueError(f"{name} recomputes {case['recompute']}")
+    return {
+        "id": f"torch-transformers/{name}",
+        "source": "benchmarks/tracking_transformers.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
+        "quality": "A",
+        "series": "torch-transformers",
+        "model": {"name": model, "seq": int(seq)},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
+        "parallel": {
+            "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1, "cp": 1,
+            "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP", "reshard_after_forward": reshard,
+            "loss": "ce_fp32", "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
+        },
+    }  # fmt: skip
+
+
+def measured(row: Mapping[str, Any]) -> dict[str, float]:
+    """Peak of live tensors in the second step of ``row``."""
+    import torch
+    from tracked_model import parallelised
+    from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+
+    from planner.models.catalog import load_model
+
+    named, plan = load_model(row["model"]["name"]), row["parallel"]
+    keys = {key: value for key, value in named.config.items() if key != "model_type"}
+    config = AutoConfig.for_model(named.family, **keys)
+    config.use_cache = False
+    config._attn_implementation = KERNELS[plan["attn"]]
+    for key in (key for key in config.to_dict() if key.endswith(("pdrop", "dropout"))):
+        setattr(config, key, 0.0)
+    masking_utils.find_packed_sequence_indices = lambda positions: None
+
+    def built() -> Any:
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, plan["master_dtype"])).train()
+        if plan["recompute"] == "full":
+            keep = {"use_reentrant": False, "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keep)
+        return model
+
+    def sharded(model: Any, plan: Mapping[str, Any]) -> None:
+        inner = getattr(model.base_model, "decoder", model.base_model)
+        blocks = next(getattr(inner, name) for name in ("layers", "h") if hasattr(inner, name))
+        parallelised(model, plan, blocks)
+
+    return tracked(row, built, sharded, lambda model, tokens: model(input_ids=tokens, labels=tokens).loss)
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    measure_cases("torch_transformers.jsonl", CASES, row_of, measured, wanted)

@@ -1,0 +1,76 @@
+"""What the kernels of a stack keep for their backward beside the tensors of the graph."""
+
+import math
+from collections.abc import Mapping
+
+from cluster_specs.software import SoftwareSpec
+from planner.graph import Block, Op, Tensor
+from planner.operators import INNER_DIMS, saved_tensors
+from planner.sharding.pricing import DTYPE_BYTES, Pricer
+
+RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
+"""Attributes that name what an operator keeps for its own backward."""
+
+
+def padding(pricer: Pricer, tensor: Tensor) -> float:
+    """Bytes in memory over those of the elements: what is inside a head lies innermost, in whole lanes."""
+    lanes, inner = pricer.mesh.cluster.device.lanes, tensor.dims[-1] if tensor.dims else ""
+    if inner not in INNER_DIMS:
+        return 1.0
+    size = pricer.sizes.full(inner)
+    return math.ceil(size / lanes) * lanes / size
+
+
+def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
+    """What the stack's kernels keep for their backward beyond the ``sizes`` of tensors, by the tensor [bytes]."""
+    software = pricer.software
+    found: dict[str, float] = {}
+    for op in block.ops:
+        statistics, gate, log_sum_exp, probabilities = (str(op.attributes.get(key)) for key in RESIDUALS)
+        if statistics in sizes:
+            normed = block.tensor[op.inputs[0]]
+            found[statistics] = (
+                _of_norm(pricer, block, op) * sizes[normed.name] / pricer.element_bytes(normed)
+            )
+        arrays = _arrays(software, op)
+        if arrays:
+            found[op.inputs[0]] = arrays * sizes[op.inputs[0]]
+        if gate in sizes:
+            found[gate] = (software.activation_residuals - 1) * sizes[gate]
+        if log_sum_exp in sizes:
+            made = block.tensor[op.outputs[0]]
+            found[log_sum_exp] = software.attention_copies * sizes[made.name] / padding(pricer, made)
+        if probabilities in sizes:
+            element = pricer.element_bytes(block.tensor[probabilities])
+            found[probabilities] = software.softmax_residuals * sizes[probabilities] / element
+    return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
+
+
+def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:
+    """Bytes per element that a norm keeps beside its input; what its weight multiplies may be in fp32."""
+    if block.tensor[str(op.attributes["statistics"])].scale > 1:
+        return pricer.software.layer_norm_residuals
+    kept = pricer.software.norm_residuals
+    wider = DTYPE_BYTES["fp32"] - pricer.element_bytes(block.tensor[op.inputs[0]])
+    return kept + wider if kept and op.attributes.get("wide") else kept
+
+
+def unread(software: SoftwareSpec, block: Block) -> frozenset[str]:
+    """Inputs of activations that keep their result alone."""
+    return frozenset(op.inputs[0] for op in block.ops if _arrays(software, op) < 0)
+
+
+def _arrays(software: SoftwareSpec, op: Op) -> float:
+    return software.activation_arrays.get(str(op.attributes.get("function")), 0.0)
+
+
+def _fused(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
+    """Results of products by one parameter: parts that nothing reads stay with one that is kept."""
+    kept = set(saved_tensors(block, "none", pricer.job.attention))
+    found = {}
+    for op in (op for op in block.ops if len(op.outputs) > 1 and op.kind == "matmul"):
+        modules = {block.tensor[name].path.rpartition(".")[0] for name in op.weights}
+        parts = [name for name in op.outputs if name in kept]
+        if len(modules) == 1 and all(modules) and parts:
+            found[parts[0]] = sum(sizes[name] for name in op.outputs if name not in kept)
+    return found
