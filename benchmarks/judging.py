@@ -63,6 +63,7 @@ RUNS = {
 LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
     "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
+    "torch_transformers": "the same on modules of transformers (`benchmarks/tracking_transformers.py`)",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
     "xla_compiled": "the same compiler on cases of our own (`benchmarks/compiling.py`)",
 }
