@@ -20,8 +20,8 @@ from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes, sharded_elements, weight_bytes
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
-from planner.pipeline.dependencies import arranged, peak_bytes
-from planner.pipeline.generators import is_written_out, splits_backward
+from planner.pipeline.dependencies import arranged, peak_bytes, steady
+from planner.pipeline.generators import splits_backward
 from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import DTYPE_BYTES
@@ -265,18 +265,8 @@ def memory_by_rank(
 
 
 def steady_microbatches(plan: Parallelism) -> int:
-    """So many micro-batches that more would not raise the activations in flight.
-
-    Schedules that alternate forward and backward fill up within their warm-up; GPipe and breadth-first hold all.
-    """
-    p, m = plan.pipeline, plan.num_microbatches
-    # Interleaved rounds have m / (m // p) micro-batches; fewer of them must still be whole rounds.
-    enough, step = 3 * p, math.lcm(p, m // max(1, m // p))
-    if plan.schedule in ("gpipe", "breadth-first", "terapipe") or m <= enough + step:
-        return m
-    if is_written_out(plan.schedule):
-        return m
-    return enough + (m - enough) % step
+    """So many micro-batches that more would not raise the activations in flight."""
+    return steady(plan.schedule, plan.pipeline, plan.num_microbatches)
 
 
 def over_step(memory: DeviceMemory) -> tuple[MemoryMoment, ...]:

@@ -226,6 +226,8 @@ def cover(seconds: Array, slots: tuple[Slot, ...], num_devices: int, combine: Co
     for stages in range(1, most + 1):
         for submesh, (size, low, high) in enumerate(slots):
             rest = least[:, stages - 1, None, :, low - size : max(low, high + 1) - size]
+            if np.isinf(rest).all():
+                continue
             taken = combine(seconds[stages - 1, submesh, ..., None], rest).min(axis=2)
             here = least[:, stages, :, low : high + 1]
             np.minimum(here, taken, out=here)

@@ -6,6 +6,7 @@ for its own forward; a W for its I. All of it depends on the schedule alone, so 
 then simulated with many stage times.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.errors import Deadlock
-from planner.pipeline.generators import generate
+from planner.pipeline.generators import generate, is_written_out
 from planner.pipeline.schedule import Pass, Schedule, check
 
 Integers: TypeAlias = NDArray[np.int32]
@@ -231,6 +232,19 @@ def peak_in_flight_by_stage(dependencies: Dependencies) -> tuple[int, ...]:
     return _counts(dependencies, dependencies.program[by_stage], starts)
 
 
+def steady(name: str, num_ranks: int, num_microbatches: int) -> int:
+    """So many microbatches that more would not add to what is in flight at any moment.
+
+    Schedules that alternate forward and backward fill up within their warm-up; GPipe and breadth-first hold all.
+    """
+    p, m = num_ranks, num_microbatches
+    # Interleaved rounds have m / (m // p) microbatches; fewer of them must still be whole rounds.
+    enough, step = 3 * p, math.lcm(p, m // max(1, m // p))
+    if name in ("gpipe", "breadth-first", "terapipe") or m <= enough + step or is_written_out(name):
+        return m
+    return enough + (m - enough) % step
+
+
 @lru_cache(maxsize=128)
 def moments_in_flight(
     name: str, num_ranks: int, virtual_stages: int, num_microbatches: int
@@ -239,7 +253,7 @@ def moments_in_flight(
 
     Moments at which no stage has more than at another one are left out. Errors as `generate`.
     """
-    order = arranged(name, num_ranks, virtual_stages, num_microbatches)
+    order = arranged(name, num_ranks, virtual_stages, steady(name, num_ranks, num_microbatches))
     found = []
     for start, end in pairwise(order.offsets.tolist()):
         numbers = order.program[start:end]

@@ -5,6 +5,7 @@ each pool in whole nodes is tried beside any other, those first that cost or num
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
 
@@ -12,9 +13,9 @@ from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Objective, Optimality, Parallelism, Pins, Plan
-from planner.search.best_first import Progress, Search
+from planner.search.best_first import Outcome, Progress, Search
 from planner.search.branches import Answer
-from planner.search.finishing import finished_plans
+from planner.search.finishing import MOST_MOVED, finished_plans
 from planner.search.pins import check_choices
 from planner.search.recommend import alternative, warnings_of, what_limits, why_memory
 from planner.search.space import device_counts
@@ -22,6 +23,16 @@ from planner.search.unequal import UnequalSearch
 
 _NOTHING = (float("inf"), float("inf"))
 """What is worse than any plan."""
+
+
+class _Alone(NamedTuple):
+    """What a search over one pool has found, with the others idle."""
+
+    search: Search
+    outcome: Outcome
+    pool: int
+    start: int
+    """The first device of the pool."""
 
 
 class _Together(NamedTuple):
@@ -49,9 +60,14 @@ def plan_pools(
     cluster = evaluator.whole
     check_choices(evaluator, pins)
     value = Value(cluster, objective)
-    alone, proofs = _alone(evaluator, pins, objective, top, progress)
-    outcome = _together(evaluator, pins, value, alone, progress)
-    found = _distinct(sorted((*alone, *outcome.found), key=value.of_answer))[:top]
+    alone = _alone(evaluator, pins, objective, top, progress)
+    known = min((value.of_alone(one) for one in alone), default=_NOTHING)
+    outcome = _together(evaluator, pins, value, known, progress)
+    shown = _distinct(sorted(outcome.found, key=value.of_answer))[:top]
+    least = value.of_answer(shown[-1]) if len(shown) == top else _NOTHING
+    near = (one for one in alone if value.of_alone(one, 1 - MOST_MOVED) <= least)
+    answers = (answer for one in near for answer in _finished(evaluator, one))
+    found = _distinct(sorted((*shown, *answers), key=value.of_answer))[:top]
     if not found:
         raise Infeasible(
             f"{evaluator.graph.name} does not fit on the pools of {cluster.name}, alone or together",
@@ -64,7 +80,7 @@ def plan_pools(
         job=evaluator.job,
         plan=best.plan,
         estimate=best.estimate,
-        optimality=_optimality(value.of_answer(best), outcome, proofs),
+        optimality=_optimality(value.of_answer(best), outcome, [one.outcome.optimality for one in alone]),
         alternatives=tuple(alternative(other, best.estimate, objective) for other in found[1:]),
         explanation=" ".join(
             [
@@ -103,6 +119,12 @@ class Value:
             counts.append(sum(b - a for a, b in used if start <= a < end))
             start = end
         return self.of(counts, answer.estimate.step_time_s)
+
+    def of_alone(self, one: _Alone, faster: float = 1.0) -> tuple[float, ...]:
+        """Of the best plan on one pool; if its step took so many times as long."""
+        best, counts = one.outcome.found[0], [0] * len(self._pools)
+        counts[one.pool] = best.plan.num_devices
+        return self.of(counts, faster * best.estimate.step_time_s)
 
     def seconds_for(self, devices: Sequence[int] | None, value: tuple[float, ...]) -> float:
         """Steps on the part have to be shorter than this for less than ``value`` [s]."""
@@ -155,12 +177,11 @@ def _together(
     evaluator: Evaluator,
     pins: Pins,
     value: Value,
-    alone: Sequence[Answer],
+    best: tuple[float, ...],
     progress: Progress | None,
 ) -> _Together:
-    """Plans on several pools that may be better than those on one; on the cheapest or smallest parts first."""
+    """Plans on several pools that may be better than the ``best`` on one; on the cheapest or smallest parts first."""
     found: list[Answer] = []
-    best = min((value.of_answer(answer) for answer in alone), default=_NOTHING)
     bound, evaluated, excluded = best, 0, 0
     parts = _parts(evaluator.whole, value.objective)
     for part in sorted(parts, key=lambda part: value.of(part, 1.0)):
@@ -178,23 +199,22 @@ def _together(
 
 def _alone(
     evaluator: Evaluator, pins: Pins, objective: Objective, top: int, progress: Progress | None
-) -> tuple[list[Answer], list[Optimality]]:
-    """The best plans on each pool by itself, with the others idle."""
-    answers: list[Answer] = []
-    proofs: list[Optimality] = []
-    start = 0
-    for pool in evaluator.whole.pools:
+) -> list[_Alone]:
+    """The best plans on each pool by itself, as they come from the search."""
+    found, start = list[_Alone](), 0
+    for number, pool in enumerate(evaluator.whole.pools):
         search = Search(Evaluator(evaluator.model, pool, evaluator.job), pins, objective)
-        try:
-            outcome = search.run(top, progress)
-        except Infeasible:
-            outcome = None
-        if outcome is not None:
-            proofs.append(outcome.optimality)
-            plans = (_shifted(answer.plan, start) for answer in finished_plans(search, outcome))
-            answers += [Answer(plan, evaluator.estimate(plan)) for plan in plans]
+        with suppress(Infeasible):
+            found.append(_Alone(search, search.run(top, progress), number, start))
         start += pool.num_devices
-    return answers, proofs
+    return found
+
+
+def _finished(evaluator: Evaluator, one: _Alone) -> Iterator[Answer]:
+    """The plans on one pool where they run, with their stages written out."""
+    for answer in finished_plans(one.search, one.outcome):
+        plan = _shifted(answer.plan, one.start)
+        yield Answer(plan, evaluator.estimate(plan))
 
 
 def _shifted(plan: Parallelism, start: int) -> Parallelism:

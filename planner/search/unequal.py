@@ -113,15 +113,22 @@ class UnequalSearch:
                     yield Combination(order, share)
 
     def run(self, known: float = float("inf"), progress: Progress | None = None) -> UnequalOutcome:
-        """The best plan of every combination that may be faster than ``known`` [s] and the others, best first."""
-        best, branches = Best(known), list[tuple[float, Branch]]()
+        """The best plan of every combination that may be faster than ``known`` [s] and the others, best first.
+
+        Cuts with one stage on each rank come first: they are soon looked through, and exclude most other schedules.
+        """
+        best, cuts, others = Best(known), list[tuple[float, Branch]](), list[tuple[float, Branch]]()
         for combination in self.combinations():
             if not self._only_others:
-                branches.append((self.bound(combination), self._branch(combination, best)))
-            branches += self._rescheduling.branches(combination.order, combination.share, best)
-        searched = search(branches, best, progress)
-        evaluated = self.evaluated + self._rescheduling.evaluated
-        return UnequalOutcome(searched.found, searched.bound, evaluated, searched.excluded)
+                cuts.append((self.bound(combination), self._branch(combination, best)))
+            others += self._rescheduling.branches(combination.order, combination.share, best)
+        first, second = search(cuts, best, progress), search(others, best, progress)
+        return UnequalOutcome(
+            found=tuple(sorted((*first.found, *second.found), key=lambda answer: answer.seconds)),
+            bound=min(first.bound, second.bound),
+            evaluated=self.evaluated + self._rescheduling.evaluated,
+            excluded=first.excluded + second.excluded,
+        )
 
     # --- one combination ------------------------------------------------------------------------------
 
