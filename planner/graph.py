@@ -6,8 +6,9 @@ the union of the dims of its tensors; a dim that is in an input or weight but in
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -165,6 +166,12 @@ class Graph(Record):
         if bad:
             raise ValueError(f"dims must be positive: {bad}")
         return self
+
+
+@lru_cache(maxsize=1 << 14)
+def counted(layers: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """How many there are of each kind, in the order of the first of each."""
+    return tuple(Counter(layers).items())
 
 
 def commonest_layer(graph: Graph) -> str:

@@ -34,7 +34,7 @@ from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
 from planner.evaluation.states import Sync, products_of, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import commonest_layer, count_parameters, tied_share
+from planner.graph import commonest_layer, count_parameters, counted, tied_share
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.operators import model_flops
@@ -135,8 +135,7 @@ class Evaluator:
 
     def shape(self, start: int, end: int) -> StageShape:
         """What a stage with the layers ``start`` to ``end`` (not included) is made of."""
-        layers = tuple(Counter(self.graph.sequence[start:end]).items())
-        return StageShape(layers, start == 0, end == self.graph.num_layers)
+        return StageShape(counted(self.graph.sequence[start:end]), start == 0, end == self.graph.num_layers)
 
     # --- blocks and stages ----------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from planner.evaluation.moments import stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import weight_bytes
 from planner.evaluation.step import stage_wait, straggling
-from planner.graph import tied_share
+from planner.graph import counted, tied_share
 from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Parallelism, Pins
 from planner.search.assignments import Assignments
@@ -192,7 +191,7 @@ class Floors:
         if key not in self._wholes:
             plan, shardings = parallelism(c), self.sharding(c)
             evaluator, graph = self.evaluator, self.evaluator.graph
-            layers = tuple(Counter(graph.sequence).items())
+            layers = counted(graph.sequence)
             shape, fastest = StageShape(layers, True, True), "none" if self._policies else c.recompute
             whole = evaluator.stage(plan, shape, fastest, shardings)
             single = [evaluator.block(plan, name, fastest, shardings) for name, _ in layers]

@@ -1,10 +1,11 @@
 """Rematerialisation that the user fixes for each stage: ``full,full,selective,none``, in the order of the layers."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 from planner.errors import Infeasible
-from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.inter_op.partition import partition_layers
 from planner.plans import Parallelism, StagePlan
 from planner.search.recomputing import OwnPolicies
@@ -34,8 +35,12 @@ def cut_by_policy(
         except Infeasible:
             pass
 
+    @cache
+    def priced(shape: StageShape, policy: str) -> float:
+        return evaluator.stage(plan, shape, policy, shardings).seconds
+
     def seconds(start: int, end: int, stage: int) -> float:
-        return evaluator.stage(plan, evaluator.shape(start, end), policies[stage], shardings).seconds
+        return priced(evaluator.shape(start, end), policies[stage])
 
     found = partition_layers(num_layers, len(policies), seconds, lambda *_: True, m)
     return (0, *(end for _, end in found.stages))
