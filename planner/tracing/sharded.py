@@ -66,6 +66,8 @@ class ShardedProgram(Record):
     operators: tuple[OperatorSharding, ...]
     recomputed: tuple[OperatorSharding, ...] = ()
     """Operators that run again before their late readers, which do not get what the first run made."""
+    collected: Mapping[str, Partition] = {}
+    """Rows that loops collect for second runs, beside those that the program collects: their names in the body."""
     copies: tuple[SharedCopy, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     """Products of one value that run as one, each device's columns of the others side by side."""

@@ -22,14 +22,15 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
 
     place = functools.partial(_all_at_boundary, runner, title)
     arrays = operands[consts + carried :]
+    besides = runner.rows.besides(arrays)
     handed_out: list[Any] = []
 
-    def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[Any, Any]:
-        state, rows = place(carry, "carry", "writes"), place(rows, "slice", "writes")
+    def step(carry: Sequence[Any], given: Sequence[Any]) -> tuple[Any, Any]:
+        state, rows = place(carry, "carry", "writes"), place(given, "slice", "writes")
+        rows = runner.rows.restored(arrays, rows)
+        runner.rows.note_sliced(title, arrays, rows)
         runner.copies.note(state, _numbered(f"{title}/carry.", state))
         runner.copies.note(rows, _numbered(f"{title}/slice.", rows))
-        rows = runner.rows.restored(arrays, rows)
-        runner.rows.note_sliced(arrays, rows)
         fixed = _from_outside(runner, operands[:consts])
         made = runner.in_body().body(inner.jaxpr, inner.consts, [*fixed, *state, *rows], f"{title}/")
         made = [plain(x) for x in made]
@@ -38,12 +39,11 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
         return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
 
     start = place([plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
-    scanned = place([plain(x) for x in arrays], "slice", "reads")
+    scanned = [*place([plain(x) for x in arrays], "slice", "reads"), *besides]
     options = {k: params[k] for k in ("length", "reverse", "unroll")}
     state, stacked = jax.lax.scan(step, start, scanned, **options)
     state, stacked = place(state, "carry", "writes"), place(stacked, "stack", "writes")
-    runner.rows.note_collected(title, handed_out, stacked)
-    left = [*state, *stacked]
+    left = [*state, *runner.rows.note_collected(title, handed_out, stacked)]
     runner.copies.note(left, _numbered(f"{title}:", left))
     return left
 

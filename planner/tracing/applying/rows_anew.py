@@ -1,10 +1,11 @@
 """Rows that a plan makes anew in the body of a second scan, instead of having the first one collect them.
 
 The first scan hands out nothing in their place. In the body of the second, the equations that made a row are run again
-on what that body has: rows that are collected, and what lies outside of both.
+on what that body has: rows that are collected, some of them only for this; rows of what the first goes over; and what
+lies outside of both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from planner.tracing.applying.scopes import scope_of
@@ -18,6 +19,14 @@ class _Row(NamedTuple):
     collected: Any
     """All rows; held, so that nothing else has its identity."""
     dropped: bool
+    scan: str
+
+
+class _Known(NamedTuple):
+    """A row in the body of a first scan, and the array of all rows."""
+
+    array: Any
+    rows: Any
 
 
 class RowsAnew:
@@ -37,36 +46,74 @@ class RowsAnew:
         self.sharding = again
         self.rows: dict[int, _Row] = {}
         """By the identity of what a scan has collected."""
-        self.slices: dict[int, list[tuple[Any, Any]]] = {}
-        """By that of an array that scans go over: rows of it in their bodies, and itself."""
+        self.also: dict[str, list[_Known]] = {}
+        """By scan, what else a second one may go over: rows collected for it alone, and what the first goes over."""
 
     def collected(self, title: str, rows: Sequence[Any]) -> list[Any]:
-        """What the body of a scan hands out; a number for what is dropped."""
+        """What the body of a scan hands out: a number for what is dropped, and at the end what is wanted besides."""
         import jax
 
-        return [jax.numpy.zeros(()) if self._drops(title, i) else row for i, row in enumerate(rows)]
+        own = [jax.numpy.zeros(()) if self._drops(title, i) else row for i, row in enumerate(rows)]
+        more = [
+            self.runner.put(self.runner.copies.arrays[name], partition)
+            for name, partition in self._more(title)
+        ]
+        return [*own, *more]
 
-    def note_collected(self, title: str, rows: Sequence[Any], stacks: Sequence[Any]) -> None:
-        """Which rows of its body an ended scan has collected."""
-        for i, (row, stack) in enumerate(zip(rows, stacks, strict=True)) if self.dropped else ():
-            self.rows[id(stack)] = _Row(row, stack, self._drops(title, i))
+    def note_collected(self, title: str, rows: Sequence[Any], stacks: Sequence[Any]) -> Sequence[Any]:
+        """Which rows of its body an ended scan has collected; the stacks that the function knows of."""
+        own = stacks[: len(rows)]
+        for i, (row, stack) in enumerate(zip(rows, own, strict=True)) if self.dropped else ():
+            self.rows[id(stack)] = _Row(row, stack, self._drops(title, i), title)
+        more = zip(self._more(title), stacks[len(rows) :], strict=True)
+        self.also.setdefault(title, []).extend(
+            _Known(self.runner.copies.arrays[name], self.runner.put(stack, ((), *partition)))
+            for (name, partition), stack in more
+        )
+        return own
 
-    def note_sliced(self, arrays: Sequence[Any], rows: Sequence[Any]) -> None:
+    def note_sliced(self, title: str, arrays: Sequence[Any], rows: Sequence[Any]) -> None:
         """What the body of a scan has of what it goes over."""
-        for array, row in zip(arrays, rows, strict=True) if self.dropped else ():
-            self.slices.setdefault(id(array), []).append((row, array))
+        if self.dropped:
+            self.also.setdefault(title, []).extend(map(_Known, rows, arrays))
+
+    def besides(self, arrays: Sequence[Any]) -> list[Any]:
+        """What else a scan over ``arrays`` goes over, to make rows of some of them anew."""
+        own = set(map(id, arrays))
+        return [known.rows for known in self._known(arrays) if id(known.rows) not in own]
 
     def restored(self, arrays: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        """Rows of ``arrays`` in a scan's body, those that were dropped made anew."""
+        """Rows of ``arrays`` in a scan's body, those that were dropped made anew; ``rows`` are of `besides` too."""
+        here = dict(zip(map(id, (*arrays, *self.besides(arrays))), rows, strict=True))
+        found = {id(known.array): self._lying(here[id(known.rows)], known) for known in self._known(arrays)}
         first = [self.rows.get(id(array)) for array in arrays]
-        known: dict[int, Any] = {}
-        for array, was, row in zip(arrays, first, rows, strict=True):
+        for was, row in zip(first, rows, strict=False):
             if was is not None and not was.dropped:
-                known[id(was.array)] = row
-            known.update((id(other), row) for other, _ in self.slices.get(id(array), ()))
+                found[id(was.array)] = row
         return [
-            self._anew(was.array, known) if was is not None and was.dropped else row
-            for was, row in zip(first, rows, strict=True)
+            self._anew(was.array, found) if was is not None and was.dropped else row
+            for was, row in zip(first, rows, strict=False)
+        ]
+
+    def _lying(self, row: Any, known: _Known) -> Any:
+        """A row as it lies among all rows."""
+        lies = self.runner.lies.get(id(known.rows))
+        return row if lies is None or lies[1][0] else self.runner.put(row, lies[1][1:])
+
+    def _known(self, arrays: Iterable[Any]) -> list[_Known]:
+        """Of the scans that made ``arrays``, where something of them is dropped."""
+        made = (self.rows.get(id(array)) for array in arrays)
+        scans = dict.fromkeys(was.scan for was in made if was is not None and was.dropped)
+        return [known for scan in scans for known in self.also.get(scan, ())]
+
+    def _more(self, title: str) -> list[tuple[str, Any]]:
+        """Rows of a scan's body that are collected for second runs alone, and how they lie."""
+        program, found = self.runner.sharded.program, self.runner.sharded.collected
+        makers = {name: program.operations[program.producer[name]] for name in found}
+        return [
+            (name, found[name])
+            for name, maker in makers.items()
+            if title in (maker.region, maker.name.rpartition("/carry.")[0])
         ]
 
     def _drops(self, title: str, place: int) -> bool:

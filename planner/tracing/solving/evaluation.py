@@ -140,7 +140,8 @@ def node_bytes(
             part = 0.0 if layout is None else share(mesh, layout)
             held = pricer.full_bytes(value.name) * part
             wanted = option.shared or value.last_own >= 0
-            stored = pricer.full_bytes(value.held) * part if wanted and option.kept is not None else 0.0
+            kept = wanted and option.kept is not None
+            stored = pricer.full_bytes(value.held) * value.rows * part if kept else 0.0
             found += [stored, held if wanted else 0.0, held if option.shared else 0.0]
         return found
     if isinstance(option, JointOption):

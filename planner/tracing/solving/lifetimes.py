@@ -32,7 +32,7 @@ def value_intervals(program: Program) -> dict[str, Interval]:
 def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
     """Per node, the intervals of what it makes, output by output."""
     values = value_intervals(program)
-    for late in (v for again in nodes.agains for v in again.values):
+    for late in (v for again in nodes.agains for v in again.values if v.rows == 1):
         begin = values[late.name][0]
         values[late.name] = (begin, late.last_early + 1)
         if late.held != late.name:

@@ -7,6 +7,7 @@ readers may find between them and the operator that makes a value its *second ru
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from planner.tracing.layouts import PARTS, Layout, NamedMesh
@@ -42,6 +43,10 @@ class Link(NamedTuple):
     """From a product to what runs it together with others: how it is split, not how its output lies."""
     early: bool = False
     """Between second runs, of which the source's would come too late: it must have kept what is wanted."""
+    anew: bool = False
+    """Between second runs, of what is never kept: the source must have run."""
+    row: bool = False
+    """From all rows of an input to a second run, which takes one."""
 
 
 class Copy(NamedTuple):
@@ -167,21 +172,27 @@ def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Jo
             if read == name
         ]
     first = {late.name: a.first for a in agains for late in a.values}
+    never_kept = {late.name for a in agains for late in a.values if late.rows == 0}
     for j, a in enumerate(agains):
         op, node = program.operations[a.operation], first_again + j
         links += [
-            Link(late.name, at[late.name], Slot(node, late.place), op.times, kept=True) for late in a.values
+            Link(late.name, at[late.name], Slot(node, late.place), op.times, kept=True)
+            for late in a.values
+            if late.rows
         ]
         links += [
-            Link(
+            Link(n, at[stack], Slot(node, k), op.times, row=True)
+            if stack
+            else Link(
                 n,
                 again.get(n, at[n]),
                 Slot(node, k),
                 op.times,
                 again=n in again,
                 early=first.get(n, 0) > a.first,
+                anew=n in never_kept,
             )
-            for k, n in enumerate(a.reads)
+            for k, (n, stack) in enumerate(zip_longest(a.reads, a.stacks, fillvalue=""))
         ]
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
     links += _joint_links(program, joints, len(inputs), first_again + len(agains))
@@ -239,9 +250,10 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
         found.append(known[key])
     for again in nodes.agains:
         first = found[len(nodes.inputs) + again.operation]
-        key = ("again", id(first), again.for_others)
+        runs = nodes.operations[again.operation].kind != "boundary"
+        key = ("again", id(first), again.for_others, runs)
         if key not in known:
-            known[key] = tuple(_second_runs(first, again.for_others))
+            known[key] = tuple(_second_runs(first, again.for_others, runs))
         found.append(known[key])
     for joint in nodes.joints:
         key = ("joint", joint.patterns)
@@ -251,13 +263,13 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
     return found
 
 
-def _second_runs(first: Sequence[NodeOption], for_others: bool) -> Iterator[AgainOption]:
-    """Nothing, what was made in each way that it may lie, and a run in each way."""
-    runs = [o for o in first if isinstance(o, Option)]
+def _second_runs(first: Sequence[NodeOption], for_others: bool, runs: bool) -> Iterator[AgainOption]:
+    """Nothing, what was made in each way that it may lie, and a run in each way (not of a loop's state)."""
+    ways = [o for o in first if isinstance(o, Option)]
     yield AgainOption()
     for shared in (False, True) if for_others else (True,):
-        yield from (AgainOption(kept=w, shared=shared) for w in dict.fromkeys(o.writes for o in runs))
-        yield from (AgainOption(option=o, shared=shared) for o in runs)
+        yield from (AgainOption(kept=w, shared=shared) for w in dict.fromkeys(o.writes for o in ways))
+        yield from (AgainOption(option=o, shared=shared) for o in ways if runs)
 
 
 def left_layout(option: NodeOption, place: int) -> Layout | None:
@@ -283,10 +295,16 @@ def given_layout(option: NodeOption, link: Link) -> Layout | None:
     if (
         link.again
         and isinstance(option, AgainOption)
-        and not (option.shared and (option.kept or not link.early))
+        and not (option.shared and (not link.anew if option.kept else not link.early))
     ):
         return None
-    return left_layout(option, link.source.place)
+    left = left_layout(option, link.source.place)
+    return _of_a_row(left) if link.row and left is not None else left
+
+
+def _of_a_row(stack: Layout) -> Layout | None:
+    """How one row lies in its stack; None where devices have different ones."""
+    return None if 0 in stack else tuple(dim - 1 if dim > 0 else dim for dim in stack)
 
 
 def made_layout(option: NodeOption, place: int) -> Layout:

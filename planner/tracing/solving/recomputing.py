@@ -5,13 +5,14 @@ short, an operator has a second node there, which keeps the value, recomputes it
 wants it; what it is recomputed from is kept or recomputed in its turn. Results of the program are not looked at.
 
 What the body of a scan hands on to the body of another, row by row (a forward pass to its backward pass), is kept as a
-stack of all rows; or it is made anew in the other body, from rows that are kept.
+stack of all rows; or it is made anew in the other body, from rows that are kept, or were never asked for: states of the
+loop, and what operators make that hand nothing on, may have a stack for second runs alone.
 
 Source: Jain et al., "Checkmate", arXiv:1910.02653, of which this is the case of one more run per operator, in a
 place that is settled beforehand.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.program import Operation, Program
@@ -41,6 +42,8 @@ class Late(NamedTuple):
     """What is held where it is kept: itself, or the stack whose row it is."""
     since: int
     """Position from which it is held for that."""
+    rows: int = 1
+    """How many of what is held: all rows of what is in no stack of the program; 0 for what can only be made anew."""
 
 
 class Again(NamedTuple):
@@ -53,6 +56,8 @@ class Again(NamedTuple):
     values: tuple[Late, ...]
     reads: tuple[str, ...]
     """Its inputs, as they are called where it runs again."""
+    stacks: tuple[str, ...] = ()
+    """Of each input the array of which it is a row that the second body takes for this alone; else empty."""
 
     @property
     def for_others(self) -> bool:
@@ -89,38 +94,67 @@ def _outside(program: Program) -> Iterator[Again]:
 
 
 def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
-    """Operators of the first body that may run again in the second, the last first."""
-    may = _within(program, pair)
+    """Operators of the first body that may run again in the second, the last first; then its states, to be kept."""
+    begin = next(j for j, op in enumerate(program.operations) if op.region == pair.first)
+    sliced = _sliced(program, pair)
+    may, states = _within(program, pair, sliced)
+    in_parts = {name for op in program.operations for name in op.addends}
+    own = [n for i in (*may, *states) for n in program.operations[i].outputs if n not in pair.rows]
     wanted = {row: set(program.readers.get(row, ())) for row in pair.rows.values()}
-    for i in reversed(may):
+    wanted |= {name: set() for name in own}
+    for i in (*reversed(may), *reversed(states)):
         op = program.operations[i]
-        begin = next(j for j, other in enumerate(program.operations) if other.region == pair.first)
+        handed = any(n in pair.stacks for n in op.outputs)
         values = []
         for k, name in enumerate(op.outputs):
-            stack = pair.stacks.get(name)
-            if stack is not None and wanted[pair.rows[name]]:
-                row = pair.rows[name]
-                own = max(program.readers.get(row, ()), default=-1)
-                values.append(Late(row, stack.slice_at, own, max(wanted[row]), k, stack.name, begin))
+            row, stack = pair.rows.get(name, name), pair.stacks.get(name)
+            if not wanted.get(row) or (stack is None and row != name):
+                continue
+            last, late = max(program.readers.get(row, ()), default=-1), max(wanted[row])
+            if stack is not None:
+                values.append(Late(row, stack.slice_at, last, late, k, stack.name, begin))
+            else:
+                rows = 0 if handed or name in in_parts else program.operations[begin].times
+                values.append(Late(name, max(i, last), -1, late, k, name, begin, rows))
         if values:
-            first = _first(at for value in values for at in wanted[value.name])
-            reads = tuple(pair.rows.get(name, name) for name in op.inputs)
-            yield Again(i, first, tuple(values), reads)
+            first = min(at for value in values for at in wanted[value.name])
+            reads = () if op.kind == "boundary" else tuple(pair.rows.get(name, name) for name in op.inputs)
+            yield Again(i, first, tuple(values), reads, tuple(sliced.get(name, "") for name in reads))
             for name in reads:
                 if name in wanted:
                     wanted[name].add(first)
 
 
-def _within(program: Program, pair: Pair) -> list[int]:
-    """Positions of operators that can run again there: of rows that are handed on, and of what is in no body."""
+def _sliced(program: Program, pair: Pair) -> dict[str, str]:
+    """Rows that the first scan takes of inputs, and the second does not -> the inputs."""
+    return {
+        op.outputs[0]: op.inputs[0]
+        for op in program.operations
+        if op.kind == "boundary" and op.manual is None and op.name.startswith(f"{pair.first}/slice.")
+        if program.value[op.inputs[0]].role != "intermediate" and op.reads[0][1:] == op.writes[0]
+        if op.outputs[0] not in pair.rows
+    }
+
+
+def _within(program: Program, pair: Pair, sliced: Collection[str]) -> tuple[list[int], list[int]]:
+    """Positions of operators that can run again there, and of the loop's states that can be kept for them.
+
+    They run again of rows that are handed on or ``sliced``, states, one another, and what is in no body.
+    """
     body = {n for op in program.operations if op.region == pair.first for n in op.outputs}
     body |= {n for op in program.operations if op.name.startswith(f"{pair.first}/") for n in op.outputs}
-    return [
-        i
-        for i, op in enumerate(program.operations)
-        if op.region == pair.first and op.kind != "boundary" and op.manual is None
-        if all(n in pair.rows or n not in body for n in op.inputs)
-    ]
+    body -= {*sliced, *pair.rows}
+    found: list[int] = []
+    states: list[int] = []
+    for i, op in enumerate(program.operations):
+        if op.name.startswith(f"{pair.first}/carry.") and op.manual is None and op.name in body:
+            states.append(i)
+            body.remove(op.name)
+        runs = op.region == pair.first and op.kind != "boundary" and op.manual is None
+        if runs and body.isdisjoint(op.inputs):
+            found.append(i)
+            body -= set(op.outputs)
+    return found, states
 
 
 def _first(wanted: Iterable[int]) -> int:

@@ -22,7 +22,7 @@ def alike(program: Program, nodes: Nodes, options: Sequence[NodeOptions]) -> lis
     for _ in range(STEPS):
         around: list[list[tuple[object, ...]]] = [[] for _ in colours]
         for link in nodes.links:
-            ends = (link.source.place, link.target.place, link.returned, link.kept, link.again, link.early)
+            ends = (link.source.place, link.target.place, *link[5:])
             around[link.source.node].append(("to", *ends, colours[link.target.node]))
             around[link.target.node].append(("from", *ends, colours[link.source.node]))
         colours = [hash_of((c, tuple(sorted(near)))) for c, near in zip(colours, around, strict=True)]

@@ -261,6 +261,7 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         outputs={n: partition(n, made[n]) for n in program.outputs},
         operators=tuple(_operator(setting.mesh, op, o, partition) for op, o in first_runs),
         recomputed=tuple(_operator(setting.mesh, op, o, partition) for op, o in second_runs),
+        collected=_collected(nodes, chosen, partition),
         copies=tuple(_copies(nodes, chosen, partition)),
         together=tuple(
             tuple(nodes.operations[i].name for i in joint.operations)
@@ -283,6 +284,20 @@ def _result(setting: Setting, chosen: Sequence[NodeOption], estimate: ProgramEst
         proven=False,
         folded=len(set(setting.problem.group)) < len(setting.problem.group),
     )  # fmt: skip
+
+
+def _collected(
+    nodes: Nodes, chosen: Sequence[NodeOption], partition: Callable[[str, Layout], Partition]
+) -> dict[str, Partition]:
+    """What is in no stack of the program and second runs read, how its rows are kept."""
+    late = list(zip(nodes.agains, chosen[nodes.first_again : nodes.first_joint], strict=True))
+    read = {n for again, o in late if isinstance(o, AgainOption) and o.option for n in again.reads}
+    return {
+        value.name: partition(value.name, o.kept[value.place])
+        for again, o in late
+        for value in again.values
+        if value.rows > 1 and value.name in read and isinstance(o, AgainOption) and o.kept
+    }
 
 
 def _copies(

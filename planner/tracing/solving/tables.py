@@ -136,7 +136,7 @@ class Tables:
         for value in again.values:
             part, size = self._shares(choices, value.place), self.pricer.full_bytes
             wanted = shared | (value.last_own >= 0)
-            stored = np.where(wanted & kept, part * size(value.held), 0.0)
+            stored = np.where(wanted & kept, part * size(value.held) * value.rows, 0.0)
             held = part * size(value.name)
             found += [stored, np.where(wanted, held, 0.0), np.where(shared, held, 0.0)]
         return tuple(found)
@@ -181,9 +181,11 @@ class Tables:
         return self._listed(("made", id(choices), place), (left_layout(o, place) for o in choices))
 
     def _given(self, choices: NodeOptions, link: Link) -> Spots:
+        if link.row:
+            return self._listed(("row", id(choices)), (given_layout(o, link) for o in choices))
         if not isinstance(choices[0], AgainOption):
             return self._made(choices, link.source.place)
-        key = ("given", id(choices), link.source.place, link.again, link.early)
+        key = ("given", id(choices), link.source.place, link.again, link.early, link.anew)
         return self._listed(key, (given_layout(o, link) for o in choices))
 
     def _wanted(self, choices: NodeOptions, link: Link) -> Spots:
