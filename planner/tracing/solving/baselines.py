@@ -20,6 +20,7 @@ from planner.tracing.program import Program, Value
 from planner.tracing.solving.nodes import NodeOptions, Nodes
 from planner.tracing.solving.options import Options, all_layouts
 from planner.tracing.solving.problem import LayoutProblem
+from planner.tracing.solving.tables import Moves
 
 SWEEPS = 10
 
@@ -57,20 +58,20 @@ class _Around:
 
     def __init__(self, problem: LayoutProblem) -> None:
         self.seconds = problem.seconds
-        self.links: list[list[tuple[int, Array]]] = [[] for _ in problem.options]
+        self.links: list[list[tuple[int, Moves]]] = [[] for _ in problem.options]
         for u, v, moves in problem.links:
-            self.links[u].append((v, moves.full))
-            self.links[v].append((u, moves.full.T))
+            self.links[u].append((v, moves))
+            self.links[v].append((u, moves.back))
         self.parts = [_in_parts(options) for options in problem.options]
 
     def costs(self, node: int, chosen: Mapping[int, int]) -> Array:
         """By option [s]."""
         costs = self.seconds[node].copy()
-        for other, table in self.links[node]:
-            if other in chosen and other != node:
-                costs = costs + table[:, chosen[other]]
-            elif other == node:
-                costs = costs + np.diagonal(table)
+        for other, moves in self.links[node]:
+            if other == node:
+                costs = costs + moves.table[moves.rows, moves.columns]
+            elif other in chosen:
+                costs = costs + moves.table[:, moves.columns[chosen[other]]][moves.rows]
         return costs
 
     def summed_once(
@@ -80,8 +81,8 @@ class _Around:
         without = {n: c for n, c in chosen.items() if n not in (kernel, *products)}
         joint, partners = self.costs(kernel, without), []
         for product in products:
-            table = next(t for other, t in self.links[kernel] if other == product)
-            both = table + self.costs(product, without)[None, :]
+            moves = next(m for other, m in self.links[kernel] if other == product)
+            both = moves.full + self.costs(product, without)[None, :]
             partners.append(both.argmin(axis=1))
             joint = joint + both.min(axis=1)
         best = int(joint.argmin())

@@ -15,6 +15,7 @@ import numpy as np
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import memory_seconds, stream_seconds
+from cost_models.matmul import matmul_seconds
 from cost_models.products import products_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
@@ -73,6 +74,10 @@ RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Type of a product's operands -> rates at which it may run, the first that the device has."""
 
 
+FEW = 8
+"""Products that take no longer one by one than as arrays."""
+
+
 class Exchange(NamedTuple):
     """One priced collective."""
 
@@ -118,6 +123,8 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
+    _operations: dict[tuple[str, Option], Cost] = field(default_factory=dict, repr=False)
+    """By name and option."""
     _steps: dict[float, Array] = field(default_factory=dict, repr=False)
     """By bytes of a whole array: of each code, once [s]; NaN if not known."""
     _once: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
@@ -129,6 +136,12 @@ class ProgramPricer:
 
     def operation(self, op: Operation, option: Option) -> Cost:
         """One operator: its arithmetic or its traffic, its sums, its borders."""
+        key = op.name, option
+        if key not in self._operations:
+            self._operations[key] = self._operation(op, option)
+        return self._operations[key]
+
+    def _operation(self, op: Operation, option: Option) -> Cost:
         one = Options.of(option)
         found = (
             self._exchange(step_of(self.mesh, size, code), op.times)
@@ -304,8 +317,11 @@ class ProgramPricer:
         """Seconds of products of these sizes, of the operator's types."""
         dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
         each, which = different(loops)
-        device, rate = self.mesh.cluster.device, self._rate(dtype)
-        return products_seconds(each, device, rate, element_bytes(dtype))[which]
+        device, rate, size = self.mesh.cluster.device, self._rate(dtype), element_bytes(dtype)
+        if len(each) > FEW:
+            return products_seconds(each, device, rate, size)[which]
+        alone = [matmul_seconds(m, n, k, device, rate, batch, size) for m, n, k, batch in each.tolist()]
+        return np.array([product.seconds for product in alone])[which]
 
     def _rate(self, dtype: str) -> str:
         known = self.mesh.cluster.device.peak_flops_per_second

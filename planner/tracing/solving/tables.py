@@ -65,6 +65,11 @@ class Moves:
     columns: Indices
     """Layout of each of the target's options."""
 
+    @property
+    def back(self) -> "Moves":
+        """The same, seen from the target."""
+        return Moves(self.table.T, self.columns, self.rows)
+
     @cached_property
     def full(self) -> Array:
         """[source's option, target's option] [s]."""
