@@ -66,7 +66,7 @@ def _arrays(software: SoftwareSpec, op: Op) -> float:
 
 def _fused(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
     """Results of products by one parameter: parts that nothing reads stay with one that is kept."""
-    kept = set(saved_tensors(block, "none", pricer.job.attention))
+    kept = set(saved_tensors(block, "none", pricer.job.attention_kernel))
     found = {}
     for op in (op for op in block.ops if len(op.outputs) > 1 and op.kind == "matmul"):
         modules = {block.tensor[name].path.rpartition(".")[0] for name in op.weights}
