@@ -41,20 +41,19 @@ is what they send beyond that.
 AFTER = """
 * **Rings.** Beside a product that is long enough for it, XLA passes parts of a sum or of a gathered array round, of `n`
   ranks `n + 1` parts where `n - 1` would do. Long enough is a product that contracts more than some 4,400 elements on
-  TPU v5e, 5,000 on v5p, 10,000 on v6e (`planner.sharding.partitioning`); gathers and gradients of weights contract
-  tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for rings,
-  share one. Over four ranks gathers send no more than they need, and sums of one shape share the two parts too many.
+  TPU v5e, 5,000 on v5p, 6,100 on v4, 10,000 on v6e (`planner.sharding.partitioning`); gathers and gradients of weights
+  contract tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for
+  rings, share one. Over four ranks gathers send no more than they need, and sums of one shape in the forward or the
+  backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
 * Over 64 ranks XLA sums small weights instead of gathering them.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch.
-* **Not priced.** On v4 and v5p a gated MLP's rings beside tensor ranks send less than is priced (+2.5 and +14 %).
 
 ## All
 
 With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
-(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32. With as many
-data ranks as tensor ranks, or more, it sums what is found whole over the latter, which is not priced.
+(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32.
 
 """
 

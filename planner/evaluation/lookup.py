@@ -3,20 +3,27 @@
 Where each rank has some rows of the table, it looks up the tokens of all ranks and what is found is summed, each rank
 keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is done where
 what is looked up is smaller than the table. Where each has some columns, as the tensor axis splits the rows, ranks
-exchange the columns of their tokens, there and back. A table that the head shares is gathered for it, as it was priced.
+exchange the columns of their tokens, there and back. If they are no fewer than the tensor ranks, these sum what they
+found whole. If their tokens are more than the table has rows, tensor ranks add up gradients of some tokens each, and
+scatter the sums over rows. If there are copies of the shards, all data ranks gather all gradients.
+
+A table that the head shares is gathered for it, as it was priced.
 
 Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (trivially sliced and passed-through operand dims);
 programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
+from planner.evaluation.blocks import BlockCost
 from planner.evaluation.stages import UnitCost
 from planner.evaluation.states import Shards, shards_of
 from planner.graph import Block
 from planner.plans import Parallelism
+from planner.sharding.costs import Comm
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import Pricer
 
@@ -32,41 +39,66 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     table, found = block.tensor[tables[0].weights[0]], block.tensor[tables[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
     width = pricer.element_bytes(found)
+    table_bytes = width * pricer.graph.elements(table)
     found_bytes = width * math.prod(pricer.sizes.full(d) for d in found.dims) / shards.outer.size
     by_row = plan.tensor == 1 and pricer.graph.dims["vocab"] % shards.inner.size == 0
-    if shards.inner.size == 1 or (by_row and found_bytes > width * pricer.graph.elements(table)):
+    if shards.inner.size == 1 or (by_row and found_bytes > table_bytes):
         return unit
-    exchanges = _by_row(found_bytes, shards, partitioner) if by_row else _by_column(found_bytes, shards)
-    return _exchanging(unit, shards, exchanges)
+    if by_row:
+        return _exchanging(unit, *_by_row(found_bytes, shards.inner, partitioner))
+    if 1 < plan.tensor <= shards.inner.size:
+        unit = unit._replace(block=_summed_whole(unit.block, pricer))
+    everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
+    there, back = _by_column(found_bytes, shards, everyone)
+    if plan.tensor > 1 and found_bytes > table_bytes:
+        back += (pricer.comm("reduce_scatter", ("tensor",), table_bytes / shards.inner.size),)
+    return _exchanging(unit, there, back)
+
+
+def _of_data(collective: str, full_bytes: float, group: CommGroup) -> Comm:
+    seconds = COLLECTIVES[collective](full_bytes, group).seconds
+    return Comm(collective, ("data",), seconds, wire_bytes(collective, full_bytes, group.size))
 
 
 def _by_row(
-    found_bytes: float, shards: Shards, partitioner: SlicePartitioner
-) -> tuple[tuple[str, float], ...]:
-    summed = "all_reduce" if partitioner.sums_whole(shards.inner) else "reduce_scatter"
-    return (summed, found_bytes), ("all_gather", found_bytes)
+    found_bytes: float, group: CommGroup, partitioner: SlicePartitioner
+) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    summed = "all_reduce" if partitioner.sums_whole(group) else "reduce_scatter"
+    return (_of_data(summed, found_bytes, group),), (_of_data("all_gather", found_bytes, group),)
 
 
-def _by_column(found_bytes: float, shards: Shards) -> tuple[tuple[str, float], ...]:
-    own = found_bytes / shards.inner.size
-    return ("all_to_all", own), ("all_to_all", own)
+def _by_column(
+    found_bytes: float, shards: Shards, everyone: CommGroup
+) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    exchange = _of_data("all_to_all", found_bytes / shards.inner.size, shards.inner)
+    copied = _of_data("all_gather", found_bytes * shards.outer.size, everyone)
+    return (exchange,), (copied if shards.outer.size > 1 else exchange,)
 
 
-def _exchanging(unit: UnitCost, shards: Shards, exchanges: tuple[tuple[str, float], ...]) -> UnitCost:
-    """``unit`` with a collective in the forward and one in the backward, by name and bytes of the whole array."""
-    block, group = unit.block, shards.inner
-    forward, backward = (COLLECTIVES[name](size, group).seconds for name, size in exchanges)
+def _summed_whole(block: BlockCost, pricer: Pricer) -> BlockCost:
+    """``block`` with what its tensor ranks found summed whole on each, where they would keep a part."""
     sent = dict(block.sent_bytes)
-    for name, size in exchanges:
-        sent[name] = sent.get(name, 0.0) + wire_bytes(name, size, group.size)
-    exchanged = block._replace(
-        comm_forward=_with_data(block.comm_forward, forward),
-        comm_backward=_with_data(block.comm_backward, backward),
-        sent_bytes=sent,
-    )
+    parts = sent.pop("reduce_scatter", 0.0)
+    if not parts:
+        return block
+    ranks = pricer.mesh.size("tensor")
+    whole = pricer.comm("all_reduce", ("tensor",), parts / wire_bytes("reduce_scatter", 1.0, ranks))
+    sent["all_reduce"] = sent.get("all_reduce", 0.0) + whole.sent_bytes
+    return block._replace(comm_forward={**block.comm_forward, "tensor": whole.seconds}, sent_bytes=sent)
+
+
+def _exchanging(unit: UnitCost, there: Iterable[Comm], back: Iterable[Comm]) -> UnitCost:
+    """``unit`` with collectives in the forward and in the backward, and none that keep its weights in step."""
+    forward, backward = dict(unit.block.comm_forward), dict(unit.block.comm_backward)
+    sent = dict(unit.block.sent_bytes)
+    for comms, seconds in ((there, forward), (back, backward)):
+        for comm in comms:
+            _add(seconds, comm.axes[-1], comm.seconds)
+            _add(sent, comm.collective, comm.sent_bytes)
+    exchanged = unit.block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
     kept = unit.sync._replace(gather=0, gather_bytes=0, reduce=0, reduce_bytes=0, whole_bytes=0)
     return unit._replace(block=exchanged, sync=kept)
 
 
-def _with_data(seconds: Mapping[str, float], more: float) -> dict[str, float]:
-    return {**seconds, "data": seconds.get("data", 0.0) + more}
+def _add(total: dict[str, float], name: str, more: float) -> None:
+    total[name] = total.get(name, 0.0) + more

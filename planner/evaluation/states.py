@@ -160,12 +160,15 @@ class Products(NamedTuple):
     of_expert: float
     """The same of an expert's weight, where experts are spread over ranks."""
     unlike: float
-    """Share of the weights left where of an operator's that have one shape only one counts."""
+    """Share of the weights left where of those that have one shape only one counts."""
+    nearest: bool
+    """Nothing but the batch is split, so that neighbours share the states."""
 
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
         depth = self.tokens if "expert" in group.sync_axes else self.of_expert
-        return shards.outer.size == 1 and self.partitioner.rings(depth, width, shards.inner.size)
+        rings = self.partitioner.rings(depth, width, shards.inner.size, self.nearest)
+        return shards.outer.size == 1 and rings
 
 
 def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
@@ -177,14 +180,15 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     tokens = 0.0 if block.name == graph.first else float(plan.micro_batch * plan.data * setting.job.seq_len)
     routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
-    return Products(partitioner, tokens, share * tokens, _unlike(graph, block))
+    nearest = plan.tensor == plan.context == 1
+    return Products(partitioner, tokens, share * tokens, _unlike(graph, block), nearest)
 
 
 def _unlike(graph: Graph, block: Block) -> float:
-    weights = [[block.tensor[name] for name in op.weights] for op in block.ops]
-    once = [{w.dims: graph.elements(w) for w in own} for own in weights]
-    everything = sum(graph.elements(w) for own in weights for w in own)
-    return sum(sum(each.values()) for each in once) / everything if everything else 1.0
+    weights = [block.tensor[name] for op in block.ops for name in op.weights]
+    once = {tuple(graph.dims[d] for d in w.dims): graph.elements(w) for w in weights}
+    everything = sum(graph.elements(w) for w in weights)
+    return sum(once.values()) / everything if everything else 1.0
 
 
 def sync_of(

@@ -2,19 +2,20 @@
 
 A sum of which each rank keeps a part, beside the product that makes it, and a gather beside the one product that reads
 it, become a *ring*: parts go round, both ways at once, while the product works on those that are there. A ring sends
-two parts more than it needs to (over four ranks, where its loop is unrolled, some less), and is taken where the product
-is longer than that takes. With ``2 k / n`` FLOPs an element of the array (``k`` contracted elements, on ``n`` ranks
-together) and ``w`` bytes an element over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``,
-whatever ``n``: 4,378 on TPU v5e in 16 bits. Products whose sums go round have each its own; others that make parts of
-one gradient are added up first.
+two parts more than it needs to (over four ranks, where its loop is unrolled, gathers send none, and sums of one shape in
+the forward or the backward of a layer two in all), and is taken where the product is longer than that takes. With
+``2 k / n`` FLOPs an element of the array (``k`` contracted elements, on ``n`` ranks together) and ``w`` bytes an element
+over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in
+16 bits. Products whose sums go round have each its own; others that make parts of one gradient are added up first.
 
 Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part.
 
 Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (``disable_windowed_einsum``) and ``spmd_partitioner.h``
-(``max_windowed_einsum_iterations``); products compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.52),
-some of which are in ``tests/planner/sharding/test_partitioning.py``.
+(``max_windowed_einsum_iterations``); products compiled for slices of TPU v4, v5e, v5p and v6e (jax 0.10.2, libtpu
+0.0.52), some of which are in ``tests/planner/sharding/test_partitioning.py``.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -38,10 +39,19 @@ class SlicePartitioner(NamedTuple):
     peak: float
     """Of products in 16 bits [FLOP/s]."""
 
-    def rings(self, depth: float, width: float, ranks: int) -> bool:
-        """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element."""
+    def rings(self, depth: float, width: float, ranks: int, nearest: bool) -> bool:
+        """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element.
+
+        Of ``nearest`` neighbours JAX makes a square where the slice is a block with one, in which there are none.
+        """
         deep = depth > width * self.peak / (2 * self.torus.bandwidth)
-        return deep and self.habits.unrolled_ranks <= ranks <= self.habits.ring_ranks
+        square = nearest and ranks == self.habits.unrolled_ranks and self._has_square(ranks)
+        return deep and not square and self.habits.unrolled_ranks <= ranks <= self.habits.ring_ranks
+
+    def _has_square(self, ranks: int) -> bool:
+        """Whether two of three sides of the slice are a square of ``ranks``."""
+        sides = self.torus.shape
+        return len(sides) > 2 and any(a * b == ranks and a == b for a, b in itertools.combinations(sides, 2))
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -58,7 +68,7 @@ class SlicePartitioner(NamedTuple):
         return 0.0 if unrolled else self.habits.further_parts / (ranks - 1)
 
     def shares_zeros(self, ranks: int) -> bool:
-        """Whether sums of one shape that an operator makes in rings over ``ranks`` share the parts that are zeros."""
+        """Whether sums of one shape that a layer makes in rings over ``ranks`` share the parts that are zeros."""
         return ranks == self.habits.unrolled_ranks
 
 
@@ -112,30 +122,44 @@ class Edges(NamedTuple):
 
     def beside(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
         """``cost`` of the tensor ``name`` between the operators that make it and read it."""
-        width = gradient_width = self.element_bytes(block.tensor[name])
-        makers = (op for op in block.ops if name in op.outputs)
-        made = tuple(depth for maker in makers for depth in depths(self.graph, block, maker))
+        tensor = block.tensor[name]
+        width = gradient_width = self.element_bytes(tensor)
+        at = block.ops.index(reader)
+        makers = [i for i, op in enumerate(block.ops) if name in op.outputs]
+        earlier = (op for op in block.ops[: min(makers, default=0)] if self._makes(block, op.outputs, tensor))
+        later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
+        made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
         read = depths(self.graph, block, reader, backward=True)
         backward = cost.backward
         if read and block.name == self.graph.last:
             gradient_width = self.head_bytes
             backward = tuple(self._widened(comm, gradient_width / width) for comm in backward)
-        rings = self._rings(read, gradient_width)
+        zeros = any(any(self._rings(depths(self.graph, block, op), width)) for op in earlier)
+        zeros_back = any(
+            any(self._rings(depths(self.graph, block, op, backward=True), width)) for op in later
+        )
         return cost._replace(
-            forward=self._scattered(cost.forward, self._rings(made, width)),
-            backward=(*self._scattered(backward, rings), *self._of_copies(block, reader, backward)),
+            forward=self._scattered(cost.forward, self._rings(made, width), zeros),
+            backward=(
+                *self._scattered(backward, self._rings(read, gradient_width), zeros_back),
+                *self._of_copies(block, reader, backward),
+            ),
         )
 
     def between(self, cost: EdgeCost) -> EdgeCost:
         """``cost`` of what one block hands to the next."""
-        return cost._replace(
-            forward=self._scattered(cost.forward, ()), backward=self._scattered(cost.backward, ())
-        )
+        return cost._replace(forward=self._scattered(cost.forward), backward=self._scattered(cost.backward))
+
+    @staticmethod
+    def _makes(block: Block, names: Iterable[str], like: Tensor) -> bool:
+        """Whether one of the arrays ``names``, or its gradient, has the shape of another."""
+        return any(block.tensor[n].dims == like.dims and block.tensor[n].dtype == like.dtype for n in names)
 
     def _rings(self, depths: Sequence[float], width: float) -> tuple[bool, ...]:
         """Whether each product has a ring over the tensor axis, where no other splits the sequence as well."""
         alone, ranks = self.mesh.size("context") == 1, self.mesh.size("tensor")
-        return tuple(alone and self.partitioner.rings(depth, width, ranks) for depth in depths)
+        rings = self.partitioner.rings
+        return tuple(alone and rings(depth, width, ranks, nearest=True) for depth in depths)
 
     def _of_copies(self, block: Block, reader: Op, sums: Iterable[Comm]) -> Iterator[Comm]:
         """The sum of gradients by weights of which several ranks hold the same part: made whole, over the parts."""
@@ -154,11 +178,16 @@ class Edges(NamedTuple):
     def _full_bytes(self, comm: Comm) -> float:
         return comm.sent_bytes / wire_bytes(comm.collective, 1.0, self.mesh.group(comm.axes).size)
 
-    def _scattered(self, comms: Iterable[Comm], rings: Sequence[bool]) -> tuple[Comm, ...]:
-        return tuple(made for comm in comms for made in self._each_scattered(comm, rings))
+    def _scattered(
+        self, comms: Iterable[Comm], rings: Sequence[bool] = (), zeros: bool = False
+    ) -> tuple[Comm, ...]:
+        return tuple(made for comm in comms for made in self._each_scattered(comm, rings, zeros))
 
-    def _each_scattered(self, comm: Comm, rings: Sequence[bool]) -> Iterator[Comm]:
-        """A scatter for each product with a ring, and one for all others; other collectives as they are."""
+    def _each_scattered(self, comm: Comm, rings: Sequence[bool], zeros: bool) -> Iterator[Comm]:
+        """A scatter for each product with a ring, and one for all others; other collectives as they are.
+
+        ``zeros`` were sent by another ring already, for those that can share them.
+        """
         if comm.collective != "reduce_scatter":
             yield comm
             return
@@ -170,6 +199,5 @@ class Edges(NamedTuple):
         yield from sum(rings) * (comm,)
         beyond = self.partitioner.beyond(comm.collective, group.size)
         further = Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)
-        yield from min(sum(rings), 1 if self.partitioner.shares_zeros(group.size) else len(rings)) * (
-            further,
-        )
+        once = not zeros if self.partitioner.shares_zeros(group.size) else len(rings)
+        yield from min(sum(rings), once) * (further,)

@@ -36,6 +36,14 @@ v5e:16x16 128   2048 scatter
 v5e:16x16  16   4096 scatter
 v5e:16x16  16   8192 ring
 v5p:2x2x1   4   2048 scatter
+v5p:2x2x1   4  28672 scatter
+v5p:2x2x2   4  28672 scatter
+v5p:2x2x4   4  28672 scatter
+v5p:2x2x4   8   8192 ring
+v5p:2x4x4   4   8192 ring
+v4:2x2x4    4  28672 scatter
+v4:4x4x4    4   4480 scatter
+v4:4x4x4    4   8192 ring
 v5p:2x2x2   8   4096 whole
 v5p:2x2x2   8   8192 ring
 v5p:2x2x4  16   4096 whole
@@ -72,16 +80,16 @@ def partitioner_on(name: str) -> SlicePartitioner:
 def test_products_become_what_xla_made_of_them(name: str, ranks: str, depth: str, became: str) -> None:
     cluster, partitioner = load_cluster(f"tpu-{name}"), partitioner_on(f"tpu-{name}")
     group = Mesh(cluster, {"tensor": int(ranks), "data": cluster.num_devices // int(ranks)}).group(["tensor"])
-    rings = partitioner.rings(float(depth), WIDTH, int(ranks))
+    rings = partitioner.rings(float(depth), WIDTH, int(ranks), nearest=True)
     assert ("ring" if rings else "whole" if partitioner.sums_whole(group) else "scatter") == became
 
 
 def test_the_depth_of_a_ring_is_what_outlasts_two_further_parts() -> None:
     """2 x 197 TFLOP/s x 2 bytes / (2 x 2 x 45 GB/s) = 4,378 on TPU v5e; fp32 asks for twice as much."""
     v5e = partitioner_on("tpu-v5e:4x4")
-    assert not v5e.rings(4377, WIDTH, 8)
-    assert v5e.rings(4378, WIDTH, 8)
-    assert not v5e.rings(8755, 2 * WIDTH, 8)
+    assert not v5e.rings(4377, WIDTH, 8, nearest=True)
+    assert v5e.rings(4378, WIDTH, 8, nearest=True)
+    assert not v5e.rings(8755, 2 * WIDTH, 8, nearest=True)
 
 
 def test_a_ring_of_eight_sends_nine_parts() -> None:
