@@ -2,9 +2,9 @@
 
 A sum of which each rank keeps a part, beside the product that makes it, and a gather beside the one product that reads
 it, become a *ring*: parts go round, both ways at once, while the product works on those that are there. A ring sends
-two parts more than it needs to (over four ranks, where its loop is unrolled, gathers send none, and sums of one shape in
+two parts more than it needs to (over four ranks, where its loop is unrolled, gathers send none, sums of one shape in
 the forward or the backward of a layer two in all), and is taken where the product is longer than that takes. With
-``2 k / n`` FLOPs an element of the array (``k`` contracted elements, on ``n`` ranks together) and ``w`` bytes an element
+``2 k / n`` FLOPs an element of the array (``k`` contracted elements, ``n`` ranks together) and ``w`` bytes an element
 over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in
 16 bits. Products whose sums go round have each its own; others that make parts of one gradient are added up first.
 
