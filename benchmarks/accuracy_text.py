@@ -42,8 +42,9 @@ split: no constant comes from them.
   Nemotron-4; the intervals were in place before, too. 16 of 18 crashed runs were called out of memory. Of the mixtures
   twelve have routers that are neither trained nor balanced by force, where every expert is taken to get as many tokens:
   one of them is published both ways and takes 1.5 times as long so (Qwen3-30B-A3B on 16 H100, which also overlaps its
-  exchange when balanced). After that one reading changed: to recompute a mixture's dense layers and latent projections
-  is little (DeepSeek-V3 on 1,024 H100, +54 to +22 %).
+  exchange when balanced). After that two readings changed (DeepSeek-V3 on 1,024 H100: +54 to
+  +22 to +9 %): to recompute a mixture's dense layers and latent projections is little, and where layers do not divide,
+  Megatron Bridge's stages are full but for the last, which has the head.
 * InternEvo was in the first fit of the A100's rate; it has been fitted again without it. Of 0.74 to 0.82 the rate that
   ships, 0.78, has the least mean over fit series of their median errors (4.0 %; 0.76 and 0.80 have 4.3 and 4.2 %).
 
@@ -130,7 +131,8 @@ why. `u` is the 80 % quantile of errors (beyond these seconds) on runs of the fi
 left out, every source weighing the same (`benchmarks/intervals.py`). Dense models: a source is a series, and a stack
 that a single one shows has the wider of that series' and all series' (0.13); `hf-fsdp` is assumed, as users' own code
 differs more. Mixtures of experts: three series are too few to say how sources differ, so that a source is what a
-series has on one device (8 of them), and all stacks have one width.
+series has on one device, one not seen counts as one more, and all stacks have the width of nemo, the only one with the
+four sources that this takes. All but two of these runs are of one maker: expect more of others.
 
 """
 

@@ -8,8 +8,9 @@ of a stack with `unexplained` seconds, of what is beyond these. Dense models and
 
 * Dense: a source is a series. A stack that two show or more has the width of its own runs; of a stack that one shows,
   the series may be lucky: the wider of its own and that of all series.
-* Mixtures: three series are too few for that, of which an 80 % quantile is that of the worst. So a source is what one
-  series has on one device, and all stacks have one width.
+* Mixtures: three series are too few for that, so a source is what one series has on one device, and the one not seen
+  counts as one more (hierarchical conformal prediction, arXiv:2306.06342). It takes four sources then to hold four
+  fifths; all stacks have the width of the stacks that have four.
 """
 
 import math
@@ -22,6 +23,9 @@ from cluster_specs.software import load_software
 
 SHARE = 0.8
 """Of measurements that are to lie inside."""
+
+FEWEST = 4
+"""Sources that hold the share of them and of one more."""
 
 Stack = tuple[str, bool]
 """Name, and whether models have experts."""
@@ -54,9 +58,14 @@ def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
                 mixtures[f"{name}, {run.row.device}"].append(run)
             elif run.row.split == "fit":
                 dense[name].append(run)
-    everything = quantile(list(mixtures.values()))
     shown = sorted({stack_of(run.row) for runs in mixtures.values() for run in runs})
-    return _by_stack(dense) | dict.fromkeys(shown, everything)
+    own = [[s for runs in mixtures.values() if (s := _of_stack(runs, stack))] for stack in shown]
+    widest = max(quantile(found, unseen=1) for found in own if len(found) >= FEWEST)
+    return _by_stack(dense) | dict.fromkeys(shown, widest)
+
+
+def _of_stack(runs: Sequence[LeftOut], stack: Stack) -> list[LeftOut]:
+    return [run for run in runs if stack_of(run.row) == stack]
 
 
 def _by_stack(series: Mapping[str, Sequence[LeftOut]]) -> dict[Stack, float]:
@@ -67,7 +76,7 @@ def _by_stack(series: Mapping[str, Sequence[LeftOut]]) -> dict[Stack, float]:
     everything = quantile(list(series.values()))
     found = {}
     for stack, shown_by in sorted(names.items()):
-        own = [[run for run in series[name] if stack_of(run.row) == stack] for name in shown_by]
+        own = [_of_stack(series[name], stack) for name in shown_by]
         found[stack] = (
             quantile(own) if len(own) > 1 else max(quantile([series[n] for n in shown_by]), everything)
         )
@@ -83,10 +92,10 @@ def beyond(run: LeftOut) -> float:
     return abs(math.log(predicted / (measured - allowed)))
 
 
-def quantile(series: Sequence[Sequence[LeftOut]]) -> float:
-    """Relative half-width that holds the share of all runs, every series weighing the same."""
+def quantile(series: Sequence[Sequence[LeftOut]], unseen: int = 0) -> float:
+    """Relative half-width that holds the share of all runs, every series weighing the same, those unseen too."""
     weighed = sorted((beyond(run), 1 / len(runs)) for runs in series for run in runs)
-    least, reached = SHARE * len(series), 0.0
+    least, reached = SHARE * (len(series) + unseen), 0.0
     for error, weight in weighed:
         reached += weight
         if reached >= least - 1e-9:

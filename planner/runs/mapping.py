@@ -14,11 +14,11 @@ from cluster_specs.software import load_software
 from planner.graph import Graph
 from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
-from planner.plans import Job, Parallelism, Plan
+from planner.plans import Job, Parallelism, Plan, StagePlan
 from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.record import RunFile, parse_run
-from planner.runs.splits import balanced_stages
+from planner.runs.splits import balanced_stages, filled_layers, printed_layers, stages_of
 from planner.runs.vocabulary import UNSAID, Habits, Origin
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
@@ -80,10 +80,8 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         offload=_offload(run),
         offload_share=_offload_share(run),
     )
-    habits = vocabulary.STACK_HABITS[job.stack]
-    if habits.balances_stages and degrees.pipeline > 1 and parallelism.virtual_stages == 1:
-        stages = balanced_stages(_graph(model, job), parallelism)
-        parallelism = parallelism.model_copy(update={"stages": stages})
+    stages = _stages(run, _graph(model, job), parallelism, origin, assume)
+    parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
 
 
@@ -121,6 +119,26 @@ def _graph(model: Model, job: Job) -> Graph:
     from planner.models.catalog import build_graph
 
     return build_graph(model, job.seq_len)
+
+
+def _stages(
+    run: RunFile, graph: Graph, plan: Parallelism, origin: Origin, assume: Assumptions
+) -> tuple[StagePlan, ...]:
+    """Stages as printed, or as the stack cuts them; () where they are even."""
+    printed, count = run.parallel.pp_layout, plan.pipeline * plan.virtual_stages
+    if plan.pipeline == 1:
+        return ()
+    if printed is not None:
+        layers = printed_layers(printed)
+        if (len(layers), sum(layers)) == (count, graph.num_layers):
+            return stages_of(layers, plan)
+        assume.made.append(f"{IGNORED}parallel.pp_layout")
+    if vocabulary.STACK_HABITS[origin.stack].balances_stages and plan.virtual_stages == 1:
+        return balanced_stages(graph, plan)
+    filled = filled_layers(graph.num_layers, count) if origin.fills_stages else ()
+    if filled:
+        assume.default("pp_layout", None, f"{filled[0]} layers a stage, {filled[-1]} in the last")
+    return stages_of(filled, plan) if filled else ()
 
 
 def _cluster(run: RunFile, assume: Assumptions) -> ClusterSpec:

@@ -33,7 +33,6 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "zero_group",
             "vocab_method",
             "layers_per_virtual_stage",
-            "pp_layout",
             "cpu_offload_layers",
             "megatron_fsdp",
             "root_reshard_after_forward",
@@ -147,6 +146,8 @@ class ParallelSection(Section):
     moe_a2a_overlap: bool | None = None
     """The exchange runs beside the computation of another micro-batch."""
     vp: Annotated[int | str | None, BeforeValidator(_none_of_zero)] = None
+    pp_layout: str | None = None
+    """Layers of each stage as Megatron writes them: ``Et*4|(t*4|)*14tmL``."""
     dp_shard: Shard = None
     dp_replicate: Shard = None
     fsdp_degree: Shard = None

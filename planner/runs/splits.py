@@ -1,11 +1,51 @@
-"""How software that balances its pipelines by cost cuts a model's layers into stages."""
+"""How published runs cut a model's layers into stages, where not evenly."""
 
+import re
 from collections.abc import Sequence
 from itertools import accumulate
 
+from planner.evaluation.setting import ENDS, ranks_of
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
+
+
+def printed_layers(text: str) -> tuple[int, ...]:
+    """Layers of each stage of a layout such as ``Et*4|(t*4|)*14tmL``; () where it is not one.
+
+    ``t`` is a layer, ``E`` the embedding, ``m`` a prediction module, ``L`` the loss.
+    Source: NVIDIA/Megatron-LM ``--pipeline-model-parallel-layout``.
+    """
+    for repeated in (r"\(([^()]*)\)\*(\d+)", r"(\w)\*(\d+)"):
+        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"[\s,]", "", text)
+    return tuple(stage.count("t") for stage in text.split("|")) if re.fullmatch(r"[EtmL|]+", text) else ()
+
+
+def filled_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of stages that are full but for the last, which has the head, and the first where that is not enough.
+
+    () where they divide, embedding and head counted or not, or are too few for that.
+    Source: NVIDIA-NeMo/Megatron-Bridge@067f987 recipes/deepseek/h100/deepseek_v3.py (61 layers: fifteen stages of 4
+    and one of 1) and perf_recipes/deepseek/h100/deepseek_v3.py (1, thirty of 2, none).
+    """
+    each = -(-layers // stages)
+    rest = layers - each * (stages - 1)
+    even = layers % stages == 0 or (layers + ENDS) % stages == 0
+    return () if even or each + rest < 0 else (each + min(0, rest), *(each,) * (stages - 2), max(0, rest))
+
+
+def stages_of(counts: Sequence[int], plan: Parallelism) -> tuple[StagePlan, ...]:
+    """Stages with so many layers each, in the order in which a micro-batch passes them."""
+    ends = list(accumulate(counts))
+    each = plan.num_devices // plan.pipeline
+    sizes = {"tensor": plan.tensor, "context": plan.context, "expert": plan.expert}
+    mesh = sizes | {"data": plan.data // plan.expert}
+    rank_of = {stage: rank for rank, held in enumerate(ranks_of(plan)) for stage in held}
+    return tuple(
+        StagePlan(blocks=(end - count, end), devices=(rank_of[s] * each, (rank_of[s] + 1) * each), mesh=mesh)
+        for s, (end, count) in enumerate(zip(ends, counts, strict=True))
+    )
 
 
 def balanced_stages(graph: Graph, plan: Parallelism) -> tuple[StagePlan, ...]:
@@ -20,16 +60,7 @@ def balanced_stages(graph: Graph, plan: Parallelism) -> tuple[StagePlan, ...]:
     layers = [_multiplied(graph, graph.block[name]) for name in graph.sequence]
     head = _multiplied(graph, graph.block[graph.last]) if graph.last else 0
     counts = layers_of_stages(layers, head, plan.pipeline)
-    if 0 in counts[:-1]:
-        return ()
-    ends = list(accumulate(counts))
-    each = plan.num_devices // plan.pipeline
-    sizes = {"tensor": plan.tensor, "context": plan.context, "expert": plan.expert}
-    mesh = sizes | {"data": plan.data // plan.expert}
-    return tuple(
-        StagePlan(blocks=(end - count, end), devices=(s * each, (s + 1) * each), mesh=mesh)
-        for s, (end, count) in enumerate(zip(ends, counts, strict=True))
-    )
+    return () if 0 in counts[:-1] else stages_of(counts, plan)
 
 
 def layers_of_stages(layers: Sequence[float], head: float, stages: int) -> tuple[int, ...]:

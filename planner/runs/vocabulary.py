@@ -239,6 +239,8 @@ class Origin(NamedTuple):
     fused_loss: bool = False
     recompute: str = "none"
     """Policy where the run does not say."""
+    fills_stages: bool = False
+    """Where layers do not divide, stages are full but for the last, rather than nearly equal."""
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
@@ -264,9 +266,13 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate")),
     (r"fms|nnScaler", Origin("torch-fsdp2")),
-    (r"Megatron-Bridge", Origin("nemo", expert_tensor=1, token_exchange="once_per_node")),
+    (
+        r"Megatron-Bridge",
+        Origin("nemo", expert_tensor=1, token_exchange="once_per_node", fills_stages=True),
+    ),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
-    (r"NeMo|DGXC|MLPerf", Origin("nemo")),
+    (r"AutoModel", Origin("nemo")),
+    (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (

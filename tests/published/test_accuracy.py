@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accuracy
@@ -9,6 +10,8 @@ import intervals
 import judging
 import pytest
 import stalls
+
+from planner import validation
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, float] = json.loads((HERE / "errors.json").read_text())
@@ -100,6 +103,33 @@ def test_leaving_a_series_out_takes_away_what_the_others_err_by() -> None:
     pairs = {series: [(run.error, run.without) for run in runs] for series, runs in found.items()}
     assert pairs["llm-foundry"] == [pytest.approx((0.1, 1.1 / 1.21 - 1))]
     assert pairs["torchtitan"] == [pytest.approx((0.21, 0.1))]
+
+
+def test_a_width_holds_the_share_of_sources_and_of_those_not_seen() -> None:
+    def source(*errors: float) -> list[judging.LeftOut]:
+        return [left_out_by(error) for error in errors]
+
+    found = [source(0.1), source(0.2, 0.4), source(0.3), source(0.05, 0.06, 0.07)]
+    assert intervals.quantile(found) == pytest.approx(0.3)  # 3.2 of 4
+    assert intervals.quantile(found, unseen=1) == pytest.approx(0.4)  # 4 of 5
+    assert len(found) == intervals.FEWEST
+    with pytest.raises(ValueError, match="no runs"):
+        intervals.quantile(found[:3], unseen=1)
+
+
+def left_out_by(error: float) -> judging.LeftOut:
+    """A run that is predicted to take longer than it did."""
+    predicted = validation.Prediction(
+        step_time_s=1 + error,
+        tokens_per_s_per_gpu=1,
+        mfu=0.5,
+        memory_gib_per_gpu=1,
+        tensor_gib_per_gpu=1,
+        fits=True,
+    )
+    row = judging.Row(id="run", predicted=predicted, step_time_error=error)
+    plan: Any = SimpleNamespace(job=SimpleNamespace(stack="nemo"))
+    return judging.LeftOut(judging.Judged(row, "s", "h100", "fit", {"model": {}}, plan=plan), error, error)
 
 
 def test_intervals_are_those_of_sources_left_out(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
