@@ -35,8 +35,10 @@ SMALL, LARGE = 10_000, 120_000
 REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
-BEFORE, DIVING, PARTING = 0.2, 0.2, 0.5
+BEFORE, DIVING, PARTING = 0.2, 0.1, 0.5
 """Shares of the time left that go into messages before hubs are decided, into that, and into what is left then."""
+FAR_APART = 0.01
+"""Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -240,9 +242,12 @@ class _Anytime:
     def _part(self) -> None:
         """Solve what is left where hubs are decided: little ties it together then."""
         hubs = hubs_of(self.proof)
-        if not hubs or not self._open() or not self._time_for(LOOKS_PER_DIVE):
+        if not hubs or not self._open():
             return
         self._relax(self._soon(BEFORE))
+        near = self.cutoff - self.lower_bound < FAR_APART * abs(self.cutoff)
+        if near or not self._open() or not self._time_for(LOOKS_PER_DIVE):
+            return
         messages = self.relaxation.snapshot()
         decided = decide_hubs(self.relaxation, hubs, self._soon(DIVING))
         self.relaxation.hold({})

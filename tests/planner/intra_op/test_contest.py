@@ -61,8 +61,28 @@ def test_equals_brute_force_where_every_node_is_a_hub(problem):
         patch.setattr(anytime, "RELAXING", 0.001)
         patch.setattr(anytime, "SEARCHING", 0.001)
         patch.setattr(anytime, "BEFORE", 0.001)
+        patch.setattr(anytime, "FAR_APART", 0.0)
         patch.setattr(hubs, "MANY", 1)
         check(problem)
+
+
+def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    at_once = solve_contest_problem(problem, soon(60.0))
+    decided = []
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "RELAXING", 0.02)
+    monkeypatch.setattr(anytime, "SEARCHING", 0.02)
+    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(
+        anytime, "decide_hubs", lambda *given: decided.append(len(given[1])) or hubs.decide_hubs(*given)
+    )
+    after_hubs = solve_contest_problem(problem, soon(60.0))
+    assert decided
+    assert after_hubs.cost == after_hubs.lower_bound == at_once.cost
+    monkeypatch.setattr(anytime, "FAR_APART", 1.0)
+    solve_contest_problem(problem, soon(60.0))
+    assert len(decided) == 1
 
 
 @settings(max_examples=100, deadline=None)
