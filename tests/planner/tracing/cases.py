@@ -130,3 +130,33 @@ def ring() -> tuple[Any, ...]:
 
 _deep = jax_models.gpt(jax_layers.Sizes(layers=6, batch=16, length=32))
 scanned_gpt = (jax.value_and_grad(join_attention(_deep.loss)), *_deep.arguments)
+
+
+def scanned_norms() -> tuple[Any, ...]:
+    """Layers in a scan as flax has them: norms by differences from a mean, and biases.
+
+    The forward pass hands on neither the state of the loop nor a bias, from which a layer could be made again.
+    """
+    width, hidden, layers = 32, 128, 6
+
+    def dense(x: Any, w: Any) -> Any:
+        return x @ w["kernel"] + w["bias"]
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, w: Any) -> tuple[Any, None]:
+            spread = jax.numpy.square(x).mean(-1, keepdims=True) - x.mean(-1, keepdims=True) ** 2
+            normed = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(spread + 1e-6) * w["scale"]
+            return x + dense(jax.nn.gelu(dense(normed, w["up"])), w["down"]), None
+
+        return ((jax.lax.scan(layer, x, p)[0] - y) ** 2).mean()
+
+    def f(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct((layers, *shape), "float32")
+
+    params = {
+        "scale": f(width),
+        "up": {"kernel": f(width, hidden), "bias": f(hidden)},
+        "down": {"kernel": f(hidden, width), "bias": f(width)},
+    }
+    data = jax.ShapeDtypeStruct((16, 32, width), "float32")
+    return (jax.value_and_grad(loss), params, data, data)

@@ -33,4 +33,4 @@ def temporary_bytes(sharded):
 
 if __name__ == "__main__":
     plan = ShardedProgram.model_validate_json(Path(sys.argv[1]).read_text())
-    print(temporary_bytes(plan), temporary_bytes(plan.model_copy(update={"recomputed": ()})))
+    print(temporary_bytes(plan), temporary_bytes(plan.model_copy(update={"recomputed": (), "collected": {}})))

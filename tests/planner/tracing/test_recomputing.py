@@ -159,12 +159,18 @@ def test_only_what_is_wanted_late_may_run_again() -> None:
     ]
 
 
-def in_scans(length: int) -> Program:
-    """A loop of ``c sin(c)``, and the loop of its derivative, which reads ``c``, its sine and its cosine."""
+def in_scans(length: int, hands_on: bool = True) -> Program:
+    """A loop of ``c sin(c)``, and the loop of its derivative, which reads ``c``, its sine and its cosine.
+
+    Or of ``sin(sin(c))``, whose derivative reads two cosines, and not ``c``.
+    """
     jax = pytest.importorskip("jax")
+    sin = jax.numpy.sin
 
     def loss(x):
-        state, _ = jax.lax.scan(lambda c, _: (c * jax.numpy.sin(c), None), x, None, length=length)
+        state, _ = jax.lax.scan(
+            lambda c, _: (c * sin(c) if hands_on else sin(sin(c)), None), x, None, length=length
+        )
         return state.sum()
 
     from planner.tracing.reading.from_jax import from_jax
@@ -193,17 +199,35 @@ def test_rows_that_a_backward_scan_reads_are_kept_or_made_anew() -> None:
 
 
 @pytest.mark.jax
-def test_brute_force_finds_nothing_better_in_scans() -> None:
-    setting = may_recompute(set_up(in_scans(4), CLUSTER, MESH))
+def test_a_state_that_nobody_asked_for_is_collected_to_make_rows_anew() -> None:
+    """One stack, of ``c``, in the place of two of cosines."""
+    program = in_scans(8, hands_on=False)
+    run, state = agains(program)
+    assert [v.rows for v in (*run.values, *state.values)] == [1, 1, 8]
+    assert state.reads == ()
+    roomy = shard(program, CLUSTER, {"data": 1})
+    stack = 8 * SIZE * 4
+    tight = shard(program, CLUSTER, {"data": 1}, memory_limit=roomy.memory_bytes - 0.5 * stack)
+    assert roomy.collected == {}
+    assert list(tight.collected) == [state.values[0].name]
+    assert [o.name for o in tight.recomputed] == [program.operations[run.operation].name]
+    assert roomy.memory_bytes - tight.memory_bytes == pytest.approx(stack, abs=4 * SIZE * 4)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_brute_force_finds_nothing_better_in_scans(hands_on: bool) -> None:
+    program = in_scans(4, hands_on)
+    setting = may_recompute(set_up(program, CLUSTER, MESH))
     priced = []
     for chosen in itertools.product(*setting.problem.options):
         try:
             priced.append(setting.estimate(chosen))
         except ValueError:
             continue
-    least, peak = min(e.memory_bytes for e in priced), shard(in_scans(4), CLUSTER, MESH).memory_bytes
+    least, peak = min(e.memory_bytes for e in priced), shard(program, CLUSTER, MESH).memory_bytes
     for room in (0.0, 0.3, 0.8):
         limit = least + room * (peak - least)
-        found = shard(in_scans(4), CLUSTER, MESH, memory_limit=limit)
+        found = shard(program, CLUSTER, MESH, memory_limit=limit)
         assert found.seconds == pytest.approx(min(e.seconds for e in priced if e.memory_bytes <= limit))
         assert found.memory_bytes <= limit
