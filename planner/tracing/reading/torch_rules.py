@@ -147,6 +147,21 @@ def _mv(call: Call) -> Rule:
     return product(call.inputs[0], call.inputs[1], ((1,), (0,)), ((), ()))
 
 
+def _trilinear(call: Call) -> Rule:
+    """A product of three, each whole along the dims that were expanded, summed over some."""
+    loops, known = Loops(), dict[int, tuple[int, ...]]()
+    reads = []
+    for number, shape in enumerate(call.inputs, 1):
+        missing = call.arguments[f"expand{number}"]
+        places = [d for d in range(len(shape) + len(missing)) if d not in missing]
+        for d, size in zip(places, shape, strict=True):
+            if d not in known:
+                known[d] = loops.new(size)
+        reads.append(tuple(known[d] for d in places))
+    made = tuple(known[d] for d in sorted(known) if d not in call.arguments["sumdim"])
+    return loops.rule("product", reads, (made,))
+
+
 def convolved(left: Shape, right: Shape, result: Shape, call: Call) -> Rule:
     """A convolution, with the arguments of ``call``.
 
@@ -301,6 +316,7 @@ TORCH_RULES: Mapping[str, TorchRule] = MappingProxyType(
         "_log_softmax": _softmax(2),
         "_log_softmax_backward_data": _softmax(1),
         "_softmax": _softmax(2),
+        "_trilinear": _trilinear,
         "_softmax_backward_data": _softmax(1),
         "_native_batch_norm_legit": _batch_norm,
         "_native_batch_norm_legit_functional": _batch_norm,

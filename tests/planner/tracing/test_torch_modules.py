@@ -167,3 +167,23 @@ class Picks(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.function(*inputs)
+
+
+def test_a_product_of_three_is_one_product() -> None:
+    """``x W y`` for each of 64 matrices, and its gradient: sums over what the result lacks."""
+
+    class Bilinear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Bilinear(16, 32, 64)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.layer(x, y).mean()
+
+    x, y = torch.empty(8, 16, device="meta"), torch.empty(8, 32, device="meta")
+    program = clean(from_torch(Bilinear().to("meta"), x, y, gradient=True))
+    found = [op for op in program.operations if op.kind == "product"]
+    assert [sorted(op.sizes) for op in found] == [[8, 16, 32, 64]] * 2
+    made = [[op.sizes[f] for (f,) in op.writes[0]] for op in found]
+    assert made == [[8, 64], [64, 16, 32]]
+    assert shard(program, "dgx-h100:1", {"data": 2, "model": 4}).proven
