@@ -122,11 +122,9 @@ class Rank:
     @cached_property
     def ring_parts(self) -> int:
         """Parts at a time of gradients that are summed part by part and never there whole; 0 where they are whole."""
-        plan, partitioner = self.plan, self.software.partitioner
-        if partitioner is None or not self.shards_weights or plan.replicate_degree > 1:
-            return 0
-        ring = partitioner.unrolled_ranks <= plan.shard_degree <= partitioner.ring_ranks
-        return partitioner.ring_parts if ring else 0
+        partitioner = self.software.partitioner
+        ring = any(stage.head_in_ring for stage in self.stages)
+        return partitioner.ring_parts if partitioner is not None and ring else 0
 
     @cached_property
     def logits(self) -> float:

@@ -63,6 +63,8 @@ class StageCost(NamedTuple):
     """What head and loss keep, and need for a moment."""
     logits_bytes: float = 0.0
     """One array of logits in fp32, or of a fused loss's chunk of them."""
+    head_in_ring: bool = False
+    """Its head's gradient is summed part by part as it is made."""
     end_units: tuple[float, ...] = ()
     """Elements of the embedding and of the head, where the stage has them."""
     tensors: float = 0.0
@@ -257,6 +259,7 @@ def stage_cost(
         workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
         loss_bytes=sum(b.saved_bytes + copies * b.widest_bytes for b in heads),
         logits_bytes=sum(b.widest_bytes for b in heads),
+        head_in_ring=any(unit.sync.reduce_ring_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),

@@ -144,20 +144,26 @@ HEAD = {"data": 16, "zero_stage": 3, "recompute": "full"}
 
 
 @pytest.mark.parametrize(
-    ("cluster", "plan", "share"),
+    ("cluster", "plan", "seq", "share"),
     [
-        ("tpu-v5e:4x4", HEAD | {"shard_degree": 16}, 4 / 16),
-        ("tpu-v5e:4x4", HEAD | {"shard_degree": 4, "replicate_degree": 4, "sharding": "HYBRID_SHARD"}, 1.25),
-        ("tpu-v5e:8x8", HEAD | {"data": 64, "shard_degree": 64}, 65 / 64),
+        ("tpu-v5e:4x4", HEAD | {"shard_degree": 16}, 4096, 4 / 16),
+        (
+            "tpu-v5e:4x4",
+            HEAD | {"shard_degree": 4, "replicate_degree": 4, "sharding": "HYBRID_SHARD"},
+            4096,
+            1.25,
+        ),
+        ("tpu-v5e:8x8", HEAD | {"data": 64, "shard_degree": 64}, 4096, 65 / 64),
+        ("tpu-v5e:4x4", HEAD | {"shard_degree": 16}, 128, 17 / 16),
     ],
-    ids=["ring", "copies", "many"],
+    ids=["ring", "copies", "many", "short products"],
 )
 def test_xla_has_four_parts_of_the_heads_gradient_where_it_is_summed_in_a_ring(
-    cluster: str, plan: dict[str, Any], share: float
+    cluster: str, plan: dict[str, Any], seq: int, share: float
 ) -> None:
     """Two sums on their way and two products, in fp32; else the whole and a rank's part of the sum."""
     degrees = Parallelism.model_validate(plan)
-    job = Job(global_batch=degrees.data, seq_len=4096, stack="jax-xla")
+    job = Job(global_batch=degrees.data, seq_len=seq, stack="jax-xla")
     found = Evaluator(load_model("llama-3.1-8b"), load_cluster(cluster), job).estimate(degrees)
     at_head = next(m for m in found.memory_over_step if m.phase == "head")
     assert at_head.tensors["gradient_buffers"] == pytest.approx(share * 4 * 128256 * 4096, rel=1e-3)
