@@ -173,7 +173,7 @@ def test_impossible_degrees_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Plan:
-    return plan("llama-2-7b", "a100-4x-50g:2", global_batch=256, seq_len=1024)
+    return plan("llama-2-7b", "a100-4x-50g:2", global_batch=64, seq_len=4096)
 
 
 def test_the_guide_fits_on_a_page(found: Plan) -> None:
