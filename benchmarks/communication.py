@@ -47,7 +47,8 @@ AFTER = """
   backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
-* Over 64 ranks XLA sums small weights instead of gathering them.
+* **Gathers by sums.** Over all of a slice of 64 devices or more, weights of up to 16 MiB, on v4 and v5p any, are
+  gathered by sums of arrays that are zeros but for a rank's own part: twice the bytes.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch.
 
 ## All

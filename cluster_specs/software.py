@@ -41,6 +41,10 @@ class Partitioner(Record):
     """Parts that a ring sends beyond those that it needs; over four ranks only rings of sums do."""
     whole_square: int = Field(ge=2)
     """Side of the smallest square slice over all of which sums to be scattered are made whole, as over blocks."""
+    product_dtype: Literal["fp32", "bf16"]
+    """Widest type in which products read weights, which are gathered in it."""
+    summed_gather: Bytes = Field(ge=0)
+    """Largest array that is gathered by a sum over all of a flat slice of more than ``ring_ranks`` [bytes]."""
 
 
 class SoftwareSpec(Record):

@@ -64,7 +64,9 @@ def _by_row(
     found_bytes: float, group: CommGroup, partitioner: SlicePartitioner
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     summed = "all_reduce" if partitioner.sums_whole(group) else "reduce_scatter"
-    return (_of_data(summed, found_bytes, group),), (_of_data("all_gather", found_bytes, group),)
+    by_sum = partitioner.sums_gathers(group) and found_bytes <= partitioner.most_summed
+    gathered = "all_reduce" if by_sum else "all_gather"
+    return (_of_data(summed, found_bytes, group),), (_of_data(gathered, found_bytes, group),)
 
 
 def _by_column(
@@ -96,7 +98,9 @@ def _exchanging(unit: UnitCost, there: Iterable[Comm], back: Iterable[Comm]) -> 
             _add(seconds, comm.axes[-1], comm.seconds)
             _add(sent, comm.collective, comm.sent_bytes)
     exchanged = unit.block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
-    kept = unit.sync._replace(gather=0, gather_bytes=0, reduce=0, reduce_bytes=0, whole_bytes=0)
+    kept = unit.sync._replace(
+        gather=0, gather_bytes=0, summed_bytes=0, reduce=0, reduce_bytes=0, whole_bytes=0
+    )
     return unit._replace(block=exchanged, sync=kept)
 
 

@@ -245,8 +245,10 @@ def stage_cost(
         sync = sync.plus(unit.sync.times(count))
         times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
         gathered += count * times_gathered * unit.sync.gather_bytes
+        summed = times_gathered * unit.sync.summed_bytes
         rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
-        _add_all(sent, {"send": rings} if rings else {}, count)
+        further = {"send": rings, "all_reduce": summed}
+        _add_all(sent, {name: more for name, more in further.items() if more}, count)
     return StageCost(
         forward=first_gather + sum(n * t.forward for t, n in times),
         backward_input=sum(n * t.backward_input for t, n in times),

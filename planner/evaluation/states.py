@@ -104,6 +104,8 @@ class Sync(NamedTuple):
     ring: float = 0.0
     """What rings of gathers take beyond ``gather``; those of sums are in ``reduce``."""
     gather_bytes: float = 0.0
+    summed_bytes: float = 0.0
+    """Sent for gathers that are made as sums of arrays that are zeros but for a rank's own part."""
     reduce_bytes: float = 0.0
     """Of gradients that are scattered."""
     whole_bytes: float = 0.0
@@ -161,8 +163,15 @@ class Products(NamedTuple):
     """The same of an expert's weight, where experts are spread over ranks."""
     unlike: float
     """Share of the weights left where of those that have one shape only one counts."""
+    small: float
+    """Share of the weights in those that are gathered by a sum over all of a large slice."""
     nearest: bool
     """Nothing but the batch is split, so that neighbours share the states."""
+
+    @property
+    def width(self) -> float:
+        """Most bytes per element of weights that products read."""
+        return DTYPE_BYTES[self.partitioner.habits.product_dtype]
 
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
@@ -181,7 +190,17 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
     nearest = plan.tensor == plan.context == 1
-    return Products(partitioner, tokens, share * tokens, _unlike(graph, block), nearest)
+    widest = DTYPE_BYTES[partitioner.habits.product_dtype]
+    most = partitioner.most_summed / min(weight_bytes(setting.job), widest)
+    return Products(
+        partitioner, tokens, share * tokens, _unlike(graph, block), _small(graph, block, most), nearest
+    )
+
+
+def _small(graph: Graph, block: Block, most: float) -> float:
+    """Share of the block's weights in those of no more than so many elements."""
+    weights = [graph.elements(block.tensor[name]) for op in block.ops for name in op.weights]
+    return sum(elements for elements in weights if elements <= most) / (sum(weights) or 1.0)
 
 
 def _unlike(graph: Graph, block: Block) -> float:
@@ -206,7 +225,8 @@ def sync_of(
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
-        weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
+        width = min(wire.weights, products.width) if products else wire.weights
+        weights, gradients = group.elements * width, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:
             phases.append(("all_reduce", gradients, shards_of(group, mesh, 1).outer, "reduce"))
@@ -236,6 +256,10 @@ def _partitioned(weights: float, gradients: float, group: CommGroup, products: P
     gather = _collective("all_gather", weights, group, "gather")
     if not rings:
         name = "all_reduce" if partitioner.sums_whole(group) else "reduce_scatter"
+        small = products.small if partitioner.sums_gathers(group) else 0.0
+        summed = _collective("all_reduce", small * weights, group, "gather")
+        gather = gather.times(1 - small)
+        gather = gather._replace(gather=gather.gather + summed.gather, summed_bytes=summed.gather_bytes)
         return gather.plus(_collective(name, gradients, group, "reduce"))
     scatter = _collective("reduce_scatter", gradients, group, "reduce")
     further_gathered = partitioner.beyond("all_gather", group.size)

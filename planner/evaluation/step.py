@@ -348,6 +348,7 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
     add("all_reduce", sync.copy_bytes * (1 if software.gradient_life == "step" else m))
     each = m * sum(stage.gathered_bytes for stage in stages)
     add("all_gather", sync.gather_bytes if gathers_once(plan) else each)
+    add("all_reduce", sync.summed_bytes if gathers_once(plan) else 0.0)
     if plan.pipeline > 1:
         add("send", 2 * m * sum(stage.boundary_bytes for stage in stages))
     return sent

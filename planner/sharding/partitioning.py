@@ -8,7 +8,9 @@ the forward or the backward of a layer two in all), and is taken where the produ
 over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in
 16 bits. Products whose sums go round have each its own; others that make parts of one gradient are added up first.
 
-Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part.
+Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part. Over
+all of one that is too large for rings, arrays that are small, or any on a block, are gathered as sums of what is zero
+but for a rank's own part.
 
 Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (``disable_windowed_einsum``) and ``spmd_partitioner.h``
 (``max_windowed_einsum_iterations``); products compiled for slices of TPU v4, v5e, v5p and v6e (jax 0.10.2, libtpu
@@ -61,6 +63,19 @@ class SlicePartitioner(NamedTuple):
         sides = [level.size for level in levels]
         square = len(sides) == 2 and min(sides) == max(sides) >= self.habits.whole_square
         return square or len(sides) > 2
+
+    def sums_gathers(self, group: CommGroup) -> bool:
+        """Whether arrays of up to `most_summed` are gathered over ``group`` by a sum, where there is no ring.
+
+        They are over all of a slice that is too large for rings.
+        """
+        large = group.size == self.torus.num_devices > self.habits.ring_ranks
+        return large and all(level.kind == "ici" for level in group.levels)
+
+    @property
+    def most_summed(self) -> float:
+        """Largest array that is gathered by a sum [bytes]: any in slices of three dimensions."""
+        return math.inf if len(self.torus.shape) > 2 else self.habits.summed_gather
 
     def beyond(self, collective: str, ranks: int) -> float:
         """What a ring over ``ranks`` sends beyond the gather or scatter that it is, as a share of that."""

@@ -7,6 +7,7 @@ Prints, as JSON, the compiler's memory for one device and its collectives, or wh
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -31,21 +32,32 @@ _TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+)([KMG])\) exceeds availabl
 LAYERS = r"jvp\(\)+/while/body"
 """Scope of the loop over layers, and of its transpose."""
 
+WRITES = ("--xla_jf_dump_hlo_text=true", "--xla_jf_dump_category_filter=program")
+INTO = "--xla_jf_dump_to="
+"""Flags by which libtpu writes the text of what it has compiled, and nothing else, into a folder."""
+
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def main(path: str) -> None:
     """Run the task in ``path``."""
     task = json.loads(Path(path).read_text())
+    written = Path(path).parent / "written"
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(
+        (os.environ.get("LIBTPU_INIT_ARGS", ""), *WRITES, f"{INTO}{written}")
+    )
     try:
-        found = compile_step(task)
+        found = compile_step(task, written)
     except NoProgram as error:
         found = {"unsupported": str(error)}
     print(json.dumps(found))
 
 
-def compile_step(task: Task) -> dict[str, Any]:
-    """Memory and collectives of the compiled step: most that is alive, and what is assigned, with holes between."""
+def compile_step(task: Task, written: Path) -> dict[str, Any]:
+    """Memory and collectives of the compiled step: most that is alive, and what is assigned, with holes between.
+
+    ``written`` is the folder into which libtpu writes its program.
+    """
     exported = load(task["exported"])
     mesh = exported.make_mesh(_devices(task))
     attention = plain_attention if task["attention"] == "plain" else fused_attention(exported, mesh)
@@ -68,15 +80,22 @@ def compile_step(task: Task) -> dict[str, Any]:
         "temporary_bytes": stats.temp_size_in_bytes,
         "peak_bytes": min(stats.peak_memory_in_bytes, assigned),
         "assigned_bytes": assigned,
-        **_collectives(compiled, mesh.size),
+        **_collectives(_text(compiled, written), mesh.size),
     }
 
 
-def _collectives(compiled: Any, devices: int) -> dict[str, Any]:
-    """By kind, in all and of layers alone; None where libtpu cannot print its own program, as 0.0.52 on some slices."""
+def _text(compiled: Any, written: Path) -> str | None:
+    """The program; libtpu 0.0.52 cannot print that of some slices, but has written it already."""
     try:
-        text = compiled.as_text()
+        return str(compiled.as_text())
     except jax.errors.JaxRuntimeError:
+        programs = sorted(written.glob("*-TLP-hlo.txt"), key=lambda file: file.stat().st_size)
+        return programs[-1].read_text() if programs else None
+
+
+def _collectives(text: str | None, devices: int) -> dict[str, Any]:
+    """By kind, in all and of layers alone; None where libtpu neither prints its program nor writes it."""
+    if text is None:
         return {"collectives": None, "of_layers": None}
     found = {"collectives": collectives(text, devices), "of_layers": collectives(text, devices, LAYERS)}
     return {place: {kind: total._asdict() for kind, total in by.items()} for place, by in found.items()}
