@@ -8,6 +8,7 @@ to NVLink).
 """
 
 import math
+from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
 from cost_models.algorithms import active_levels
@@ -15,15 +16,40 @@ from cost_models.collectives import all_to_all
 from cost_models.costs import CommTime
 
 
-def once_per_node_share(copies: float, nodes: int) -> float:
-    """Tokens sent over copies chosen: ``N (1 - (1 - 1/N)^k) / k`` for ``k`` copies to ``N`` nodes at random."""
+class Groups(NamedTuple):
+    """Groups of experts, and how many of them a token's experts are in."""
+
+    number: int = 1
+    chosen: int = 1
+
+
+UNGROUPED = Groups()
+
+
+def reachable_nodes(nodes: int, groups: Groups) -> float:
+    """Nodes that hold any of a token's groups, drawn at random; groups lie one after the other.
+
+    ``N (1 - C(G - g, t) / C(G, t))`` for ``t`` of ``G`` groups, ``g = max(1, G / N)`` of which touch a node.
+    Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (node-limited routing).
+    """
+    each = max(1, groups.number // nodes)
+    missed = math.comb(groups.number - each, groups.chosen) / math.comb(groups.number, groups.chosen)
+    return nodes * (1 - missed)
+
+
+def once_per_node_share(copies: float, nodes: int, groups: Groups = UNGROUPED) -> float:
+    """Tokens sent over copies chosen: ``N (1 - (1 - 1/N)^k) / k`` for ``k`` copies to ``N`` nodes at random.
+
+    Of the nodes those count that a token's ``groups`` of experts let it reach.
+    """
     if nodes <= 1 or copies <= 1:
         return 1.0
-    missed: float = (1 - 1 / nodes) ** copies
-    return nodes * (1 - missed) / copies
+    reached = max(1.0, reachable_nodes(nodes, groups))
+    missed: float = (1 - 1 / reached) ** copies
+    return reached * (1 - missed) / copies
 
 
-def once_per_node(full_bytes: float, group: CommGroup, copies: float) -> CommTime:
+def once_per_node(full_bytes: float, group: CommGroup, copies: float, groups: Groups = UNGROUPED) -> CommTime:
     """All-to-all of ``full_bytes`` a rank, of which nodes receive each token once, not ``copies`` times [s].
 
     The network carries what is left, the links inside the node everything; both at once. Inside one node it is
@@ -34,5 +60,5 @@ def once_per_node(full_bytes: float, group: CommGroup, copies: float) -> CommTim
         return all_to_all(full_bytes, group)
     inside = CommGroup(levels[0].size, levels[:1])
     nodes = math.prod(level.size for level in levels[1:])
-    outside = all_to_all(full_bytes * once_per_node_share(copies, nodes), group)
+    outside = all_to_all(full_bytes * once_per_node_share(copies, nodes, groups), group)
     return max(all_to_all(full_bytes, inside), outside, key=lambda time: time.seconds)

@@ -17,7 +17,14 @@ from planner.models.measured import transformer_from_run
 from planner.models.model import Model
 from planner.models.reading import ConfigReader, read_mapping
 
-__all__ = ["build_graph", "list_models", "load_model", "sequence_length", "transformer_from_run"]
+__all__ = [
+    "build_graph",
+    "list_models",
+    "load_model",
+    "model_of_run",
+    "sequence_length",
+    "transformer_from_run",
+]
 
 GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 """Keys that tell a graph file from a configuration."""
@@ -55,6 +62,22 @@ def _aliases() -> Mapping[str, tuple[str, ...]]:
 def list_models() -> tuple[str, ...]:
     """Names of the shipped models."""
     return tuple(_shipped())
+
+
+def model_of_run(fields: Mapping[str, Any]) -> Model:
+    """The model of a run's ``model`` table. A table that leaves the groups of its experts open has those of the shipped
+    model of its name, if that has as many experts.
+    """
+    names = _aliases().get(_compact(str(fields.get("name"))), ())
+    known = _shipped_model(names[0]).config if len(names) == 1 else {}
+    sizes = (known.get("n_routed_experts"), known.get("num_experts_per_tok"))
+    if (
+        "n_group" in known
+        and "expert_groups" not in fields
+        and sizes == (fields.get("experts"), fields.get("topk"))
+    ):
+        fields = {**fields, "expert_groups": known["n_group"], "chosen_groups": known["topk_group"]}
+    return transformer_from_run(fields)
 
 
 def load_model(source: str | Path) -> Model:

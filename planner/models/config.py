@@ -43,9 +43,17 @@ class Experts(Record):
     """The shared experts' result is weighted by a learned gate of one logit."""
     bias: bool = False
     """Experts and router have biases."""
+    groups: int = Field(default=1, gt=0)
+    """Groups that the experts are in, one after the other."""
+    chosen_groups: int = Field(default=1, gt=0)
+    """Groups that a token's experts are in."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experts":
+        if self.chosen_groups > self.groups or self.count % self.groups:
+            raise ValueError(
+                f"{self.chosen_groups} of {self.groups} groups do not divide {self.count} experts"
+            )
         if self.topk > self.count:
             raise ValueError(f"{self.topk} experts per token are more than the {self.count} experts")
         return self

@@ -7,7 +7,7 @@ from planner.graph import count_parameters
 from planner.models.config import Experts, LatentAttention, LayerKind, TransformerConfig
 from planner.models.decoders import MOST_LAYERS
 from planner.models.model import Model
-from planner.models.reading import ConfigReader
+from planner.models.reading import ConfigReader, expert_groups
 from planner.models.transformer import transformer_graph
 
 RUN_FIELDS = frozenset(
@@ -26,6 +26,8 @@ RUN_FIELDS = frozenset(
         "tied",
         "experts",
         "topk",
+        "expert_groups",
+        "chosen_groups",
         "moe_ffn_hidden",
         "moe_layers",
         "shared_expert_ffn",
@@ -158,12 +160,15 @@ def _experts(read: ConfigReader) -> Experts | None:
     if topk > count:
         raise read.fail("topk", f"must be at most the {count} experts, found {topk}")
     width = read.integer("moe_ffn_hidden", "ffn_hidden")
+    groups, chosen = expert_groups(read, "experts", "expert_groups", "chosen_groups")
     shared = read.integer("shared_experts", default=0, least=0) * width
     return Experts(
         count=count,
         topk=topk,
         ffn=width,
         shared_ffn=read.integer("shared_expert_ffn", default=shared, least=0),
+        groups=groups,
+        chosen_groups=chosen,
     )
 
 

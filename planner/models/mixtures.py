@@ -13,7 +13,7 @@ from planner.models.decoders import (
     upper_window,
     window_where_set,
 )
-from planner.models.reading import ConfigReader
+from planner.models.reading import ConfigReader, expert_groups
 
 
 def _experts(read: ConfigReader, *count: str, ffn: str, **more: Any) -> Experts:
@@ -171,7 +171,15 @@ def _leading_dense(read: ConfigReader) -> tuple[LayerKind, ...]:
 def _routed_and_shared(read: ConfigReader) -> Experts:
     width = read.integer("moe_intermediate_size")
     shared = read.integer("n_shared_experts", default=0, least=0)
-    return _experts(read, "n_routed_experts", ffn="moe_intermediate_size", shared_ffn=shared * width)
+    groups, chosen = expert_groups(read, "n_routed_experts", "n_group", "topk_group")
+    return _experts(
+        read,
+        "n_routed_experts",
+        ffn="moe_intermediate_size",
+        shared_ffn=shared * width,
+        groups=groups,
+        chosen_groups=chosen,
+    )
 
 
 def deepseek(read: ConfigReader, name: str) -> TransformerConfig:

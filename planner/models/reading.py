@@ -92,6 +92,14 @@ class ConfigReader:
         return default
 
 
+def expert_groups(read: ConfigReader, experts: str, groups: str, chosen: str) -> tuple[int, int]:
+    """Groups that the experts are in, and those of them that a token may use; one where a model has none."""
+    count, of = read.integer(groups, default=1), read.integer(experts)
+    if of % count:
+        raise read.fail(groups, f"must divide the {of} experts, found {count}")
+    return count, read.integer(chosen, default=count, most=count)
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 

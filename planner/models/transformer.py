@@ -123,6 +123,8 @@ def transformer_dims(config: TransformerConfig, seq_len: int) -> dict[str, int]:
             "shared_ffn": experts.shared_ffn,
             "shared_gate": int(experts.shared_gate),
         }
+    if config.experts is not None and config.experts.chosen_groups < config.experts.groups:
+        dims |= {"expert_groups": config.experts.groups, "chosen_groups": config.experts.chosen_groups}
     return {name: size for name, size in dims.items() if size}
 
 

@@ -104,12 +104,12 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
 
 
 def _model(run: RunFile) -> Model:
-    from planner.models.catalog import load_model, transformer_from_run
+    from planner.models.catalog import load_model, model_of_run
 
     if run.model.config is not None:
         return load_model(run.model.config)
     if run.model.by_sizes:
-        return transformer_from_run({key: value for key, value in run.model if value is not None})
+        return model_of_run({key: value for key, value in run.model if value is not None})
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return load_model(run.model.name)

@@ -14,7 +14,7 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, product_dtype, stream_seconds
-from cost_models.routing import once_per_node
+from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW, Job
@@ -132,10 +132,11 @@ class Pricer:
         """One collective of a resharding of ``tensor``; routed tokens may go to each node once."""
         if move.collective != "all_to_all" or self.job.token_exchange == "all_to_all":
             return self.comm(*move)
-        copies = tensor.scale * self.graph.dims.get("experts", 1) if "experts" in tensor.dims else 1.0
-        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies)
-        plain = self.comm(*move)
-        return plain._replace(seconds=time.seconds * (1 - self._hidden(move.axes)))
+        dims = self.graph.dims
+        copies = tensor.scale * dims.get("experts", 1) if "experts" in tensor.dims else 1.0
+        groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
+        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups)
+        return self.comm(*move)._replace(seconds=time.seconds * (1 - self._hidden(move.axes)))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
         """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""

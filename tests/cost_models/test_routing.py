@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_cluster
 from cluster_specs.topology import comm_group
 from cost_models.collectives import all_to_all
-from cost_models.routing import once_per_node, once_per_node_share
+from cost_models.routing import Groups, once_per_node, once_per_node_share, reachable_nodes
 
 NODES = comm_group(load_cluster("dgx-h100:8"), ((64, 1),))
 NODE = comm_group(load_cluster("dgx-h100:8"), ((8, 1),))
@@ -36,3 +36,27 @@ def test_the_network_carries_less_and_the_node_no_less() -> None:
     plain = all_to_all(1e9, NODES).transfer
     assert once_per_node(1e9, NODES, 8).transfer == pytest.approx(plain * once_per_node_share(8, 8), rel=1e-9)
     assert once_per_node(1e9, NODES, 1000).seconds >= all_to_all(1e9, NODE).seconds
+
+
+DEEPSEEK = Groups(8, 4)
+
+
+def test_a_token_of_deepseek_reaches_three_and_a_half_of_four_nodes() -> None:
+    assert reachable_nodes(8, DEEPSEEK) == 4
+    assert 8 * once_per_node_share(8, 8, DEEPSEEK) == pytest.approx(4 * (1 - 0.75**8))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reached"), [(1, 1), (2, 2 - 2 / 70), (4, 4 - 4 * 15 / 70), (8, 4), (16, 8)]
+)
+def test_nodes_that_hold_a_group(nodes: int, reached: float) -> None:
+    """Of 8 groups 4 are chosen in 70 ways; a node of two is missed in 15 of them, a node of four in one."""
+    assert reachable_nodes(nodes, DEEPSEEK) == pytest.approx(reached)
+
+
+@given(st.integers(1, 64), st.integers(2, 64), st.integers(1, 16), st.data())
+def test_groups_never_send_more(copies: int, nodes: int, number: int, data: st.DataObject) -> None:
+    groups = Groups(number, data.draw(st.integers(1, number)))
+    limited = once_per_node_share(copies, nodes, groups)
+    assert 1 / copies - 1e-9 <= limited <= once_per_node_share(copies, nodes) + 1e-9
+    assert once_per_node_share(copies, nodes, Groups(number, number)) == once_per_node_share(copies, nodes)

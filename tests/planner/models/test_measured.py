@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.graph import count_parameters
-from planner.models.catalog import build_graph, load_model, transformer_from_run
+from planner.models.catalog import build_graph, load_model, model_of_run, transformer_from_run
 
 DENSE = {"layers": 4, "hidden": 64, "heads": 4, "ffn_hidden": 96, "vocab": 100}
 
@@ -163,3 +163,29 @@ BROKEN = [
 def test_wrong_fields_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"tiny.*{message}"):
         transformer_from_run({**DENSE, "name": "tiny", **change})
+
+
+V3 = DENSE | {"experts": 256, "topk": 8, "moe_ffn_hidden": 32}
+
+
+def groups_of(fields: dict[str, Any]) -> tuple[int | None, int | None]:
+    dims = graph_of(fields).dims
+    return dims.get("expert_groups"), dims.get("chosen_groups")
+
+
+def test_experts_are_in_groups_as_said() -> None:
+    assert groups_of(V3 | {"expert_groups": 4, "chosen_groups": 2}) == (4, 2)
+    assert groups_of(V3 | {"expert_groups": 4}) == groups_of(V3) == (None, None)
+    with pytest.raises(InputError, match="expert_groups must divide the 256 experts, found 3"):
+        transformer_from_run(V3 | {"expert_groups": 3})
+
+
+def test_groups_that_a_run_leaves_open_are_those_of_the_shipped_model_of_its_name() -> None:
+    def dims(fields: dict[str, Any]) -> Any:
+        return build_graph(model_of_run(fields), 8).dims
+
+    assert dims(V3 | {"name": "DeepSeek-V3"})["chosen_groups"] == 4
+    assert "chosen_groups" not in dims(V3 | {"name": "DeepSeek-V3", "topk": 4})
+    assert "chosen_groups" not in dims(V3 | {"name": "DeepSeek-V3", "expert_groups": 1})
+    assert build_graph(load_model("deepseek-v3"), 8).dims["expert_groups"] == 8
+    assert "expert_groups" not in build_graph(load_model("kimi-k2"), 8).dims
