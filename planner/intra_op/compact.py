@@ -58,20 +58,31 @@ class Compact(Network):
 
     def propagate(self) -> None:
         """Drop strategies that are forbidden, or have no allowed partner; raises `Infeasible` where none is left."""
+        forbidding = self._forbidding()
         changed = set(self.nodes)
         while changed:
             looked_at, changed = sorted(changed), set()
             for v in looked_at:
-                changed |= self._drop_forbidden(v)
+                if self._drop_forbidden(v, forbidding[v]):
+                    changed |= {v, *forbidding[v]}
 
-    def _drop_forbidden(self, v: int) -> set[int]:
+    def _forbidding(self) -> dict[int, list[int]]:
+        """Of each node, the neighbours whose table forbids something."""
+        found: dict[int, list[int]] = {v: [] for v in self.nodes}
+        for v, tables in self.tables.items():
+            for w, table in tables.items():
+                if v < w and table.max() == np.inf:
+                    found[v].append(w)
+                    found[w].append(v)
+        return found
+
+    def _drop_forbidden(self, v: int, neighbours: Sequence[int]) -> bool:
         allowed = np.isfinite(self.costs[v])
-        for w, table in self.tables[v].items():
-            allowed &= (table.min(axis=1) < np.inf)[self.classes[v][w]]
-        if allowed.all():
-            return set()
-        self.keep(v, np.flatnonzero(allowed))
-        return {v, *self.tables[v]}
+        for w in neighbours:
+            allowed &= (self.tables[v][w].min(axis=1) < np.inf)[self.classes[v][w]]
+        if not allowed.all():
+            self.keep(v, np.flatnonzero(allowed))
+        return not allowed.all()
 
     def keep(self, v: int, kept: npt.NDArray[np.intp]) -> None:
         """Leave only some strategies of a node, ascending positions, and the classes that these have."""
