@@ -90,8 +90,11 @@ class Compact(Network):
             raise Infeasible("every strategy of a node is forbidden, or without a partner")
         self.costs[v], self.labels[v] = self.costs[v][kept], self.labels[v][kept]
         for w, table in self.tables[v].items():
-            present, self.classes[v][w] = np.unique(self.classes[v][w][kept], return_inverse=True)
-            if present.size < len(table):
+            classes = self.classes[v][w] = self.classes[v][w][kept]
+            present = np.zeros(len(table), np.bool_)
+            present[classes] = True
+            if not present.all():
+                self.classes[v][w] = (np.cumsum(present) - 1)[classes]
                 self.tables[v][w] = table[present]
                 self.tables[w][v] = self.tables[v][w].T
 
