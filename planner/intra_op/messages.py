@@ -275,9 +275,18 @@ class Relaxation:
         self._remember(self.value())
         self._restore()
 
+    def keep_best(self) -> float:
+        """The highest bound so far, right after a sweep; back to the messages that gave it, if they are no longer."""
+        value = self.value()
+        self._remember(value)
+        if value < self.best:
+            self._restore()
+        return self.best
+
     def _restore(self) -> None:
         prices, into = self._best_at
         self.prices, self._into = prices.copy(), into.copy()
+        self._before = self._into
         self._priced = self._price()
         self._direction[:] = 0.0
         self._stalled = 0

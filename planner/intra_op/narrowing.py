@@ -32,8 +32,12 @@ FIRST_SLACK, GROWTH, GROWTH_UNDER_MEMORY = 3e-4, 5.0, 20.0
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
 
-SWEEPS, BEYOND = 2, 1.0
-"""Between two looks; and before the next ones, messages go on by so much of what the last sweep changed."""
+SWEEPS = 2
+"""Between two looks."""
+
+BEYOND, FARTHER, SLOW = 1.0, 1.5, 5e-3
+"""How far messages go on between two looks, as a share of what the last sweep changed; and by what that is multiplied
+where it lifts the bound by a smaller part than this."""
 
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
@@ -82,6 +86,7 @@ class _Known:
     def __init__(self, network: Network, deadline: float) -> None:
         self.network, self.deadline = network, deadline
         self.relaxation = Relaxation(network, {})
+        self.beyond = BEYOND
         self.bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
         self.floor = -np.inf
@@ -122,11 +127,18 @@ class _Known:
             self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
 
     def _sweep(self) -> float:
-        self.relaxation.go_beyond(BEYOND)
-        for _ in range(SWEEPS):
-            self.relaxation.sweep()
-        self._consider(self.relaxation.decode())
-        return self.relaxation.value()
+        for beyond in (self.beyond, 0.0):
+            before = self.relaxation.best
+            self.relaxation.go_beyond(beyond)
+            for _ in range(SWEEPS):
+                self.relaxation.sweep()
+            self._consider(self.relaxation.decode())
+            gain = self.relaxation.keep_best() - before
+            if gain > 0:
+                self.beyond = max(BEYOND, FARTHER * beyond if gain < SLOW * abs(before) else beyond)
+                break
+            self.beyond = BEYOND
+        return self.relaxation.best
 
     def _price(self) -> float:
         for _ in range(PRICES_PER_LOOK):
