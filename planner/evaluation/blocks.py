@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
 from cost_models.memory import loss_chunks
 from planner.evaluation.edges import Edge, edges_of
@@ -18,9 +19,11 @@ from planner.operators import (
 )
 from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
-from planner.sharding.partitioning import Lone, lone_gathers
+from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
 from planner.sharding.pricing import Pricer, is_product
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
+
+SUMS = ("reduce_scatter", "all_reduce")
 
 Assignment = Mapping[str, Strategy]
 """Operator name -> strategy, for every operator of a block."""
@@ -280,6 +283,27 @@ def _gathered_again(terms: BlockTerms) -> float:
     return max((comm.sent_bytes * comm.ranks / (comm.ranks - 1) for comm in gathers), default=0.0)
 
 
+def _partial_sums(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
+    """Most that products of an operator make of its input's gradient, beyond its own size, before the sum [bytes].
+
+    Where a partitioner makes them: whole, one for each product without a ring.
+    """
+    partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
+    if partitioner is None:
+        return 0.0
+    ops, ranks, most = {op.name: op for op in block.ops}, pricer.mesh.size("tensor"), 0.0
+    for edge, cost in terms.edges.items():
+        summed = [c for c in cost.backward if c.collective in SUMS and c.axes == ("tensor",)]
+        if not summed or edge.consumer not in ops:
+            continue
+        width = pricer.element_bytes(block.tensor[edge.tensor])
+        products = depths(pricer.graph, block, ops[edge.consumer], backward=True)
+        whole = sum(not partitioner.rings(depth, width, ranks) for depth in products)
+        made = whole * summed[0].sent_bytes / wire_bytes(summed[0].collective, 1.0, ranks)
+        most = max(most, made - terms.tensor_bytes[edge.tensor])
+    return most
+
+
 def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, float]) -> float:
     """Inputs of products as they are ``kept``, each once, and the gradients of their outputs [bytes].
 
@@ -356,7 +380,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         workspace_bytes=max(0.0, everything - saved)
         + boundary
         + _gradients_in_flight(block, terms, kernel, software)
-        + _gathered_again(terms),
+        + _gathered_again(terms)
+        + _partial_sums(pricer, block, terms),
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,

@@ -102,11 +102,17 @@ def resident_states(
 
 
 def held_in_backward(
-    states: Mapping[str, float], elements: float, job: Job, plan: Parallelism, software: SoftwareSpec
+    states: Mapping[str, float],
+    elements: float,
+    job: Job,
+    plan: Parallelism,
+    software: SoftwareSpec,
+    looked_up: float = 0.0,
 ) -> float:
     """What a rank with the `model_states` of ``elements`` weights surely holds of them as a backward begins [bytes].
 
-    Beside resident states what stays gathered, and gradients of the micro-batches before.
+    Beside resident states what stays gathered, and gradients of the micro-batches before. ``looked_up`` elements are
+    of the embedding, whose gradients come last.
     """
     held = sum(resident_states(states, plan, software).values())
     late = software.gradient_life == "late"
@@ -114,7 +120,8 @@ def held_in_backward(
     gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
     held += gathered * elements * weight_bytes(job)
     if software.gradient_life == "backward":
-        held += states["gradients"]
+        missing = looked_up / elements if elements and plan.num_microbatches == 1 else 0.0
+        held += (1 - missing) * states["gradients"]
     return held + (earlier_gradients(states["gradients"], elements, job, plan, software) if late else 0.0)
 
 
@@ -131,14 +138,19 @@ def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
     """Gradients in this phase where they are no resident state [bytes].
 
     Before they come into being, only those of earlier micro-batches are there; a compiled loop over micro-batches adds
-    them to its sums once the micro-batch is done.
+    them to its sums once the micro-batch is done. The embedding's come last, after all layers.
     """
     life, plan = rank.software.gradient_life, rank.plan
     if life == "step":
         return {}
     if phase == "optimizer" or life == phase:
-        sums = rank.gradients if rank.loops_over_microbatches and phase != "optimizer" else 0.0
-        return {"gradients": rank.gradients + sums}
+        if phase == "optimizer" or not rank.elements:
+            return {"gradients": rank.gradients}
+        summed = rank.gradients if plan.num_microbatches > 1 else 0.0
+        if summed and not rank.loops_over_microbatches:
+            return {"gradients": summed}
+        looked_up = sum(stage.looked_up for stage in rank.stages)
+        return {"gradients": summed + rank.gradients * (1 - looked_up / rank.elements)}
     if plan.num_microbatches == 1:
         return {}
     return {"gradients": earlier_gradients(rank.gradients, rank.elements, rank.job, plan, rank.software)}

@@ -77,6 +77,11 @@ class StageCost(NamedTuple):
     """Weights that embedding and head of the stage share."""
 
     @property
+    def looked_up(self) -> float:
+        """Elements of the embedding, where its table is not the head's."""
+        return sum(self.end_units) - (max(self.end_units, default=0.0) if self.loss_bytes else 0.0)
+
+    @property
     def seconds(self) -> float:
         """Forward and backward of one micro-batch."""
         return self.forward + self.backward_input + self.backward_weight

@@ -197,21 +197,28 @@ def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
     )
 
 
-def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> float:
+class PerWeight(NamedTuple):
     """What a weight takes of its rank as a backward begins, its states sharded as far as they can be [bytes]."""
+
+    usual: float
+    of_embedding: float
+
+
+def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> PerWeight:
+    """As it says."""
     states = states_of(1.0, plan.shard_degree if plan.zero_stage else 1.0, job, plan, software)
-    return held_in_backward(states, 1.0, job, plan, software)
+    return PerWeight(*(held_in_backward(states, 1.0, job, plan, software, late) for late in (0.0, 1.0)))
 
 
-def early_floor(c: Candidate, least: Unavoidable, held: float, software: SoftwareSpec) -> float:
-    """Least memory of the fullest rank [bytes], before anything is priced; ``held`` bytes of each weight."""
-    held, share = held / c.tensor, c.micro_batch / (c.tensor * c.context)
+def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, software: SoftwareSpec) -> float:
+    """Least memory of the fullest rank [bytes], before anything is priced."""
+    held, share = per_weight.usual / c.tensor, c.micro_batch / (c.tensor * c.context)
     kept = 0.0 if "activations" in c.offload else share
     loads = tuple(
         Load(kind.number, held * (kind.others + kind.experts / c.expert), kept * kind.saved[c.recompute])
         for kind in least.layers
     )
-    ends = held * least.ends[0], held * least.ends[1]
+    ends = per_weight.of_embedding / c.tensor * least.ends[0], held * least.ends[1]
     return fullest_rank(loads, ends, c) + share * least.largest + overhead(c, software)
 
 

@@ -18,6 +18,7 @@ from planner.plans import Parallelism, Pins
 from planner.search.assignments import Assignments
 from planner.search.bounds import (
     Load,
+    PerWeight,
     busiest_rank,
     early_floor,
     fullest_rank,
@@ -121,7 +122,7 @@ class Floors:
         self._wholes: dict[tuple[object, ...], Whole] = evaluator.kept.searched_as("wholes")
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
-        self._held: dict[tuple[object, ...], float] = {}
+        self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
 
@@ -234,8 +235,11 @@ class Floors:
             plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
             *_, layers, ends = self._whole(c)
 
-            def held(part: Part | None) -> float:
-                return held_in_backward(part.states, part.elements, job, plan, software) if part else 0.0
+            def held(part: Part | None, looked_up: bool = False) -> float:
+                if part is None:
+                    return 0.0
+                late = part.elements if looked_up else 0.0
+                return held_in_backward(part.states, part.elements, job, plan, software, late)
 
             kept = 0.0 if "activations" in c.offload else 1.0
             beside = min(part.workspace for part in layers)
@@ -243,7 +247,7 @@ class Floors:
                 gathered = min(software.live_parameters, *(part.elements for part in layers))
                 beside += gathered * weight_bytes(job)
             loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
-            self._loads[key] = RankLoads(loads, (held(ends[0]), held(ends[1])), beside)
+            self._loads[key] = RankLoads(loads, (held(ends[0], looked_up=True), held(ends[1])), beside)
         return self._loads[key]
 
     def _pipeline(self, c: Candidate, whole: Whole) -> float:

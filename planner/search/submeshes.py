@@ -121,7 +121,8 @@ class PoolPrices:
         job, software, mesh = evaluator.job, evaluator.software, evaluator.mesh(local)
         states = model_states(cost.weights, job, local, mesh, software)
         elements = sum(group.elements for group in cost.weights)
-        room = self.limit - software.context - held_in_backward(states, elements, job, local, software)
+        held = held_in_backward(states, elements, job, local, software, cost.looked_up)
+        room = self.limit - software.context - held
         return room / cost.saved_bytes if cost.saved_bytes else math.inf
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:

@@ -132,9 +132,9 @@ def test_buffers_that_the_compiler_assigned(run: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize("run", OWN_COMPILED)
 def test_cases_of_our_own_by_the_compiler(run: str) -> None:
-    """Within 13 %; over 64 ranks, where XLA sums whole gradients, some now and some after the layers, 18 %."""
+    """Within 11 %; over 64 ranks, where XLA sums whole gradients, some now and some after the layers, 18 %."""
     row = OWN_COMPILED[run]
-    limit = 0.13 if row["parallel"]["dp_shard"] * row["parallel"]["cp"] < 64 else 0.18
+    limit = 0.11 if row["parallel"]["dp_shard"] * row["parallel"]["cp"] < 64 else 0.18
     assert predicted(run, OWN_COMPILED).tensor_bytes / 2**30 == pytest.approx(
         row["measured"]["tensor_gib_per_gpu"], rel=limit
     )

@@ -90,6 +90,12 @@ CASES = {
         Job(global_batch=16, seq_len=1024),
         Pins(tensor=1, context=1, recompute="full,selective"),
     ),
+    "compiled": Case(
+        small_llama(num_hidden_layers=4, vocab_size=128000),
+        cluster_with("tpu-v5e:2x4", 4),
+        Job(global_batch=8, seq_len=128, stack="jax-xla"),
+        Pins(context=1),
+    ),
     "any schedule": Case(
         small_llama(num_hidden_layers=4),
         cluster_with(TWO_NODES, 8),
