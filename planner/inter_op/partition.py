@@ -68,12 +68,15 @@ def partition_layers(
     """
     width = _check(num_layers, num_stages, num_microbatches)
     seconds = np.full((num_stages, width, width), np.inf)
+    starts = {0}
     for stage in range(num_stages):
-        for first in range(width if stage else 1):
-            for last in range(first, width) if stage < num_stages - 1 else (width - 1,):
-                start, end = stage + first, stage + last + 1
+        last_stage, ends = stage == num_stages - 1, set[int]()
+        for start in starts:
+            for end in range(start + 1, stage + width + 1) if not last_stage else (num_layers,):
                 if stage_fits(start, end, stage):
-                    seconds[stage, first, last] = stage_seconds(start, end, stage)
+                    seconds[stage, start - stage, end - start - 1] = stage_seconds(start, end, stage)
+                    ends.add(end)
+        starts = ends
     return _best_cut(seconds, num_microbatches)
 
 
@@ -97,16 +100,29 @@ def partition_homogeneous(
             f"max_layers_per_stage has {len(max_layers_per_stage)} entries for {num_stages} stages"
         )
     before = np.concatenate([[0.0], np.cumsum(layers)])
-    stage, first, last = np.ogrid[:num_stages, :width, :width]
-    count = last - first + 1
     room = np.full(num_stages, width) if max_layers_per_stage is None else np.asarray(max_layers_per_stage)
-    allowed = (count >= 1) & (count <= room[:, None, None])
-    seconds = np.where(allowed, before[stage + last + 1] - before[stage + first], np.inf)
-    seconds[0] += first_extra
-    seconds[-1] += last_extra
+    extra = np.zeros(num_stages)
+    extra[0] += first_extra
+    extra[-1] += last_extra
+    most = _most_layers(before, room, extra) if num_microbatches > 1 else width
+    stage, first, more = np.ogrid[:num_stages, :width, : min(most, width)]
+    last = first + more
+    allowed = (last < width) & (more < room[:, None, None])
+    ends = np.minimum(stage + last + 1, layers.size)
+    seconds = np.where(allowed, before[ends] - before[stage + first] + extra[:, None, None], np.inf)
     # The sum over stages is the same for every cut, so the slowest alone decides.
     bottleneck = _bottleneck(seconds)
     return _most_even(_within(seconds, bottleneck if num_microbatches > 1 else np.inf))
+
+
+def _most_layers(before: Array, room: npt.NDArray[np.int64], extra: Array) -> int:
+    """Layers that take no longer than the slowest stage of an even cut, where there is room for that."""
+    num_layers, num_stages = len(before) - 1, len(room)
+    ends = np.arange(num_stages + 1) * num_layers // num_stages
+    if (np.diff(ends) > room).any():
+        return num_layers
+    slowest = (np.diff(before[ends]) + extra).max() * (1 + ROUNDING)
+    return int((np.searchsorted(before, before + slowest, "right") - 1 - np.arange(num_layers + 1)).max())
 
 
 class Submesh(NamedTuple):
@@ -153,7 +169,7 @@ def _check(num_layers: int, num_stages: int, num_microbatches: int) -> int:
 
 
 def _best_cut(seconds: Array, num_microbatches: int) -> StagePartition:
-    """The cut of least T; ``seconds[s, a, b]`` is stage s with the layers s + a to s + b, inclusive."""
+    """The cut of least T; ``seconds[s, a, n]`` is stage s with n + 1 layers from layer s + a on."""
     return _fastest(lambda bound: _most_even(_within(seconds, bound)), _bottleneck(seconds), num_microbatches)
 
 
@@ -171,25 +187,32 @@ def _ahead(seconds: Array, combine: Combine) -> Array:
     least = np.full((num_stages + 1, width), np.inf)
     least[-1, -1] = 0.0
     for stage in reversed(range(num_stages)):
-        least[stage] = combine(seconds[stage], least[stage + 1]).min(axis=1)
+        least[stage] = combine(seconds[stage], _behind(seconds, least[stage + 1])).min(axis=1)
     return least
+
+
+def _behind(seconds: Array, least: Array) -> Array:
+    """[a, n]: the least of the stages behind one that begins with its layer a and has n + 1 of them."""
+    _, width, most = seconds.shape
+    padded = np.concatenate((least, np.full(most, np.inf)))
+    return np.lib.stride_tricks.sliding_window_view(padded, most)[:width]
 
 
 def _most_even(seconds: Array) -> StagePartition:
     """Of the cuts of least sum, the one with the least sum of squared layer counts."""
-    num_stages, width, _ = seconds.shape
-    ahead = _ahead(seconds, np.add)
-    behind = _ahead(seconds[::-1, ::-1, ::-1].transpose(0, 2, 1), np.add)[::-1, ::-1]
-    through = behind[:-1, :, None] + seconds + ahead[1:, None, :]
-    counts = np.arange(1, width + 1) - np.arange(width)[:, None]
-    squares = np.where(through <= ahead[0, 0] * (1 + ROUNDING), np.square(counts, dtype=np.float64), np.inf)
+    num_stages, _, most = seconds.shape
+    ahead, squares = _ahead(seconds, np.add), np.full_like(seconds, np.inf)
+    counts = np.square(np.arange(1.0, most + 1))
+    for stage in range(num_stages):
+        through = seconds[stage] + _behind(seconds, ahead[stage + 1])
+        squares[stage] = np.where(through <= ahead[stage][:, None] * (1 + ROUNDING), counts, np.inf)
     uneven = _ahead(squares, np.add)
     stages, times, first = [], [], 0
     for stage in range(num_stages):
-        last = int((squares[stage, first] + uneven[stage + 1]).argmin())
-        stages.append((stage + first, stage + last + 1))
-        times.append(float(seconds[stage, first, last]))
-        first = last
+        more = int((squares[stage, first] + _behind(squares, uneven[stage + 1])[first]).argmin())
+        stages.append((stage + first, stage + first + more + 1))
+        times.append(float(seconds[stage, first, more]))
+        first += more
     return StagePartition(tuple(stages), tuple(times))
 
 
