@@ -115,15 +115,16 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     """Less than `step_time` will say, without a simulation [s]: for the search to prune by.
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
-    one has gone back through them; the step cannot be shorter than rank r's work between the two.
+    one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits.
     """
     sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
     copies = copies_of(plan)
     split = plan.pipeline > 1 and splits_backward(plan.schedule)
     span = before = 0.0
-    for ss in ranks_of(plan):
-        work = sum(stages[s].seconds for s in ss)
-        span = max(span, plan.num_microbatches / copies * work + before)
+    on_rank = ranks_of(plan)
+    work = [sum(stages[s].seconds for s in ss) for ss in on_rank]
+    for ss, own, waits in zip(on_rank, work, _waits_behind(plan, work, sends), strict=True):
+        span = max(span, plan.num_microbatches / copies * own + waits + before)
         stage = stages[ss[0]]
         hop = sends[ss[0]] if ss[0] < len(sends) else 0.0
         if copies == 1:
@@ -138,6 +139,22 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     return (span + tail_seconds + setting.software.step_overhead) * (
         1 + straggling(setting, plan.num_devices)
     )
+
+
+def _waits_behind(plan: Parallelism, work: Sequence[float], sends: Sequence[float]) -> list[float]:
+    """Of every rank, for its first and its last micro-batch to come back from the ranks behind it, at least [s].
+
+    Rank r of p may hold p - r micro-batches under 1F1B: meanwhile it works on p - r - 1 others at most. Where there are
+    more than p, first and last are at different times. ``work`` is each rank's for one micro-batch [s].
+    """
+    p, waits, behind = plan.pipeline, list[float](), 0.0
+    if plan.schedule != "1f1b" or plan.num_microbatches <= p:
+        return [0.0] * p
+    for after, (own, hop) in enumerate(zip(reversed(work), (0.0, *reversed(sends)), strict=True)):
+        behind += 2 * hop
+        waits.append(max(0.0, 2 * behind - after * own))
+        behind += own
+    return waits[::-1]
 
 
 def stage_times(stages: Sequence[StageCost]) -> StageTimes:
