@@ -298,7 +298,7 @@ def _partial_sums(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
             continue
         width = pricer.element_bytes(block.tensor[edge.tensor])
         products = depths(pricer.graph, block, ops[edge.consumer], backward=True)
-        whole = sum(not partitioner.rings(depth, width, ranks) for depth in products)
+        whole = sum(not partitioner.rings(depth, width, ranks, nearest=True) for depth in products)
         made = whole * summed[0].sent_bytes / wire_bytes(summed[0].collective, 1.0, ranks)
         most = max(most, made - terms.tensor_bytes[edge.tensor])
     return most
