@@ -217,6 +217,13 @@ FAR_OFF = """\
 * NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
   gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly
   anything is exchanged between nodes; the exchange of balanced random tokens is priced.
+* Mixtures with routers left to themselves: -12 to -71 % but for Qwen3-30B and Moonlight on 16 H100 (+8 and -3 %), the
+  more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
+* torchtitan's Qwen3-30B on eight H200 (-18 to -60 % compiled, and memory 2.5 times too much, so that four runs are
+  called impossible): until 2026 its selective policy kept nothing of experts, not even what was exchanged
+  (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), where the later one is assumed.
+* DeepSeek-V3's own run is called impossible (111 of 80 GiB): DualPipe has two copies of every stage, and what its
+  report says to be recomputed or kept in 8 bits is more than the row's words say.
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -36 to -41 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software

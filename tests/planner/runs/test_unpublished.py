@@ -144,3 +144,12 @@ def test_memory_tells_where_it_is_far_nearer(
     measured: float, usual: float, leaner: float, told: bool
 ) -> None:
     assert memory_tells(measured, usual, leaner) == told
+
+
+def test_to_recompute_latent_up_projections_keeps_less_than_none() -> None:
+    """Two micro-batches of DeepSeek-V3 on GB300: whole queries and keys of 128 heads would not fit."""
+    row = next(row for name, row in ROWS.items() if "26.02/deepseekv3/DGX-GB300" in name)
+    report = validate([row])
+    assert report.rows[0].predicted is not None
+    assert report.rows[0].predicted.fits
+    assert "recompute=selective (fits only so)" in report.rows[0].assumed
