@@ -10,19 +10,16 @@ from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.software import load_software
 from planner.graph import Graph
 from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan, StagePlan
 from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
+from planner.runs.jobs import job_of
 from planner.runs.record import RunFile, parse_run
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, stages_of
 from planner.runs.vocabulary import UNSAID, Habits, Origin
-
-USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
-"""What is trained in where no source says so: the first that the device has a rate for."""
 
 MICROBATCHES_PER_STAGE = 4
 """Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
@@ -65,7 +62,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     cluster = _cluster(run, assume)
     degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
-    job = _job(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
+    job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
     shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),
@@ -218,75 +215,6 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
             f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"
         )
     return micro_batch, batch // (degrees.data * micro_batch)
-
-
-def _job(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, assume: Assumptions) -> Job:
-    parallel = run.parallel
-    if run.model.seq is None:
-        raise InputError("model.seq is missing: tokens per sequence")
-    if origin.stack not in vocabulary.STACK_HABITS:
-        raise InputError(
-            f"stack {origin.stack!r} is unknown; use one of {', '.join(vocabulary.STACK_HABITS)}"
-        )
-    gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
-    rates = cluster.device.peak_flops_per_second
-    usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
-    usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
-    master = parallel.master_dtype
-    return Job.model_validate(
-        {
-            "global_batch": global_batch,
-            "seq_len": run.model.seq,
-            "precision": assume.understand(
-                "precision", parallel.precision, vocabulary.PRECISIONS, usual_precision
-            ),
-            "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
-            "master_weights": master is None
-            or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
-            "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
-            "reduce_dtype": parallel.reduce_dtype
-            and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
-            "attention": _attention(run, origin, assume),
-            "fused_loss": _fused_loss(run, origin, assume),
-            "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
-            "token_exchange": _token_exchange(run, origin),
-            "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
-            "stack": origin.stack,
-            "memory_headroom": 0.0,
-        }
-    )
-
-
-def _stored_gradient(run: RunFile, stack: str) -> str | None:
-    """Type of gradients by that of their reduction; FSDP stores them as the sharded weights, whatever it reduces in."""
-    parallel = run.parallel
-    if parallel.mp_mode == "PURE":
-        return parallel.reduce_dtype or "bf16"
-    late = load_software(stack).gradient_life == "late"
-    return parallel.master_dtype if late else parallel.reduce_dtype
-
-
-def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
-    published = run.parallel.fused_loss
-    return assume.default("fused_loss", published, True) if origin.fused_loss else bool(published)
-
-
-def _token_exchange(run: RunFile, origin: Origin) -> str:
-    """By the dispatcher's name, in its field or else in the notes; without one as the origin's runs."""
-    once = re.search(r"(deep|hybrid)-?ep|flex", run.parallel.moe_dispatcher or run.notes or "", re.IGNORECASE)
-    if once or run.parallel.moe_dispatcher is None:
-        return "once_per_node" if once else origin.token_exchange
-    return "all_to_all"
-
-
-def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:
-    text = run.parallel.attention or run.parallel.attn
-    if text is None and run.notes:
-        if re.search(r"(no|without) flash ?attention|flash ?attention not used", run.notes, re.IGNORECASE):
-            return "plain"
-        if re.search(r"flash ?attention(?! not stated)|flash-?attn", run.notes, re.IGNORECASE):
-            return "flash"
-    return assume.understand("attention", text, vocabulary.ATTENTIONS, origin.attention)
 
 
 def _shards(

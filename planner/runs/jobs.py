@@ -1,0 +1,88 @@
+"""What a run computes and in which types, apart from how it is spread: its `Job`."""
+
+import re
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
+from cluster_specs.software import load_software
+from planner.plans import Job
+from planner.runs import vocabulary
+from planner.runs.assumptions import Assumptions
+from planner.runs.record import RunFile
+from planner.runs.vocabulary import Origin
+
+USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
+"""What is trained in where no source says so: the first that the device has a rate for."""
+
+
+def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, assume: Assumptions) -> Job:
+    """The job of a run of ``global_batch`` sequences a step, as its source says or as its origin's runs are.
+
+    Raises ``InputError`` where the sequence's length is missing, or a word of the source has no meaning here.
+    """
+    parallel = run.parallel
+    if run.model.seq is None:
+        raise InputError("model.seq is missing: tokens per sequence")
+    if origin.stack not in vocabulary.STACK_HABITS:
+        raise InputError(
+            f"stack {origin.stack!r} is unknown; use one of {', '.join(vocabulary.STACK_HABITS)}"
+        )
+    gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
+    rates = cluster.device.peak_flops_per_second
+    usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
+    usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
+    master = parallel.master_dtype
+    return Job.model_validate(
+        {
+            "global_batch": global_batch,
+            "seq_len": run.model.seq,
+            "precision": assume.understand(
+                "precision", parallel.precision, vocabulary.PRECISIONS, usual_precision
+            ),
+            "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
+            "master_weights": master is None
+            or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
+            "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
+            "reduce_dtype": parallel.reduce_dtype
+            and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
+            "attention": _attention(run, origin, assume),
+            "fused_loss": _fused_loss(run, origin, assume),
+            "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
+            "token_exchange": _token_exchange(run, origin),
+            "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
+            "stack": origin.stack,
+            "memory_headroom": 0.0,
+        }
+    )
+
+
+def _stored_gradient(run: RunFile, stack: str) -> str | None:
+    """Type of gradients by that of their reduction; FSDP stores them as the sharded weights, whatever it reduces in."""
+    parallel = run.parallel
+    if parallel.mp_mode == "PURE":
+        return parallel.reduce_dtype or "bf16"
+    late = load_software(stack).gradient_life == "late"
+    return parallel.master_dtype if late else parallel.reduce_dtype
+
+
+def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
+    published = run.parallel.fused_loss
+    return assume.default("fused_loss", published, True) if origin.fused_loss else bool(published)
+
+
+def _token_exchange(run: RunFile, origin: Origin) -> str:
+    """By the dispatcher's name, in its field or else in the notes; without one as the origin's runs."""
+    once = re.search(r"(deep|hybrid)-?ep|flex", run.parallel.moe_dispatcher or run.notes or "", re.IGNORECASE)
+    if once or run.parallel.moe_dispatcher is None:
+        return "once_per_node" if once else origin.token_exchange
+    return "all_to_all"
+
+
+def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:
+    text = run.parallel.attention or run.parallel.attn
+    if text is None and run.notes:
+        if re.search(r"(no|without) flash ?attention|flash ?attention not used", run.notes, re.IGNORECASE):
+            return "plain"
+        if re.search(r"flash ?attention(?! not stated)|flash-?attn", run.notes, re.IGNORECASE):
+            return "flash"
+    return assume.understand("attention", text, vocabulary.ATTENTIONS, origin.attention)
