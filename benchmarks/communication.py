@@ -16,6 +16,8 @@ from planner.runs.mapping import plan_from_run
 from planner.runs.record import parse_run
 
 DOCUMENT = PUBLISHED.parents[1] / "docs" / "communication.md"
+AT_FIRST = PUBLISHED / "xla_first_priced.json"
+"""Bytes by kind that were priced for a case when it was compiled, by its id; written once, by the code of then."""
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p")
 NAMES = {"send": "p2p"}
 """Our name of a kind -> XLA's."""
@@ -61,10 +63,23 @@ With embedding, head, loss and norms. XLA looks tokens up in shards of the embed
 HELD_OUT = """
 ## Held out
 
-Whole steps that were compiled only after communication was priced as above: another width, slices that are no squares.
-That rings over four ranks share their zeros was learned from the second, and from the third which weights rings gather
-where the tensor axis splits products as well; nothing else was.
+Whole steps that were compiled only after communication was priced as above, before what they showed was.
 
+"""
+
+FIRST = """
+What was priced before anyone had compiled them, of these and of some above, and what is now: errors of all bytes, and
+of the kind that was furthest off. Learned from them: that copies are summed with every micro-batch, which rings share
+zeros, what is looked up beside tensor ranks with copies of shards, that gathers over whole slices are sums, and that
+weights of fp32 jobs are gathered in 16 bits.
+
+* **Not priced.** Where context, tensor and data axes all split (`cp2-tp2-fsdp4`), XLA gathers whole activations for the
+  gradients of weights, though it scatters those of one such product alone: twice the bytes. ZeRO-1 sums gradients whole
+  with every micro-batch and gathers weights in fp32. Copies of the keys' and values' weights on tensor ranks of models
+  with one head of them are summed (-3 %). Context ranks that are a square of a v5p slice sum gradients of keys whole.
+
+| case | all, first | all, now | kind | first | now |
+| --- | ---: | ---: | --- | ---: | ---: |
 """
 
 EXPERTS = """
@@ -104,9 +119,24 @@ def table(rows: Sequence[Mapping[str, Any]], compiled: str) -> Iterator[str]:
         pairs.append(("**all**", sum(ours.values()), sum(theirs.values())))
         name = row["id"].removeprefix("xla-compiled/")
         for kind, us, them in pairs:
-            error = f"{us / them - 1:+.1%}".replace("%", " %") if us and them else ""
-            yield f"| {name} | {kind} | {us / 2**20:,.0f} | {them / 2**20:,.0f} | {error} |"
+            yield f"| {name} | {kind} | {us / 2**20:,.0f} | {them / 2**20:,.0f} | {error(us, them)} |"
             name = ""
+
+
+def error(ours: float, theirs: float) -> str:
+    """How far off, as shown; "" where one of the two is nothing."""
+    return f"{ours / theirs - 1:+.1%}".replace("%", " %") if ours and theirs else ""
+
+
+def compared(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Lines of the table of what was priced at first, by case."""
+    for row in (row for row in rows if row["id"] in first):
+        then, now = first[row["id"]], priced(row, row["model"]["layers"])
+        theirs = row["measured"]["sent_bytes"]
+        off = max(KINDS, key=lambda kind: abs(then.get(kind, 0.0) - theirs.get(kind, 0)))
+        totals = (error(sum(sent.values()), sum(theirs.values())) for sent in (then, now))
+        ofs = (error(sent.get(off, 0.0), theirs.get(off, 0)) for sent in (then, now))
+        yield f"| {' | '.join((row['id'].removeprefix('xla-compiled/'), *totals, off, *ofs))} |"
 
 
 def exchanged(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -114,8 +144,7 @@ def exchanged(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         ours, theirs = of_layers(row)["all_to_all"], row["measured"]["sent_bytes"]["all_to_all"]
         name = row["id"].removeprefix("xla-experts/")
-        error = f"{ours / theirs - 1:+.1%}".replace("%", " %")
-        yield f"| {name} | {ours / 2**20:,.0f} | {theirs / 2**20:,.0f} | {error} |"
+        yield f"| {name} | {ours / 2**20:,.0f} | {theirs / 2**20:,.0f} | {error(ours, theirs)} |"
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -129,8 +158,10 @@ def document() -> str:
     rows = rows_of("xla_compiled.jsonl")
     layers, everything = ("\n".join(table(rows, field)) for field in ("sent_bytes_of_layers", "sent_bytes"))
     experts = "\n".join(exchanged(rows_of("xla_experts.jsonl")))
-    later = "\n".join(table(rows_of("xla_held_out.jsonl"), "sent_bytes"))
-    return f"{HEAD}{layers}\n{AFTER}{everything}\n{HELD_OUT}{later}\n{EXPERTS}{experts}\n"
+    held_out = rows_of("xla_held_out.jsonl")
+    later = "\n".join(table(held_out, "sent_bytes"))
+    first = "\n".join(compared([*rows, *held_out], json.loads(AT_FIRST.read_text())))
+    return f"{HEAD}{layers}\n{AFTER}{everything}\n{HELD_OUT}{later}\n{FIRST}{first}\n{EXPERTS}{experts}\n"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,9 +19,10 @@ from own_cases import SIZES, measure_cases
 from planner.runs.mapping import plan_from_run
 from planner.verification.with_xla import compiled_step
 
-# Activations whole on every tensor rank; states whole on every data rank.
+# Activations whole on every tensor rank; states whole on every data rank; only the optimizer's split.
 WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
 COPIES: Mapping[str, Any] = {"dp_shard": 1}
+ZERO_1: Mapping[str, Any] = {"zero_stage": 1, "sharding": None}
 
 CASES: dict[str, Mapping[str, Any]] = {
     "8b-8/v5e:4x4/tp16-none": {"tp": 16, "seq": 8192},
@@ -72,6 +73,20 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "7b-8/v5e:4x8/fsdp32-none": {"dp": 32, "seq": 2048},
     "70b-4/v5e:4x8/tp8-fsdp4-none": {"tp": 8, "dp": 4, "seq": 4096},
     "8b-8/v5e:8x8/tp8-fsdp8-full": {"tp": 8, "dp": 8, "seq": 4096, "recompute": "full"},
+    "1b-4/v5e:4x4/dp16-full-mb4": {"dp": 16, **COPIES, "seq": 1024, "recompute": "full", "grad_accum": 4},
+    "1b-4/v5e:4x4/dp16-full-zero1-mb4": {
+        "dp": 16,
+        **ZERO_1,
+        "seq": 1024,
+        "recompute": "full",
+        "grad_accum": 4,
+    },
+    "7b-4/v5e:4x4/tp8-dp2-none-mb4": {"tp": 8, "dp": 2, **COPIES, "seq": 2048, "grad_accum": 4},
+    "7b-4/v5e:4x4/tp4-fsdp2x2-none": {"tp": 4, "dp": 4, "dp_shard": 2, "seq": 2048},
+    "7b-2/v5e:4x4/tp2-fsdp4x2-none": {"tp": 2, "dp": 8, "dp_shard": 4, "seq": 2048},
+    "7b-4/v5e:4x4/cp2-tp2-fsdp4-none": {"tp": 2, "cp": 2, "dp": 4, "seq": 4096},
+    "70b-2/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 4096},
+    "8b-2/v5p:4x4x4/fsdp64-none": {"dp": 64, "seq": 2048},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

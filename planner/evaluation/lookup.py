@@ -5,7 +5,8 @@ keeping its own; the gradient of all of them is gathered, so that each rank adds
 what is looked up is smaller than the table. Where each has some columns, as the tensor axis splits the rows, ranks
 exchange the columns of their tokens, there and back. If they are no fewer than the tensor ranks, these sum what they
 found whole. If their tokens are more than the table has rows, tensor ranks add up gradients of some tokens each, and
-scatter the sums over rows. If there are copies of the shards, all data ranks gather all gradients.
+scatter the sums over rows. If there are copies of the shards, all data ranks gather all gradients, and what was found
+if that is summed whole.
 
 A table that the head shares is gathered for it, as it was priced.
 
@@ -46,10 +47,11 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         return unit
     if by_row:
         return _exchanging(unit, *_by_row(found_bytes, shards.inner, partitioner))
-    if 1 < plan.tensor <= shards.inner.size:
+    summed = 1 < plan.tensor <= shards.inner.size
+    if summed:
         unit = unit._replace(block=_summed_whole(unit.block, pricer))
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
-    there, back = _by_column(found_bytes, shards, everyone)
+    there, back = _by_column(found_bytes, shards, everyone, summed)
     if plan.tensor > 1 and found_bytes > table_bytes:
         back += (pricer.comm("reduce_scatter", ("tensor",), table_bytes / shards.inner.size),)
     return _exchanging(unit, there, back)
@@ -70,11 +72,12 @@ def _by_row(
 
 
 def _by_column(
-    found_bytes: float, shards: Shards, everyone: CommGroup
+    found_bytes: float, shards: Shards, everyone: CommGroup, summed: bool
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     exchange = _of_data("all_to_all", found_bytes / shards.inner.size, shards.inner)
     copied = _of_data("all_gather", found_bytes * shards.outer.size, everyone)
-    return (exchange,), (copied if shards.outer.size > 1 else exchange,)
+    copies = shards.outer.size > 1
+    return (copied if copies and summed else exchange,), (copied if copies else exchange,)
 
 
 def _summed_whole(block: BlockCost, pricer: Pricer) -> BlockCost:
