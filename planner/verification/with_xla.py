@@ -134,7 +134,7 @@ def _notes(plan: Plan, found: dict[str, Any]) -> Iterator[str]:
             "the compiler gives up with: for devices with room, such a step has been compiled into a third less"
         )
     elif found["collectives"] is None:
-        yield "this libtpu neither prints nor writes the program for this slice, so its collectives are not known"
+        yield "this libtpu cannot print the program for this slice, so its collectives are not known"
     elif "p2p" in found["collectives"]:
         yield (
             "XLA turns gathers and scatters beside products into rings, which count as what they do; sent by send is "
