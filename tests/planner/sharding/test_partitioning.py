@@ -84,6 +84,39 @@ def test_products_become_what_xla_made_of_them(name: str, ranks: str, depth: str
     assert ("ring" if rings else "whole" if partitioner.sums_whole(group) else "scatter") == became
 
 
+GATHERED = """
+v5e:4x4    16    8 gather
+v5e:4x8    32    8 gather
+v5e:8x8    16    8 gather
+v5e:8x8    32    8 gather
+v5e:8x8    64   16 sum
+v5e:8x8    64   17 gather
+v5e:8x16   32    8 gather
+v5e:8x16  128   16 sum
+v5e:8x16  128   24 gather
+v5e:16x16  64    8 gather
+v5e:16x16 256    8 sum
+v5e:16x16 256   32 gather
+v6e:8x8    64   16 sum
+v6e:8x8    64   24 gather
+v5p:2x2x4  16    8 gather
+v5p:4x4x4  32    8 gather
+v5p:4x4x4  64  256 sum
+v5p:4x4x8 128   64 sum
+v4:4x4x4   64   64 sum
+"""
+"""What became of a gather of so many MiB, beside a product too short for a ring."""
+
+
+@pytest.mark.parametrize("line", GATHERED.strip().splitlines())
+def test_gathers_become_what_xla_made_of_them(line: str) -> None:
+    name, ranks, size, became = line.split()
+    cluster, partitioner = load_cluster(f"tpu-{name}"), partitioner_on(f"tpu-{name}")
+    group = Mesh(cluster, {"tensor": int(ranks), "data": cluster.num_devices // int(ranks)}).group(["tensor"])
+    summed = partitioner.sums_gathers(group) and int(size) * 2**20 <= partitioner.most_summed
+    assert summed == (became == "sum")
+
+
 def test_the_depth_of_a_ring_is_what_outlasts_two_further_parts() -> None:
     """2 x 197 TFLOP/s x 2 bytes / (2 x 2 x 45 GB/s) = 4,378 on TPU v5e; fp32 asks for twice as much."""
     v5e = partitioner_on("tpu-v5e:4x4")
