@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from cluster_specs.catalog import load_cluster
 from cost_models.collectives import wire_bytes
-from planner.evaluation import evaluate
+from planner.evaluation import Evaluator, evaluate
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import parse_run
 
@@ -113,6 +116,26 @@ def sent_in(name: str) -> dict[str, Any]:
 
 
 OWN = sent_in("xla_compiled.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("stack", "times"), [("torch-fsdp2", 4), ("jax-xla", 4), ("torch-no-sync", 1), ("deepspeed", 1)]
+)
+def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, times: int) -> None:
+    """Over four micro-batches."""
+
+    def summed(micro_batches: int) -> float:
+        plan = Parallelism(
+            data=16, micro_batch=1, num_microbatches=micro_batches, zero_stage=3, sharding="HYBRID_SHARD",
+            shard_degree=8, replicate_degree=2,
+        )  # fmt: skip
+        job = Job(global_batch=16 * micro_batches, seq_len=2048, stack=stack)
+        evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:2"), job)
+        return evaluator.estimate(plan).communication["all_reduce"]
+
+    assert summed(4) == pytest.approx(times * summed(1))
+
+
 NOT_PRICED = {
     "xla-compiled/7b-4/v5e:4x4/cp2-tp2-fsdp4-none",
     "xla-compiled/1b-4/v5e:4x4/dp16-full-zero1-mb4",
