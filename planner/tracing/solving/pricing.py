@@ -123,8 +123,8 @@ class ProgramPricer:
     _moves: dict[tuple[Layout, Layout], tuple[Move, ...]] = field(default_factory=dict, repr=False)
     """Of an array of one byte."""
     _exchanges: dict[tuple[Move, int], Exchange] = field(default_factory=dict, repr=False)
-    _operations: dict[tuple[str, Option], Cost] = field(default_factory=dict, repr=False)
-    """By name and option."""
+    _operations: dict[tuple[str, tuple[str, ...], Option], Cost] = field(default_factory=dict, repr=False)
+    """By name, which a collective shares with what hands it on, what it makes, and option."""
     _steps: dict[float, Array] = field(default_factory=dict, repr=False)
     """By bytes of a whole array: of each code, once [s]; NaN if not known."""
     _once: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
@@ -136,7 +136,7 @@ class ProgramPricer:
 
     def operation(self, op: Operation, option: Option) -> Cost:
         """One operator: its arithmetic or its traffic, its sums, its borders."""
-        key = op.name, option
+        key = op.name, op.outputs, option
         if key not in self._operations:
             self._operations[key] = self._operation(op, option)
         return self._operations[key]
