@@ -15,6 +15,10 @@ from planner.tracing.program import Operation, Program
 from planner.tracing.solving.concatenation import Joint, Pattern
 from planner.tracing.solving.options import Option, Options, all_layouts, options
 from planner.tracing.solving.recomputing import Again, clusters, late_readers
+from planner.tracing.solving.rows import Seen
+
+NOT_SEEN = PARTS - 1
+"""Along all axes of what lies so that those who want it cannot have it: no layout at all."""
 
 
 class Slot(NamedTuple):
@@ -47,6 +51,8 @@ class Link(NamedTuple):
     """Between second runs, of what is never kept: the source must have run."""
     row: bool = False
     """From all rows of an input to a second run, which takes one."""
+    seen: tuple[Seen, tuple[int, ...]] | None = None
+    """Under other dims than those that a second run's operator has, on a mesh of these sizes."""
 
 
 class Copy(NamedTuple):
@@ -140,7 +146,9 @@ class Nodes(NamedTuple):
         return sorted(range(len(ways)), key=ways.__getitem__)
 
 
-def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Joint] = ()) -> Nodes:
+def nodes_of(
+    program: Program, agains: Sequence[Again] = (), joints: Sequence[Joint] = (), sizes: tuple[int, ...] = ()
+) -> Nodes:
     """The nodes of a program and what runs between them, with second runs of some, and some to run as one."""
     inputs = tuple(v.name for v in program.values if v.role != "intermediate")
     at = {name: Slot(i, 0) for i, name in enumerate(inputs)}
@@ -156,27 +164,37 @@ def nodes_of(program: Program, agains: Sequence[Again] = (), joints: Sequence[Jo
     first_copy = len(inputs) + len(program.operations)
     first_again = first_copy + sum(len(near) > 1 for _, near, _ in shared)
     again = {late.name: Slot(first_again + j, late.place) for j, a in enumerate(agains) for late in a.values}
+    seen = {late.name: (late.seen, sizes) for a in agains for late in a.values if late.seen is not None}
     copies: list[Copy] = []
     links: list[Link] = []
     for name, near, is_late in shared:
         source, times = again[name] if is_late else at[name], program.operations[near[0]].times
+        way = seen.get(name) if is_late else None
         if len(near) > 1:
             copies.append(Copy(name, near[0], near[-1]))
             target = Slot(first_copy + len(copies) - 1, 0)
-            links.append(Link(name, source, target, times, copied=True))
-            source = target
+            links.append(Link(name, source, target, times, copied=True, seen=way))
+            source, way = target, None
         links += [
-            Link(name, source, Slot(len(inputs) + i, k), program.operations[i].times)
+            Link(name, source, Slot(len(inputs) + i, k), program.operations[i].times, seen=way)
             for i in near
             for k, read in enumerate(program.operations[i].inputs)
             if read == name
         ]
-    first = {late.name: a.first for a in agains for late in a.values}
+    again |= {v.inside: again[v.name] for a in agains for v in a.values if v.inside}
+    first = {name: a.first for a in agains for v in a.values for name in (v.name, v.inside)}
     never_kept = {late.name for a in agains for late in a.values if late.rows == 0}
     for j, a in enumerate(agains):
         op, node = program.operations[a.operation], first_again + j
         links += [
-            Link(late.name, at[late.name], Slot(node, late.place), op.times, kept=True)
+            Link(
+                late.name,
+                at[late.name],
+                Slot(node, late.place),
+                op.times,
+                kept=True,
+                seen=seen.get(late.name),
+            )
             for late in a.values
             if late.rows
         ]
@@ -284,10 +302,18 @@ def left_layout(option: NodeOption, place: int) -> Layout | None:
     return option.layout if isinstance(option, CopyOption) else option
 
 
-def kept_layout(option: NodeOption, place: int) -> Layout | None:
-    """How a second run has kept the array of an output; None where it has not."""
+def kept_layout(option: NodeOption, link: Link) -> Layout | None:
+    """How a link's target has kept the array of an output, as that is seen; None where it has not."""
     kept = option.kept if isinstance(option, AgainOption) else None
-    return kept[place] if kept is not None else None
+    if kept is None:
+        return None
+    layout = kept[link.target.place]
+    return _seen(layout, link) or (NOT_SEEN,) * len(layout)
+
+
+def _seen(layout: Layout, link: Link) -> Layout | None:
+    """A layout under the dims that the other end of a link has."""
+    return layout if link.seen is None else link.seen[0].layout(layout, link.seen[1])
 
 
 def given_layout(option: NodeOption, link: Link) -> Layout | None:
@@ -299,7 +325,9 @@ def given_layout(option: NodeOption, link: Link) -> Layout | None:
     ):
         return None
     left = left_layout(option, link.source.place)
-    return _of_a_row(left) if link.row and left is not None else left
+    if left is None:
+        return None
+    return _of_a_row(left) if link.row else _seen(left, link)
 
 
 def _of_a_row(stack: Layout) -> Layout | None:
@@ -329,8 +357,8 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
     """Whether the target has a value only as it does not lie, wants one that is gone, or parts where there are none."""
     if link.kept:
         assert isinstance(target, AgainOption)
-        place = link.target.place
-        return target.kept is not None and target.kept[place] != left_layout(source, link.source.place)
+        kept = kept_layout(target, link)
+        return kept is not None and kept != left_layout(source, link.source.place)
     have, want = given_layout(source, link), wanted_layout(target, link)
     if have is None:
         return want is not None

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.tracing.program import Operation, Program
-from planner.tracing.solving.rows import Pair, pairs
+from planner.tracing.solving.rows import Pair, Seen, pairs
 
 NEAR = 12
 """Readers with more operators between them are a long time apart."""
@@ -44,6 +44,10 @@ class Late(NamedTuple):
     """Position from which it is held for that."""
     rows: int = 1
     """How many of what is held: all rows of what is in no stack of the program; 0 for what can only be made anew."""
+    seen: Seen | None = None
+    """How its dims are seen by its readers, where that is otherwise than the operator that makes it has them."""
+    inside: str = ""
+    """What other second runs call it then."""
 
 
 class Again(NamedTuple):
@@ -100,29 +104,36 @@ def _in_scans(program: Program, pair: Pair) -> Iterator[Again]:
     may, states = _within(program, pair, sliced)
     in_parts = {name for op in program.operations for name in op.addends}
     own = [n for i in (*may, *states) for n in program.operations[i].outputs if n not in pair.rows]
-    wanted = {row: set(program.readers.get(row, ())) for row in pair.rows.values()}
-    wanted |= {name: set() for name in own}
+    rows = (*pair.rows.values(), *(row for row, _, _ in pair.turned.values()))
+    wanted = {row: set(program.readers.get(row, ())) for row in rows} | {name: set() for name in own}
     for i in (*reversed(may), *reversed(states)):
         op = program.operations[i]
-        handed = any(n in pair.stacks for n in op.outputs)
+        handed = any(n in pair.stacks or n in pair.turned or n in in_parts for n in op.outputs)
+        more = 0 if handed else program.operations[begin].times
         values = []
         for k, name in enumerate(op.outputs):
-            row, stack = pair.rows.get(name, name), pair.stacks.get(name)
-            if not wanted.get(row) or (stack is None and row != name):
-                continue
-            last, late = max(program.readers.get(row, ()), default=-1), max(wanted[row])
-            if stack is not None:
-                values.append(Late(row, stack.slice_at, last, late, k, stack.name, begin))
-            else:
-                rows = 0 if handed or name in in_parts else program.operations[begin].times
-                values.append(Late(name, max(i, last), -1, late, k, name, begin, rows))
+            late = _late(program, pair, name, wanted)
+            if late is not None:
+                values.append(late._replace(place=k, since=begin, rows=more if late.held == late.name else 1))
         if values:
-            first = min(at for value in values for at in wanted[value.name])
+            first = min(at for v in values for at in (*wanted[v.name], *wanted.get(v.inside, ())))
             reads = () if op.kind == "boundary" else tuple(pair.rows.get(name, name) for name in op.inputs)
             yield Again(i, first, tuple(values), reads, tuple(sliced.get(name, "") for name in reads))
             for name in reads:
                 if name in wanted:
                     wanted[name].add(first)
+
+
+def _late(program: Program, pair: Pair, name: str, wanted: Mapping[str, set[int]]) -> Late | None:
+    """What the first body makes, as it is wanted in the second; None where it is not, or is there anyhow."""
+    row, stack, seen = pair.turned.get(name, (pair.rows.get(name, name), pair.stacks.get(name), None))
+    late = {*wanted.get(row, ()), *wanted.get(name, ())}
+    if not late or (stack is None and row != name):
+        return None
+    last = max(program.readers.get(row, ()), default=-1)
+    if stack is None:
+        return Late(name, max(last, program.producer[name]), -1, max(late), 0, name, 0)
+    return Late(row, stack.slice_at, last, max(late), 0, stack.name, 0, 1, seen, name if seen else "")
 
 
 def _sliced(program: Program, pair: Pair) -> dict[str, str]:

@@ -119,7 +119,7 @@ def _check_axes(program: Program, mesh: NamedMesh) -> None:
 
 def may_recompute(setting: Setting, fold: bool | None = None) -> Setting:
     """The same with second runs of operators among the choices."""
-    nodes = nodes_of(setting.program, agains(setting.program), setting.nodes.joints)
+    nodes = nodes_of(setting.program, agains(setting.program), setting.nodes.joints, setting.mesh.sizes)
     return _tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
 
 

@@ -162,7 +162,7 @@ class Tables:
         if link.kept:
             place = link.target.place
             left = self._made(before, link.source.place)
-            right = self._listed(("kept", id(after), place), (kept_layout(o, place) for o in after))
+            right = self._listed(("kept", id(after), place, link.seen), (kept_layout(o, link) for o in after))
         elif link.joint:
             assert isinstance(before, Options)
             op = self.nodes.operations[link.source.node - len(self.nodes.inputs)]
@@ -190,7 +190,7 @@ class Tables:
             return self._listed(("row", id(choices)), (given_layout(o, link) for o in choices))
         if not isinstance(choices[0], AgainOption):
             return self._made(choices, link.source.place)
-        key = ("given", id(choices), link.source.place, link.again, link.early, link.anew)
+        key = ("given", id(choices), link.source.place, link.again, link.early, link.anew, link.seen)
         return self._listed(key, (given_layout(o, link) for o in choices))
 
     def _wanted(self, choices: NodeOptions, link: Link) -> Spots:

@@ -128,7 +128,7 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.5), ("scanned_norms", 0.3)])
+@pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.17), ("scanned_norms", 0.3)])
 def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
     plan = sharded(traced(name), Expected(room=room, mesh=(2,)))

@@ -13,6 +13,7 @@ from planner.tracing.solving import recomputing
 from planner.tracing.solving.nodes import AgainOption, left_layout
 from planner.tracing.solving.options import options
 from planner.tracing.solving.recomputing import agains
+from planner.tracing.solving.rows import Seen, seen_as
 from planner.tracing.solving.shard import Setting, may_recompute, set_up, shard
 
 CLUSTER, MESH = "dgx-h100:1", {"data": 2}
@@ -231,3 +232,17 @@ def test_brute_force_finds_nothing_better_in_scans(hands_on: bool) -> None:
         found = shard(program, CLUSTER, MESH, memory_limit=limit)
         assert found.seconds == pytest.approx(min(e.seconds for e in priced if e.memory_bytes <= limit))
         assert found.memory_bytes <= limit
+
+
+def test_a_value_lies_in_its_rows_under_other_dims() -> None:
+    """Columns of 4 heads of 8, beside 16 places; rows have heads first."""
+    loops, sizes = (16, 4, 8), (2, 4)
+    seen = seen_as(loops, ((0,), (1, 2)), ((1,), (0,), (2,)))
+    assert seen == Seen((1, 0), (16, 4))
+    assert seen.layout((0, 1), sizes) == (1, 0)
+    assert seen.layout((-1, 0), sizes) == (-1, 1)
+    assert seen.layout((1, 1), sizes) is None  # 8 devices, 4 heads
+    inner = seen_as(loops, ((0,), (1,), (2,)), ((0,), (1, 2)))
+    assert inner is not None
+    assert inner.layout((2, -1), sizes) is None  # the minor part of what it is in rows
+    assert seen_as(loops, ((0,), (1, 2)), ((0,), (1, 2))) is None
