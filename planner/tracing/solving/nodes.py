@@ -6,7 +6,7 @@ readers may find between them and the operator that makes a value its *second ru
 (`planner.tracing.solving.recomputing`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -181,40 +181,41 @@ def nodes_of(
             for k, read in enumerate(program.operations[i].inputs)
             if read == name
         ]
-    again |= {v.inside: again[v.name] for a in agains for v in a.values if v.inside}
-    first = {name: a.first for a in agains for v in a.values for name in (v.name, v.inside)}
-    never_kept = {late.name for a in agains for late in a.values if late.rows == 0}
-    for j, a in enumerate(agains):
-        op, node = program.operations[a.operation], first_again + j
-        links += [
-            Link(
-                late.name,
-                at[late.name],
-                Slot(node, late.place),
-                op.times,
-                kept=True,
-                seen=seen.get(late.name),
-            )
-            for late in a.values
-            if late.rows
-        ]
-        links += [
-            Link(n, at[stack], Slot(node, k), op.times, row=True)
-            if stack
-            else Link(
-                n,
-                again.get(n, at[n]),
-                Slot(node, k),
-                op.times,
-                again=n in again,
-                early=first.get(n, 0) > a.first,
-                anew=n in never_kept,
-            )
-            for k, (n, stack) in enumerate(zip_longest(a.reads, a.stacks, fillvalue=""))
-        ]
+    links += _again_links(program, agains, at, again, seen)
     links += [Link(t.source, at[t.source], at[t.target], t.times, returned=True) for t in program.ties]
     links += _joint_links(program, joints, len(inputs), first_again + len(agains))
     return Nodes(inputs, program.operations, tuple(copies), tuple(links), tuple(agains), tuple(joints))
+
+
+def _again_links(
+    program: Program,
+    agains: Sequence[Again],
+    at: Mapping[str, Slot],
+    again: Mapping[str, Slot],
+    seen: Mapping[str, tuple[Seen, tuple[int, ...]]],
+) -> Iterator[Link]:
+    """To second runs: of what they keep, and of what they read."""
+    late = [(a, v) for a in agains for v in a.values]
+    made = {**again, **{v.inside: again[v.name] for _, v in late if v.inside}}
+    first = {name: a.first for a, v in late for name in (v.name, v.inside)}
+    never_kept = {v.name for _, v in late if v.rows == 0}
+    for a in agains:
+        node, times = again[a.values[0].name].node, program.operations[a.operation].times
+        for v in a.values:
+            if v.rows:
+                yield Link(v.name, at[v.name], Slot(node, v.place), times, kept=True, seen=seen.get(v.name))
+        for k, (n, stack) in enumerate(zip_longest(a.reads, a.stacks, fillvalue="")):
+            source = at[stack] if stack else made.get(n, at[n])
+            yield Link(
+                n,
+                source,
+                Slot(node, k),
+                times,
+                again=n in made,
+                row=stack != "",
+                early=first.get(n, 0) > a.first,
+                anew=n in never_kept,
+            )
 
 
 def _joint_links(program: Program, joints: Sequence[Joint], first: int, first_joint: int) -> Iterator[Link]:
