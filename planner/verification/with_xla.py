@@ -66,6 +66,7 @@ def compiled_step(plan: Plan, python: str | None = None) -> dict[str, Any]:
     _check(plan)
     task = task_of(layout_of(plan, "jax"), plan)
     task |= {"dtype": DTYPES[plan.job.precision], "topology": topology, "slices": plan.cluster.nodes}
+    task["stored"] = "float32" if plan.job.master_weights else task["dtype"]
     task["attention"] = plan.job.attention_kernel
     task["chip_config"] = CHIP_CONFIGS.get(plan.cluster.device.name, "")
     return run_program("jax_compile", to_jax(plan), task, ("jax", "libtpu"), python, environment=NO_TPU)

@@ -36,8 +36,9 @@ def shape_of(entry: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def shapes(task: Task) -> dict[str, Any]:
-    """Every parameter, fp32, by its path."""
-    return {e["path"]: jax.ShapeDtypeStruct(shape_of(e), jnp.float32) for e in task["arrays"]}
+    """Every parameter, in fp32 unless it is ``stored`` in another type, by its path."""
+    stored = jnp.dtype(task.get("stored", "float32"))
+    return {e["path"]: jax.ShapeDtypeStruct(shape_of(e), stored) for e in task["arrays"]}
 
 
 def weights_of(entries: Any, params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:

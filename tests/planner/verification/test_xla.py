@@ -49,6 +49,17 @@ FOUND = {
 }
 
 
+@pytest.mark.parametrize(("masters", "stored"), [(True, "float32"), (False, "bfloat16")])
+def test_weights_without_masters_are_stored_as_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, masters: bool, stored: str
+) -> None:
+    tasks = []
+    monkeypatch.setattr(with_xla, "run_program", lambda name, files, task, *a, **k: tasks.append(task))
+    job = Job(global_batch=4, seq_len=512, stack="jax-xla", master_weights=masters)
+    with_xla.compiled_step(tpu_plan(job=job))
+    assert tasks[0]["stored"] == stored
+
+
 def test_differences_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(with_xla, "run_program", lambda *a, **k: FOUND)
     answer = verify(tpu_plan(), "xla-tpu")
