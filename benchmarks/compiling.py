@@ -90,6 +90,31 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
 }
 """The same, compiled only after communication was priced as the others have it."""
 
+MODELS: dict[str, Mapping[str, Any]] = {
+    "qwen3-8b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "gpt2-xl/v5e:4x4/fsdp16-none": {"dp": 16, "seq": 1024, "micro_batch": 4},
+    "qwen2.5-7b/v5e:4x4/tp4-fsdp4-selective": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "selective"},
+    "opt-6.7b/v5e:4x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 2048, "recompute": "full"},
+    "phi-3-mini-4k/v5p:2x2x4/fsdp16-none": {"dp": 16, "seq": 2048},
+    "llama-3.1-8b/v5e:4x4/fsdp16-full-bf16": {
+        "dp": 16,
+        "seq": 4096,
+        "recompute": "full",
+        "master_dtype": "bfloat16",
+        "grad_dtype": "bfloat16",
+    },
+    "llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4-full": {"cp": 2, "tp": 2, "dp": 4, "seq": 8192, "recompute": "full"},
+    "llama-3.2-1b/v5e:4x4/tp4-fsdp4-full-fp32": {
+        "tp": 4,
+        "dp": 4,
+        "seq": 4096,
+        "recompute": "full",
+        "precision": "fp32",
+    },
+    "gemma-2-9b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+}
+"""Shipped models, whole: norms of heads, plain and tied ones, 16-bit states. Compiled once for their memory."""
+
 USUAL: Mapping[str, Any] = {
     "dp": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none",
     "attention": "splash", "sequence_parallel": True, "precision": "bf16", "master_dtype": "float32", "optim": "adamw",
@@ -99,21 +124,29 @@ USUAL: Mapping[str, Any] = {
 
 def row_of(name: str) -> dict[str, Any]:
     """The case as a run (docs/formats.md), not yet measured."""
-    case = {**USUAL, **(CASES | HELD_OUT)[name]}
+    case = {**USUAL, **(CASES | HELD_OUT | MODELS)[name]}
     widths, slice_name, _ = name.split("/")
-    size, layers = widths.split("-")
+    size, _, layers = widths.rpartition("-")
     generation, topology = slice_name.split(":")
     shard = case.pop("dp_shard", case["dp"])
     copies = case["dp"] // shard
     sharding = "NO_SHARD" if shard == 1 else "HYBRID_SHARD" if copies > 1 else "FULL_SHARD"
-    model = {"name": "llama-style", "layers": int(layers), **SIZES[size], "seq": case.pop("seq")}
+    model: dict[str, Any] = {"name": widths}
+    if size in SIZES:
+        model = {
+            "name": "llama-style",
+            "layers": int(layers),
+            **SIZES[size],
+            "gated_mlp": True,
+            "tied": False,
+        }
     devices = case["dp"] * case["tp"] * case["cp"]
     return {
         "id": f"xla-compiled/{name}",
         "source": "benchmarks/compiling.py (buffers assigned by XLA, compiled ahead of time)",
         "quality": "A",
         "series": "xla-compiler",
-        "model": {**model, "gated_mlp": True, "tied": False},
+        "model": {**model, "seq": case.pop("seq")},
         "hardware": {"gpu": f"tpu-{generation}", "n_gpus": devices, "slices": 1, "topology": topology},
         "parallel": {
             "dp_shard": shard, "dp_replicate": copies, "sharding": sharding, **case,
@@ -148,3 +181,4 @@ if __name__ == "__main__":
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     measure_cases("xla_compiled.jsonl", CASES, row_of, measured, wanted)
     measure_cases("xla_held_out.jsonl", HELD_OUT, row_of, measured, wanted)
+    measure_cases("xla_models.jsonl", MODELS, row_of, measured, wanted)

@@ -65,6 +65,7 @@ LIVE = {
     "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
     "torch_transformers": "the same on modules of transformers (`benchmarks/tracking_transformers.py`)",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
+    "xla_models": "the same compiler on shipped models (`benchmarks/compiling.py`)",
     "xla_compiled": "the same compiler on cases of our own (`benchmarks/compiling.py`)",
 }
 
