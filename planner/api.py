@@ -65,7 +65,7 @@ def plan(
     asked = _question(model, cluster, job, pins, options)
     answer = search.plan(*asked, objective=objective, top=top, progress=progress)
     return search.naming_attention(
-        search.naming_pipeline(answer, asked.pins) if objective == "time" else answer
+        search.naming_unsearched(answer, asked.pins) if objective == "time" else answer
     )
 
 

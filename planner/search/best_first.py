@@ -17,7 +17,7 @@ from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
 from planner.search.floors import Floors, parallelism
-from planner.search.space import Candidate, candidates, searches_pipelines
+from planner.search.space import Candidate, candidates, rounder, searches_pipelines
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -234,13 +234,23 @@ class Search:
                 looked.append((memory, c))
         return min(looked)[1]
 
+    def _divisible(self) -> str:
+        """The most nodes that there are plans for, of those that divide well; nothing where that is none."""
+        model, cluster, job = self.evaluator.model, self.evaluator.whole, self.evaluator.job
+        for nodes in rounder(cluster.nodes) if cluster.torus is None else ():
+            part = Evaluator(model, cluster.model_copy(update={"nodes": nodes}), job)
+            if any(True for _ in candidates(part, self.pins, self.objective, True)):
+                return f"{nodes} of the {cluster.nodes} nodes, or another global batch"
+        return ""
+
     def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""
         graph, cluster, job = self.evaluator.graph, self.evaluator.cluster, self.evaluator.job
         if not tight:
             return Infeasible(
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
-                f"batch of {job.global_batch} divide each other"
+                f"batch of {job.global_batch} divide each other",
+                self._divisible(),
             )
         c = self._least_memory(tight)
         self.nearest = least = self.price(c)

@@ -1,12 +1,15 @@
 """What the rules of the space leave out, or the job, where it would have been faster."""
 
+from contextlib import suppress
+
 from cluster_specs.software import device_on, load_software
 from cluster_specs.units import format_seconds
+from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator
-from planner.plans import Pins, Plan
+from planner.plans import Estimate, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.recommend import recommended
-from planner.search.space import scale_up_size, searches_pipelines
+from planner.search.space import rounder, scale_up_size, searches_pipelines
 
 WORTH_NAMING = 0.03
 """Share of a step that must be saved to be named."""
@@ -34,20 +37,48 @@ def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     return recommended(evaluator, pins.model_copy(update={"pipeline": found.plan.pipeline}), "time", top=1)
 
 
-def naming_pipeline(answer: Plan, pins: Pins | None = None) -> Plan:
-    """``answer`` with a warning where `faster_pipeline` finds one."""
-    faster = faster_pipeline(answer, pins)
-    if faster is None:
-        return answer
-    assert faster.estimate is not None  # just planned, as its answer was
-    assert answer.estimate is not None
+def fewer_nodes(answer: Plan, pins: Pins | None = None) -> Plan | None:
+    """The best plan on fewer nodes than ``answer`` has, which uses all, where it would be clearly faster.
+
+    So it may be where batch, layers and heads do not divide among all. Tori are looked at whole.
+    """
+    pins, cluster = pins or Pins(), answer.cluster
+    if cluster.others or pins.unequal_stages or cluster.torus is not None:
+        return None
+    assert answer.estimate is not None  # the caller's promise
+    best, below = None, answer.estimate.step_time_s * (1 - WORTH_NAMING)
+    # On fewer nodes than that arithmetic alone would take as long.
+    least = cluster.nodes * answer.estimate.mfu
+    for nodes in (nodes for nodes in rounder(cluster.nodes) if nodes >= least):
+        evaluator = Evaluator(answer.model, cluster.model_copy(update={"nodes": nodes}), answer.job)
+        with suppress(Infeasible):
+            found = Search(evaluator, pins, "time").run(1).found[0]
+            if found.estimate.step_time_s < below:
+                best, below = evaluator, found.estimate.step_time_s
+    return recommended(best, pins, "time", top=1) if best is not None else None
+
+
+def naming_unsearched(answer: Plan, pins: Pins | None = None) -> Plan:
+    """``answer`` with a warning where `faster_pipeline` finds one, or `fewer_nodes` suffice."""
+    assert answer.estimate is not None  # the caller's promise
+    warnings = []
+    if faster := faster_pipeline(answer, pins):
+        warnings.append(
+            f"pipelines were not searched, as the model is small for a node; by these numbers --pipeline "
+            f"{faster.plan.pipeline} would take {_saving(faster, answer.estimate)}"
+        )
+    if fewer := fewer_nodes(answer, pins):
+        warnings.append(
+            f"batch, layers and heads do not divide well among all {answer.cluster.nodes} nodes: "
+            f"{fewer.cluster.nodes} of them would take {_saving(fewer, answer.estimate)}"
+        )
+    return answer.model_copy(update={"warnings": (*answer.warnings, *warnings)}) if warnings else answer
+
+
+def _saving(faster: Plan, than: Estimate) -> str:
+    assert faster.estimate is not None  # just planned
     seconds = faster.estimate.step_time_s
-    warning = (
-        f"pipelines were not searched, as the model is small for a node; by these numbers --pipeline "
-        f"{faster.plan.pipeline} would take {format_seconds(seconds)} a step, "
-        f"{1 - seconds / answer.estimate.step_time_s:.0%} less"
-    )
-    return answer.model_copy(update={"warnings": (*answer.warnings, warning)})
+    return f"{format_seconds(seconds)} a step, {1 - seconds / than.step_time_s:.0%} less"
 
 
 def naming_attention(answer: Plan) -> Plan:

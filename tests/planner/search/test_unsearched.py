@@ -3,6 +3,7 @@
 import pytest
 
 from planner import explain, plan
+from planner.errors import Infeasible
 from planner.plans import Pins
 from planner.search import faster_pipeline
 
@@ -41,3 +42,29 @@ def test_pipelines_over_pools_or_unlike_stages_were_searched_and_are_not_named()
     assert (
         faster_pipeline(plan("llama-2-7b", "a100-4x-50g:2", global_batch=64, seq_len=4096), unequal) is None
     )
+
+
+def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
+    """Among 72 devices 128 sequences do not divide."""
+    answer, fewer = (plan("llama-3.1-8b", f"dgx-h100:{n}", global_batch=128, seq_len=8192) for n in (9, 8))
+    assert answer.estimate is not None
+    assert fewer.estimate is not None
+    assert fewer.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
+    assert not fewer.warnings
+    [named] = [warning for warning in answer.warnings if "nodes" in warning]
+    assert f"all 9 nodes: 8 of them would take {fewer.estimate.step_time_s:.2f} s a step" in named
+
+
+@pytest.mark.parametrize("nodes", [5, 12])
+def test_nodes_that_help_are_not_named(nodes: int) -> None:
+    answer = plan("llama-3.1-8b", f"dgx-h100:{nodes}", global_batch=128, seq_len=8192)
+    assert not [warning for warning in answer.warnings if "of them would take" in warning]
+
+
+def test_where_nothing_divides_fewer_nodes_are_named_for_which_there_are_plans() -> None:
+    """127 is prime and more than the layers."""
+    question = {"global_batch": 1024, "seq_len": 8192}
+    with pytest.raises(Infeasible, match="1016 devices and the global batch of 1024 divide") as refusal:
+        plan("llama-3.1-70b", "dgx-h100:127", **question)
+    assert refusal.value.least_change.startswith("126 of the 127 nodes")
+    assert plan("llama-3.1-70b", "dgx-h100:126", **question).estimate is not None
