@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner import explain, plan
+from cluster_specs.units import format_seconds
+from planner import evaluate, explain, plan
 from planner.errors import Infeasible
 from planner.plans import Pins
 from planner.search import faster_pipeline
@@ -50,7 +51,7 @@ def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
     assert answer.estimate is not None
     assert fewer.estimate is not None
     assert fewer.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
-    assert not fewer.warnings
+    assert not [warning for warning in fewer.warnings if "nodes" in warning]
     [named] = [warning for warning in answer.warnings if "nodes" in warning]
     assert f"all 9 nodes: 8 of them would take {fewer.estimate.step_time_s:.2f} s a step" in named
 
@@ -68,3 +69,24 @@ def test_where_nothing_divides_fewer_nodes_are_named_for_which_there_are_plans()
         plan("llama-3.1-70b", "dgx-h100:127", **question)
     assert refusal.value.least_change.startswith("126 of the 127 nodes")
     assert plan("llama-3.1-70b", "dgx-h100:126", **question).estimate is not None
+
+
+def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_then_takes() -> None:
+    question = {"global_batch": 16, "seq_len": 65536}
+    answer = plan("llama-3.1-8b", "dgx-h100:1", **question)
+    [named] = [warning for warning in answer.warnings if "--attention native" in warning]
+    native = answer.model_copy(update={"job": answer.job.model_copy(update={"attention": "native"})})
+    assert f"would take {format_seconds(evaluate(native).step_time_s)} a step" in named
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        ("dgx-a100-80g:1", {}),  # FlashAttention-2 was written for it
+        ("dgx-h100:1", {"attention": "native"}),
+        ("dgx-h100:1", {"stack": "megatron"}),  # has that kernel
+    ],
+)
+def test_no_kernel_is_named_where_none_is_faster(cluster: str, options: dict[str, str]) -> None:
+    answer = plan("llama-3.1-8b", cluster, global_batch=16, seq_len=65536, **options)
+    assert not [warning for warning in answer.warnings if "--attention" in warning]
