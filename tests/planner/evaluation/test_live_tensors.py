@@ -180,7 +180,7 @@ UNEXPLAINED = {"xla-compiled/llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4-full"}
 def test_other_models_by_the_compiler(run: str) -> None:
     measured = WHOLE_MODELS[run]["measured"]["tensor_gib_per_gpu"]
     error = predicted(run, WHOLE_MODELS).tensor_bytes / 2**30 / measured - 1
-    assert (abs(error) > 0.05) == (run in UNEXPLAINED)
+    assert (abs(error) > 0.06) == (run in UNEXPLAINED)
 
 
 def test_what_the_compiler_refused_does_not_fit() -> None:
