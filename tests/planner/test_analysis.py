@@ -207,7 +207,7 @@ def test_the_guide_has_the_numbers_of_the_evaluator(found: Plan) -> None:
     assert f"{evaluate(found).tokens_per_s:,.0f} tokens/s" in text
     assert f"MFU {evaluate(found).mfu:.1%}" in text
     for other in found.alternatives[:1]:
-        assert other.loses_because.split(":")[0] in text
+        assert other.loses_because.split(":")[0] in " ".join(text.split())
 
 
 def test_one_device_has_no_network_to_speak_of() -> None:
