@@ -130,12 +130,19 @@ def _unused(report: ValidationReport) -> list[RenderableType]:
     if report.summary.skipped:
         parts += [heading("Skipped"), _skipped(report)]
     silent = [
-        row.id
-        for row in report.rows
-        if row.predicted and _off(row) is None and row.measured.get("ok") is None
+        row for row in report.rows if row.predicted and _off(row) is None and row.measured.get("ok") is None
     ]
-    if silent:
-        parts.append(Text(f"\nNothing measured to compare with in {len(silent)} runs, such as {silent[0]}"))
+    rated = [row.id for row in silent if row.measured.get("tflops_per_gpu") or row.measured.get("mfu")]
+    if rated:
+        parts.append(
+            Text(
+                f"\nA rate of FLOPs, but not what it counts, in {len(rated)} runs, such as {rated[0]}: "
+                "a flops_convention says so (model FLOPs, causal attention)"
+            )
+        )
+    nothing = [row.id for row in silent if row.id not in rated]
+    if nothing:
+        parts.append(Text(f"\nNothing measured to compare with in {len(nothing)} runs, such as {nothing[0]}"))
     ignored = Counter(
         a.removeprefix(IGNORED) for r in report.rows for a in r.assumed if a.startswith(IGNORED)
     )

@@ -236,6 +236,7 @@ def test_a_validation_shows_the_runs_that_are_furthest_off_and_what_it_did_not_u
     rows = [one.model_copy(update={"id": name, "step_time_error": error}) for name, error in errors]
     silent = {"step_time_error": None, "assumed": ("ignored measured.step_time_ms",)}
     rows += [one.model_copy(update={**silent, "id": "in ms"})]
+    rows += [one.model_copy(update={**silent, "id": "rate", "measured": {"tflops_per_gpu": 400}})]
     rows += [one.model_copy(update={**silent, "id": "crashed", "measured": {"ok": False}})]
     rows += [one.model_copy(update={"id": "units mixed up", "step_time_error": 1e9})]
     text = to_text(
@@ -247,4 +248,5 @@ def test_a_validation_shows_the_runs_that_are_furthest_off_and_what_it_did_not_u
     assert shown == ["run", "units mixed up", *(f"run{i}" for i in range(SHOWN_RUNS, 1, -1))]
     assert "+1e+11%" in text
     assert "Nothing measured to compare with in 1 runs, such as in ms" in text
-    assert "Fields that nobody reads, and in how many runs: measured.step_time_ms (2)" in text
+    assert "A rate of FLOPs, but not what it counts, in 1 runs, such as rate: a flops_convention" in text
+    assert "Fields that nobody reads, and in how many runs: measured.step_time_ms (3)" in text
