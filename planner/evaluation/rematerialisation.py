@@ -59,15 +59,15 @@ def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
         fused, listed = software.activation_residuals == 0, software.stores_listed
         repeated = recomputed_shares(pricer.graph, block, policy, kernel)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)
-        moved = _moved_again if policy == "full" else _exchanged_again
-        again = moved(block, repeated, kernel, software)
+        if policy == "full":
+            again = _moved_again(block, repeated, kernel, software)
+        else:
+            again = _exchanged_again(block, repeated)
         found = pricer.tables[key] = Rematerialised(repeated, kept, again)
     return found
 
 
-def _exchanged_again(
-    block: Block, repeated: Collection[str], kernel: AttentionKernel, software: SoftwareSpec
-) -> frozenset[Edge]:
+def _exchanged_again(block: Block, repeated: Collection[str]) -> frozenset[Edge]:
     """Edges that leave routing that runs again: its tokens travel once more."""
     routing = (op for op in block.ops if op.name in repeated and op.kind in ROUTING_KINDS)
     routed = {name for op in routing for name in op.outputs}

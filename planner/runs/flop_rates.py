@@ -5,8 +5,8 @@ runs that print both, the time that follows is within 0.1 % of the printed one i
 ten (`tests/planner/runs`).
 """
 
+import math
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from cost_models.roofline import product_peak
@@ -33,7 +33,8 @@ class Convention(NamedTuple):
 def convention_of(text: object) -> Convention | None:
     """What ``flops_convention`` means; None where it leaves open whether attention is halved.
 
-    Hardware FLOPs are those of Narayanan et al., arXiv:2104.04473, equation 3: attention in full.
+    Hardware FLOPs are those of Narayanan et al., arXiv:2104.04473, equation 3: attention in full. The formula of
+    nanotron counts the vocabulary twice, as its rates beside times of the same runs show: it is none of these.
     """
     words = re.sub(r"non[- ]?causal", "full", str(text or "").lower())
     if re.search(r"not stated|unspecified|unknown|nanotron|\?", words):
@@ -74,16 +75,21 @@ def step_time_of_rate(run: RunFile, plan: Plan, gpus: float) -> tuple[float, str
 def _printed_rate(run: RunFile, plan: Plan) -> float | None:
     """FLOP/s of a GPU as printed, or an MFU of a 16-bit job times the source's peak rate."""
     measured = run.measured or MeasuredSection()
-    printed: Mapping[str, object] = {"tflops_per_gpu": measured.tflops_per_gpu, "mfu": measured.mfu}
     derived = (measured.model_extra or {}).get("derived") or ()
-    told = {
-        key: value for key, value in printed.items() if isinstance(value, int | float) and key not in derived
-    }
-    if told.get("tflops_per_gpu"):
-        return told["tflops_per_gpu"] * 1e12
-    if not told.get("mfu") or plan.job.precision not in ("bf16", "fp16"):
+    rate = None if "tflops_per_gpu" in derived else _positive(measured.tflops_per_gpu)
+    share = None if "mfu" in derived else _positive(measured.mfu)
+    if rate is not None:
+        return rate * 1e12
+    if share is None or plan.job.precision not in ("bf16", "fp16"):
         return None
-    peak = (run.hardware.model_extra or {}).get("peak_tflops_16bit")
+    peak = _positive((run.hardware.model_extra or {}).get("peak_tflops_16bit"))
     per_gpu = run.hardware.devices_per_chip or 1
     full_rate = peak * 1e12 if peak else per_gpu * product_peak(plan.cluster.device, plan.job.precision)
-    return told["mfu"] * full_rate
+    return share * full_rate
+
+
+def _positive(value: object) -> float | None:
+    """A number above zero; sources print anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < math.inf else None

@@ -106,6 +106,20 @@ def test_a_rate_of_unknown_convention_is_not_compared() -> None:
     assert measured("model_full", tflops_per_gpu="about 400").step_time_error is None
 
 
+@pytest.mark.parametrize("printed", [0, -400, True, float("inf"), "400"])
+def test_what_is_no_rate_is_not_compared(printed: Any) -> None:
+    row = measured("model_full", tflops_per_gpu=printed)
+    assert (row.step_time_error, row.skipped) == (None, None)
+
+
+def test_a_peak_that_is_no_number_is_the_devices_own() -> None:
+    hardware = RUN["hardware"] | {"peak_tflops_16bit": "about 989"}
+    row = {**RUN, "hardware": hardware, "measured": {"mfu": 0.5}, "flops_convention": "model_full"}
+    named, own = measured("model_full", mfu=0.5), validate([row]).rows[0]
+    assert own.step_time_error != named.step_time_error  # 989 and 989.4 TFLOP/s
+    assert 1 + own.step_time_error == pytest.approx(1 + named.step_time_error, rel=1e-3)
+
+
 def test_hardware_flops_of_layers_recomputed_in_part_are_not_guessed() -> None:
     partly = RUN | {"parallel": RUN["parallel"] | {"recompute": "selective"}}
     row = validate(
