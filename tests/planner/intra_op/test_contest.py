@@ -40,15 +40,20 @@ def test_equals_brute_force(problem):
     check(problem)
 
 
+def take_turns(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is small enough for the program, and no phase takes long."""
+    patch.setattr(anytime, "SMALL", -1)
+    patch.setattr(tree, "SMALL", -1)
+    patch.setattr(anytime, "RELAXING", 0.001)
+    patch.setattr(anytime, "SEARCHING", 0.001)
+
+
 @settings(max_examples=40, deadline=None)
 @given(contest_problems(max_ends=2))
 def test_equals_brute_force_in_turns(problem):
     """Messages, search and fixing, as for a problem too large for the program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(anytime, "SMALL", -1)
-        patch.setattr(tree, "SMALL", -1)
-        patch.setattr(anytime, "RELAXING", 0.001)
-        patch.setattr(anytime, "SEARCHING", 0.001)
+        take_turns(patch)
         check(problem)
 
 
@@ -56,10 +61,7 @@ def test_equals_brute_force_in_turns(problem):
 @given(contest_problems(max_ends=2))
 def test_equals_brute_force_where_every_node_is_a_hub(problem):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(anytime, "SMALL", -1)
-        patch.setattr(tree, "SMALL", -1)
-        patch.setattr(anytime, "RELAXING", 0.001)
-        patch.setattr(anytime, "SEARCHING", 0.001)
+        take_turns(patch)
         patch.setattr(anytime, "BEFORE", 0.001)
         patch.setattr(anytime, "FAR_APART", 0.0)
         patch.setattr(hubs, "MANY", 1)
