@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from planner.errors import InputError
 from planner.verification.programs.rings import Send, counted, does, ring_devices
 
 BYTES: Mapping[str, float] = {
     "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
-    "u64": 8, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "s4": 0.5, "u4": 0.5,
+    "u64": 8, "f64": 8, "c64": 8, "c128": 16, "f8e4m3fn": 1, "f8e5m2": 1, "s4": 0.5, "u4": 0.5,
+    "f8e4m3": 1, "f8e3m4": 1, "f8e4m3fnuz": 1, "f8e5m2fnuz": 1, "f8e4m3b11fnuz": 1, "f8e8m0fnu": 1, "f4e2m1fn": 0.5,
+    "s2": 0.25, "u2": 0.25, "token": 0, "opaque": 0,
 }  # fmt: skip
 
 SENT: Mapping[str, Callable[[float, int], float]] = {
@@ -85,11 +88,17 @@ class Collective(NamedTuple):
 
 
 def shape_bytes(text: str) -> float:
-    """Bytes of all arrays in a shape, a tuple or not."""
+    """Bytes of all arrays in a shape, a tuple or not; raises ``InputError`` for a type that is not known."""
     return sum(
-        BYTES.get(dtype, 0) * math.prod(int(n) for n in dims.split(",") if n)
+        _entry_bytes(dtype) * math.prod(int(n) for n in dims.split(",") if n)
         for dtype, dims in _SHAPE.findall(text)
     )
+
+
+def _entry_bytes(dtype: str) -> float:
+    if dtype not in BYTES:
+        raise InputError(f"the compiled program has arrays of {dtype}; known are {', '.join(BYTES)}")
+    return BYTES[dtype]
 
 
 def group_size(line: str, devices: int) -> int:

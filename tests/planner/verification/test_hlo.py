@@ -2,6 +2,7 @@
 
 import pytest
 
+from planner.errors import InputError
 from planner.verification.programs.hlo import Total, collectives, group_size, shape_bytes
 
 MODULE = """HloModule step, num_partitions=8
@@ -189,3 +190,6 @@ def test_group_sizes_in_every_notation(text: str, expected: int) -> None:
 
 def test_shapes_may_be_tuples() -> None:
     assert shape_bytes("(bf16[2,3]{1,0:T(8,128)}, f32[], pred[4])") == 12 + 4 + 4
+    assert shape_bytes("c64[4]") == 32
+    with pytest.raises(InputError, match="arrays of f12"):
+        shape_bytes("f12[4]")
