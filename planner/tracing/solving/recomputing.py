@@ -142,6 +142,7 @@ def _sliced(program: Program, pair: Pair) -> dict[str, str]:
         op.outputs[0]: op.inputs[0]
         for op in program.operations
         if op.kind == "boundary" and op.manual is None and op.name.startswith(f"{pair.first}/slice.")
+        if op.inputs  # rows of a constant have none
         if program.value[op.inputs[0]].role != "intermediate" and op.reads[0][1:] == op.writes[0]
         if op.outputs[0] not in pair.rows
     }
