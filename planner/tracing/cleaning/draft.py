@@ -60,10 +60,15 @@ class Draft:
             name=self.name, kind=self.kind, primitive="+".join(self.primitives), inputs=tuple(self.inputs),
             outputs=tuple(self.outputs), sizes=tuple(self.sizes), reads=tuple(self.reads),
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
-            halos=tuple(self.halos), times=self.times, region=self.region, key=self.key,
+            halos=self._bordering(), times=self.times, region=self.region, key=self.key,
             members=tuple(self.members), addends=tuple(self.addends), total=self.total,
             kernel=self.kernel, attention=self.attention, manual=self.manual,
         )  # fmt: skip
+
+    def _bordering(self) -> tuple[Halo, ...]:
+        """Borders of what has them: a constant has none, nor has what is the same all over an image."""
+        read = [{f for dim in dims for f in dim} for dims in self.reads]
+        return tuple(h for h in self.halos if h.operand < len(read) and h.factor in read[h.operand])
 
     def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:
         """Replace a factor by several, major first; their numbers."""
