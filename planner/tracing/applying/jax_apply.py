@@ -244,8 +244,8 @@ class _Runner:
         made = self.placed(equation, title, site, operands)
         self.second.remember(equation, title, late, made)
         self.copies.note(made, output_names(title, len(made)))
-        if any(id(x) in self.lies for x in read):  # constants are made where they are read
-            self.repeats.note(equation, title, read, made)
+        shared = any(id(x) in self.lies for x in read)  # constants are made where they are read
+        self.repeats.note(equation, title, read, made, shared)
         return made
 
     def placed(self, equation: Any, title: str, site: _Site | None, operands: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ class _Done(NamedTuple):
 
     operands: tuple[Any, ...]
     made: list[Any]
+    shared: bool
 
 
 class Repeats:
@@ -22,17 +23,28 @@ class Repeats:
 
     def __init__(self) -> None:
         self.done: dict[tuple[Any, ...], _Done] = {}
+        self.alike: dict[int, tuple[Any, Any]] = {}
+        """Arrays that were made anew nevertheless, by identity, with the first that is equal."""
 
     def made(self, equation: Any, title: str, operands: Sequence[Any]) -> list[Any] | None:
-        """What an equal equation has made before."""
-        found = self.done.get(_key(equation, title, operands))
-        return None if found is None else found.made
+        """What an equal equation has made before, if that is to be shared."""
+        found = self.done.get(self._key(equation, title, operands))
+        return found.made if found is not None and found.shared else None
 
-    def note(self, equation: Any, title: str, operands: Sequence[Any], made: list[Any]) -> None:
-        """Keep what an equation has made."""
-        self.done.setdefault(_key(equation, title, operands), _Done(tuple(operands), made))
+    def note(self, equation: Any, title: str, operands: Sequence[Any], made: list[Any], shared: bool) -> None:
+        """Keep what an equation has made: to be ``shared`` with equal ones, or only to know it as equal to theirs."""
+        first = self.done.setdefault(
+            self._key(equation, title, operands), _Done(tuple(operands), made, shared)
+        )
+        if first.made is not made:
+            self.alike |= {id(mine): (mine, theirs) for mine, theirs in zip(made, first.made, strict=True)}
 
+    def _key(self, equation: Any, title: str, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Numbers that are written in the function are compared by what they are, arrays by identity."""
+        return (digest(equation, title), *map(self._identity, operands))
 
-def _key(equation: Any, title: str, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Numbers that are written in the function are compared by what they are, arrays by identity."""
-    return (digest(equation, title), *(str(x.number) if isinstance(x, Known) else id(x) for x in operands))
+    def _identity(self, operand: Any) -> str | int:
+        if isinstance(operand, Known):
+            return str(operand.number)
+        _, first = self.alike.get(id(operand), (operand, operand))
+        return id(first)

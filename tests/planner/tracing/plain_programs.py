@@ -195,3 +195,57 @@ def scanned_residuals() -> Case:
     layers = {"up": f(2, 32, 128), "down": f(2, 128, 32)}
     params = {"in": f(16, 32), "layers": layers, "out": f(32, 16)}
     return jax.value_and_grad(loss), params, f(8, 16, 16), f(8, 16, 16)
+
+
+def turning_states() -> Case:
+    """A recurrence of complex numbers as a tree, and steps of a differential equation at known times."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        turn = jnp.exp(-jnp.exp(p["fade"]) + 1j * jnp.exp(p["turn"]))
+        made = x.astype(jnp.complex64) @ (p["into"] + 1j * p["turned"])
+        into = jnp.broadcast_to(turn, made.shape), made
+        _, states = jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), into, axis=1)
+        x = (states @ (p["out"] + 0j)).real
+
+        @jax.checkpoint
+        def step(x: Any, time: Any) -> tuple[Any, None]:
+            return x + 0.1 * jnp.tanh(x @ p["rate"] + time) @ p["back"], None
+
+        x, _ = jax.lax.scan(step, x, jnp.arange(3) * 0.1)
+        return ((x - y) ** 2).mean()
+
+    params = {"fade": f(64), "turn": f(64), "into": f(32, 64), "turned": f(32, 64), "out": f(64, 32)}
+    params |= {"rate": f(32, 128), "back": f(128, 32)}
+    return jax.value_and_grad(loss), params, f(8, 16, 32), f(8, 16, 32)
+
+
+def laplacian() -> Case:
+    """Second derivatives along three directions, which have much in common that begins with a constant."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def value(x: Any) -> Any:
+            return (jnp.tanh(jnp.tanh(x @ p["in"]) @ p["w"]) @ p["out"])[0]
+
+        def each(x: Any) -> Any:
+            along = jnp.eye(3)
+            return sum(jax.jvp(jax.grad(value), (x,), (along[i],))[1][i] for i in range(3))
+
+        return ((jax.vmap(each)(x) - y) ** 2).mean()
+
+    return jax.value_and_grad(loss), {"in": f(3, 64), "w": f(64, 64), "out": f(64, 1)}, f(64, 3), f(64)
+
+
+def video() -> Case:
+    """Convolutions over time, whose gradient with respect to the last one's output is the same all over."""
+
+    def convolve(x: Any, w: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        )
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        x = jax.nn.relu(convolve(x, p["space"]))
+        return (((x + convolve(x, p["time"])).mean((1, 2, 3)) @ p["out"] - y) ** 2).mean()
+
+    params = {"space": f(1, 3, 3, 4, 32), "time": f(3, 1, 1, 32, 32), "out": f(32, 16)}
+    return jax.value_and_grad(loss), params, f(8, 4, 8, 8, 4), f(8, 16)

@@ -20,7 +20,7 @@ FILE = Path(__file__).parent / "plain_programs.py"
 
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
-    "accumulated", "scanned_residuals",
+    "accumulated", "scanned_residuals", "turning_states", "laplacian", "video",
 ]  # fmt: skip
 
 
