@@ -105,10 +105,15 @@ class Compact(Network):
         taken = (t[self.classes[v][w][choice[v]], self.classes[w][v][choice[w]]] for v, w, t in pairs)
         return nodes + sum(map(float, taken))
 
+    def rows_of(self, v: int, w: int, positions: Classes) -> Classes:
+        """As of a `Network`: their classes."""
+        return self.classes[v][w][positions]
+
     def narrowed(self, kept: Mapping[int, npt.NDArray[np.intp]]) -> Network:
         """As of a `Network`, with every table written out."""
         network = Network({v: self.costs[v][positions] for v, positions in kept.items()}, {}, self.capacity)
         network.labels = {v: positions.astype(np.int32) for v, positions in kept.items()}
+        network.eager = self.eager
         for v, tables in self.tables.items():
             for w, table in tables.items():
                 if v < w:

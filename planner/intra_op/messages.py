@@ -110,6 +110,16 @@ class Relaxation:
             for w, place in places.items()
         }
 
+    def seen_in(self, part: Network) -> Messages:
+        """The same messages in a network of some of the strategies, which are labelled by their positions here."""
+        return {
+            (v, w): self._into[
+                self._layout.place[v][w] + self.network.rows_of(v, w, part.labels[v].astype(np.intp))
+            ]
+            for v in part.nodes
+            for w in part.tables[v]
+        }
+
     def memory_costs(self, v: int) -> Array:
         """What each strategy of a node pays for its memory."""
         at = self._layout.strategies(v)

@@ -4,8 +4,8 @@ Messages give a bound, and by how much each strategy lifts it (`planner.intra_op
 favour costs no more than the bound, it is the best. Otherwise strategies within a small *slack* of the bound make a
 small network. Whatever contains another one costs more than the bound and the slack, so an optimum of the small network
 below that is one of the whole; else the slack grows, to no more than the best choice needs, and messages go on. This is
-reduced-cost fixing with a guess in the place of a known choice. What the small network leaves to decide is eliminated
-node by node where memory does not bind and tables stay small.
+reduced-cost fixing with a guess in the place of a known choice. Where memory does not bind, more messages settle most
+small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`).
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
 """
@@ -19,12 +19,12 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, solve_network
 from planner.intra_op.compact import Compact
-from planner.intra_op.elimination import Tables, TooWide, eliminate_all
+from planner.intra_op.frontier import cheapest, order
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.memory_branches import solve_branches
-from planner.intra_op.messages import MARGIN, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, Bound, Messages, Relaxation
 from planner.intra_op.network import Network
-from planner.intra_op.shrinking import shrink
+from planner.intra_op.shrinking import drop_forbidden, shrink
 
 FIRST_SLACK, GROWTH, GROWTH_UNDER_MEMORY = 3e-4, 5.0, 20.0
 """Of the bound; and by what the slack is multiplied where it was too small: parts are solved fast without memory."""
@@ -38,6 +38,9 @@ SWEEPS = 2
 BEYOND, FARTHER, SLOW = 1.0, 1.5, 5e-3
 """How far messages go on between two looks, as a share of what the last sweep changed; and by what that is multiplied
 where it lifts the bound by a smaller part than this."""
+
+SWEEPS_ALONG = 20
+"""Of messages in the order in which frontiers go, before these do."""
 
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
@@ -83,25 +86,27 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
 class _Known:
     """What messages say of a network so far: a bound, and the best choice, in positions of the network."""
 
-    def __init__(self, network: Network, deadline: float) -> None:
+    def __init__(self, network: Network, deadline: float, messages: Messages | None = None) -> None:
         self.network, self.deadline = network, deadline
-        self.relaxation = Relaxation(network, {})
+        self.relaxation = Relaxation(network, {}, messages)
+        self.limit = np.inf
+        """What is looked for costs at most so much."""
         self.beyond = BEYOND
-        self.bound = Bound(-np.inf, {})
+        self._bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
-        self.floor = -np.inf
-        """What solved parts say that every choice costs at least."""
+        self.least = -np.inf
+        """What every choice costs at least, rounding allowed for."""
         self.most = _dearest(network) if network.rows.size else np.inf
         """No choice costs more: where prices on memory prove that every one does, there is none."""
 
     @property
-    def least(self) -> float:
-        """What every choice costs at least, rounding allowed for."""
-        return max(self.floor, self.bound.value - MARGIN * abs(self.bound.value))
+    def wanted(self) -> float:
+        """What a choice may cost that is worth looking for."""
+        return self.limit if self.best is None else min(self.limit, self.best.cost - 1)
 
     def outside(self, target: float, inside: float) -> None:
         """A part has nothing below ``inside``, and what it leaves out nothing up to ``target``."""
-        self.floor = max(self.floor, min(target, inside))
+        self.least = max(self.least, min(target, inside))
 
     @property
     def proven(self) -> bool:
@@ -113,18 +118,21 @@ class _Known:
         lift = self._price if self.relaxation.rows.size else self._sweep
         least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
         value, gain = 0.0, np.inf
-        while gain > least and value <= min(self.most, self.best.cost - 1 if self.best else np.inf):
+        while gain > least and value <= min(self.most, self.wanted):
             before, value = value, lift()
             late = time.monotonic() > self.deadline
             gain = (value - before) / abs(value) if value and not late else 0.0
-        self.floor = max(self.floor, value - MARGIN * abs(value))
-        if self.floor > self.most:
+        self.least = max(self.least, value - MARGIN * abs(value))
+        if self.least > self.most:
             shrink(self.network, self.deadline)  # which can mostly say by how much memory is short
             raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
             self._consider(self.relaxation.improve(self.relaxation.decode()))
-        if not self.proven:
-            self.bound = max(self.bound, self.relaxation.bound(), key=lambda b: b.value)
+
+    def margins(self) -> Bound:
+        """The best bound so far, and by how much each strategy lifts it."""
+        self._bound = max(self._bound, self.relaxation.bound(), key=lambda bound: bound.value)
+        return self._bound
 
     def _sweep(self) -> float:
         for beyond in (self.beyond, 0.0):
@@ -185,47 +193,68 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
 
     It costs ``inf`` where there is none, or none was found; the bound says which.
     """
-    value, margins = known.bound
+    value, margins = known.margins()
     below = np.inf if known.best is None else known.best.cost
+    messages: Messages | None = None
     try:
         part = known.network.narrowed({v: np.flatnonzero(value + m <= target) for v, m in margins.items()})
-        shrink(part, deadline)
-        try:
-            return _eliminated(part)
-        except TooWide:
+        if part.rows.size:
+            shrink(part, deadline)
+        else:
+            drop_forbidden(part)
+            messages = known.relaxation.seen_in(part)
+        if part.rows.size:
             return _by_turns(part, deadline, below, known.relaxation.known_prices)
+        return _without_memory(known, part, messages, min(target, below - 1))
     except Infeasible:
         return NetworkAnswer({}, np.inf, below)
     except SolverStopped:
         return NetworkAnswer({}, np.inf, -np.inf)
 
 
+def _without_memory(whole: _Known, part: Network, messages: Messages | None, target: float) -> NetworkAnswer:
+    """The best choice of at most ``target``: by messages, else along frontiers, or by guesses of the cost."""
+    known = _Known(part, whole.deadline, messages)
+    known.limit = target
+    known.tighten()
+    proven = known.proven or known.least > target or _along_frontiers(known)
+    answer = NetworkAnswer({}, np.inf, np.inf)
+    if known.best is not None and known.best.cost <= target:
+        answer = replace(known.whole(), lower_bound=known.best.cost)
+    if proven:
+        return answer
+    whole.take(answer)
+    shrink(part, whole.deadline)
+    return solve_network(part, whole.deadline, known.wanted + 1)
+
+
+def _along_frontiers(known: _Known) -> bool:
+    """Take the cheapest choice, by messages that run as the frontier does; whether there is no other to be had."""
+    nodes = order(known.network)
+    number = {v: k for k, v in enumerate(nodes)}
+    network, sent = known.network.renumbered(nodes), known.relaxation.messages
+    relaxation = Relaxation(network, {}, {(number[v], number[w]): m for (v, w), m in sent.items()})
+    for _ in range(SWEEPS_ALONG):
+        relaxation.sweep()
+    relaxation.absorb()
+    found, proven = cheapest(network, known.wanted, known.deadline)
+    if found is not None:
+        choice = {nodes[k]: strategy for k, strategy in found.items()}
+        known.take(NetworkAnswer(choice, known.network.cost(choice), -np.inf))
+    return proven
+
+
 def _by_turns(part: Network, deadline: float, below: float, prices: Mapping[int, float]) -> NetworkAnswer:
-    """By guesses of the cost, and under memory, where these come to nothing in time, by branches on it."""
+    """By guesses of the cost, and where these come to nothing in time, by branches on memory."""
     now = time.monotonic()
-    soon = now + SHARE * (deadline - now) if part.rows.size else deadline
+    soon = now + SHARE * (deadline - now)
     try:
         first = solve_network(part.fork(), soon, below, prices)
     except SolverStopped:
         first = NetworkAnswer({}, np.inf, -np.inf)
     best = min(first.cost, below)
-    if first.lower_bound > best - 1 or not part.rows.size:
+    if first.lower_bound > best - 1:
         return first
     second = solve_branches(part, deadline, best, prices)
     cheaper = second if second.choice else first
     return replace(cheaper, lower_bound=max(first.lower_bound, second.lower_bound))
-
-
-def _eliminated(network: Network) -> NetworkAnswer:
-    """The optimum by dynamic programming; raises `TooWide` where memory binds or tables would grow too large."""
-    if network.rows.size:
-        raise TooWide
-    nodes = sorted(network.nodes)
-    at = {v: k for k, v in enumerate(nodes)}
-    tables: Tables = {(at[v],): network.costs[v] for v in nodes}
-    tables |= {(at[v], at[w]): t for v in nodes for w, t in network.tables[v].items() if v < w}
-    done = eliminate_all([network.costs[v].size for v in nodes], tables)
-    cost = network.constant + done.constant
-    if not np.isfinite(cost):
-        raise Infeasible("no choice of strategies is allowed")
-    return NetworkAnswer(network.expand(dict(zip(nodes, done.choice, strict=True))), cost, cost)

@@ -4,7 +4,7 @@ Every operation keeps at least one optimal choice, and what it decides is writte
 the nodes that are left expands to a choice of the whole. Integers below 2**53 stay exact.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +99,20 @@ class Network:
         for v, positions in kept.items():
             part.keep(v, positions)
         return part
+
+    def renumbered(self, order: Sequence[int]) -> "Network":
+        """The same network, its nodes numbered as they stand in ``order``, without what has been decided."""
+        number = {v: k for k, v in enumerate(order)}
+        network = Network({k: self.costs[v] for v, k in number.items()}, {}, self.capacity)
+        network.labels = {k: self.labels[v] for v, k in number.items()}
+        network.pieces = {k: dict(self.pieces[v]) for v, k in number.items()}
+        network.tables = {k: {number[w]: t for w, t in self.tables[v].items()} for v, k in number.items()}
+        network.constant, network.rows, network.stand_ins = self.constant, self.rows, dict(self.stand_ins)
+        return network
+
+    def rows_of(self, v: int, w: int, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Where strategies of a node are found in its table with a neighbour."""
+        return positions
 
     @property
     def size(self) -> int:

@@ -50,6 +50,11 @@ def shrink(network: Network, deadline: float = np.inf) -> None:
         dirty = settle(network)
         if not dirty:
             dirty = {v for v in network.nodes if _may_be_eliminated(network, v)}
+    drop_forbidden(network)
+
+
+def drop_forbidden(network: Network) -> None:
+    """Make ``network`` arc consistent; raises `Infeasible` where no strategy of some node is left."""
     _propagate(network, network.nodes, _drop_forbidden)
 
 

@@ -32,9 +32,10 @@ def test_equals_brute_force(problem):
     assert problem.fits(choice)
 
 
+@pytest.mark.parametrize("too_wide", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
-    """Eight nodes, each linked to most others, so that nothing simpler decides; no other solver is asked."""
+def test_what_memory_does_not_bind_is_decided_along_frontiers(seed, too_wide, monkeypatch):
+    """Eight nodes, each linked to most others, so that nothing simpler does; guesses where frontiers take too much."""
     rng = np.random.default_rng(seed)
     costs = {v: rng.integers(0, 100, 3).astype(float) for v in range(8)}
     network = Network(costs, {}, np.zeros(0))
@@ -42,7 +43,10 @@ def test_what_memory_does_not_bind_is_eliminated(seed, monkeypatch):
         if rng.random() < 0.7:
             network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
     least = min(network.cost(dict(enumerate(c))) for c in itertools.product(range(3), repeat=8))
-    monkeypatch.setattr(narrowing, "solve_network", None)
+    if too_wide:
+        monkeypatch.setattr(narrowing, "cheapest", lambda *_: (None, False))
+    else:
+        monkeypatch.setattr(narrowing, "solve_network", None)
     answer = solve_narrowed(network, time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == least
 

@@ -1,0 +1,177 @@
+"""Networks without memory rows, solved node by node: all that a few nodes can take, as long as it is cheap enough.
+
+Nodes are taken in turn. A *state* says what the *frontier* takes: those nodes so far that have neighbours still to
+come. Of states alike the cheapest stays, as in dynamic programming; and states beyond a target go, as in branch and
+bound: what costs and tables take beyond their least adds up, and nothing later takes it back. Where messages have
+moved costs so that the sum of all that is least, the bound, is high (`planner.intra_op.messages.Relaxation.absorb`),
+few states are left of frontiers whose whole tables no memory would hold.
+
+Source: Morin and Marsten, "Branch-and-bound strategies for dynamic programming", Operations Research 24 (1976).
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.intra_op.network import Network
+from planner.intra_op.problem import Array
+
+Numbers = npt.NDArray[np.intp]
+
+FEW_STATES, MOST_STATES = 2**12, 2**18
+"""Of one frontier: of which the cheapest make a good choice soon, and beyond which nothing is proven."""
+
+NARROW = 10.0
+"""Logarithm of the states of the widest frontier below which no other order is tried."""
+
+STARTS = 32
+"""Nodes from which orders are tried."""
+
+LARGEST_BATCH = 2**20
+"""Entries of the largest temporary array."""
+
+LARGEST_KEY = 2**62
+"""Of the number that stands for what a state takes."""
+
+
+class States(NamedTuple):
+    """What a frontier can take."""
+
+    frontier: tuple[int, ...]
+    taken: Numbers
+    """[state, node of the frontier]: position of the strategy."""
+    cost: Array
+    """Per state, beyond all that is least."""
+
+
+class _Step(NamedTuple):
+    """How states came to be, by one more node."""
+
+    node: int
+    before: Numbers
+    """Per state, the one that it came from,"""
+    strategy: Numbers
+    """and what the node takes."""
+
+
+def cheapest(network: Network, target: float, deadline: float) -> tuple[dict[int, int] | None, bool]:
+    """The cheapest choice of at most ``target`` that is found, by position, or None; and whether no other is cheaper.
+
+    Nodes are taken by their numbers. The clock may say ``deadline`` first.
+    """
+    best, proven = None, False
+    for most in (FEW_STATES, MOST_STATES):
+        found, proven = _cheapest_of(network, target, most, deadline)
+        if found is not None:
+            best, target = found, network.cost(found) - 1
+        if proven:
+            break
+    return best, proven
+
+
+def _cheapest_of(
+    network: Network, target: float, most: int, deadline: float
+) -> tuple[dict[int, int] | None, bool]:
+    """The same, where ``most`` states of each frontier go on, the cheapest; and whether all did."""
+    slack, proven = target - network.floor, True
+    states, steps = States((), np.zeros((1, 0), np.intp), np.zeros(1)), list[_Step]()
+    for v in sorted(network.nodes):
+        states, step = _grown(network, states, v, slack)
+        if states.cost.size > most:
+            kept = np.sort(np.argsort(states.cost, kind="stable")[:most])
+            states = States(states.frontier, states.taken[kept], states.cost[kept])
+            step, proven = _Step(v, step.before[kept], step.strategy[kept]), False
+        steps.append(step)
+        if not states.cost.size:
+            return None, proven
+        if time.monotonic() > deadline:
+            return None, False
+    choice, state = {}, 0
+    for node, before, strategy in reversed(steps):
+        choice[node] = int(strategy[state])
+        state = int(before[state])
+    return choice, proven
+
+
+def order(network: Network) -> list[int]:
+    """All nodes, one after the other such that frontiers have few strategies."""
+    nodes = sorted(network.nodes)
+    best: tuple[float, float, list[int]] = (np.inf, 0.0, [])
+    for v in nodes[:: 1 + len(nodes) // STARTS]:
+        best = min(best, _order_from(network, v))
+        if best[0] < NARROW:
+            break
+    return best[2]
+
+
+def _order_from(network: Network, start: int) -> tuple[float, float, list[int]]:
+    """An order in which the next node leaves the fewest strategies on the frontier.
+
+    With the most that there are of these at once, and the sum over all times, in logarithms of their combinations.
+    """
+    logs = {v: float(np.log(costs.size)) for v, costs in network.costs.items()}
+    waiting = {v: set(network.tables[v]) for v in network.nodes}
+    """Per node to come or on the frontier, its neighbours to come."""
+    todo, near = set(network.nodes), {start}
+    found, width, most, total = list[int](), 0.0, 0.0, 0.0
+
+    def added(v: int) -> tuple[float, int]:
+        freed = sum(logs[u] for u in network.tables[v] if u not in todo and len(waiting[u]) == 1)
+        return (logs[v] if waiting[v] else 0.0) - freed, v
+
+    while todo:
+        more, v = min(map(added, near or todo))
+        found.append(v)
+        most, total, width = max(most, width + logs[v]), total + width + logs[v], width + more
+        todo.discard(v)
+        near.discard(v)
+        for w in network.tables[v]:
+            waiting[w].discard(v)
+        near |= network.tables[v].keys() & todo
+    return most, total, found
+
+
+def _grown(network: Network, states: States, v: int, slack: float) -> tuple[States, _Step]:
+    """The states of the frontier with one more node."""
+    before, strategy, cost = _extended(network, states, v, slack)
+    frontier = (*states.frontier, v)
+    taken = np.concatenate([states.taken[before], strategy[:, None]], axis=1)
+    stays = [k for k, u in enumerate(frontier) if max(network.tables[u], default=v) > v]
+    if len(stays) < len(frontier):
+        frontier, taken = tuple(frontier[k] for k in stays), taken[:, stays]
+        kept = _cheapest_of_alike(taken, cost, [network.costs[u].size for u in frontier])
+        before, strategy, taken, cost = before[kept], strategy[kept], taken[kept], cost[kept]
+    return States(frontier, taken, cost), _Step(v, before, strategy)
+
+
+def _extended(network: Network, states: States, v: int, slack: float) -> tuple[Numbers, Numbers, Array]:
+    """Per state and strategy of one more node, of those that stay below the target: both, and what they cost."""
+    costs = network.costs[v] - network.costs[v].min()
+    near = [(k, network.tables[u][v]) for k, u in enumerate(states.frontier) if v in network.tables[u]]
+    near = [(k, table - table.min()) for k, table in near]
+    size = max(1, LARGEST_BATCH // costs.size)
+    found = []
+    for first in range(0, states.cost.size, size):
+        part = slice(first, first + size)
+        total = states.cost[part, None] + costs
+        for k, table in near:
+            total += table[states.taken[part, k]]
+        state, strategy = np.nonzero(total <= slack)
+        found.append((state + first, strategy, total[state, strategy]))
+    before, strategy, cost = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return before, strategy, cost
+
+
+def _cheapest_of_alike(taken: Numbers, cost: Array, sizes: list[int]) -> Numbers:
+    """Of states that take the same, the first of the cheapest."""
+    key, base = np.zeros(cost.size, np.int64), 1
+    for column, size in zip(taken.T, sizes, strict=True):
+        if base * size > LARGEST_KEY:
+            different, key = np.unique(key, return_inverse=True)
+            base = different.size
+        key = key * size + column
+        base *= size
+    ordered = np.lexsort((cost, key))
+    return np.asarray(ordered[np.flatnonzero(np.diff(key[ordered], prepend=-1))])
