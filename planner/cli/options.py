@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from planner.cli.thresholds import read_condition
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -202,6 +203,11 @@ class OutputOptions:
             help="Exit with 4 if this holds, such as 'step_time_s > 10' or 'memory_bytes > 70 GiB'.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse conditions that cannot be read before anything is searched for."""
+        for text in self.fail_if or ():
+            read_condition(text)
 
 
 ScheduleOption = Annotated[

@@ -1,6 +1,6 @@
 """Conditions for ``--fail-if``: a name of the JSON answer, a comparison, a value.
 
-``step_time_s > 10``, ``memory_bytes > 70 GiB``, ``fits == false``,
+``step_time_s > 10``, ``memory_bytes > 70 GiB``, ``mfu < 40%``, ``fits == false``,
 ``summary.step_time.median_abs_error > 0.1``.
 """
 
@@ -8,10 +8,13 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.cli.outcome import ThresholdMissed
 from planner.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from cluster_specs.units import Unit
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {
@@ -29,32 +32,52 @@ ROOTS = ("", "estimate", "plan", "summary")
 
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _WORDS: Mapping[str, bool] = {"true": True, "false": False}
+_UNITS: Mapping[str, "Unit | None"] = {"_bytes": "B", "_per_s": None, "_s": "s"}
+"""End of a name -> the unit of its value, the first that applies."""
+
+
+class Condition(NamedTuple):
+    """What ``--fail-if`` says, understood."""
+
+    text: str
+    name: str
+    comparison: str
+    value: Any
+
+
+def read_condition(text: str) -> Condition:
+    """The condition in ``text``; ``InputError`` where it is none, or where its value has no such unit."""
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise InputError(f"--fail-if {text!r} is not a condition: write it as 'step_time_s > 10'")
+    name, comparison, value = match.groups()
+    try:
+        return Condition(text, name, comparison, _value(value, name))
+    except InputError as error:
+        raise InputError(f"--fail-if {text!r}: {error}") from error
 
 
 def check_thresholds(answer: Mapping[str, Any], conditions: Sequence[str]) -> None:
-    """Raise `ThresholdMissed` for the first of ``conditions`` that holds of ``answer``.
+    """Raise `ThresholdMissed` for those of ``conditions`` that hold of ``answer``.
 
     Raises ``InputError`` for a condition that cannot be read, and for a name that the answer lacks or has no value for.
     """
-    missed = [condition for condition in conditions if _holds(answer, condition)]
+    missed = [condition for condition in conditions if _holds(answer, read_condition(condition))]
     if missed:
         raise ThresholdMissed(f"threshold missed: {'; '.join(missed)}")
 
 
-def _holds(answer: Mapping[str, Any], condition: str) -> bool:
-    match = _CONDITION.fullmatch(condition)
-    if match is None:
-        raise InputError(f"--fail-if {condition!r} is not a condition: write it as 'step_time_s > 10'")
-    name, comparison, text = match.groups()
-    found, wanted = find_value(answer, name), _value(text)
+def _holds(answer: Mapping[str, Any], condition: Condition) -> bool:
+    text, name, comparison, wanted = condition
+    found = find_value(answer, name)
     if found is None:
         raise InputError(
-            f"--fail-if {condition!r}: the answer has no value for {name}, so nothing can be said of it"
+            f"--fail-if {text!r}: the answer has no value for {name}, so nothing can be said of it"
         )
     if isinstance(found, Mapping | Sequence) and not isinstance(found, str):
-        raise InputError(f"--fail-if {condition!r}: {name} is not a single value")
+        raise InputError(f"--fail-if {text!r}: {name} is not a single value")
     if isinstance(found, str) is not isinstance(wanted, str):
-        raise InputError(f"--fail-if {condition!r} compares {found!r} with {text}")
+        raise InputError(f"--fail-if {text!r} compares {found!r} with {wanted}")
     return COMPARISONS[comparison](found, wanted)
 
 
@@ -75,13 +98,16 @@ def find_value(answer: Mapping[str, Any], name: str) -> Any:
 _MISSING = object()
 
 
-def _value(text: str) -> Any:
+def _value(text: str, name: str) -> Any:
     from cluster_specs.units import parse_quantity
 
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
+    number, parts = (text[:-1], 100) if text.endswith("%") else (text, 1)
     try:
-        return float(text)
+        return float(number) / parts
     except ValueError:
         pass
-    return parse_quantity(text) if text[0] in "+-.0123456789" else text
+    if text[0] not in "+-.0123456789":
+        return text
+    return parse_quantity(text, next((unit for end, unit in _UNITS.items() if name.endswith(end)), None))

@@ -17,6 +17,8 @@ ANSWER = {
         "step_time_s": 12.0,
         "memory_bytes": 60 * 2**30,
         "fits": True,
+        "mfu": 0.49,
+        "tokens_per_s": 100.0,
         "memory": {"weights": 5.0},
         "measured": None,
     }
@@ -31,6 +33,8 @@ ANSWER = {
         "memory_bytes > 59 GiB",
         "fits == true",
         "estimate.memory.weights<6",
+        "mfu < 50%",
+        "tokens_per_s < 200",
     ],
 )
 def test_thresholds_that_are_missed(condition: str) -> None:
@@ -51,6 +55,8 @@ def test_thresholds_that_are_met(condition: str) -> None:
         ("step_time_s > soon", "compares 12.0 with soon"),
         ("memory > 1", "not a single value"),
         ("memory_bytes > 5 parsec", "unit"),
+        ("memory_bytes > 70 GB/s", "is in B/s, expected B"),
+        ("step_time_s > 5 GiB", "is in B, expected s"),
         ("measured > 5", "the answer has no value for measured"),
     ],
 )
@@ -64,3 +70,9 @@ def test_a_missed_threshold_ends_with_4_after_the_answer(cli: Cli, run_file: str
     assert result.exit_code == 4
     assert json.loads(result.stdout)["estimate"]["step_time_s"] > 0
     assert result.stderr == "threshold missed: step_time_s > 0\n"
+
+
+def test_what_is_no_condition_is_refused_before_the_search(cli: Cli) -> None:
+    result = cli("plan", "no-such-model", "dgx-h100:1", *"--global-batch 8 --seq-len 8 --fail-if".split(), "mfu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--fail-if 'mfu' is not a condition" in result.stderr
