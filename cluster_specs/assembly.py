@@ -52,12 +52,12 @@ def _links(file: ClusterFile, total: int, where: str) -> tuple[list[dict[str, An
     sources: dict[str, str] = {}
     for position, raw in enumerate(file.links):
         link = dict(raw)
-        name = str(link.get("name", position))
+        name = str(link.get("name", link.get("fabric", position)))
         if (fabric_name := link.pop("fabric", None)) is not None:
             if fabric_name not in fabrics():
                 raise UnknownName("fabric", str(fabric_name), fabrics())
             fabric = fabrics()[fabric_name]
-            link = fabric.model_dump(exclude={"words", "sources"}) | link
+            link = {"name": fabric_name} | fabric.model_dump(exclude={"words", "sources"}) | link
             sources |= {f"links.{name}.{field}": source for field, source in fabric.sources.items()}
         if position == len(file.links) - 1 and "devices" not in link:
             link["devices"] = total

@@ -33,6 +33,9 @@ __all__ = [
 
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
+SCHEMA = "meshwright/cluster/1"
+"""Of what ``meshwright clusters NAME:NODES --json`` prints."""
+
 
 class ClusterSummary(Record):
     """One line of the catalogue."""
@@ -78,7 +81,8 @@ def load_cluster(source: str | Path) -> ClusterSpec:
 
     A name alone is one node; several with ``+`` between them are pools of one cluster. A file is TOML, YAML or JSON
     with the fields of `ClusterSpec`, quantities with units, and the shorthands of ``ClusterFile`` or of
-    ``PooledFile``; or what ``meshwright calibrate`` wrote. ``file.toml:nodes`` gives its number of nodes.
+    ``PooledFile``; or what ``meshwright calibrate`` wrote, or ``meshwright clusters --json`` printed.
+    ``file.toml:nodes`` gives its number of nodes.
     Raises ``InputError`` in one sentence.
     """
     text = str(source)
@@ -100,7 +104,7 @@ def _named(text: str) -> ClusterSpec:
         return _from_file(Path(path), _count(size, text))
     file = cluster_files().get(name.lower())
     if file is None:
-        raise UnknownName("cluster", name, cluster_files())
+        raise UnknownName("cluster", name, cluster_files(), see="`meshwright clusters` lists them")
     if file.slices is not None:
         shape, _, slices = size.partition("*")
         if not shape:
@@ -124,12 +128,28 @@ def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
+    if fields.get("schema") == SCHEMA:
+        fields = {key: value for key, value in fields.items() if key != "schema"}
     if "pools" in fields:
         return read_pools({"name": path.stem} | fields, str(path), _named, _from_fields)
     if "base" in fields:
         return _changed(validated(ChangedCluster, fields, str(path)), nodes, path)
-    spec = _from_fields(fields if nodes is None else {**fields, "nodes": nodes}, str(path))
+    spec = _from_fields(fields if nodes is None else _resized(fields, nodes), str(path))
     return spec.model_copy(update={"name": fields.get("name") or path.stem})
+
+
+def _resized(fields: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+    """The fields with so many ``nodes``; an outermost link that joined all of them joins all of these."""
+    match fields:
+        case {
+            "nodes": int(before),
+            "devices_per_node": int(per_node),
+            "links": [*inner, {"devices": int(reach)} as last],
+        }:
+            if reach == before * per_node:
+                joins_all = {key: value for key, value in last.items() if key != "devices"}
+                return {**fields, "nodes": nodes, "links": [*inner, joins_all]}
+    return {**fields, "nodes": nodes}
 
 
 def _from_fields(fields: Mapping[str, Any], where: str) -> ClusterSpec:

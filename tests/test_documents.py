@@ -9,6 +9,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from cluster_specs.catalog import load_cluster
+from cluster_specs.shipped import fabrics
 from planner.cli.app import app
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +59,16 @@ def test_readme_run_file_evaluates(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(blocks(ROOT / "README.md", "toml"))
     assert "step time" in run(sys.executable, "-m", "planner.cli", "evaluate", str(file))
+
+
+def test_cluster_files_load_and_fabrics_are_named(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "formats.md").read_text()
+    files = [code for language, code in BLOCK.findall(text) if language == "toml"]
+    assert len(files) == 2
+    for code in files:
+        (tmp_path / "ours.toml").write_text(code)
+        assert load_cluster(tmp_path / "ours.toml").num_devices > 1
+    assert all(f"`{name}`" in text for name in fabrics())
 
 
 def commands(path: Path) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cluster_specs.record import validated
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
 from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS
@@ -26,8 +27,14 @@ __all__ = [
     "transformer_from_run",
 ]
 
+SCHEMA = "meshwright/model/1"
+"""Of what ``meshwright models NAME --json`` prints."""
+
 GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 """Keys that tell a graph file from a configuration."""
+
+TRACE = "trace the model as FILE.py:NAME instead (docs/tracing.md)"
+"""What to do with a family that no builder knows."""
 
 FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 """Endings of what is meant as a file."""
@@ -106,7 +113,7 @@ def load_model(source: str | Path) -> Model:
         raise InputError(f"model {str(source)!r} fits several: {', '.join(names)}; name one of them")
     if path.suffix in FILE_SUFFIXES or path.is_absolute():
         raise InputError(f"{path}: no such file; a model is a shipped name, a config.json or a graph file")
-    raise UnknownName("model", str(source), list_models())
+    raise UnknownName("model", str(source), list_models(), see="`meshwright models` lists them")
 
 
 def _shipped_model(name: str) -> Model:
@@ -124,10 +131,15 @@ def _shipped_model(name: str) -> Model:
 def _model_from_file(path: Path) -> Model:
     config = read_mapping(path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    if str(config.get("schema", "")).startswith("meshwright/program/"):
+    schema = str(config.get("schema", ""))
+    if schema.startswith("meshwright/program/"):
         raise InputError(
             f"{path} is a traced program, not a model: planner.load_model and meshwright plan take it"
         )
+    if schema == SCHEMA:
+        return _printed_model(config, path)
+    if schema:
+        raise InputError(f"{path} has schema {schema!r}, which is no model")
     if config.keys() >= GRAPH_KEYS:
         return _graph_model(config, path)
     return _configured_model(config, name, path)
@@ -143,6 +155,16 @@ def _graph_model(config: Mapping[str, Any], path: Path) -> Model:
     )
 
 
+def _printed_model(fields: Mapping[str, Any], path: Path) -> Model:
+    """A model as it was printed, with the parameters that its graph has."""
+    model = validated(Model, {key: value for key, value in fields.items() if key != "schema"}, str(path))
+    if model.graph is None and model.family not in FAMILIES:
+        raise UnknownName(f"family in {path}:", model.family, FAMILIES)
+    return model.model_copy(
+        update={"parameters": count_parameters(build_graph(model, sequence_length(model) or 1))}
+    )
+
+
 def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
     origin = str(path)
     tower = config.get("text_config")
@@ -153,7 +175,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
     if family is None:
         raise InputError(f"{path}: missing key 'model_type'")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise UnknownName(f"model_type in {path}:", str(family), FAMILIES)
+        raise UnknownName(f"model_type in {path}:", str(family), FAMILIES, see=TRACE)
     read = ConfigReader(config, origin)
     length = FIXED_LENGTHS[family](read) if family in FIXED_LENGTHS else 1
     parameters = count_parameters(_built(read, family, name, length))

@@ -279,3 +279,17 @@ def test_images_fix_the_sequence(name: str, tokens: int) -> None:
 def test_text_leaves_the_sequence_to_the_job() -> None:
     assert sequence_length(load_model("llama-3-8b")) is None
     assert sequence_length(load_model("t5-small")) is None
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "vit-b-16"])
+def test_a_printed_model_is_a_model_file(tmp_path: Path, name: str) -> None:
+    model = load_model(name)
+    printed = {"schema": "meshwright/model/1", **model.model_dump(mode="json"), "parameters": 1}
+    assert load_model(write(tmp_path, printed, "printed.json")) == model
+    with pytest.raises(UnknownName, match="family in .*did you mean llama"):
+        load_model(write(tmp_path, {**printed, "family": "lama"}, "printed.json"))
+
+
+def test_a_plan_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has schema 'meshwright/plan/1', which is no model"):
+        load_model(write(tmp_path, {"schema": "meshwright/plan/1"}))
