@@ -13,11 +13,13 @@ FEW = 8
 
 
 class UnknownName(InputError):
-    """A name that no catalogue has."""
+    """A name that no catalogue has; ``see`` says what to do where none that it has is near."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], see: str = "") -> None:
         names = list(known)
         near = difflib.get_close_matches(name.lower(), [k.lower() for k in names], n=3, cutoff=0.5)
-        all_of_few = f"; use one of {', '.join(names)}" if 0 < len(names) <= FEW else ""
+        all_of_few = (
+            f"; use one of {', '.join(names)}" if 0 < len(names) <= FEW else f"; {see}" if see else ""
+        )
         hint = f"; did you mean {', '.join(near)}?" if near else all_of_few
         super().__init__(f"unknown {kind} {name!r}{hint}")

@@ -1,16 +1,19 @@
 """The base of every record in Meshwright: frozen, strict data."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster_specs.errors import InputError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 
 class Record(BaseModel):
-    """Immutable data, validated once at the edge; unknown keys are refused."""
+    """Immutable data, validated once at the edge; unknown keys and numbers that are not finite are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -26,18 +29,41 @@ def validated(kind: type[RecordT], data: Any, where: str) -> RecordT:
 
 PLAIN = {
     "missing": "is missing",
-    "model_type": "Input should be a table of fields",
-    "dict_type": "Input should be a table of fields",
+    "extra_forbidden": "is no field here",
+    "model_type": "must be a table of fields",
+    "dict_type": "must be a table of fields",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
 }
 """Kinds of problems that a user would not know by what pydantic says of them."""
 
 
 def first_problem(error: ValidationError) -> str:
     """First problem of a validation in one line: field, what is wrong, what was found, how many more."""
+    return ": ".join(filter(None, located_problem(error)))
+
+
+def located_problem(error: ValidationError) -> tuple[str, str]:
+    """Dotted field of the first problem of a validation (empty for the whole), and what is wrong with it.
+
+    Fields that are missing are told together.
+    """
     first, *rest = error.errors(include_url=False)
-    field = ".".join(str(part) for part in first["loc"])
+    missing = [_dotted(each) for each in (first, *rest) if each["type"] == first["type"] == "missing"]
+    if len(missing) > 1:
+        return "", f"{', '.join(missing[:-1])} and {missing[-1]} are missing"
     message = PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ")
     scalar = first["type"] != "missing" and isinstance(first["input"], str | int | float | None)
     found = f", found {first['input']!r}" if scalar else ""
     more = f" (and {len(rest)} more)" if rest else ""
-    return f"{field}: {message}{found}{more}" if field else f"{message}{found}{more}"
+    return _dotted(first), f"{message.replace('Input should be', 'must be')}{found}{more}"
+
+
+def _dotted(problem: "ErrorDetails") -> str:
+    return ".".join(str(part) for part in problem["loc"])

@@ -125,6 +125,7 @@ def read_plan(source: AnyPlan) -> Described:
 
     Raises ``InputError`` with the file and the field that is wrong.
     """
+    from planner.pipeline.generators import schedule_entry
     from planner.runs.files import check_run, load_mapping
     from planner.runs.mapping import plan_from_run
 
@@ -137,7 +138,9 @@ def read_plan(source: AnyPlan) -> Described:
         return Described(*plan_from_run(check_run(data, path) if path is not None else data))
     if data["schema"] != SCHEMA:
         raise InputError(f"{name} has schema {data['schema']!r}, expected {SCHEMA!r}")
-    return Described(validated(Plan, data, name), ())
+    described = validated(Plan, data, name)
+    schedule_entry(described.plan.schedule)  # which nothing runs where there is no pipeline
+    return Described(described, ())
 
 
 def judged(source: AnyPlan) -> Plan:
@@ -194,11 +197,16 @@ def load_model(source: "str | Path | Program") -> Model:
 
 
 def _with_schedule(pins: dict[str, Any], job: Job) -> dict[str, Any]:
-    """The pins with what a function makes in place of the function, where the schedule is one."""
-    if not callable(pins.get("schedule")):
+    """The pins with our name of the schedule; with what a function makes in place of the function, if it is one."""
+    schedule = pins.get("schedule")
+    if isinstance(schedule, str):
+        from planner.pipeline.generators import usual_name
+
+        return {**pins, "schedule": usual_name(schedule)}
+    if not callable(schedule):
         return pins
     from planner.runs.schedules import numbers_of, written
 
     pipeline, virtual, data, micro = map(pins.get, ("pipeline", "virtual_stages", "data", "micro_batch"))
     numbers = numbers_of(pipeline, virtual, data, micro, job.global_batch)
-    return {**pins, "schedule": written(pins["schedule"], *numbers)}
+    return {**pins, "schedule": written(schedule, *numbers)}

@@ -8,13 +8,17 @@ has ``expert`` x ``data / expert``.
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
 from planner.models.model import Model
 
 SCHEMA: Final = "meshwright/plan/1"
+
+SMALL = BeforeValidator(lambda word: word.lower() if isinstance(word, str) else word)
+CAPITAL = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
+"""Words that may be asked for in any case."""
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"]
 Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
@@ -34,15 +38,15 @@ class Job(Record):
     """Sequences per optimizer step."""
     seq_len: int = Field(gt=0)
     """Tokens per sequence (of the decoder, where there are two)."""
-    precision: Precision = "bf16"
-    optimizer: Optimizer = "adamw"
+    precision: Annotated[Precision, SMALL] = "bf16"
+    optimizer: Annotated[Optimizer, SMALL] = "adamw"
     master_weights: bool = True
     """Keep fp32 copies of the weights (and reduce gradients in ``grad_dtype``)."""
-    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    grad_dtype: Annotated[Literal["fp32", "bf16"], SMALL] = "fp32"
     """Type in which gradients are accumulated."""
     reduce_dtype: Literal["fp32", "bf16"] | None = None
     """Type in which gradients travel; None is the software stack's habit."""
-    attention: Literal["flash", "native", "plain"] = "flash"
+    attention: Annotated[Literal["flash", "native", "plain"], SMALL] = "flash"
     """``flash``: the fused kernel that the stack runs by itself; ``native``: that of the device's own generation
     (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a softmax."""
     fused_loss: bool = False
@@ -88,8 +92,8 @@ class Pins(Record):
     virtual_stages: Degree | None = None
     micro_batch: Degree | None = None
     zero_stage: ZeroStage | None = None
-    sharding: Sharding | None = None
-    recompute: str | None = None
+    sharding: Annotated[Sharding | None, CAPITAL] = None
+    recompute: Annotated[str | None, SMALL] = None
     schedule: str | None = None
     offload: tuple[Offload, ...] | None = None
     unequal_stages: bool | None = None

@@ -132,7 +132,7 @@ def _one(catalogue: Catalogue, name: str) -> Mapping[str, Any]:
         return catalogue.details(name)
     entries = catalogue.entries()
     if name not in entries:
-        raise UnknownName(catalogue.kind, name, entries)
+        raise UnknownName(catalogue.kind, name, entries, see=f"`meshwright {catalogue.kind}s` lists them")
     return entries[name]
 
 

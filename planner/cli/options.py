@@ -7,8 +7,9 @@ is a function of a few things and an option is defined once.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -17,6 +18,7 @@ from planner.cli.thresholds import read_condition
 from planner.errors import InputError
 
 if TYPE_CHECKING:
+    from cluster_specs.record import Record
     from planner.plans import Job, Pins
 
 JOB, PINS, OUTPUT = "Job", "Pins: parts of the plan to fix", "Output"
@@ -35,6 +37,43 @@ def _pin(*names: str, help: str, **kwargs: Any) -> Any:
 
 def _output(*names: str, help: str, **kwargs: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=OUTPUT, **kwargs)
+
+
+SPELLED: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_headroom": "headroom",
+        "zero_stage": "zero",
+        "price_per_device_hour": "price",
+        "grid_kg_per_kwh": "grid",
+        "facility_overhead": "pue",
+        "device_mtbf_s": "device-mtbf",
+        "node_mtbf_s": "node-mtbf",
+        "checkpoint_s": "checkpoint-time",
+        "checkpoint_interval_s": "checkpoint-interval",
+        "restart_s": "restart-time",
+        "repair_s": "repair-time",
+        "straggler_fraction": "stragglers",
+        "deadline_s": "deadline",
+    }
+)
+"""Fields whose option is called otherwise."""
+
+
+R = TypeVar("R", bound="Record")
+
+
+def from_options(kind: type[R], fields: Mapping[str, Any]) -> R:
+    """A record from options; ``InputError`` names the option whose value is wrong."""
+    from pydantic import ValidationError
+
+    from cluster_specs.record import located_problem
+
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        field, problem = located_problem(error)
+        name, *_ = field.split(".")
+        raise InputError(f"--{SPELLED.get(name, name).replace('_', '-')}: {problem}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +117,8 @@ class JobOptions:
         from cluster_specs.software import usual_stack
         from planner.plans import Job
 
-        return Job.model_validate(
+        return from_options(
+            Job,
             {
                 "stack": self.stack or usual_stack(load_cluster(cluster).device),
                 "global_batch": self._sequences(),
@@ -92,7 +132,7 @@ class JobOptions:
                 "context_exchange": self.context_exchange,
                 "expert_imbalance": self.expert_imbalance,
                 "memory_headroom": self.headroom,
-            }
+            },
         )
 
     def _sequences(self) -> int:
@@ -156,19 +196,19 @@ class PinOptions:
         from planner.plans import Pins
 
         degrees = {axis: self._degree(axis) for axis in PINNED_TO_ONE}
-        offload = None if self.offload is None else tuple(name for name in self.offload if name != "none")
-        return Pins.model_validate(
+        return from_options(
+            Pins,
             {
                 **degrees,
                 "virtual_stages": self.virtual_stages,
                 "micro_batch": self.micro_batch,
                 "zero_stage": self.zero,
-                "sharding": None if self.sharding is None else self.sharding.upper(),
+                "sharding": self.sharding,
                 "recompute": self.recompute,
                 "schedule": self._schedule(global_batch),
-                "offload": offload,
+                "offload": self._offload(),
                 "unequal_stages": self.unequal_stages or None,
-            }
+            },
         )
 
     def _schedule(self, global_batch: int | None) -> str | None:
@@ -178,6 +218,14 @@ class PinOptions:
 
         degrees = (self.pipeline, self.virtual_stages, self.data, self.micro_batch)
         return own_schedule(self.schedule, lambda: numbers_of(*degrees, global_batch))
+
+    def _offload(self) -> tuple[str, ...] | None:
+        if self.offload is None:
+            return None
+        named = tuple(name for name in self.offload if name != "none")
+        if named and len(named) < len(self.offload):
+            raise InputError(f"--offload none contradicts --offload {named[0]}: leave out one of them")
+        return named
 
     def _degree(self, axis: str) -> int | None:
         degree: int | None = getattr(self, axis)

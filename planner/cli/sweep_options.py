@@ -1,5 +1,6 @@
 """Options of sweeps: inputs with several values, what economics need, how the work is done."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.catalogues import complete_models
+from planner.cli.options import from_options
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class TermsOptions:
         float | None, term("--price", help="Of a device for an hour, instead of list price.")
     ] = None
     price_kind: Annotated[str, term("--price-kind", help="on-demand, reserved or spot.")] = "on-demand"
-    grid: Annotated[float | None, term("--grid", help="Carbon of electricity [kg CO2e/kWh].")] = None
+    grid: Annotated[float | None, term("--grid", help="Carbon of electricity, in kg CO2e/kWh.")] = None
     pue: Annotated[float | None, term("--pue", help="Energy of the facility over its computers.")] = None
     device_mtbf: Annotated[
         str | None, term("--device-mtbf", help="Time between failures of one device: 79000h.")
@@ -80,7 +82,6 @@ class TermsOptions:
 
     def to_terms(self, tokens: float) -> "Terms":
         """The `Terms`; ``InputError`` for what is no duration."""
-        from cluster_specs.record import validated
         from cluster_specs.units import parse_duration
         from planner.analysis.economics import Terms
 
@@ -103,7 +104,7 @@ class TermsOptions:
             "straggler_fraction": self.stragglers,
             "failures": self.failures,
         }
-        return validated(Terms, fields, "economics")
+        return from_options(Terms, fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +190,17 @@ class WantedOptions:
             return scaled(self.compute, self.law, self.model)
         if self.model is None or self.tokens is None:
             raise InputError("give --model, or --compute for the scaling law to choose one")
-        if not self.tokens > 0:
-            raise InputError(f"--tokens {self.tokens:g}: train on more than 0")
+        if not 0 < self.tokens < math.inf:
+            raise InputError(f"--tokens {self.tokens:g}: give a number above 0, such as 15e12")
         return self.model, self.tokens, ()
 
     def to_goal(self) -> "Goal":
         """The `Goal`; ``InputError`` for what is no duration or no amount."""
-        from cluster_specs.record import validated
         from cluster_specs.units import parse_duration
         from planner.sweep.ladders import Goal
 
         deadline = None if self.deadline is None else parse_duration(self.deadline)
-        return validated(Goal, {"deadline_s": deadline, "budget": self.budget}, "the goal")
+        return from_options(Goal, {"deadline_s": deadline, "budget": self.budget})
 
 
 WHOLE = frozenset({"devices", "seq_len", "global_batch", "batch_tokens"})
@@ -217,7 +217,7 @@ def values_of(text: str, name: str) -> tuple[Any, ...]:
         numbers = tuple(float(part) for part in parts)
     except ValueError:
         raise InputError(f"{name}: {text!r} is not a list of whole numbers such as 8,16,32") from None
-    if any(number != int(number) or number < 1 for number in numbers):
+    if any(not number.is_integer() or number < 1 for number in numbers):
         raise InputError(f"{name}: {text!r} is not a list of whole numbers above zero")
     return tuple(int(number) for number in numbers)
 

@@ -219,7 +219,7 @@ def export(plan: Plan, target: str) -> dict[str, str]:
     that the target cannot express.
     """
     if target not in EXPORTERS:
-        raise UnknownName("export target", target, EXPORTERS)
+        raise UnknownName("export target", target, EXPORTERS, see="`meshwright targets` lists them")
     _refuse_unlike(plan, target)
     noted = plan.model_copy(update={"warnings": (*plan.warnings, *unsaid(plan, target))})
     return dict(EXPORTERS[target].export(noted))

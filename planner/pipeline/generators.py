@@ -89,11 +89,16 @@ def schedule_entry(name: str) -> ScheduleEntry:
     if is_written_out(name):
         return _written_entry(name)
     if name not in SCHEDULES:
-        meant = [known for known, entry in SCHEDULES.items() if name.lower() in (known, *entry.also)]
-        if meant:
-            raise InputError(f"unknown pipeline schedule {name!r}; here it is {meant[0]}")
-        raise UnknownName("pipeline schedule", name, SCHEDULES)
+        if (ours := usual_name(name)) != name:
+            raise InputError(f"unknown pipeline schedule {name!r}; here it is {ours}")
+        raise UnknownName("pipeline schedule", name, SCHEDULES, see="`meshwright schedules` lists them")
     return SCHEDULES[name]
+
+
+def usual_name(name: str) -> str:
+    """Our name of a schedule that papers, frameworks or a capital letter call otherwise; other text as it is."""
+    meant = (known for known, entry in SCHEDULES.items() if name.lower() in (known, *entry.also))
+    return next(meant, name)
 
 
 def splits_backward(name: str) -> bool:
@@ -206,13 +211,14 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             zb_h1,
             description="1f1b with weight gradients moved into the bubble: a third of it, same memory",
             source="zero bubble, arXiv:2401.10241",
-            also=("zb-1p", "zb1p"),
+            also=("zb-1p", "zb1p", "zbh1"),
             splits_backward=True,
         ),
         "zb-h2": ScheduleEntry(
             zb_h2,
             description="no bubble where F = I = W, for twice the activations; ranks end one by one",
             source="zero bubble, arXiv:2401.10241",
+            also=("zbh2",),
             splits_backward=True,
         ),
         "interleaved-zb": ScheduleEntry(

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.pipeline.asynchronous import ASYNCHRONOUS
+from planner.pipeline.generators import usual_name
 from planner.pipeline.schedule import from_csv, to_csv
 from planner.runs.files import read_schedule
 
@@ -34,7 +35,7 @@ def numbers_of(
 
 
 def own_schedule(name: str, numbers: Numbers, *, flushed: bool = True) -> str:
-    """What a plan holds for ``name``: the text of ``FILE.csv`` or of what ``FILE.py:FUNCTION`` makes; else the name.
+    """What a plan holds for ``name``: the text of ``FILE.csv`` or of what ``FILE.py:FUNCTION`` makes; else our name.
 
     Raises ``InputError`` where the file, the function or what it returns is no schedule, or where the name is that of
     a pipeline that never flushes and it has to be ``flushed``.
@@ -48,7 +49,7 @@ def own_schedule(name: str, numbers: Numbers, *, flushed: bool = True) -> str:
         raise InputError(
             f"{name} never flushes, and the steps of plans do; meshwright simulate --schedule {name} runs it"
         )
-    return read_schedule(Path(name)) if name.lower().endswith(".csv") else name
+    return read_schedule(Path(name)) if name.lower().endswith(".csv") else usual_name(name)
 
 
 def written(make: Callable[[int, int, int], Any], ranks: int, virtual_stages: int, microbatches: int) -> str:

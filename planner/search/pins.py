@@ -113,9 +113,10 @@ def _check_devices(evaluator: Evaluator, pins: Pins) -> None:
     pinned = {name: degree for name, degree in degrees.items() if degree is not None}
     product = math.prod(pinned.values())
     if cluster.num_devices % product:
-        names = " x ".join(f"{name} {degree}" for name, degree in pinned.items())
+        names = " x ".join(f"--{name} {degree}" for name, degree in pinned.items())
+        together = f" = {product}" if len(pinned) > 1 else ""
         raise InputError(
-            f"pinned {names} = {product} does not divide the {cluster.num_devices} devices of {cluster.name}"
+            f"{names}{together} does not divide the {cluster.num_devices} devices of {cluster.name}"
         )
 
 

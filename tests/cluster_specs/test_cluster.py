@@ -17,7 +17,7 @@ TORUS = load_cluster("tpu-v7x:4x4x4*2").model_dump()
 @pytest.mark.parametrize(
     ("fields", "change", "words"),
     [
-        (DGX, {"nodes": 0}, "nodes: Input should be greater than 0"),
+        (DGX, {"nodes": 0}, "nodes: must be greater than 0"),
         (DGX, {"nodes": 8}, "links join 32 of 64 devices"),
         (DGX, {"links": DGX["links"][::-1]}, "order links innermost first"),
         (DGX, {"links": ()}, "links join 1 of 32 devices"),
@@ -25,7 +25,7 @@ TORUS = load_cluster("tpu-v7x:4x4x4*2").model_dump()
         (TORUS, {"torus": TORUS["torus"] | {"wrap": (True,)}}, "one entry per dimension"),
         (TORUS, {"torus": TORUS["torus"] | {"devices_per_point": 1}}, "has 64 devices, not 128"),
         (TORUS, {"links": ()}, "links join 128 of 256 devices"),
-        (DGX, {"colour": "red"}, "colour: Extra inputs"),
+        (DGX, {"colour": "red"}, "colour: is no field"),
     ],
 )
 def test_inconsistent_clusters(fields: dict[str, Any], change: dict[str, Any], words: str) -> None:

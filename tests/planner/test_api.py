@@ -38,6 +38,17 @@ def test_importing_loads_none_of_our_modules() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_words_may_be_in_any_case_and_schedules_have_the_names_of_others() -> None:
+    asked = {"global_batch": 8, "seq_len": 512, "pipeline": 2}
+    theirs = plan(
+        MODEL, CLUSTER, precision="BF16", schedule="1F1B", recompute="Full", sharding="no_shard", **asked
+    )
+    ours = plan(
+        MODEL, CLUSTER, precision="bf16", schedule="1f1b", recompute="full", sharding="NO_SHARD", **asked
+    )
+    assert theirs.plan == ours.plan
+
+
 def test_words_and_objects_are_the_same_question() -> None:
     words = plan(MODEL, CLUSTER, **JOB, tensor=2, zero_stage=3)
     objects = plan(load_model(MODEL), load_cluster(CLUSTER), Job(**JOB), Pins(tensor=2, zero_stage=3))

@@ -114,7 +114,7 @@ def test_garbage_is_no_plan(cli: Cli, tmp_path: Path, command: str) -> None:
     ("pins", "reason"),
     [
         ("--zero 3 --sharding NO_SHARD", "--zero 3 contradicts --sharding NO_SHARD"),
-        ("--zero 5", "zero_stage"),
+        ("--zero 5", "--zero: must be 0, 1, 2 or 3, found 5"),
         ("--no-tensor --tensor 4", "--no-tensor contradicts --tensor 4"),
         ("--data 4 --tensor 4", "does not divide the 8 devices"),
         ("--tensor 0", "greater than 0"),
@@ -127,7 +127,10 @@ def test_garbage_is_no_plan(cli: Cli, tmp_path: Path, command: str) -> None:
         ("--recompute some", "use one of none"),
         ("--offload disk", "'disk'"),
         ("--offload weights", "add --offload optimizer"),
-        ("--headroom 2", "memory_headroom"),
+        ("--headroom 2", "--headroom: must be less than 1, found 2.0"),
+        ("--headroom nan", "--headroom: must be a finite number"),
+        ("--expert-imbalance inf", "--expert-imbalance: must be a finite number"),
+        ("--offload optimizer --offload none", "--offload none contradicts --offload optimizer"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "fit"])

@@ -73,6 +73,8 @@ def test_a_missed_threshold_ends_with_4_after_the_answer(cli: Cli, run_file: str
 
 
 def test_what_is_no_condition_is_refused_before_the_search(cli: Cli) -> None:
-    result = cli("plan", "no-such-model", "dgx-h100:1", *"--global-batch 8 --seq-len 8 --fail-if".split(), "mfu")
+    result = cli(
+        "plan", "no-such-model", "dgx-h100:1", *["--global-batch", "8", "--seq-len", "8", "--fail-if"], "mfu"
+    )
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--fail-if 'mfu' is not a condition" in result.stderr
