@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="Shipped name, config.json or its folder, or a graph file.", autocompletion=complete_models
+        help="Shipped name, config.json or its folder, graph file, or FILE.py:NAME.",
+        autocompletion=complete_models,
     ),
 ]
 ClusterArgument = Annotated[

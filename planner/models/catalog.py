@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from cluster_specs.record import validated
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
-from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS
+from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER
 from planner.models.measured import transformer_from_run
 from planner.models.model import Model
 from planner.models.reading import ConfigReader, read_mapping
@@ -45,6 +46,14 @@ def _shipped() -> Mapping[str, Mapping[str, Any]]:
     text = (resources.files("planner.models") / "data" / "models.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     return {row["name"]: row for row in rows}
+
+
+@lru_cache
+def _tower_sizes() -> Mapping[str, Mapping[str, int]]:
+    """``model_type`` of a text tower -> the sizes that its table may leave out."""
+    return tomllib.loads(
+        (resources.files("planner.models") / "data" / "towers.toml").read_text(encoding="utf-8")
+    )
 
 
 def _compact(name: str) -> str:
@@ -169,11 +178,13 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
     origin = str(path)
     tower = config.get("text_config")
     if isinstance(tower, Mapping):
-        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **tower}
+        left_out = _tower_sizes().get(str(tower.get("model_type")), {})
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
         origin = f"{path} (text tower)"
     family = config.get("model_type")
     if family is None:
         raise InputError(f"{path}: missing key 'model_type'")
+    family = SAME_TOWER.get(str(family), family)
     if not isinstance(family, str) or family not in FAMILIES:
         raise UnknownName(f"model_type in {path}:", str(family), FAMILIES, see=TRACE)
     read = ConfigReader(config, origin)

@@ -1,8 +1,9 @@
 """Hugging Face configurations of dense decoders -> `TransformerConfig`, one function per family.
 
-A size is never taken from a class's default: class defaults are not checkpoint values. What an absent key
-means otherwise (untied embeddings, as many key-value heads as heads) is the class's behaviour in transformers
-5.23, ``src/transformers/models/<family>/{configuration,modeling}_<family>.py``.
+A size is never taken from a class's default: class defaults are not checkpoint values (but of text towers, whose
+tables leave out what is equal to it: ``data/towers.toml``). What an absent key means otherwise (untied embeddings, as
+many key-value heads as heads) is the class's behaviour in transformers 5.23,
+``src/transformers/models/<family>/{configuration,modeling}_<family>.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ def common(
         "vocab": read.integer("vocab_size"),
         "tied": read.flag("tie_word_embeddings", default=tied),
         "activation": read.text("hidden_activation", "hidden_act", default="silu"),
-        "window": read.integer("sliding_window", default=0),
+        "window": read.integer("sliding_window", default=0, least=0),
     }
 
 
@@ -93,7 +94,7 @@ def dense_layers(read: ConfigReader, otherwise: Callable[[int], AttentionKind]) 
 
 def window_where_set(read: ConfigReader) -> Callable[[int], AttentionKind]:
     """Every layer has the window, where there is one (Mistral, Mixtral, Phi-3)."""
-    return lambda i: "window" if read.has("sliding_window") else "full"
+    return lambda i: "window" if read.integer("sliding_window", default=0, least=0) else "full"
 
 
 def upper_window(read: ConfigReader) -> Callable[[int], AttentionKind]:

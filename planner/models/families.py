@@ -61,6 +61,18 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
 )
 """Decoders: ``model_type`` -> reader of its configuration."""
 
+SAME_TOWER: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2_vl": "qwen2",
+        "qwen2_vl_text": "qwen2",
+        "qwen2_5_vl": "qwen2",
+        "qwen2_5_vl_text": "qwen2",
+        "qwen3_vl_text": "qwen3",
+        "qwen3_vl_moe_text": "qwen3_moe",
+    }
+)
+"""``model_type`` of models with several towers, or of the text tower of one -> the decoder that this tower is."""
+
 OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
     {
         "bert": encoders.bert_graph,

@@ -1,0 +1,73 @@
+"""Text towers of models with several: what their tables leave out, as transformers writes them."""
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import InputError
+from planner.models.catalog import load_model
+from planner.models.families import DECODERS, SAME_TOWER
+
+SIZES = tomllib.loads(
+    (resources.files("planner.models") / "data" / "towers.toml").read_text(encoding="utf-8")
+)
+
+GEMMA_3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "sliding_window": 1024,
+}
+"""google/gemma-3-4b-it, ``text_config``: no heads, no vocabulary."""
+LLAVA_7B = {"vocab_size": 32064, "max_position_embeddings": 4096}
+"""llava-hf/llava-1.5-7b-hf, ``text_config``: of Llama 2 only what LLaVA changed."""
+QWEN_2_5_VL_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tower", "parameters"),
+    [
+        ("gemma3_text", GEMMA_3_4B, 3_880_263_168),
+        ("llama", LLAVA_7B, 6_738_939_904),
+        ("qwen2_5_vl_text", QWEN_2_5_VL_7B, 7_615_616_512),
+    ],
+)
+def test_towers_have_the_parameters_of_their_class(
+    tmp_path: Path, kind: str, tower: dict[str, Any], parameters: int
+) -> None:
+    """transformers 5.23.0 on the meta device; of Qwen 2.5 VL those of Qwen 2.5, which has the same decoder."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "several", "text_config": {"model_type": kind, **tower}}))
+    assert load_model(path).parameters == parameters
+
+
+def test_a_configuration_by_itself_names_all_its_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3_text", **GEMMA_3_4B}))
+    with pytest.raises(InputError, match="missing key 'num_attention_heads'"):
+        load_model(path)
+    path.write_text(json.dumps({"model_type": "qwen2_5_vl", **QWEN_2_5_VL_7B}))
+    assert load_model(path).family == "qwen2"
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_sizes_are_those_of_the_class(kind: str) -> None:
+    configurations = pytest.importorskip("transformers").CONFIG_MAPPING
+    defaults = {field: getattr(configurations[kind], field, None) for field in SIZES[kind]}
+    assert defaults == SIZES[kind]
+
+
+def test_every_tower_has_a_reader() -> None:
+    assert {SAME_TOWER.get(kind, kind) for kind in SIZES} <= set(DECODERS)
+    assert set(SAME_TOWER.values()) <= set(DECODERS)
