@@ -59,7 +59,6 @@ _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _NAMED = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\S+)? \{(.*?)\}")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
-_KEPT = re.compile(r"^\s+ROOT .* dynamic-slice\((?:[a-z]\w*\[\S* )?%?([\w.-]+),")
 _COUNTER = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _SUM = re.compile(r" add\((.*?)\)")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
@@ -165,9 +164,25 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _scattered(lines: Iterable[str]) -> str:
-    """What a fusion keeps only a slice of; "" if it keeps all."""
-    kept = filter(None, map(_KEPT.match, lines))
-    return next((match.group(1) for match in kept), "")
+    """What a fusion keeps only a slice of, or of each array of it; "" if it keeps all."""
+    made: dict[str, re.Match[str]] = {}
+    root = ""
+    for line in lines:
+        if match := _INSTRUCTION.match(line):
+            made[match.group(1)] = match
+            root = match.group(1) if line.lstrip().startswith("ROOT") else root
+
+    def source(name: str, opcode: str) -> str:
+        """The first operand of an instruction of this kind; "" of another."""
+        match = made.get(name)
+        found = _OPERAND.findall(match.group(4)) if match and match.group(3) == opcode else []
+        return found[0] if found else ""
+
+    together = root in made and made[root].group(3) == "tuple"
+    results = _OPERAND.findall(made[root].group(4).partition(")")[0]) if together else [root]
+    sliced = [source(name, "dynamic-slice") for name in results]
+    summed = {source(name, "get-tuple-element") or name for name in sliced}
+    return summed.pop() if len(summed) == 1 else ""
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -85,6 +85,34 @@ def test_a_fused_sum_that_keeps_its_part_is_a_reduce_scatter() -> None:
     assert collectives(whole, 8) == {"all_reduce": Total(1, 2 * 3 / 4 * 32)}
 
 
+TOGETHER = """HloModule step, num_partitions=8
+
+%all-reduce-scatter.clone (one: bf16[16], two: bf16[16]) -> (bf16[4], bf16[4]) {
+  %one = bf16[16]{0} parameter(0)
+  %two = bf16[16]{0} parameter(1)
+  %all-reduce.1 = (bf16[16]{0}, bf16[16]{0}) all-reduce(%one, %two), channel_id=1, replica_groups=[2,4]<=[8]
+  %first = bf16[16]{0} get-tuple-element(%all-reduce.1), index=0
+  %part = bf16[4]{0} dynamic-slice(%first, %start), dynamic_slice_sizes={4}
+  %second = bf16[16]{0} get-tuple-element(%all-reduce.1), index=1
+  %other = bf16[4]{0} dynamic-slice(%second, %start), dynamic_slice_sizes={4}
+  ROOT %both = (bf16[4]{0}, bf16[4]{0}) tuple(%part, %other)
+}
+
+ENTRY %main (b: bf16[16], c: bf16[16]) -> (bf16[4], bf16[4]) {
+  %b = bf16[16]{0} parameter(0)
+  %c = bf16[16]{0} parameter(1)
+  ROOT %parts = (bf16[4]{0}, bf16[4]{0}) fusion(%b, %c), kind=kCustom, calls=%all-reduce-scatter.clone
+}
+"""
+
+
+def test_a_fused_sum_of_several_arrays_that_keeps_a_part_of_each_is_a_reduce_scatter() -> None:
+    """As libtpu 0.0.52 writes the gradients of two small weights; one that is kept whole makes it none."""
+    assert collectives(TOGETHER, 8) == {"reduce_scatter": Total(1, 3 / 4 * 64)}
+    whole = TOGETHER.replace("tuple(%part, %other)", "tuple(%part, %second)")
+    assert collectives(whole, 8) == {"all_reduce": Total(1, 2 * 3 / 4 * 64)}
+
+
 UNROLLED = MODULE.replace(
     "ROOT %out", "%two = s32[] constant(2)\n  %next = s32[] add(%i, %two)\n  ROOT %out"
 ).replace("tuple(%i, %sum)", "tuple(%next, %sum)")
