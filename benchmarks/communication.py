@@ -51,7 +51,8 @@ AFTER = """
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
 * **Gathers by sums.** Over all of a slice of 64 devices or more, weights of up to 16 MiB, on v4 and v5p any, are
   gathered by sums of arrays that are zeros but for a rank's own part: twice the bytes.
-* **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch.
+* **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
+  are summed whole like that too, and the updated weights gathered as they are stored, in fp32.
 
 ## All
 
@@ -63,7 +64,8 @@ With embedding, head, loss and norms. XLA looks tokens up in shards of the embed
 HELD_OUT = """
 ## Held out
 
-Whole steps that were compiled only after communication was priced as above, before what they showed was.
+Whole steps that were compiled only after communication was priced as above, before what they showed was: few layers,
+and shipped models.
 
 """
 
@@ -74,9 +76,10 @@ zeros, what is looked up beside tensor ranks with copies of shards, that gathers
 weights of fp32 jobs are gathered in 16 bits.
 
 * **Not priced.** Where context, tensor and data axes all split (`cp2-tp2-fsdp4`), XLA gathers whole activations for the
-  gradients of weights, though it scatters those of one such product alone: twice the bytes. ZeRO-1 sums gradients whole
-  with every micro-batch and gathers weights in fp32. Copies of the keys' and values' weights on tensor ranks of models
-  with one head of them are summed (-3 %). Context ranks that are a square of a v5p slice sum gradients of keys whole.
+  gradients of weights, which it scatters where one side of the product is not split by the tensor axis as well. Tables
+  that embedding and head share are looked up in shards on tensor ranks too, and activations of fp32 jobs gathered in 16
+  bits. Copies of the keys' and values' weights on tensor ranks of models with one head of them are summed. Sums of keys
+  of 64 MiB are whole for both gradients.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |
@@ -93,17 +96,16 @@ as MaxText does (`benchmarks/compiling_experts.py`): there and back, and so do t
 """
 
 
-def priced(row: Mapping[str, Any], layers: int) -> Mapping[str, float]:
-    """Bytes by kind for a model of so many layers."""
-    sized = {**row, "model": {**row["model"], "layers": layers}}
-    found = evaluate(plan_from_run(parse_run(sized))[0]).communication
+def priced(row: Mapping[str, Any], layers: int | None = None) -> Mapping[str, float]:
+    """Bytes by kind; for a model of so many layers instead of its own."""
+    sized = {**row["model"], "layers": layers} if layers else row["model"]
+    found = evaluate(plan_from_run(parse_run({**row, "model": sized}))[0]).communication
     return {NAMES.get(kind, kind): sent for kind, sent in found.items()}
 
 
 def of_layers(row: Mapping[str, Any]) -> dict[str, float]:
     """Bytes by kind that layers add: what twice as many send more."""
-    layers = row["model"]["layers"]
-    once, twice = priced(row, layers), priced(row, 2 * layers)
+    once, twice = priced(row), priced(row, 2 * row["model"]["layers"])
     return {kind: total - once.get(kind, 0.0) for kind, total in twice.items()}
 
 
@@ -112,7 +114,7 @@ def table(rows: Sequence[Mapping[str, Any]], compiled: str) -> Iterator[str]:
     yield "| case | kind | priced [MiB] | compiled [MiB] | priced / compiled - 1 |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for row in rows:
-        ours = of_layers(row) if compiled.endswith("layers") else priced(row, row["model"]["layers"])
+        ours = of_layers(row) if compiled.endswith("layers") else priced(row)
         theirs = row["measured"][compiled]
         pairs = [(kind, ours.get(kind, 0.0), theirs.get(kind, 0)) for kind in KINDS]
         pairs = [pair for pair in pairs if max(pair[1:]) >= SMALL]
@@ -131,7 +133,7 @@ def error(ours: float, theirs: float) -> str:
 def compared(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Lines of the table of what was priced at first, by case."""
     for row in (row for row in rows if row["id"] in first):
-        then, now = first[row["id"]], priced(row, row["model"]["layers"])
+        then, now = first[row["id"]], priced(row)
         theirs = row["measured"]["sent_bytes"]
         off = max(KINDS, key=lambda kind: abs(then.get(kind, 0.0) - theirs.get(kind, 0)))
         totals = (error(sum(sent.values()), sum(theirs.values())) for sent in (then, now))
@@ -158,7 +160,7 @@ def document() -> str:
     rows = rows_of("xla_compiled.jsonl")
     layers, everything = ("\n".join(table(rows, field)) for field in ("sent_bytes_of_layers", "sent_bytes"))
     experts = "\n".join(exchanged(rows_of("xla_experts.jsonl")))
-    held_out = rows_of("xla_held_out.jsonl")
+    held_out = [*rows_of("xla_held_out.jsonl"), *rows_of("xla_models.jsonl")]
     later = "\n".join(table(held_out, "sent_bytes"))
     first = "\n".join(compared([*rows, *held_out], json.loads(AT_FIRST.read_text())))
     return f"{HEAD}{layers}\n{AFTER}{everything}\n{HELD_OUT}{later}\n{FIRST}{first}\n{EXPERTS}{experts}\n"

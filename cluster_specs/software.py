@@ -77,7 +77,10 @@ class SoftwareSpec(Record):
     overlap_gather: float = Field(ge=0, le=1)
     """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
     scatters_gradients: bool
-    """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole after it."""
+    """With ZeRO-1 gradients are reduce-scattered as the backward makes them, rather than summed whole.
+
+    Those are summed after the last backward, or as it makes them where `sums_copies` says "always".
+    """
     broadcasts_weights: bool
     """With ZeRO-1 every rank steps whole weights, and broadcasts them when it is its turn, rather than all gather."""
     copies_gathered: bool

@@ -24,11 +24,11 @@ from planner.evaluation.states import (
     gradient_bytes,
     reduced_bytes,
     sharded_elements,
+    stored_bytes,
     weight_bytes,
 )
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
-from planner.sharding.pricing import DTYPE_BYTES
 
 
 def check_offload(setting: Setting, plan: Parallelism) -> None:
@@ -47,12 +47,6 @@ def check_offload(setting: Setting, plan: Parallelism) -> None:
         raise InputError(
             f"offload of weights with ZeRO {plan.zero_stage}: only ZeRO 3 brings a layer's weights when it runs them"
         )
-
-
-def stored_bytes(job: Job, software: SoftwareSpec) -> float:
-    """Bytes per weight of a shard as the device gets it: the training type, or masters that are cast there."""
-    masters = job.master_weights and not software.keeps_copy
-    return DTYPE_BYTES["fp32"] if masters else weight_bytes(job)
 
 
 def with_copies(

@@ -29,6 +29,12 @@ def weight_bytes(job: Job) -> float:
     return DTYPE_BYTES[job.precision]
 
 
+def stored_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes per weight between steps: the training type, or masters that are cast where they are read."""
+    masters = job.master_weights and not software.keeps_copy
+    return DTYPE_BYTES["fp32"] if masters else weight_bytes(job)
+
+
 def gradient_bytes(job: Job) -> float:
     """Bytes per gradient as it is accumulated."""
     return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
@@ -61,6 +67,8 @@ class WireWidths(NamedTuple):
     """Bytes per element on the wire."""
 
     weights: float
+    stored: float
+    """Of weights that are gathered once they are stepped."""
     gradients: float
     copied: float
     """Of gradients that tensor ranks hold a part each of."""
@@ -69,7 +77,8 @@ class WireWidths(NamedTuple):
 def wire_widths(job: Job, software: SoftwareSpec, last: bool) -> WireWidths:
     """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type."""
     reduced = reduced_head_bytes if last else reduced_bytes
-    return WireWidths(weight_bytes(job), reduced(job, software), copied_bytes(job, software))
+    weights, stored = weight_bytes(job), stored_bytes(job, software)
+    return WireWidths(weights, stored, reduced(job, software), copied_bytes(job, software))
 
 
 def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
@@ -79,7 +88,7 @@ def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
 
 def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether gradients of sharded states are summed whole, all at once after the last backward."""
-    return plan.zero_stage > 0 and sums_whole(plan, software)
+    return plan.zero_stage > 0 and sums_whole(plan, software) and software.sums_copies != "always"
 
 
 STATE_AXES = ("context", "expert", "data")
@@ -226,6 +235,7 @@ def sync_of(
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
         width = min(wire.weights, products.width) if products else wire.weights
+        width = wire.stored if plan.zero_stage == 1 else width
         weights, gradients = group.elements * width, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:

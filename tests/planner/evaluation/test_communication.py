@@ -137,14 +137,22 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 
 NOT_PRICED = {
+    "xla-compiled/8b-4/v5e:8x8/cp4-tp4-fsdp4-none",
+    "xla-compiled/phi-2/v5e:4x4/tp4-fsdp4-none",
+    "xla-compiled/2b-8/v5e:4x4/tp8-fsdp2-none",
+    "xla-compiled/qwen3-0.6b/v5e:4x4/tp2-fsdp8-none",
+    "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
+    "xla-compiled/opt-6.7b/v5e:4x4/tp8-fsdp2-full",
+    "xla-compiled/llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4-full",
+    "xla-compiled/llama-3.2-1b/v5e:4x4/tp4-fsdp4-full-fp32",
     "xla-compiled/7b-4/v5e:4x4/cp2-tp2-fsdp4-none",
-    "xla-compiled/1b-4/v5e:4x4/dp16-full-zero1-mb4",
     "xla-compiled/2b-8/v5p:2x2x4/tp4-fsdp4-none",
     "xla-compiled/2b-8/v6e:4x4/tp2-fsdp8-selective",
     "xla-compiled/8b-8/v5p:2x2x4/cp4-fsdp4-full",
 }
 """docs/communication.md says why."""
-HELD_OUT, EXPERTS = sent_in("xla_held_out.jsonl"), sent_in("xla_experts.jsonl")
+HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")
+EXPERTS = sent_in("xla_experts.jsonl")
 
 
 def layers_priced(row: Mapping[str, Any]) -> Mapping[str, float]:
@@ -168,8 +176,18 @@ def test_every_kind_of_sharding_was_compiled() -> None:
     assert {r["parallel"]["sequence_parallel"] for r in OWN.values() if degree(r, "tp") > 1} == {True, False}
 
 
-@pytest.mark.parametrize("part", ["sent_bytes_of_layers", "sent_bytes"])
-@pytest.mark.parametrize("run", sorted({*OWN, *HELD_OUT} - NOT_PRICED))
+def parts_of(row: Mapping[str, Any]) -> list[str]:
+    """What can be compared: shipped models are whole; ZeRO-1 gathers weights of layers after the loop over them."""
+    looped = "layers" in row["model"] and row["parallel"].get("zero_stage") != 1
+    return ["sent_bytes_of_layers", "sent_bytes"] if looped else ["sent_bytes"]
+
+
+COMPARED = [
+    (run, part) for run, row in (OWN | HELD_OUT).items() if run not in NOT_PRICED for part in parts_of(row)
+]
+
+
+@pytest.mark.parametrize(("run", "part"), COMPARED)
 def test_compiled_steps_send_what_is_priced_of_every_kind(run: str, part: str) -> None:
     """Within 2 % of the kind, or 0.2 % of all."""
     row = (OWN | HELD_OUT)[run]
@@ -187,7 +205,7 @@ def test_what_is_said_not_to_be_priced_is_not(run: str) -> None:
     row = (OWN | HELD_OUT)[run]
     ours, sent = predicted(row), row["measured"]["sent_bytes"]
     off = (abs(ours.get(kind, 0.0) - sent[kind]) / sum(sent.values()) for kind in sent if kind != "p2p")
-    assert max(off) > 0.003
+    assert max(off) > 0.002
 
 
 @pytest.mark.parametrize("run", EXPERTS)
