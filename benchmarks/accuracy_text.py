@@ -219,9 +219,9 @@ FAR_OFF = """\
   anything is exchanged between nodes; the exchange of balanced random tokens is priced.
 * Mixtures with routers left to themselves: -12 to -71 % but for Qwen3-30B and Moonlight on 16 H100 (+8 and -3 %), the
   more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
-* torchtitan's Qwen3-30B on eight H200 (-18 to -60 % compiled, and memory 2.5 times too much, so that four runs are
-  called impossible): until 2026 its selective policy kept nothing of experts, not even what was exchanged
-  (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), where the later one is assumed.
+* torchtitan's Qwen3-30B on eight H200 (-13 to -55 % compiled, memory 14 to 17 % too much): a router left to itself.
+  Until March 2026 its selective policy kept nothing of experts, not even what was exchanged
+  (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), which these rows say.
 * DeepSeek-V3's own run is called impossible (111 of 80 GiB): DualPipe has two copies of every stage, and what its
   report says to be recomputed or kept in 8 bits is more than the row's words say.
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
@@ -241,8 +241,6 @@ FAR_OFF = """\
   kernels. Fitted again on that series it would be 1.5 (3.9 % to 2.8 % there), and the runs of the report split on
   Megatron's stacks would go from 6.4 to 8.2 %, with a bias of -7 %; one series on one device says too little, so it
   stays.
-* Memory of torchtitan since it compiles the loss: 8 bytes per token and vocabulary entry less than predicted, which is
-  right for the runs published before.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
   of its products alone would be 270 of 173 GiB. Impossible as printed is also one row of Llama-3-70B on 64 GB300
   (Megatron-Bridge 26.02.01, NVFP4): whole weights and gradients on every rank, which with a 64th of the states are 275

@@ -211,8 +211,16 @@ def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
-    made = [name for o in block.ops if operator_rule(o).arithmetic == "matmul" for name in o.outputs]
-    return made.index(tensor) % 2 == 0 if tensor in made else _is_listed(block, op, tensor)
+    products = [o for o in block.ops if operator_rule(o).arithmetic == "matmul"]
+    counted = [name for o in products if not _of_experts(block, o) for name in o.outputs]
+    if op in products:
+        return tensor in counted and counted.index(tensor) % 2 == 0
+    return _is_listed(block, op, tensor)
+
+
+def _of_experts(block: Block, op: Op) -> bool:
+    """Whether a product is the experts' or their router's."""
+    return any("experts" in block.tensor[name].dims for name in op.outputs)
 
 
 RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
@@ -223,6 +231,9 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
         "products": _is_product,
         "mlp": _is_listed_outside_mlp,
         "alternate": _is_every_second,
+        "alternate_local": lambda block, op, tensor: (
+            op.kind not in ROUTING_KINDS and _is_every_second(block, op, tensor)
+        ),
         "attention": lambda block, op, tensor: op.kind != "attention" or tensor in op.outputs,
     }
 )
@@ -232,13 +243,14 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
 attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
 drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` the feed-forward layer (MaxText
 ``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``);
-``alternate`` is selective with every second product computed again (pytorch/torchtitan,
-``selective_ac_option = "op"``); ``attention`` keeps everything but what is inside the attention kernel
-(Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
+``alternate`` is selective with every second product computed again, and all of experts and their router, whose grouped
+products are not on the list (pytorch/torchtitan, ``selective_ac_option = "op"``), ``alternate_local`` without the
+exchange of tokens, too (its Qwen3 until March 2026, 114151ad); ``attention`` keeps everything but what is inside the
+attention kernel (Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
 """
 
 
-SELECTIVE_POLICIES = frozenset({"selective", "products", "mlp", "alternate"})
+SELECTIVE_POLICIES = frozenset({"selective", "products", "mlp", "alternate", "alternate_local"})
 """Policies that list the kinds of results that are kept."""
 
 UNWRAPPED_POLICIES = frozenset({"none", "attention"})

@@ -33,8 +33,10 @@ REMAT: Mapping[str, tuple[str, str]] = {
         "    jax.checkpoint_policies.save_only_these_names($names),\n)",
     ),
     "products": ('"block"', "jax.checkpoint_policies.dots_with_no_batch_dims_saveable"),
-    "mlp": ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
-    "alternate": ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
+    **dict.fromkeys(
+        ("mlp", "alternate", "alternate_local"),
+        ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
+    ),
 }
 """Recompute policy -> what to wrap, and JAX's policy, as code; ``$names`` are the results of attention, ``$kept`` all
 that the policy keeps."""

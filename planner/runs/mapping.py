@@ -97,7 +97,7 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
         found = Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
-    return vocabulary.variant(found, run.parallel.model_extra or {})
+    return vocabulary.variant(found, run.parallel.model_extra or {}, str(run.source))
 
 
 def _model(run: RunFile) -> Model:

@@ -65,6 +65,7 @@ RECOMPUTES: Table = (
         Meaning("full", exact=False),
     ),
     (r"selective[-_]op", Meaning("alternate")),
+    (r"selective[-_]op without exchange", Meaning("alternate_local")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:(mla_up_proj|moe_act)", Meaning("none", exact=False)),
     (r"selective:(mlp|layernorm\+moe|moe)", Meaning("mlp", exact=False)),
@@ -208,6 +209,7 @@ class Habits(NamedTuple):
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
     "torch-async-tp": Habits(zero_stage=3),
+    "torch-compiled-loss": Habits(zero_stage=3),
     "torch-no-sync": Habits(zero_stage=3),
     "torch-blocks": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
@@ -319,10 +321,22 @@ VARIANTS: Mapping[tuple[str, str, bool], str] = {
 }
 """(stack, flag of a run, its value) -> the stack that the run had."""
 
+RELEASES: Mapping[tuple[str, str], str] = {
+    (
+        "torch-fsdp2",
+        r"torchtitan.*(2025-?(0[4-9]|1[0-2])|(April|May|June|July|\w+ember|August|October) 2025|mxfp8|nvfp4)",
+    ): "torch-compiled-loss",
+}
+"""(stack, what a source says of itself) -> the stack of its release. torchtitan has compiled its loss since April 2025
+(bbb1b61); before that it had neither MXFP8 nor NVFP4."""
 
-def variant(origin: Origin, flags: Mapping[str, Any]) -> Origin:
-    """``origin`` with its stack as the run's own flags say; the first that applies."""
+
+def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
+    """``origin`` with its stack as the run's own flags say, else its source's date; the first that applies."""
     for (stack, flag, value), other in VARIANTS.items():
         if origin.stack == stack and flags.get(flag) is value:
+            return origin._replace(stack=other)
+    for (stack, said), other in RELEASES.items():
+        if origin.stack == stack and re.search(said, source):
             return origin._replace(stack=other)
     return origin

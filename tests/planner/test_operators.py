@@ -158,6 +158,14 @@ def test_the_alternate_policy_keeps_every_second_product() -> None:
     )
 
 
+def test_grouped_products_of_experts_are_on_no_list() -> None:
+    """pytorch/torchtitan@f3748d8: deepseek_v3 and llama4 list what is exchanged, qwen3 not even that."""
+    _, block = layer_of("qwen3-30b-a3b")
+    kept, local = (set(saved_tensors(block, policy)) for policy in ("alternate", "alternate_local"))
+    assert kept - local == {"routed", "routing"}
+    assert not {name for name in local if "experts" in block.tensor[name].dims}
+
+
 def test_what_is_listed_is_stored_read_or_not() -> None:
     """torch 2.13 FSDPMemTracker: the result of the last product, which no backward reads, is kept as well."""
     _, block = layer_of("llama-3-8b")
