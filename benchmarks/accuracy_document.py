@@ -27,6 +27,7 @@ from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
     LATER_SERIES,
+    LATEST_SERIES,
     LIVE,
     RUNS,
     Judged,
@@ -97,6 +98,8 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
             later, lambda r: "mixtures" if intervals.has_experts(r) else "dense"
         ).items()
     ]
+    latest = [row for row in everything if row.series in LATEST_SERIES]
+    lines.append(time_line("**transcribed after those: dense**", latest))
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
     return (
         table(TIME_HEADER, lines)

@@ -52,6 +52,11 @@ LATER_SERIES = frozenset(
 )
 """Series transcribed when everything else was in place."""
 
+LATEST_SERIES = frozenset(
+    {"AWS Neuron Trn1", "Fast-LLM", "NeMo launcher, July 2022", "OLMo-core", "PaLM"},
+)
+"""Series transcribed after those; nothing has changed for them."""
+
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
