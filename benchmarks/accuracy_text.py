@@ -235,10 +235,10 @@ FAR_OFF = """\
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
 * 8B of torchao on eight H100, one sequence of 4,096 tokens each (-33 to -44 %): on the H100 of torchtitan's own tables,
   with HBM2e and a limit of 500 W, it would be -13 to -29 %. The source names no more than eight H100.
-* GPT3-175B of NeMo's launcher on A100 (-25 to -30 %): the row has the layout of 2023, but the launcher's README prints
-  the same figures in September 2022 (NVIDIA/NeMo-Framework-Launcher@3579cdb3), when it configured a tensor degree of
-  8, 8 stages and micro-batches of 2. With those and full recomputation it would be -5 to -2 %, with selective -23 to
-  -20 %.
+* GPT3-175B of NeMo's launcher on A100 in September 2022 (-21 to -24 %): in July its page printed figures with the same
+  degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by +1 to +7 %. We do not know
+  what slowed it; with full recomputation it would be -5 to -2 %. The rows were first transcribed with the layout of
+  2023, under which the page kept the figures of September.
 * GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 28): its source states neither recomputation
   nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
   why half a year of releases gained 12 %, we do not know.
