@@ -2,9 +2,13 @@
 
 A plan's mesh has the axes ``tensor``, ``context``, ``expert`` and ``data``, innermost first, and stages are
 outermost. ``data`` of a `Parallelism` counts all data-parallel ranks; experts reuse them, so a stage's mesh
-has ``expert`` x ``data / expert``.
+has ``expert`` x ``data / expert``. Where experts have more ranks than that, they reuse context ranks as well, which
+are then the axis ``context_expert``.
+
+Source: Liu et al., MoE Parallel Folding, arXiv:2504.14960.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -116,10 +120,10 @@ class StagePlan(Record):
 
     @property
     def degrees(self) -> tuple[int, int, int, int]:
-        """Sizes of the axes tensor, context, expert and data."""
-        axes = ("tensor", "context", "expert", "data")
-        tensor, context, expert, data = (self.mesh.get(axis, 1) for axis in axes)
-        return tensor, context, expert, data
+        """Data, tensor, context and expert degree, as a `Parallelism` counts them."""
+        axes = ("tensor", "context_expert", "context", "expert", "data")
+        tensor, both, context, expert, data = (self.mesh.get(axis, 1) for axis in axes)
+        return expert * data, tensor, both * context, both * expert
 
 
 class Parallelism(Record):
@@ -166,14 +170,28 @@ class Parallelism(Record):
     @property
     def stages_differ(self) -> bool:
         """Whether a stage has another mesh than the plan's degrees say."""
-        own = (self.tensor, self.context, self.expert, self.data // self.expert)
+        own = (self.data, self.tensor, self.context, self.expert)
         return any(stage.mesh and stage.degrees != own for stage in self.stages)
+
+    @property
+    def context_experts(self) -> int:
+        """Context ranks that hold experts of their own: as many as the data ranks leave over of the expert degree."""
+        return self.expert // math.gcd(self.expert, self.data)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Size of each axis of a stage's mesh, innermost first; ``context_expert`` only where it splits anything."""
+        both = self.context_experts
+        expert = self.expert // both
+        sizes = {"tensor": self.tensor} | ({"context_expert": both} if both > 1 else {})
+        return sizes | {"context": self.context // both, "expert": expert, "data": self.data // expert}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Parallelism":
-        if self.data % self.expert:
+        if self.context % self.context_experts:
             raise ValueError(
-                f"expert parallel degree {self.expert} must divide the data parallel degree {self.data}"
+                f"expert parallel degree {self.expert} must divide the data x context parallel degrees "
+                f"{self.data} x {self.context}"
             )
         return self
 

@@ -74,10 +74,11 @@ def replicated(choice: Parallelism, batch: int, factor: float) -> Parallelism | 
         "replicate_degree": choice.replicate_degree * (factor if hybrid else 1),
     }
     whole = all(count >= 1 and float(count).is_integer() for count in counts.values())
-    if not whole or counts["data"] % choice.expert:
+    if not whole:
         return None
     stages = tuple(_stage(stage, factor) for stage in choice.stages)
-    return choice.model_copy(update={**{name: int(n) for name, n in counts.items()}, "stages": stages})
+    scaled = choice.model_copy(update={**{name: int(n) for name, n in counts.items()}, "stages": stages})
+    return scaled if scaled.context_experts == choice.context_experts else None
 
 
 def _stage(stage: StagePlan, factor: float) -> StagePlan:

@@ -156,7 +156,9 @@ class PinOptions:
     tensor: Annotated[int | None, _pin("--tensor", help="Tensor-parallel degree.")] = None
     pipeline: Annotated[int | None, _pin("--pipeline", help="Pipeline stages (devices).")] = None
     context: Annotated[int | None, _pin("--context", help="Context-parallel degree.")] = None
-    expert: Annotated[int | None, _pin("--expert", help="Expert-parallel degree; divides --data.")] = None
+    expert: Annotated[
+        int | None, _pin("--expert", help="Expert-parallel degree; divides --data (x --context).")
+    ] = None
     no_data: Annotated[bool, _pin("--no-data", help="As --data 1.")] = False
     no_tensor: Annotated[bool, _pin("--no-tensor", help="As --tensor 1.")] = False
     no_pipeline: Annotated[bool, _pin("--no-pipeline", help="As --pipeline 1.")] = False

@@ -100,11 +100,10 @@ class Evaluator:
 
     def mesh(self, plan: Parallelism) -> Mesh:
         """The mesh of one stage."""
-        sizes = (plan.tensor, plan.context, plan.expert, plan.data // plan.expert)
-        if sizes not in self.kept.meshes:
-            named, nearest = dict(zip(AXES, sizes, strict=True)), self.software.experts_nearest
-            self.kept.meshes[sizes] = Mesh(self.cluster, named, nearest)
-        return self.kept.meshes[sizes]
+        degrees = (plan.data, plan.tensor, plan.context, plan.expert)
+        if degrees not in self.kept.meshes:
+            self.kept.meshes[degrees] = Mesh(self.cluster, plan.axes, self.software.experts_nearest)
+        return self.kept.meshes[degrees]
 
     def pricer(self, plan: Parallelism) -> Pricer:
         """Prices operators for the plan's micro-batch over all data ranks."""
@@ -149,10 +148,10 @@ class Evaluator:
     def block(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> BlockCost:
         """One block under a policy."""
         given, main = shardings.get(name), shardings.get(self.main_layer)
-        data = self.mesh(plan).size("data")
+        *inner, data = self.mesh(plan).sizes.values()
         if given is None or self._batch_only(given):
             data = min(data, 2)  # one device's share does not depend on how many others there are
-        degrees = (plan.tensor, plan.context, plan.expert, data, plan.micro_batch)
+        degrees = (*inner, data, plan.micro_batch)
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         self.kept.held[id(main)] = main
         priced = (*degrees, *layout, name, id(given), id(main))

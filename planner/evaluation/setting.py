@@ -101,6 +101,11 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
             f"model {graph.name} has {graph.num_layers}"
         )
+    if plan.context_experts > 1 and not setting.software.experts_nearest:
+        raise InputError(
+            f"expert {plan.expert} does not divide data {plan.data}, and stack {job.stack} spreads experts over data "
+            "ranks only"
+        )
     check_stages(plan, graph)
 
 
@@ -114,6 +119,12 @@ def check_stages(plan: Parallelism, graph: Graph) -> None:
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} has {expected} stages, "
             f"`stages` lists {len(plan.stages)}"
         )
+    for s, stage in enumerate(plan.stages):
+        data, _, _, expert = stage.degrees
+        found, due = stage.mesh.get("context_expert", 1), expert // math.gcd(expert, data)
+        if found != due:
+            where = f"stages[{s}].mesh has context_expert {found}"
+            raise InputError(f"{where}, but expert {expert} over data {data} needs {due}")
     ends = [end for _, end in (stage.blocks for stage in plan.stages)]
     for s, (stage, start) in enumerate(zip(plan.stages, (0, *ends), strict=False)):
         if stage.blocks[0] != start or stage.blocks[1] < start:

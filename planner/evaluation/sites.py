@@ -43,8 +43,8 @@ def seen_by(plan: Parallelism, stage: StagePlan) -> Parallelism:
 
     Raises ``InputError`` where the stage cannot share the micro-batch or its devices evenly.
     """
-    tensor, context, expert, outer = stage.degrees
-    data, sequences = expert * outer, plan.data * plan.micro_batch
+    data, tensor, context, expert = stage.degrees
+    sequences = plan.data * plan.micro_batch
     start, end = stage.devices
     if data * tensor * context != end - start:
         raise InputError(f"a stage on devices {start} to {end - 1} has a mesh of {data * tensor * context}")

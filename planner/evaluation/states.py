@@ -91,7 +91,7 @@ def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage > 0 and sums_whole(plan, software) and software.sums_copies != "always"
 
 
-STATE_AXES = ("context", "expert", "data")
+STATE_AXES = ("context_expert", "context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""
 
 
@@ -148,14 +148,16 @@ class Shards(NamedTuple):
 def shards_of(group: WeightGroup, mesh: Mesh, shard_degree: int) -> Shards:
     """Groups over which ``group`` is sharded, replicated and copied.
 
-    Experts are already split over the expert axis, so their shard group is smaller by its size.
+    Experts are already split over expert ranks, so their shard group is smaller by as many.
     """
     return _shards(group.sync_axes, mesh, shard_degree)
 
 
 @lru_cache(maxsize=1 << 14)
 def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards:
-    axes = tuple(a for a in sync_axes if a in STATE_AXES)
+    # Also those of one rank: where all data ranks are expert ranks, context ranks that hold the same experts are told
+    # from those that share a sequence by them.
+    axes = tuple(a for a in STATE_AXES if a in sync_axes or mesh.size(a) == 1)
     total = math.prod(mesh.size(a) for a in axes)
     split = math.prod(mesh.size(a) for a in STATE_AXES if a not in axes)
     inner, outer = mesh.inner_outer(axes, max(1, min(total, shard_degree // split)))

@@ -38,6 +38,8 @@ class Limits(NamedTuple):
     uneven_stages: bool = False
     sequence_parallel: bool | None = None
     """What tensor parallelism does with norms and residuals here; None is as asked."""
+    experts_over_context: bool = False
+    """Experts may have more ranks than there are data ranks."""
     experts_over_tensor: bool | None = False
     """What tensor parallelism does with experts: gives each rank whole ones, or parts of each; None is as asked."""
     offload: tuple[str, ...] = ()
@@ -57,6 +59,9 @@ class Refusal(NamedTuple):
 
 
 def _axes(plan: Plan, limits: Limits) -> Iterator[str]:
+    folded = plan.plan.context_experts > 1
+    if folded and "expert" in limits.axes and not limits.experts_over_context:
+        yield f"experts over context ranks (plan again with an --expert that divides data {plan.plan.data})"
     for axis in ("pipeline", "tensor", "context", "expert"):
         if axis not in limits.axes and getattr(plan.plan, axis) > 1:
             yield (

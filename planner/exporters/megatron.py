@@ -65,6 +65,7 @@ LIMITS = Limits(
     precision={precision: precision for precision in PRECISIONS},
     optimizers=MappingProxyType({"adamw": "adam", "sgd": "sgd", "muon": "muon"}),
     axes=("tensor", "pipeline", "context", "expert"),
+    experts_over_context=True,
     schedules=MappingProxyType({"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}),
     uneven_stages=True,
     experts_over_tensor=None,

@@ -180,20 +180,24 @@ def state_mesh(plan: Parallelism) -> DataMesh:
     As `planner.sharding.mesh.Mesh.inner_outer` cuts them. Raises ``InputError`` where the degrees contradict each
     other.
     """
-    degree = plan.shard_degree if plan.zero_stage else 1
+    degree, experts, rest = (
+        plan.shard_degree if plan.zero_stage else 1,
+        plan.axes["expert"],
+        plan.axes["data"],
+    )
     context = math.gcd(degree, plan.context)
-    expert = math.gcd(degree // context, plan.expert)
-    shard = math.gcd(degree // (context * expert), plan.data // plan.expert)
+    expert = math.gcd(degree // context, experts)
+    shard = math.gcd(degree // (context * expert), rest)
     if context * expert * shard != degree:
         ranks = plan.data * plan.context
         raise InputError(f"plan: shard_degree {degree} does not divide {ranks} data and context ranks")
     return DataMesh(
-        plan.data // plan.expert // shard,
+        rest // shard,
         shard,
-        plan.expert,
+        experts,
         expert > 1,
         context > 1,
-        plan.expert // expert if expert > 1 else 1,
+        experts // expert if expert > 1 else 1,
         plan.context // context if context > 1 else 1,
     )
 
@@ -203,7 +207,7 @@ def data_mesh(plan: Parallelism) -> DataMesh:
 
     Raises ``Unsupported`` where the sharding group cuts such a group, else as `state_mesh`.
     """
-    degree, nearest = plan.shard_degree if plan.zero_stage else 1, plan.context * plan.expert
+    degree, nearest = plan.shard_degree if plan.zero_stage else 1, plan.context * plan.axes["expert"]
     if degree > 1 and degree % nearest:
         raise Unsupported(
             f"states sharded over {degree} ranks cut groups of {nearest} context- and expert-parallel ranks; "
@@ -212,10 +216,16 @@ def data_mesh(plan: Parallelism) -> DataMesh:
     return state_mesh(plan)
 
 
+def refuse_experts_over_context(plan: Parallelism) -> None:
+    """Raise ``Unsupported`` for experts over context ranks, which no mesh of batch, sequence and experts apart has."""
+    if plan.context_experts > 1:
+        raise Unsupported(f"experts over context ranks; plan with an --expert that divides data {plan.data}")
+
+
 def _strategies(plan: Plan, graph: Graph, stage: StagePlan | None) -> dict[str, dict[str, Strategy]]:
     """Explicit shardings of the stage, and the named layout for every other block."""
     p = plan.plan
-    mesh = Mesh(plan.cluster, dict(stage.mesh) if stage else axis_sizes(p))
+    mesh = Mesh(plan.cluster, dict(stage.mesh) if stage else p.axes)
     sizes = Sizes(graph, mesh, p.micro_batch * p.data)
     explicit = stage.sharding if stage else {}
     found: dict[str, dict[str, Strategy]] = {}
@@ -233,18 +243,12 @@ def _strategies(plan: Plan, graph: Graph, stage: StagePlan | None) -> dict[str, 
     return found
 
 
-def axis_sizes(plan: Parallelism) -> dict[str, int]:
-    """Size of each of `AXES` in a stage."""
-    sizes = (plan.tensor, plan.context, plan.expert, plan.data // plan.expert)
-    return dict(zip(AXES, sizes, strict=True))
-
-
 def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
     """Everything that an exporter needs to know of the parameters.
 
     Raises ``Unsupported`` for a plan with a pipeline where the target has no ``pipelines``, for one whose stages split
-    the same block in different ways, and for recomputation in some layers only; ``InputError`` for a plan that
-    contradicts itself.
+    the same block in different ways, for recomputation in some layers only, and for experts over context ranks;
+    ``InputError`` for a plan that contradicts itself.
     """
     p = plan.plan
     if p.pipeline > 1 and not pipelines:
@@ -253,9 +257,10 @@ def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
         )
     if p.recompute_every > 1:
         raise Unsupported(f"target {target} has no recomputation in one of {p.recompute_every} layers only")
+    refuse_experts_over_context(p)
     graph = build_graph(plan.model, plan.job.seq_len)
     stage = _only_stage(p, target)
-    axes = axis_sizes(p) | (dict(stage.mesh) if stage else {})
+    axes = p.axes | (dict(stage.mesh) if stage else {})
     return Layout(plan, graph, axes, _strategies(plan, graph, stage), state_mesh(p))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from planner.evaluation.setting import even_cuts, ranks_of
-from planner.exporters.placements import axis_sizes
 from planner.models.catalog import build_graph
 from planner.plans import Parallelism, Plan, StagePlan
 from planner.sharding.layouts import named_layout
@@ -45,7 +44,7 @@ def stage_plans(plan: Parallelism, cuts: Sequence[int]) -> tuple[StagePlan, ...]
     """Stages with the named layout, cut at ``cuts``."""
     per_stage = plan.num_devices // plan.pipeline
     rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
-    mesh = axis_sizes(plan)
+    mesh = plan.axes
     return tuple(
         StagePlan(
             blocks=(start, end),
@@ -84,7 +83,7 @@ def departures(plan: Plan) -> Iterator[str]:
     if not any(stage.sharding for stage in p.stages):
         return
     graph = build_graph(plan.model, plan.job.seq_len)
-    mesh = Mesh(plan.cluster, axis_sizes(p))
+    mesh = Mesh(plan.cluster, p.axes)
     sizes = Sizes(graph, mesh, p.micro_batch * p.data)
     given = {name: ops for stage in p.stages for name, ops in stage.sharding.items()}
     for name, ops in given.items():

@@ -39,6 +39,7 @@ LIMITS = Limits(
     precision=TORCH_PRECISIONS,
     optimizers={"adamw": "AdamW"},
     axes=("tensor", "pipeline", "context", "expert"),
+    experts_over_context=True,
     schedules={name: entry.torch_name for name, entry in SCHEDULES.items() if entry.torch_name},
     uneven_stages=True,
     half_weights=True,

@@ -92,8 +92,8 @@ def _stages(plan: Plan) -> Iterator[tuple[str, str]]:
         start, end = stage.devices
         before = [sum(pool.num_devices for pool in pools[: k + 1]) for k in range(len(pools))]
         device = pools[next(k for k, last in enumerate(before) if start < last)].device.name
-        tensor, context, expert, data = stage.degrees
-        degrees = dict(zip(DEGREES, (data * expert, tensor, 1, context, expert), strict=True))
+        data, tensor, context, expert = stage.degrees
+        degrees = dict(zip(DEGREES, (data, tensor, 1, context, expert), strict=True))
         split = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "no split"
         first, last = stage.blocks
         yield (

@@ -173,24 +173,25 @@ def _degrees(run: RunFile, num_devices: int, origin: Origin, assume: Assumptions
             f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * model_parallel} devices, "
             f"the cluster has {num_devices}"
         )
-    whole = _whole_experts(run, data, tensor, expert, origin, assume)
+    whole = _whole_experts(run, data * context, tensor, expert, origin, assume)
     if whole:
         expert //= tensor
-    if data % expert:
-        raise InputError(f"ep {expert} does not divide dp {data}")
+    if data * context % expert:
+        raise InputError(f"ep {expert} does not divide dp {data} x cp {context} = {data * context} ranks")
     return Degrees(data, tensor, pipeline, context, expert, whole)
 
 
 def _whole_experts(
-    run: RunFile, data: int, tensor: int, expert: int, origin: Origin, assume: Assumptions
+    run: RunFile, ranks: int, tensor: int, expert: int, origin: Origin, assume: Assumptions
 ) -> bool:
     """Whether the expert ranks include the tensor ranks, each with whole experts: an ``etp`` of 1.
 
-    So it must be where ``ep`` does not divide ``dp``. With fewer experts' ranks than tensor ranks it cannot be.
+    So it must be where ``ep`` does not divide the data and context ``ranks``. With fewer experts' ranks than tensor
+    ranks it cannot be.
     """
-    if min(tensor, expert) == 1 or expert % tensor or data % (expert // tensor):
+    if min(tensor, expert) == 1 or expert % tensor or ranks % (expert // tensor):
         return False
-    if data % expert:
+    if ranks % expert:
         return assume.default("etp", run.parallel.etp, 1) == 1
     usual = origin.expert_tensor or tensor
     return assume.default("etp", run.parallel.etp, usual) == 1

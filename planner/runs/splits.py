@@ -39,11 +39,10 @@ def stages_of(counts: Sequence[int], plan: Parallelism) -> tuple[StagePlan, ...]
     """Stages with so many layers each, in the order in which a micro-batch passes them."""
     ends = list(accumulate(counts))
     each = plan.num_devices // plan.pipeline
-    sizes = {"tensor": plan.tensor, "context": plan.context, "expert": plan.expert}
-    mesh = sizes | {"data": plan.data // plan.expert}
     rank_of = {stage: rank for rank, held in enumerate(ranks_of(plan)) for stage in held}
+    places = [(rank_of[s] * each, (rank_of[s] + 1) * each) for s in range(len(ends))]
     return tuple(
-        StagePlan(blocks=(end - count, end), devices=(rank_of[s] * each, (rank_of[s] + 1) * each), mesh=mesh)
+        StagePlan(blocks=(end - count, end), devices=places[s], mesh=plan.axes)
         for s, (end, count) in enumerate(zip(ends, counts, strict=True))
     )
 

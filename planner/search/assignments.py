@@ -77,7 +77,8 @@ class Assignments:
     def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Solved:
         has_experts = any("experts" in tensor.dims for tensor in block.tensors)
         counts = has_experts or self._counts_replicas
-        experts = plan.expert if counts else min(plan.expert, 2)  # without experts the axis is just batch
+        # Without experts the axis is just batch.
+        experts = plan.expert if counts else min(self._evaluator.mesh(plan).size("expert"), 2)
         key = (*self._degrees(plan), experts, block.name, policy, ends, lean)
         if key not in self._solved:
             priced = price_block(self._evaluator.pricer(plan), block, Situation(policy, ends))
@@ -93,10 +94,12 @@ class Assignments:
 
         Beside operators without a batch it does matter: what they leave whole is cut, or gathered.
         """
-        replicas = plan.data // plan.expert
+        mesh = self._evaluator.mesh(plan)
+        replicas = mesh.size("data")
         return (
             plan.tensor,
             plan.context,
+            mesh.size("context_expert"),
             replicas if self._counts_replicas else replicas > 1,
             plan.micro_batch,
         )

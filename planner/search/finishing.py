@@ -9,7 +9,7 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Parallelism, StagePlan
 from planner.search.best_first import VALUES, Found, Outcome, Search, family_of
 from planner.search.branches import Answer
-from planner.search.placing import mesh_of, sharding_of
+from planner.search.placing import sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
 from planner.search.scheduling import tailored_schedule
@@ -83,7 +83,7 @@ def with_stages(search: Search, found: Found) -> Parallelism:
             StagePlan(
                 blocks=(start, end),
                 devices=devices,
-                mesh=mesh_of(plan),
+                mesh=plan.axes,
                 sharding=sharding,
                 recompute=None if own == plan.recompute else own,
             )

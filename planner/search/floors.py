@@ -275,7 +275,7 @@ class Floors:
 
         What a device does for a micro-batch does not depend on how many split the batch, only on whether any do.
         """
-        few = c.expert * min(2, c.data // c.expert)
+        few = c.data if c.data % c.expert else c.expert * min(2, c.data // c.expert)
         whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
         return Floor(self._pipeline(c, self._whole(whole)), 0.0)
 

@@ -10,7 +10,7 @@ from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
-from planner.search.space import stage_policies, tensor_degrees
+from planner.search.space import context_degrees, spreads_experts, stage_policies, tensor_degrees
 
 ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
     "NO_SHARD": (0, 1),
@@ -156,7 +156,9 @@ def _check_batch(evaluator: Evaluator, pins: Pins) -> None:
     share = batch // pins.data
     if pins.micro_batch and share % pins.micro_batch:
         raise InputError(f"--micro-batch {pins.micro_batch} does not divide {share} sequences per data rank")
-    if pins.expert and pins.data % pins.expert:
+    contexts = [pins.context] if pins.context else context_degrees(evaluator.graph, evaluator.job.seq_len)
+    if pins.expert and not any(spreads_experts(evaluator, pins.data, c, pins.expert) for c in contexts):
         raise InputError(
             f"--expert {pins.expert} must divide --data {pins.data}: experts reuse data-parallel ranks"
+            + (", and those of --context" if evaluator.software.experts_nearest else "")
         )

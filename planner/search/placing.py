@@ -8,7 +8,6 @@ from planner.graph import Graph
 from planner.plans import Parallelism, StagePlan
 from planner.search.assignments import splits_sequence
 from planner.search.submeshes import Choice, Share
-from planner.sharding.mesh import AXES
 
 
 def placed(
@@ -30,7 +29,7 @@ def placed(
             StagePlan(
                 blocks=(start, end),
                 devices=devices[s],
-                mesh=mesh_of(choice.local),
+                mesh=choice.local.axes,
                 sharding=sharding_of(graph, choice.shardings, (start, end)),
                 recompute=None if choice.local.recompute == common else choice.local.recompute,
             )
@@ -54,11 +53,6 @@ def sharding_of(
     names |= {graph.first} if layers[0] == 0 and graph.first else set()
     names |= {graph.last} if layers[1] == graph.num_layers and graph.last else set()
     return {name: {op: dict(split) for op, split in shardings[name].items()} for name in sorted(names)}
-
-
-def mesh_of(plan: Parallelism) -> dict[str, int]:
-    """Size of each of `AXES`."""
-    return dict(zip(AXES, (plan.tensor, plan.context, plan.expert, plan.data // plan.expert), strict=True))
 
 
 def device_ranges(

@@ -87,7 +87,8 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
     if plan.context > 1:
         used.append(f"the sequence is split over {plan.context} ranks")
     if plan.expert > 1:
-        used.append(f"experts are spread over {plan.expert} data ranks")
+        ranks = "data and context ranks" if plan.context_experts > 1 else "data ranks"
+        used.append(f"experts are spread over {plan.expert} {ranks}")
     if plan.pipeline > 1:
         stages = f"{plan.pipeline} stages" + (
             f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else ""

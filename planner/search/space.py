@@ -2,8 +2,9 @@
 
 The space is stated here and nowhere else, so that "proven best" has a meaning: tensor parallelism inside one
 scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_TOKENS` per rank; expert
-parallelism over divisors of the experts; any pipeline that divides the devices, with looped virtual stages, but
-only for a model that is too large for one scale-up domain (`searches_pipelines`) or on request;
+parallelism over divisors of the experts, on data ranks and, in stacks that reuse them, context ranks; any pipeline
+that divides the devices, with looped virtual stages, but only for a model that is too large for one scale-up domain
+(`searches_pipelines`) or on request;
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
 `AUTOMATIC` those as well.
@@ -182,8 +183,14 @@ def _layouts(
                 if (pins.data is not None and d != pins.data) or job.global_batch % d:
                     continue
                 for e in _pinned(divisors(experts), pins.expert):
-                    if d % e == 0 and experts % e == 0:
+                    if spreads_experts(evaluator, d, c, e):
                         yield d, t, p, c, e
+
+
+def spreads_experts(evaluator: Evaluator, data: int, context: int, expert: int) -> bool:
+    """Whether experts can be spread over so many ranks: data ranks, and context ranks where a stack reuses those."""
+    ranks = data * context if evaluator.software.experts_nearest else data
+    return ranks % expert == 0 and evaluator.graph.dims.get("experts", 1) % expert == 0
 
 
 def _zero_choices(

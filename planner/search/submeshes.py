@@ -14,7 +14,14 @@ from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import arranged, peak_in_flight
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
-from planner.search.space import SEARCHED_POLICIES, context_degrees, divisors, stage_policies, tensor_degrees
+from planner.search.space import (
+    SEARCHED_POLICIES,
+    context_degrees,
+    divisors,
+    spreads_experts,
+    stage_policies,
+    tensor_degrees,
+)
 
 MOST_STAGES = 8
 """Stages that a pool is cut into at most: stages that differ have one mesh for each, and meshes of a device or two are
@@ -155,8 +162,9 @@ class PoolPrices:
                     continue
                 if pins.micro_batch not in (None, share.sequences // data):
                     continue
-                for expert in _pinned(sorted({1, math.gcd(data, experts)}), pins.expert):
-                    if data % expert or experts % expert:
+                most = {math.gcd(ranks, experts) for ranks in (data, data * context)}
+                for expert in _pinned(sorted({1, *most}), pins.expert):
+                    if not spreads_experts(evaluator, data, context, expert):
                         continue
                     for policy in policies:
                         yield _local(share, data, tensor, context, expert, policy, pins)

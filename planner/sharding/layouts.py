@@ -11,11 +11,13 @@ from collections.abc import Mapping
 
 from planner.graph import BATCH, TOKEN_DIMS, Block, Op
 from planner.operators import operator_rule
+from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.spec import Sizes, Strategy
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "data": (BATCH,),
     "expert": ("experts", BATCH),
+    "context_expert": ("experts", *TOKEN_DIMS),
     "context": TOKEN_DIMS,
     "tensor": (
         "heads",
@@ -56,8 +58,9 @@ def named_strategy(
     for axis in sizes.mesh.axes:
         if axis == "tensor":
             candidates = [_tensor_dim(op, dims, sequence_parallel, experts_over_tensor)]
-        elif axis == "expert" and "expert_ffn" not in dims:
-            candidates = [BATCH]  # routers and dispatchers see a rank's own tokens; only experts are spread
+        elif axis in EXPERT_AXES and "expert_ffn" not in dims:
+            # Routers and dispatchers see a rank's own tokens; only experts are spread.
+            candidates = [d for d in ROLES[axis] if d != "experts" and d in dims]
         else:
             candidates = [d for d in ROLES[axis] if d in dims]
         for dim in candidates:

@@ -9,11 +9,22 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.topology import CommGroup, comm_group
 
-AXES = ("tensor", "context", "expert", "data")
-"""Axes of a stage's mesh, innermost first: neighbours on ``tensor`` share the fastest links."""
+AXES = ("tensor", "context_expert", "context", "expert", "data")
+"""Axes of a stage's mesh, innermost first: neighbours on ``tensor`` share the fastest links.
 
-EXPERTS_NEAREST = ("tensor", "expert", "context", "data")
+Context ranks that hold experts of their own are the axis ``context_expert``: it splits positions, or experts.
+"""
+
+EXPERTS_NEAREST = ("tensor", "context_expert", "expert", "context", "data")
 """The order that expert layers see where context ranks are expert ranks as well."""
+
+EXPERT_AXES = ("context_expert", "expert")
+"""Axes that split experts where an operator has any, and tokens elsewhere."""
+
+BATCH_AXES = ("expert", "data")
+"""Axes that split nothing but the batch, except where operators have experts."""
+
+INNER_AXES = tuple(axis for axis in AXES if axis not in BATCH_AXES)
 
 
 @dataclass(frozen=True, eq=False)

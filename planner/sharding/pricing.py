@@ -20,7 +20,7 @@ from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
-from planner.sharding.mesh import Mesh
+from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, slice_partitioner
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
@@ -54,10 +54,6 @@ def stored_bytes(tensor: Tensor, precision: str) -> float:
 def is_product(op: Op) -> bool:
     """Whether ``op`` multiplies activations with weights."""
     return bool(op.weights) and operator_rule(op).arithmetic == "matmul"
-
-
-BATCH_AXES = ("expert", "data")
-"""Axes that split nothing but the batch, except where operators have experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +109,8 @@ class Pricer:
 
     def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
         """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
+        if axes[-1] == "context_expert":  # what moves between experts, though on context ranks
+            axes = (*axes, "expert")
         group = self.mesh.group(axes)
         seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - self._hidden(axes))
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
@@ -123,7 +121,7 @@ class Pricer:
 
     def _hidden(self, axes: tuple[str, ...]) -> float:
         """Share of a collective over ``axes`` that computation hides."""
-        if axes[-1] == "expert":
+        if axes[-1] in EXPERT_AXES:
             overlapped = self.job.overlap_experts
             return self.software.overlap_data if overlapped else self.software.overlap_expert
         return self.software.overlap_tensor if axes[-1] == "tensor" else 0.0
@@ -218,7 +216,7 @@ class Pricer:
             elif mesh.size(axis) > 1:
                 others.append((axis, mesh.size(axis), mesh.stride(axis)))
         kept = tuple(s for s in strategy if s[1] != BATCH or s[0] not in BATCH_AXES)
-        return mesh.size("tensor"), mesh.size("context"), *others, local, kept
+        return *(mesh.size(axis) for axis in INNER_AXES), *others, local, kept
 
     def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         gradient = gradient_of_input(self.graph, tensor, consumer)
@@ -311,6 +309,8 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
     sizes, graph = pricer.sizes, pricer.graph
     query, key, value = (block.tensor[t] for t in op.inputs[:3])
     axes = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
+    if axes[-1:] == ("context_expert",):
+        axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
     degree = math.prod(pricer.mesh.size(a) for a in axes)
     queries = math.prod(graph.dims[d] for d in query.dims if d in TOKEN_DIMS)
     kv_heads = next((d for d in key.dims if d == "kv_heads"), "heads")

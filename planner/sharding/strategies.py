@@ -10,10 +10,10 @@ that two blocks share lies in one way only, so both have the named layout's.
 import itertools
 from typing import Literal
 
-from planner.graph import BATCH, TOKEN_DIMS, Block, Op
+from planner.graph import TOKEN_DIMS, Block, Op
 from planner.operators import operator_rule
 from planner.sharding.layouts import ROLES, named_strategy
-from planner.sharding.mesh import AXES
+from planner.sharding.mesh import AXES, EXPERT_AXES
 from planner.sharding.spec import Sizes, Strategy, has_dim
 
 Space = Literal["roles", "free"]
@@ -22,8 +22,9 @@ Space = Literal["roles", "free"]
 def _role_dims(op: Op, block: Block, sizes: Sizes, axis: str, splittable: tuple[str, ...]) -> list[str]:
     """Dims of ``op`` that ``axis`` may split by its role."""
     graph = sizes.graph
-    if axis == "expert":
-        return ["experts"] if "expert_ffn" in splittable else [d for d in splittable if d == BATCH]
+    if axis in EXPERT_AXES:
+        spread = "expert_ffn" in splittable
+        return [d for d in splittable if d in ROLES[axis] and (d == "experts") == spread]
     if axis != "tensor":
         return [d for d in splittable if d in ROLES[axis]]
     if any(f"{block.name}.{w}" in pair for pair in graph.tied for w in op.weights):
@@ -41,10 +42,10 @@ def legality(sizes: Sizes, space: Space) -> tuple[object, ...]:
     By roles only the data and expert axes split the batch: how large either is does not matter then, only whether
     there are data ranks and whether the batch divides.
     """
-    tensor, context, expert, data = (sizes.mesh.size(a) for a in AXES)
+    *inner, expert, data = (sizes.mesh.size(a) for a in AXES)
     if space == "free":
-        return tensor, context, expert, data, sizes.batch
-    return tensor, context, expert, data > 1, sizes.batch % (expert * data) == 0
+        return *inner, expert, data, sizes.batch
+    return *inner, expert, data > 1, sizes.batch % (expert * data) == 0
 
 
 def strategies(op: Op, block: Block, sizes: Sizes, space: Space = "roles") -> tuple[Strategy, ...]:

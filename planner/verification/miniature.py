@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.evaluation.setting import even_cuts
-from planner.exporters.placements import state_mesh
+from planner.exporters.placements import refuse_experts_over_context, state_mesh
 from planner.exporters.stages import stage_plans
 from planner.graph import Graph, Run, Tensor
 from planner.models.catalog import build_graph
@@ -92,7 +92,9 @@ def scaled_down(plan: Plan, most: int, configured: bool = False) -> Scaled:
     """``plan`` on at most ``most`` devices, in fp32 so that sums compare to rounding.
 
     The model is a small graph, or, where it must be ``configured``, one of its family with a small configuration.
+    Raises ``Unsupported`` for experts over context ranks.
     """
+    refuse_experts_over_context(plan.plan)
     degrees, dropped = _degrees(plan.plan, most)
     stages = degrees["pipeline"] * min(plan.plan.virtual_stages, 2)
     if configured:

@@ -75,6 +75,14 @@ CASES: dict[str, tuple[Plan, Limits, str, str]] = {
         "experts",
         "tensor ranks with whole experts",
     ),
+    "experts over context": (
+        tiny_plan(
+            EXPERTS, {"precision": "bf16"}, **SHARDED | {"data": 2}, context=2, expert=4, replicate_degree=1
+        ),
+        LEAST._replace(axes=("context", "expert")),
+        "axes",
+        "experts over context ranks .*divides data 2",
+    ),
     "loss": (plan_of({"fused_loss": True}), LEAST, "loss", "a loss computed in chunks"),
 }
 

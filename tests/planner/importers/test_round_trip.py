@@ -1,6 +1,7 @@
 """What an exporter writes, the importer of the same format reads back as the same plan."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_every_format_is_read_back_from_its_target() -> None:
         "hf-fsdp-config"
     }  # holds no batch: tested by itself
     assert {f.target for f in FORMATS.values()} <= set(EXPORTERS)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("target", "zero"), [("megatron-lm", 1), ("torchtitan-0.2", 3)])
+def test_experts_may_have_context_ranks(target: str, zero: int, whole: bool) -> None:
+    """Four expert ranks of two data ranks; whole experts are spread over the tensor ranks too."""
+    mixture = tiny_model(
+        model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, num_hidden_layers=LAYERS
+    )
+    sharding = "FULL_SHARD" if zero == 3 else "NO_SHARD"
+    states = {"zero_stage": zero, "sharding": sharding, "shard_degree": 4}
+    choice = Parallelism(
+        data=2, context=2, tensor=2, expert=4, experts_over_tensor=whole, num_microbatches=16, **states
+    )
+    plan = plan_of(choice).model_copy(update={"model": mixture})
+    degree = 8 if whole else 4
+    written = "".join(export(plan, target).values()).replace("-", "_")
+    assert re.search(rf"expert_(model_parallel_size|parallel_degree)\W+{degree}\b", written)
+    assert read_back(plan, target).plan.plan == choice
 
 
 @pytest.mark.parametrize(("policy", "every"), [("full", 1), ("full", 3), ("alternate", 1)])

@@ -29,3 +29,17 @@ def test_only_groups_of_expert_layers_have_that_order(axes: tuple[str, ...]) -> 
     of_experts = ("expert" in axes) != ("context" in axes) or axes[-2:] == ("context", "data")
     if not of_experts or axes in (("data",), ("tensor", "data")):
         assert apart == nearest
+
+
+def test_context_ranks_that_hold_experts_are_the_nearest() -> None:
+    """Megatron's order of 32 ranks: tensor 2, context 8; of its expert layers tensor 2, expert 4, four of each."""
+    mesh = Mesh(
+        TWO_LEVELS,
+        {"tensor": 2, "context_expert": 4, "context": 2, "expert": 1, "data": 2},
+        experts_nearest=True,
+    )
+    plain = Mesh(TWO_LEVELS, {"tensor": 2, "context": 8, "data": 2})
+    assert mesh.group(["context_expert"]) == Mesh(TWO_LEVELS, {"tensor": 2, "expert": 4}).group(["expert"])
+    assert mesh.group(["context_expert", "context"]) == plain.group(["context"])
+    copies = mesh.group(["context", "data"])
+    assert (copies.size, [level.kind for level in copies.levels]) == (4, ["infiniband"])
