@@ -107,34 +107,33 @@ class Pricer:
             return "bf16" if head and self.job.precision in NARROW else self.job.precision
         return product_dtype(self.mesh.cluster.device, "fp32")
 
-    def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float) -> Comm:
-        """One collective over ``axes``, priced by its group's links; of the tensor axis, what stays exposed."""
+    def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float, routed: bool = False) -> Comm:
+        """One collective over ``axes``, priced by its group's links; of tensor and expert axes, what stays exposed."""
         if axes[-1] == "context_expert":  # what moves between experts, though on context ranks
             axes = (*axes, "expert")
         group = self.mesh.group(axes)
-        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - self._hidden(axes))
+        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - self._hidden(axes, routed))
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
         if copies and collective in ("all_gather", "reduce_scatter"):
             seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
         ranks = group.size if axes[-1] == "tensor" and group.size > 1 else 0
         return Comm(collective, axes, seconds, wire_bytes(collective, full_bytes, group.size), ranks)
 
-    def _hidden(self, axes: tuple[str, ...]) -> float:
-        """Share of a collective over ``axes`` that computation hides."""
-        if axes[-1] in EXPERT_AXES:
-            overlapped = self.job.overlap_experts
-            return self.software.overlap_data if overlapped else self.software.overlap_expert
+    def _hidden(self, axes: tuple[str, ...], routed: bool) -> float:
+        """Share that computation hides; of what tensor ranks gather and sum of ``routed`` tokens, as of exchanges."""
+        if routed or axes[-1] in EXPERT_AXES:
+            return self.software.overlap_data if self.job.overlap_experts else self.software.overlap_expert
         return self.software.overlap_tensor if axes[-1] == "tensor" else 0.0
 
     def _moved(self, tensor: Tensor, move: Move) -> Comm:
         """One collective of a resharding of ``tensor``; routed tokens may go to each node once."""
+        routed, dims = "experts" in tensor.dims, self.graph.dims
         if move.collective != "all_to_all" or self.job.token_exchange == "all_to_all":
-            return self.comm(*move)
-        dims = self.graph.dims
-        copies = tensor.scale * dims.get("experts", 1) if "experts" in tensor.dims else 1.0
+            return self.comm(*move, routed)
+        copies = tensor.scale * dims.get("experts", 1) if routed else 1.0
         groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
         time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups)
-        return self.comm(*move)._replace(seconds=time.seconds * (1 - self._hidden(move.axes)))
+        return self.comm(*move)._replace(seconds=time.seconds * (1 - self._hidden(move.axes, routed)))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:
         """Price ``op`` under ``strategy``. Raises ``Unsupported`` for a kind without a rule."""

@@ -46,3 +46,14 @@ def test_routing_that_runs_again_sends_its_tokens_again() -> None:
     """There and back, each way, and there once more."""
     sent = {policy: estimate(1.0, recompute=policy).communication["all_to_all"] for policy in ("none", "mlp")}
     assert sent["mlp"] == pytest.approx(5 / 4 * sent["none"])
+
+
+def test_what_tensor_ranks_gather_for_experts_is_hidden_with_the_exchange() -> None:
+    """It comes before their products, where nothing of this micro-batch runs beside it."""
+    plan = Parallelism(data=8, tensor=4, expert=2, num_microbatches=8, zero_stage=1, shard_degree=8)
+
+    def exposed(name: str, overlap: bool) -> float:
+        job = Job(global_batch=64, seq_len=4096, stack="nemo", overlap_experts=overlap)
+        return Evaluator(load_model(name), load_cluster("dgx-h100:4"), job).estimate(plan).time["tensor"]
+
+    assert exposed("mixtral-8x7b", overlap=True) < 0.5 * exposed("mixtral-8x7b", overlap=False)
