@@ -66,7 +66,9 @@ def comm_group(cluster: ClusterSpec, axes: Sequence[tuple[int, int]]) -> CommGro
     size = math.prod(axis.size for axis in spans)
     if size == 1:
         return CommGroup(1, ())
-    levels = _torus_levels(cluster.torus, spans, cluster) if cluster.torus is not None else []
+    levels = []
+    if cluster.torus is not None:
+        levels = _torus_levels(cluster.torus, _spans(spans, _extents(cluster.torus, cluster), cluster))
     levels += _tier_levels(cluster, spans, math.prod(level.size for level in levels))
     return CommGroup(size, tuple(levels))
 
@@ -84,8 +86,8 @@ def route(cluster: ClusterSpec, sender: tuple[int, int], receiver: tuple[int, in
         return CommGroup(2, (_tier_level(cluster.between, 2, 2),))
     start, end = min(a[0], b[0]), max(a[1], b[1])
     inside = pool.devices_per_node if pool.torus is not None else 0
-    if inside and start // inside == (end - 1) // inside:
-        return comm_group(pool, ((2, max(a[1] - a[0], b[1] - b[0])),))
+    if pool.torus is not None and start // inside == (end - 1) // inside:
+        return CommGroup(2, tuple(_next_block(pool.torus, max(a[1] - a[0], b[1] - b[0]), pool)))
     tiers = (link for link in pool.links if start // link.devices == (end - 1) // link.devices)
     tier = next(tiers, pool.links[-1])
     silent = pool.devices_per_node // max(a[1] - a[0], b[1] - b[0])
@@ -177,15 +179,30 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
     )
 
 
-def _torus_levels(torus: TorusSpec, axes: Sequence[_Axis], cluster: ClusterSpec) -> list[Level]:
-    """Levels over a chip's own devices, then over the torus dimensions, fastest (last) dimension first."""
-    extents = (torus.devices_per_point, *reversed(torus.shape), cluster.nodes)
-    chip, *dimensions = _spans(axes, extents, cluster)[:-1]
+def _extents(torus: TorusSpec, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Devices of a chip, chips along every dimension, fastest (last) first, and slices."""
+    return (torus.devices_per_point, *reversed(torus.shape), cluster.nodes)
+
+
+def _next_block(torus: TorusSpec, ranks: int, cluster: ClusterSpec) -> list[Level]:
+    """The level from a block of so many ranks to the next one, along the first dimension that it does not fill."""
+    extents = _extents(torus, cluster)
+    sides = _block(ranks, extents, cluster)
+    along = next(i for i, (side, extent) in enumerate(zip(sides, extents, strict=True)) if side < extent)
+    return _torus_levels(
+        torus, [_Axis(2, side) if i == along else _Axis(1, 1) for i, side in enumerate(sides)]
+    )
+
+
+def _torus_levels(torus: TorusSpec, spans: Sequence[_Axis]) -> list[Level]:
+    """Levels over a chip's own devices, then over the torus dimensions, in the order of `_extents`."""
+    chip, *dimensions = spans[:-1]
+    extents = (torus.devices_per_point, *reversed(torus.shape))
     levels = []
     if chip.size > 1:
         bandwidth = torus.point_bandwidth or torus.bandwidth
         levels.append(Level(chip.size, bandwidth * torus.efficiency, torus.latency, "ici"))
-    for span, extent, wrapped in zip(dimensions, extents[1:-1], reversed(torus.wrap), strict=True):
+    for span, extent, wrapped in zip(dimensions, extents[1:], reversed(torus.wrap), strict=True):
         if span.size > 1:
             # Groups that interleave along one dimension, and devices of one chip, share its links.
             sharers = span.stride * torus.devices_per_point

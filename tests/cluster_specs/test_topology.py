@@ -224,6 +224,20 @@ def test_rings_over_nodes_reach_the_measured_plateaus(cluster: str, measured: fl
     assert min(widths) == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.parametrize("slice_", ["tpu-v5p:4x4x8", "tpu-v5e:8x16", "tpu-v4:2x2x4", "tpu-v7x:4x4x4"])
+def test_the_next_block_of_a_torus_is_one_group_of_two(slice_: str) -> None:
+    spec = load_cluster(slice_)
+    for ranks in (2**k for k in range(spec.num_devices.bit_length() - 1)):
+        assert route(spec, (0, ranks), (ranks, 2 * ranks)) == comm_group(spec, [(2, ranks)])
+
+
+def test_a_plane_is_one_hop_from_the_next_however_many_there_are() -> None:
+    odd, even = load_cluster("tpu-v5p:4x5x4"), load_cluster("tpu-v5p:4x4x4")
+    (next_row,) = route(odd, (0, 4), (4, 8)).levels
+    assert next_row.latency == route(even, (0, 4), (4, 8)).levels[0].latency
+    assert (next_row.size, next_row.kind) == (2, "ici")
+
+
 def test_colliding_routes_leave_each_node_less_from_the_third_on() -> None:
     groups = [comm_group(load_cluster(f"p5.48xlarge:{n}"), ((8 * n, 1),)).levels[-1] for n in (2, 8, 32)]
     exponent = load_cluster("p5.48xlarge:2").links[-1].contention
