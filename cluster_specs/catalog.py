@@ -37,6 +37,10 @@ SCHEMA = "meshwright/cluster/1"
 """Of what ``meshwright clusters NAME:NODES --json`` prints."""
 
 
+MOST_NODES = 10**6
+"""Larger numbers are taken for mistakes."""
+
+
 class ClusterSummary(Record):
     """One line of the catalogue."""
 
@@ -121,6 +125,8 @@ def _count(text: str, where: str) -> int:
         raise InputError(f"{where!r}: {text!r} is not a node count; write it as in dgx-h100:16") from None
     if count < 1:
         raise InputError(f"{where!r}: a cluster needs at least 1 node, got {count}")
+    if count > MOST_NODES:
+        raise InputError(f"{where!r}: a cluster has at most {MOST_NODES:,} nodes, got {count:,}")
     return count
 
 

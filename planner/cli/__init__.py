@@ -4,7 +4,10 @@ Nothing here decides anything, and nothing heavy is imported before a command ru
 has to answer at once.
 """
 
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["main"]
 
@@ -13,6 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process with one of the codes in `planner.cli.outcome`."""
     from planner.cli.outcome import INTERRUPTED, Ended, fail
 
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller (>&-), so that nobody reads it
+            setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115, to the end
     try:
         from planner.cli.app import app  # here, so that an interrupt while it loads is no traceback either
 

@@ -56,6 +56,10 @@ def _tower_sizes() -> Mapping[str, Mapping[str, int]]:
     )
 
 
+TUNED = re.compile(r"-(instruct|chat|it|base|hf|pt)(?=-|$)", re.IGNORECASE)
+"""Words for how weights were trained, which say nothing of the model's shape."""
+
+
 def _compact(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
@@ -67,7 +71,8 @@ def _aliases() -> Mapping[str, tuple[str, ...]]:
     leading: dict[str, list[str]] = {}
     for name, row in _shipped().items():
         repository = row["hf_id"] or name
-        for spelling in dict.fromkeys(map(_compact, (name, repository, repository.split("/")[-1]))):
+        spellings = (name, repository, repository.split("/")[-1], TUNED.sub("", repository))
+        for spelling in dict.fromkeys(map(_compact, spellings)):
             exact.setdefault(spelling, []).append(name)
         words = name.split("-")
         for length in range(1, len(words)):
@@ -99,7 +104,7 @@ def model_of_run(fields: Mapping[str, Any]) -> Model:
 def load_model(source: str | Path) -> Model:
     """The model of a shipped name, of a Hugging Face config.json (or its folder), or of a graph file.
 
-    Names may be written in any case, with or without dashes, by repository (``meta-llama/Llama-3.1-70B``) or
+    Names may be written in any case, with or without dashes, by repository (``meta-llama/Llama-3.1-70B-Instruct``) or
     by leading words that fit one model only (``deepseek-v3``). Of a configuration with several towers the
     text tower is taken.
 
@@ -118,6 +123,9 @@ def load_model(source: str | Path) -> Model:
         found = False
     if found:
         return _model_from_file(path)
+    shaped = _aliases().get(_compact(TUNED.sub("", str(source))), ())
+    if len(shaped) == 1:
+        return _shipped_model(shaped[0])
     if names:
         raise InputError(f"model {str(source)!r} fits several: {', '.join(names)}; name one of them")
     if path.suffix in FILE_SUFFIXES or path.is_absolute():

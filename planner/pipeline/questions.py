@@ -26,6 +26,10 @@ USUAL_MICROBATCHES = 8
 """Of a step, where nobody says how many; of each rank where nothing is flushed, so that a steady state is seen."""
 
 
+MOST_PASSES = 10**7
+"""Of micro-batches through stages: so many take a minute and some GiB."""
+
+
 def usual_microbatches(schedule: str, ranks: int, per_update: int | None) -> int:
     """How many micro-batches to simulate where nobody says."""
     several = max(ranks, per_update or 1) if schedule in ASYNCHRONOUS else 1
@@ -119,7 +123,13 @@ def run(question: PipelineQuestion) -> PipelineAnswer:
 
 
 def _check(question: PipelineQuestion) -> None:
-    """Refuse what would make no difference."""
+    """Refuse what would make no difference, and what would never end."""
+    passes = question.ranks * question.virtual_stages * question.microbatches
+    if passes > MOST_PASSES:
+        raise InputError(
+            f"{question.microbatches:,} micro-batches through {question.ranks * question.virtual_stages:,} stages are "
+            f"more than the {MOST_PASSES:,} passes that are simulated; a steady state shows with far fewer"
+        )
     name = question.schedule
     entry = ASYNCHRONOUS.get(name)
     given = (

@@ -85,6 +85,7 @@ def test_configurations_that_make_no_model(
         ("dgx-h100:0", "at least 1 node"),
         ("dgx-h100:-1", "at least 1 node"),
         ("dgx-h100:many", "not a node count"),
+        ("dgx-h100:999999999999", "at most 1,000,000 nodes"),
         ("dgx-h1000", "did you mean dgx-h100"),
         ("tpu-v5p", "needs a slice shape"),
         ("tpu-v5p:0x4x4", "not a slice shape"),
@@ -192,3 +193,10 @@ def test_a_full_disk_is_named(cli: Cli, run_file: str) -> None:
     command = f"{sys.executable} -m planner.cli models --json > /dev/full"
     whole = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (whole.returncode, whole.stderr) == (1, "error: no space left on device\n")
+
+
+def test_nobody_has_to_read_the_answer(run_file: str) -> None:
+    """With stdout and stderr closed, as in cron jobs: no traceback, and the code still says how it ended."""
+    for more, code in (("", 0), ("--fail-if fits", 2)):
+        command = f"{sys.executable} -m planner.cli evaluate {run_file} {more} >&- 2>&-"
+        assert subprocess.run(command, shell=True, check=False).returncode == code

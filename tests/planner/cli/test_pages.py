@@ -59,7 +59,7 @@ def test_a_sweep_has_a_page(cli: Cli, tmp_path: Path) -> None:
     sweep.write_text(json.dumps(broken))
     refused = cli("report", str(sweep), "-o", str(path))
     assert refused.exit_code == 2
-    assert "points.0.inputs: is missing" in refused.stderr
+    assert "points.0.inputs, points.0.key and points.0.status are missing" in refused.stderr
 
 
 def test_tokens_are_those_of_the_run(cli: Cli, run_file: str, tmp_path: Path) -> None:

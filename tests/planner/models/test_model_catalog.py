@@ -53,6 +53,13 @@ def write(folder: Path, config: Any, name: str = "config.json") -> Path:
         ("gpt3-175b", "gpt-3-175b"),
         ("gemma2-9b", "gemma-2-9b"),
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("t5-small", "t5-small"),
+        ("bert-base", "bert-base"),
     ],
 )
 def test_names_have_aliases(spelling: str, name: str) -> None:

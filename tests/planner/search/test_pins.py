@@ -45,7 +45,7 @@ def test_an_expert_pin_is_kept() -> None:
 
 REFUSED: list[tuple[Model, dict[str, Any], str, str]] = [
     (small_llama(), {"tensor": 3}, "tensor 3", "8 devices"),
-    (small_llama(), {"tensor": 4, "pipeline": 4}, "tensor 4 x pipeline 4", "8 devices"),
+    (small_llama(), {"tensor": 4, "pipeline": 4}, "--tensor 4 x --pipeline 4", "8 devices"),
     (small_llama(num_attention_heads=12), {"tensor": 8}, "--tensor 8", "heads 12"),
     (small_llama(num_hidden_layers=2), {"pipeline": 4}, "--pipeline 4", "2 layers"),
     (small_llama(), {"pipeline": 4, "virtual_stages": 4}, "--pipeline 4 x 4", "8 layers"),
