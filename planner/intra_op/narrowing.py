@@ -26,7 +26,8 @@ from planner.intra_op.messages import MARGIN, Bound, Messages, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import drop_forbidden, shrink
 
-FIRST_SLACK, GROWTH, GROWTH_UNDER_MEMORY = 3e-4, 5.0, 20.0
+FIRST_SLACK, FIRST_SLACK_UNDER_MEMORY = 3e-3, 3e-4
+GROWTH, GROWTH_UNDER_MEMORY = 5.0, 20.0
 """Of the bound; and by what the slack is multiplied where it was too small: parts are solved fast without memory."""
 
 LAST_SLACK = 2.0
@@ -42,7 +43,10 @@ where it lifts the bound by a smaller part than this."""
 SWEEPS_ALONG = 20
 """Of messages in the order in which frontiers go, before these do."""
 
-LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
+CLOSING = 0.1
+"""Of what is left to the most that a part may cost: the gain that is enough for more messages, which soon close it."""
+
+LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 3e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
 
 SHARE = 0.5
@@ -56,7 +60,8 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     else:
         shrink(network, 0.0)  # arc consistency alone, which the messages need
     known = _Known(network, deadline)
-    slack = FIRST_SLACK
+    limited = network.rows.size > 0
+    slack, growth = (FIRST_SLACK_UNDER_MEMORY, GROWTH_UNDER_MEMORY) if limited else (FIRST_SLACK, GROWTH)
     while slack < LAST_SLACK and time.monotonic() < deadline:
         known.tighten()
         if known.proven:
@@ -65,14 +70,14 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
         if known.best and known.best.cost <= target + slack * abs(known.least):
             target = known.best.cost  # not far above: then whatever the part gives is the best
         soon = time.monotonic() + SHARE * (deadline - time.monotonic())
-        answer = _within(known, target, soon if network.rows.size else deadline)
+        answer = _within(known, target, soon if limited else deadline)
         known.take(answer)
         known.outside(target, answer.lower_bound)
         if known.proven:
             return known.whole()
         if answer.cost <= target:
             break
-        slack *= GROWTH_UNDER_MEMORY if network.rows.size else GROWTH
+        slack *= growth
     if known.best is None:
         every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
         answer = solve_network(network.narrowed(every), deadline)
@@ -117,11 +122,11 @@ class _Known:
         """More messages, and prices on memory, while they help."""
         lift = self._price if self.relaxation.rows.size else self._sweep
         least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
-        value, gain = 0.0, np.inf
-        while gain > least and value <= min(self.most, self.wanted):
+        value, helps = 0.0, True
+        while helps and value <= min(self.most, self.wanted):
             before, value = value, lift()
-            late = time.monotonic() > self.deadline
-            gain = (value - before) / abs(value) if value and not late else 0.0
+            enough = min(least * abs(value), max(0.0, CLOSING * (self.limit - value)))
+            helps = value - before > enough and time.monotonic() <= self.deadline
         self.least = max(self.least, value - MARGIN * abs(value))
         if self.least > self.most:
             shrink(self.network, self.deadline)  # which can mostly say by how much memory is short

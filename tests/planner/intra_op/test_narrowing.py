@@ -94,7 +94,7 @@ def test_a_first_guess_that_is_too_small_grows(monkeypatch):
         return within(known, target, deadline)
 
     monkeypatch.setattr(narrowing, "_within", counted)
-    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)
+    monkeypatch.setattr(narrowing, "FIRST_SLACK_UNDER_MEMORY", 1e-9)
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
     assert len(parts) > 1
     assert parts == sorted(parts)
