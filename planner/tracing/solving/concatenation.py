@@ -8,10 +8,12 @@ they are. It is a choice of the program: products that run as one split the valu
 Source: XLA does the same to the program of one device, after it was partitioned (openxla/xla, dot_merger.h).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.tracing.layouts import WHOLE, Layouts, as_layouts
 from planner.tracing.program import Dims, Operation, Program
@@ -118,20 +120,20 @@ def _worthwhile(pricer: ProgramPricer, joint: Joint) -> tuple[tuple[Pattern, ...
     """Patterns that all of them can have and that save time, and how much."""
     ops = [pricer.program.operations[i] for i in joint.operations]
     splits = [splits_of(op, pricer.mesh) for op in ops]
-    having = [_first_with(patterns_of(op, joint.place, s)) for op, s in zip(ops, splits, strict=True)]
-    common = [pattern for pattern in having[0] if all(pattern in rows for rows in having)]
-    taken = [
-        Options.split_so(op, s[[rows[pattern] for pattern in common]])
-        for op, s, rows in zip(ops, splits, having, strict=True)
-    ]
+    patterns = [patterns_of(op, joint.place, split) for op, split in zip(ops, splits, strict=True)]
+    rows = _first_with_common(patterns)
+    taken = [Options.split_so(op, split[row]) for op, split, row in zip(ops, splits, rows, strict=True)]
     saved = pricer.saved_as_one(ops, taken, joint.place)
     worth = np.flatnonzero(saved > 0)
-    return tuple(common[i] for i in worth), tuple(saved[worth].tolist())
+    return as_layouts(patterns[0][rows[0][worth]]), tuple(saved[worth].tolist())
 
 
-def _first_with(patterns: Layouts) -> dict[Pattern, int]:
-    """Each pattern -> the first row that has it."""
-    found: dict[Pattern, int] = {}
-    for row, pattern in enumerate(as_layouts(patterns)):
-        found.setdefault(pattern, row)
-    return found
+def _first_with_common(patterns: Sequence[Layouts]) -> list[npt.NDArray[np.intp]]:
+    """Of each, the first rows that have the patterns that all have, these in the order in which the first has them."""
+    base = 1 + max(int(rows.max(initial=0)) for rows in patterns) - OWN
+    worth = base ** np.arange(patterns[0].shape[1])
+    firsts = [np.unique((rows - OWN) @ worth, return_index=True) for rows in patterns]
+    common = reduce(np.intersect1d, [numbers for numbers, _ in firsts])
+    found = [first[np.searchsorted(numbers, common)] for numbers, first in firsts]
+    order = np.argsort(found[0])
+    return [first[order] for first in found]

@@ -5,8 +5,10 @@ units. Alike operators share their tables; with ``fold`` those of repeated block
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
-from planner.tracing.solving.lifetimes import node_intervals
+from planner.tracing.solving.lifetimes import Interval, node_intervals
 from planner.tracing.solving.nodes import CopyOption, NodeOption, NodeOptions, Nodes
 from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.tables import Moves, Tables
@@ -23,7 +25,16 @@ TICKS = 10_000_000
 """Ticks in the sum of every node's cheapest cost."""
 
 
-@dataclass(frozen=True, slots=True)
+class Memory(NamedTuple):
+    """What each node of the program holds, output by output."""
+
+    intervals: list[list[Interval]]
+    """When."""
+    bytes_: list[tuple[Array, ...]]
+    """Of each option [B]."""
+
+
+@dataclass(frozen=True)
 class LayoutProblem:
     """A network whose nodes are classes of the program's nodes."""
 
@@ -37,10 +48,8 @@ class LayoutProblem:
     """Per node of the program, of each option [s]."""
     links: tuple[tuple[int, int, Moves], ...]
     """Between nodes of the program."""
-    bytes_: tuple[tuple[Array, ...], ...]
-    """Per node of the program and output, of each option [B]."""
-    intervals: tuple[tuple[tuple[int, int], ...], ...]
-    """Per node of the program and output, when it is held."""
+    memory: Callable[[], Memory]
+    """What options hold, which is tabulated where memory is limited only."""
 
     @property
     def tick(self) -> float:
@@ -55,9 +64,9 @@ class LayoutProblem:
         if not math.isfinite(memory_limit):
             return self._compact(costs)
         flat = [
-            (self.group[node], span, held)
-            for node, spans in enumerate(self.intervals)
-            for span, held in zip(spans, self.bytes_[node], strict=True)
+            (group, span, held)
+            for group, intervals, bytes_ in zip(self.group, *self.memory(), strict=True)
+            for span, held in zip(intervals, bytes_, strict=True)
         ]
         pieces, capacity = rows_of([span for _, span, _ in flat], [held for _, _, held in flat], memory_limit)
         network = Network(costs, {}, capacity)
@@ -104,14 +113,19 @@ def layout_problem(
 ) -> LayoutProblem:
     """Tabulate every option and every link; nodes of one ``group`` share their choice."""
     tables = Tables(pricer, nodes, options)
+
+    @cache
+    def memory() -> Memory:
+        held = [tables.held(node, state_share) for node in range(len(options))]
+        return Memory(node_intervals(pricer.program, nodes), held)
+
     return LayoutProblem(
         options=tuple(options),
         group=tuple(group),
         order=tuple(dict.fromkeys(group[node] for node in nodes.inwards)),
         seconds=tuple(tables.seconds(node) for node in range(len(options))),
         links=tuple((link.source.node, link.target.node, tables.link(link)) for link in nodes.links),
-        bytes_=tuple(tables.held(node, state_share) for node in range(len(options))),
-        intervals=tuple(tuple(spans) for spans in node_intervals(pricer.program, nodes)),
+        memory=memory,
     )
 
 

@@ -205,8 +205,9 @@ class Tables:
         """Of an input or a copy, whose options are layouts; ``copied`` tells those apart that are not held."""
         key = ("whole", id(choices), copied)
         if key not in self.spots:
-            layouts = np.array([made_layout(o, 0) for o in choices])
-            state = np.array([HERE if _is_held(o) else AS_IT_LIES for o in choices])
+            copies = [o for o in choices if isinstance(o, CopyOption)]
+            layouts = np.array([o.layout for o in copies] or choices)
+            state = np.array([HERE if o.held else AS_IT_LIES for o in copies])
             self.spots[key] = (
                 Spots(layouts, state, np.arange(len(choices))) if copied else self._lying(layouts, (*key, 0))
             )
