@@ -326,9 +326,10 @@ class Relaxation:
         lift = np.zeros(self._into.size)
         for tables in self._layout.edges():
             rest = self._rest(tables)
-            value += float(rest.min(axis=(0, 2)).sum())
-            rest -= rest.min(axis=(0, 2), keepdims=True)
-            lift[tables.own], lift[tables.other] = rest.min(axis=0), rest.min(axis=2)
+            mine, theirs = rest.min(axis=0), rest.min(axis=2)
+            least = mine.min(axis=1)
+            value += float(least.sum())
+            lift[tables.own], lift[tables.other] = mine - least[:, None], theirs - least
         return value, theta - self._least(theta)[self._layout.owner] + self._per_strategy(lift), lift
 
     def _of_nodes(self, theta: Array) -> float:

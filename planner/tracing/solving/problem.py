@@ -6,11 +6,12 @@ units. Alike operators share their tables; with ``fold`` those of repeated block
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import rows_of
@@ -82,10 +83,10 @@ class LayoutProblem:
         tables = (Between((u, v), m.table, (m.rows, m.columns)) for u, v, m in self._ticking())
         network = Compact(costs, tables, self.order)
         options = dict(zip(self.group, self.options, strict=True))
+        held = {id(found): _held(found) for found in options.values() if isinstance(found[0], CopyOption)}
         for v, g in enumerate(self.order):
-            if isinstance(options[g][0], CopyOption):
-                held = [i for i, o in enumerate(options[g]) if isinstance(o, CopyOption) and o.held]
-                network.keep(v, np.array(held))
+            if id(options[g]) in held:
+                network.keep(v, held[id(options[g])])
         return network
 
     def _costs(self) -> dict[int, Array]:
@@ -101,7 +102,12 @@ class LayoutProblem:
         different = {id(moves.table): moves.table for _, _, moves in self.links}
         ticks = {key: np.rint(table / tick) for key, table in different.items()}
         for u, v, moves in self.links:
-            yield self.group[u], self.group[v], replace(moves, table=ticks[id(moves.table)])
+            yield self.group[u], self.group[v], Moves(ticks[id(moves.table)], moves.rows, moves.columns)
+
+
+def _held(options: NodeOptions) -> npt.NDArray[np.intp]:
+    """Of a copy's options, those that hold it."""
+    return np.array([i for i, o in enumerate(options) if isinstance(o, CopyOption) and o.held])
 
 
 def layout_problem(
