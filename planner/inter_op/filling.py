@@ -72,8 +72,7 @@ def rank_ways(
     fixed = [np.min([offer.fixed for offer in rank.offers], axis=0) for rank in ranks]
     layer = [np.min([offer.seconds.min(axis=0) for offer in rank.offers], axis=0) for rank in ranks]
     empty, one = np.array([fixed[home] for home in homes]), np.array([layer[home] for home in homes])
-    empty[0] += ranks[homes[0]].first
-    empty[-1] += ranks[homes[-1]].last
+    empty[0], empty[-1] = ranks[homes[0]].first, ranks[homes[-1]].last
     found = []
     for r, (rank, (passes, crossings)) in enumerate(zip(ranks, _paths(order), strict=True)):
         others = passes * (homes != r)[:, None]

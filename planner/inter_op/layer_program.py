@@ -70,8 +70,7 @@ class LayerProgram:
         self._starts = np.cumsum([0, *(offers * kinds for offers, kinds in self._shape)])
         self._hops = np.asarray(hops, dtype=np.float64)
         self._fixed = np.array([np.min([o.fixed for o in rank.offers], axis=0) for rank in of_stage])
-        self._fixed[0] += of_stage[0].first
-        self._fixed[-1] += of_stage[-1].last
+        self._fixed[0], self._fixed[-1] = of_stage[0].first, of_stage[-1].last
         self._seconds = np.concatenate([offer.seconds for rank in of_stage for offer in rank.offers])
         self._stage = np.repeat(np.arange(len(of_stage)), np.diff(self._starts))
         self._offer = np.concatenate([np.repeat(np.arange(q), k) for q, k in self._shape])
@@ -178,7 +177,8 @@ class LayerProgram:
         self._solver.run()
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return float("inf")
-        self._solution = np.array(self._solver.getSolution().col_value)
+        # A simplex leaves zeros that are below zero by its tolerance; no stage takes less than no time.
+        self._solution = np.maximum(self._solver.getSolution().col_value, 0.0)
         return float(self._solver.getInfo().objective_function_value)
 
     @property

@@ -15,7 +15,7 @@ class Rates(NamedTuple):
     seconds: Array
     """[kind, pass]: forward, input gradient and weight gradient of a layer [s]."""
     fixed: Array
-    """[pass]: of a stage besides its layers [s]."""
+    """[pass]: of a stage without embedding and head, besides its layers [s]."""
     after: Array
     """[kind]: what a layer adds to the time after the last backward [s]."""
     states: Array
@@ -31,9 +31,12 @@ class Rank(NamedTuple):
 
     offers: tuple[Rates, ...]
     first: Array
-    """[pass]: what the embedding adds at least [s]."""
+    """[pass]: of the stage with the embedding besides its layers, at least [s].
+
+    It may be less than the fixed part of other stages: the embedding's first gather waits for nothing as long.
+    """
     last: Array
-    """[pass]: what the head adds at least [s]."""
+    """[pass]: of the stage with the head, likewise."""
     room: float
     """Memory [bytes]."""
 

@@ -31,7 +31,9 @@ class Measured(NamedTuple):
 
     rates: Rates
     first: Array
+    """[pass]: of a stage with the embedding, besides its layers [s]."""
     last: Array
+    """[pass]: of a stage with the head, likewise."""
     boundary: float
     """What a stage hands on [bytes]."""
 
@@ -168,18 +170,22 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     held = (bytes_of(some, MORE * half) - total) / ((MORE - 1) * half)
     ends = [bytes_of(end, half) - total for end in (embedding, head)]
     a_layer = _seconds(more) - _seconds(some)
-    fixed = _seconds(some) - count * a_layer
+
+    def beside_layers(cost: StageCost) -> Array:
+        rest = _seconds(cost) - count * a_layer
+        return np.where(np.abs(rest) < ROUNDING * _seconds(some), 0.0, rest)
+
     return Measured(
         Rates(
             seconds=a_layer[None],
-            fixed=np.where(np.abs(fixed) < ROUNDING * _seconds(some), 0.0, fixed),
+            fixed=beside_layers(some),
             after=np.array([after(more) - after(some)]),
             states=np.array([layer]),
             kept=np.array([held * kept_share(local) * (more.saved_bytes - some.saved_bytes)]),
             memory=np.array([total - count * layer - held * half, *ends]),
         ),
-        first=_seconds(embedding) - _seconds(some),
-        last=_seconds(head) - _seconds(some),
+        first=beside_layers(embedding),
+        last=beside_layers(head),
         boundary=some.boundary_bytes,
     )
 

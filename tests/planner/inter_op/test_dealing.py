@@ -1,6 +1,7 @@
 """Layers dealt out to a known order: as brute force finds, with and without limits of memory."""
 
 from itertools import combinations, islice, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.inter_op.dealing import Dealer
+from planner.inter_op.layer_program import LayerProgram
 from planner.inter_op.ranks import Order, Rank, Rates, rank_paths
 from planner.pipeline.dependencies import arranged, moments_in_flight, peak_in_flight
 from planner.pipeline.generators import stage_to_rank
@@ -151,3 +153,25 @@ def test_most_in_flight_is_the_peak(order: Order) -> None:
         assert max(int(held.sum()) for held in moments) <= peaks[r]
         if order.schedule == "interleaved":
             assert max(int(held.sum()) for held in moments) == peaks[r]
+
+
+def test_what_a_solver_leaves_below_zero_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simplex solutions keep to bounds within a tolerance; a stage that takes no time must not take less."""
+    order, none = Order("interleaved", 2, 2, 4), np.zeros(2)
+    seconds = np.array([(1.0, 1.0, 0.0), (1.0, 1.0, 1.0)])  # no layer of the second kind is there
+    rates = Rates(seconds, np.zeros(3), none, none, none, np.zeros(3))
+    each = Rank((rates,), np.zeros(3), np.zeros(3), 1.0)
+    program = LayerProgram(order, [each, each], [6, 0], [0.0] * 3)
+    solver = program._solver
+
+    class Tolerant:
+        def getSolution(self) -> object:
+            found = solver.getSolution()
+            return SimpleNamespace(col_value=[value - 1e-12 for value in found.col_value])
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(solver, name)
+
+    monkeypatch.setattr(program, "_solver", Tolerant())
+    assert np.isfinite(program.solve())
+    assert np.min(program.times().table(4)) >= 0
