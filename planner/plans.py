@@ -32,6 +32,7 @@ Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]
+Change = Literal["pipeline", "nodes", "attention"]
 Degree = Annotated[int, Field(gt=0)]
 
 
@@ -269,6 +270,15 @@ class Alternative(Record):
     loses_because: str
 
 
+class Faster(Record):
+    """A change of the question under which a step is clearly shorter; `Plan.warnings` say it in words."""
+
+    change: Change
+    """A pin, the cluster's nodes, or the job's attention."""
+    value: int | str
+    step_time_s: float
+
+
 class Plan(Record):
     """The whole answer: inputs, choice, numbers, reasons."""
 
@@ -282,6 +292,8 @@ class Plan(Record):
     alternatives: tuple[Alternative, ...] = ()
     explanation: str = ""
     warnings: tuple[str, ...] = ()
+    faster_with: tuple[Faster, ...] = ()
+    """What the rules of the space leave out, or the job, though it is faster."""
 
     def to_json(self, **kwargs: Any) -> str:
         """The documented JSON."""

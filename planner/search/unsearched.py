@@ -6,7 +6,7 @@ from cluster_specs.software import device_on, load_software
 from cluster_specs.units import format_seconds
 from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator
-from planner.plans import Estimate, Pins, Plan
+from planner.plans import Change, Estimate, Faster, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.recommend import recommended
 from planner.search.space import rounder, scale_up_size, searches_pipelines
@@ -60,25 +60,29 @@ def fewer_nodes(answer: Plan, pins: Pins | None = None) -> Plan | None:
 
 def naming_unsearched(answer: Plan, pins: Pins | None = None) -> Plan:
     """``answer`` with a warning where `faster_pipeline` finds one, or `fewer_nodes` suffice."""
-    assert answer.estimate is not None  # the caller's promise
-    warnings = []
+    found = answer
     if faster := faster_pipeline(answer, pins):
-        warnings.append(
-            f"pipelines were not searched, as the model is small for a node; by these numbers --pipeline "
-            f"{faster.plan.pipeline} would take {_saving(faster, answer.estimate)}"
-        )
+        words = "pipelines were not searched, as the model is small for a node; by these numbers --pipeline {value}"
+        found = _naming(found, words, "pipeline", faster.plan.pipeline, faster.estimate)
     if fewer := fewer_nodes(answer, pins):
-        warnings.append(
-            f"batch, layers and heads do not divide well among all {answer.cluster.nodes} nodes: "
-            f"{fewer.cluster.nodes} of them would take {_saving(fewer, answer.estimate)}"
-        )
-    return answer.model_copy(update={"warnings": (*answer.warnings, *warnings)}) if warnings else answer
+        nodes = answer.cluster.nodes
+        words = f"batch, layers and heads do not divide well among all {nodes} nodes: {{value}} of them"
+        found = _naming(found, words, "nodes", fewer.cluster.nodes, fewer.estimate)
+    return found
 
 
-def _saving(faster: Plan, than: Estimate) -> str:
-    assert faster.estimate is not None  # just planned
-    seconds = faster.estimate.step_time_s
-    return f"{format_seconds(seconds)} a step, {1 - seconds / than.step_time_s:.0%} less"
+def _naming(
+    answer: Plan, words: str, change: Change, value: int | str, then: Estimate | None, how: str = ""
+) -> Plan:
+    """``answer`` with a warning that the step would be shorter with ``value``, and the same as data."""
+    assert answer.estimate is not None  # the callers' promise
+    assert then is not None  # just planned
+    seconds = then.step_time_s
+    saving = f"{format_seconds(seconds)} a step, {1 - seconds / answer.estimate.step_time_s:.0%} less"
+    warning = f"{words.format(value=value)} would take {saving}{how}"
+    faster = Faster(change=change, value=value, step_time_s=seconds)
+    named = {"warnings": (*answer.warnings, warning), "faster_with": (*answer.faster_with, faster)}
+    return answer.model_copy(update=named)
 
 
 def naming_attention(answer: Plan) -> Plan:
@@ -92,14 +96,14 @@ def naming_attention(answer: Plan) -> Plan:
     if answer.job.attention != "flash" or device_on(device, software) == device:
         return answer
     native = answer.job.model_copy(update={"attention": "native"})
-    seconds = Evaluator(answer.model, answer.cluster, native).estimate(answer.plan).step_time_s
+    then = Evaluator(answer.model, answer.cluster, native).estimate(answer.plan)
     assert answer.estimate is not None  # just planned
-    saved = 1 - seconds / answer.estimate.step_time_s
-    if saved < WORTH_NAMING:
+    if 1 - then.step_time_s / answer.estimate.step_time_s < WORTH_NAMING:
         return answer
-    warning = (
+    words = (
         f"attention has the rate that {software.name} was seen to reach on {device.name}; with a kernel written for "
-        f"the device this plan would take {format_seconds(seconds)} a step, {saved:.0%} less: --attention native "
-        "(FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on)"
+        "the device this plan"
     )
-    return answer.model_copy(update={"warnings": (*answer.warnings, warning)})
+    kernels = "FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on"
+    how = f": --attention native ({kernels})"
+    return _naming(answer, words, "attention", "native", then, how)

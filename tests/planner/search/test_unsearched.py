@@ -5,7 +5,7 @@ import pytest
 from cluster_specs.units import format_seconds
 from planner import evaluate, explain, plan
 from planner.errors import Infeasible
-from planner.plans import Pins
+from planner.plans import Faster, Pins
 from planner.search import faster_pipeline
 
 
@@ -19,6 +19,7 @@ def test_a_pipeline_over_slow_links_is_named_with_the_time_that_asking_for_it_gi
     assert asked.estimate.step_time_s < answer.estimate.step_time_s
     assert len(named) == 1
     assert f"{asked.estimate.step_time_s:.2f} s a step" in named[0]
+    assert [(faster.change, faster.value) for faster in answer.faster_with] == [("pipeline", 2)]
     assert "stages joined by slow links help (--pipeline 2)" in explain(answer)
 
 
@@ -54,6 +55,9 @@ def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
     assert not [warning for warning in fewer.warnings if "nodes" in warning]
     [named] = [warning for warning in answer.warnings if "nodes" in warning]
     assert f"all 9 nodes: 8 of them would take {fewer.estimate.step_time_s:.2f} s a step" in named
+    nodes = Faster(change="nodes", value=8, step_time_s=fewer.estimate.step_time_s)
+    assert [faster for faster in answer.faster_with if faster.change == "nodes"] == [nodes]
+    assert not [faster for faster in fewer.faster_with if faster.change == "nodes"]
 
 
 @pytest.mark.parametrize("nodes", [5, 12])
@@ -76,7 +80,9 @@ def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_th
     answer = plan("llama-3.1-8b", "dgx-h100:1", **question)
     [named] = [warning for warning in answer.warnings if "--attention native" in warning]
     native = answer.model_copy(update={"job": answer.job.model_copy(update={"attention": "native"})})
-    assert f"would take {format_seconds(evaluate(native).step_time_s)} a step" in named
+    seconds = evaluate(native).step_time_s
+    assert f"would take {format_seconds(seconds)} a step" in named
+    assert answer.faster_with == (Faster(change="attention", value="native", step_time_s=seconds),)
 
 
 @pytest.mark.parametrize(
