@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from cluster_specs.record import Record
+from cluster_specs.record import Given, Record
 from cluster_specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
 LinkKind = Literal["nvlink", "pcie", "xgmi", "infiniband", "ethernet", "ici", "dcn"]
@@ -35,7 +35,7 @@ class Efficiency(Record):
     """Share of the arithmetic rates that whole training steps keep: clocks under the power limit, real operands."""
 
 
-class DeviceSpec(Record):
+class DeviceSpec(Given):
     """One accelerator as a framework sees it (a TPU v3 core, an MI250X die, a whole H100)."""
 
     name: str
@@ -125,7 +125,7 @@ class HostSpec(Record):
 PriceKind = Literal["on-demand", "reserved", "spot"]
 
 
-class PriceSpec(Record):
+class PriceSpec(Given):
     """What one device costs for an hour, in each way in which it is sold."""
 
     per_device_hour: float = Field(ge=0)

@@ -11,9 +11,15 @@ if TYPE_CHECKING:
 
 
 class Record(BaseModel):
-    """Immutable data, validated once at the edge; unknown keys and numbers that are not finite are refused."""
+    """Immutable data, validated once at the edge; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Given(Record):
+    """What a user gives: numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 RecordT = TypeVar("RecordT", bound=Record)

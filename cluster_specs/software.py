@@ -146,7 +146,7 @@ class SoftwareSpec(Record):
     """The loss is taken inside FSDP's root, whose end frees the buffer that the last layer was gathered in."""
     prefetch_units: int = Field(ge=0)
     """FSDP units whose weights are gathered ahead of the one that computes."""
-    live_parameters: float = Field(gt=0, allow_inf_nan=True)
+    live_parameters: float = Field(gt=0)
     """Elements gathered beside those of one weight, where modules gather their own; infinite where layers are whole."""
     gradient_bucket: Bytes = Field(ge=0)
     """Gradients gathered into one buffer before they are reduced [bytes]."""

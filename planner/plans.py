@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.record import Record
+from cluster_specs.record import Given, Record
 from planner.models.model import Model
 
 SCHEMA: Final = "meshwright/plan/1"
@@ -36,7 +36,7 @@ Change = Literal["pipeline", "nodes", "attention"]
 Degree = Annotated[int, Field(gt=0)]
 
 
-class Job(Record):
+class Job(Given):
     """What is trained, and how: everything that is neither model, cluster nor parallelism."""
 
     global_batch: int = Field(gt=0)
@@ -86,7 +86,7 @@ class Job(Record):
         return "bf16" if self.precision in NARROW else self.precision
 
 
-class Pins(Record):
+class Pins(Given):
     """Parts of the plan that the user fixed; None is free."""
 
     data: Degree | None = None
@@ -127,7 +127,7 @@ class StagePlan(Record):
         return expert * data, tensor, both * context, both * expert
 
 
-class Parallelism(Record):
+class Parallelism(Given):
     """Degrees and choices: the ``plan`` object of the JSON contract.
 
     Stages may differ: each has a mesh and devices of its own. The degrees and the micro-batch are then those of the

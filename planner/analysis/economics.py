@@ -9,7 +9,7 @@ from pydantic import Field
 from cluster_specs.catalog import what_if
 from cluster_specs.cluster import ClusterSpec, PriceKind
 from cluster_specs.errors import InputError
-from cluster_specs.record import Record
+from cluster_specs.record import Given, Record
 from cluster_specs.units import Seconds
 from cost_models import economics as physics
 from cost_models import goodput
@@ -18,7 +18,7 @@ from planner.analysis.questions import known
 from planner.plans import Estimate, Job, Parallelism, Plan
 
 
-class Terms(Record):
+class Terms(Given):
     """What economics need to know beside the plan; None is the sourced default, listed in ``assumed``."""
 
     tokens: float = Field(default=1e12, gt=0)

@@ -151,6 +151,7 @@ def export(
     from planner.api import judged
     from planner.exporters.registry import export as translate
     from planner.exporters.registry import nearest
+    from planner.exporters.unsaid import unsaid
 
     described = judged(read_plan(plan)[0])  # so that the files say what is predicted, by this version
     expressible = described if exact else nearest(described, target)
@@ -158,9 +159,16 @@ def export(
     files = {folder / name: text for name, text in translate(expressible, target).items()}
     write_files(files)
     names = [str(path) for path in files]
+    notes = list(unsaid(expressible, target))
     if not output.json and not output.quiet:
-        sys.stderr.writelines(f"warning: {change}\n" for change in changes)
-    answer = {"schema": "meshwright/export/1", "target": target, "files": names, "changes": list(changes)}
+        sys.stderr.writelines(f"warning: {said}\n" for said in (*changes, *notes))
+    answer = {
+        "schema": "meshwright/export/1",
+        "target": target,
+        "files": names,
+        "changes": list(changes),
+        "notes": notes,
+    }
     _answer(answer, output, lambda: "\n".join(f"wrote {name}" for name in names))
 
 

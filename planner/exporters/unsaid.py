@@ -78,8 +78,17 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
 """Target -> fields that its files say, or its exporter refuses; the others say those in `LIMITED` only."""
 
 
+LANGUAGE_MODELS_ONLY = frozenset({"axolotl", "nanotron"})
+"""Targets whose trainer predicts the next token, and whose files name no model that would be missing.
+
+Source: axolotl-ai-cloud/axolotl ``docs/dataset-formats`` and huggingface/nanotron ``src/nanotron/models``.
+"""
+
+
 def unsaid(plan: Plan, target: str) -> Iterator[str]:
     """Sentences for the header of a file of ``target``."""
+    if target in LANGUAGE_MODELS_ONLY and plan.model.architecture != "decoder":
+        yield f"{target} trains decoders on text: a model such as {plan.model.name} has to be added to it first"
     said = SAYS.get(target, LIMITED)
     for field, (departs, words) in CHOICES.items():
         if field not in said and departs(plan):

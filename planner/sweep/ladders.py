@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster_specs.record import Record
+from cluster_specs.record import Given
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
 from cost_models.compute import product_peak
@@ -27,7 +27,7 @@ PATIENCE = 2
 """So many sizes that are hardly faster end a kind."""
 
 
-class Goal(Record):
+class Goal(Given):
     """What has to be met; None does not bind."""
 
     deadline_s: float | None = Field(default=None, gt=0)

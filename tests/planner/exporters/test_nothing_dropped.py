@@ -13,7 +13,8 @@ from planner.exporters.header import describe
 from planner.exporters.limits import CHECKS
 from planner.exporters.registry import EXPORTERS, export
 from planner.exporters.stages import with_cuts
-from planner.exporters.unsaid import CHOICES, SAYS
+from planner.exporters.unsaid import CHOICES, SAYS, unsaid
+from planner.models.catalog import load_model
 from planner.operators import RECOMPUTE_POLICIES
 from planner.plans import Job, Parallelism, Plan
 
@@ -251,3 +252,10 @@ def test_every_aspect_of_limits_is_tried() -> None:
         "axes", "precision", "optimizer", "weights", "layout", "stages", "recompute", "sequence", "schedule", "states",
         "offload", "loss", "experts",
     }  # fmt: skip
+
+
+def test_trainers_of_language_models_say_that_others_are_missing() -> None:
+    vision = base("replicas", "none")
+    vision = vision.model_copy(update={"model": load_model("vit-b-16")})
+    assert "axolotl trains decoders on text" in " ".join(unsaid(vision, "axolotl"))
+    assert list(unsaid(vision, "accelerate")) == []
