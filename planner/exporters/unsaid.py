@@ -81,7 +81,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
 LANGUAGE_MODELS_ONLY = frozenset({"axolotl", "nanotron"})
 """Targets whose trainer predicts the next token, and whose files name no model that would be missing.
 
-Source: axolotl-ai-cloud/axolotl ``docs/dataset-formats`` and huggingface/nanotron ``src/nanotron/models``.
+Source: axolotl-ai-cloud/axolotl ``README.md`` and huggingface/nanotron@4796d2d ``src/nanotron/models``.
 """
 
 
