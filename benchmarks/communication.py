@@ -48,7 +48,11 @@ AFTER = """
   rings, share one. Over four ranks gathers send no more than they need, and sums of one shape in the forward or the
   backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
-  ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence.
+  ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence, and of both where
+  each is more than 28 MiB (v6e: 48 MiB).
+* **Lone heads.** Where tensor ranks outnumber the one head of keys and values, each makes these of its part of the
+  sequence, all gather them, and their gradients are summed like those of split sequences, those of their weights over
+  the tensor ranks as well.
 * **Gathers by sums.** Over all of a slice of 64 devices or more, weights of up to 16 MiB, on v4 and v5p any, are
   gathered by sums of arrays that are zeros but for a rank's own part: twice the bytes.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
@@ -78,8 +82,7 @@ weights of fp32 jobs are gathered in 16 bits.
 * **Not priced.** Where context, tensor and data axes all split (`cp2-tp2-fsdp4`), XLA gathers whole activations for the
   gradients of weights, which it scatters where one side of the product is not split by the tensor axis as well. Tables
   that embedding and head share are looked up in shards on tensor ranks too, and activations of fp32 jobs gathered in 16
-  bits. Copies of the keys' and values' weights on tensor ranks of models with one head of them are summed. Sums of keys
-  of 64 MiB are whole for both gradients.
+  bits. What attention and MLP read together (`phi-2`) is gathered once, and their gradients scattered one by one.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -45,6 +45,8 @@ class Partitioner(Record):
     """Widest type in which products read weights, which are gathered in it."""
     summed_gather: Bytes = Field(ge=0)
     """Largest array that is gathered by a sum over all of a flat slice of more than ``ring_ranks`` [bytes]."""
+    kept_sum: Bytes = Field(ge=0)
+    """Largest gradient of keys or values of split sequences of which a rank keeps its part as it is summed [bytes]."""
 
 
 class SoftwareSpec(Record):

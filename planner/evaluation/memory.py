@@ -24,7 +24,7 @@ from planner.pipeline.dependencies import arranged, peak_bytes, steady
 from planner.pipeline.generators import splits_backward
 from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
-from planner.sharding.pricing import DTYPE_BYTES
+from planner.sharding.widths import DTYPE_BYTES
 
 OFFLOAD_BUFFERS = 2
 """Layers whose activations are on the device where the rest is on the host: one computes, one is moved."""

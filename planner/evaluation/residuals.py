@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from cluster_specs.software import SoftwareSpec
 from planner.graph import Block, Op, Tensor
 from planner.operators import INNER_DIMS, saved_tensors
-from planner.sharding.pricing import DTYPE_BYTES, Pricer
+from planner.sharding.pricing import Pricer
+from planner.sharding.widths import DTYPE_BYTES
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
 """Attributes that name what an operator keeps for its own backward."""

@@ -21,7 +21,7 @@ from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
-from planner.sharding.pricing import DTYPE_BYTES
+from planner.sharding.widths import DTYPE_BYTES
 
 
 def weight_bytes(job: Job) -> float:
@@ -185,10 +185,10 @@ class Products(NamedTuple):
         return DTYPE_BYTES[self.partitioner.habits.product_dtype]
 
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
-        """Whether gradients of ``width`` bytes an element are summed in a ring: of shards without copies."""
+        """Whether gradients of ``width`` bytes an element are summed in a ring: of shards and parts without copies."""
         depth = self.tokens if "expert" in group.sync_axes else self.of_expert
         rings = self.partitioner.rings(depth, width, shards.inner.size, self.nearest)
-        return shards.outer.size == 1 and rings
+        return shards.outer.size == shards.copies.size == 1 and rings
 
 
 def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
@@ -245,8 +245,10 @@ def sync_of(
         else:
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
-        phases.append(("all_reduce", group.elements * wire.copied, shards.copies, "copy"))
+        copied = group.elements * wire.copied
+        phases.append(("all_reduce", copied, shards.copies, "copy"))
         if products and shards.inner.size > 1 and not whole:
+            phases[-1] = ("all_reduce", copied / shards.inner.size, shards.copies, "copy")
             rings = products.ring(group, wire.gradients, shards)
             total = total.plus(_partitioned(weights, gradients, shards.inner, products, rings))
             phases = phases[2:]

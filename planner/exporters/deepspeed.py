@@ -14,7 +14,7 @@ from planner.exporters.limits import Limits, check_limits
 from planner.exporters.script import SCRIPTS_OWN, notes_file, policy_of, script_notes
 from planner.models.catalog import build_graph
 from planner.plans import Plan
-from planner.sharding.pricing import DTYPE_BYTES
+from planner.sharding.widths import DTYPE_BYTES
 
 TARGET = "deepspeed"
 

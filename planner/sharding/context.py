@@ -32,8 +32,11 @@ class Split(NamedTuple):
     """A collective, by name and bytes of the whole array, over the ranks of the sequence."""
     keeps_gathered: bool
     """Gathered keys and values stay for the backward."""
-    sums_one_whole: bool
-    """Gradients of one of the two are summed whole on every rank, which slices its part: a partitioner's habit."""
+    kept_sum: float | None
+    """Largest array of gradients of which a rank keeps its part as it is summed [bytes]; None: any.
+
+    A partitioner sums that of one of the two, and larger ones, whole on every rank, which slices its part.
+    """
     shape: AttentionShape
     """Whole sequences, of an equal share of the batch: a rank's even part of the work."""
     kernel: str
@@ -51,8 +54,10 @@ class Split(NamedTuple):
 def _gathered(split: Split) -> OpCost:
     full = split.degree * split.kv_bytes
     gather = split.comm("all_gather", full)
-    kinds = ("reduce_scatter", "all_reduce") if split.sums_one_whole else ("reduce_scatter",)
-    sums = tuple(split.comm(kind, full / len(kinds)) for kind in kinds)
+    sums: tuple[Comm, ...] = (split.comm("reduce_scatter", full),)
+    if split.kept_sum is not None:
+        kinds = ("reduce_scatter" if full / 2 <= split.kept_sum else "all_reduce", "all_reduce")
+        sums = tuple(split.comm(kind, full / 2) for kind in kinds)
     forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
     again = () if split.keeps_gathered else (gather,)
     return OpCost(forward, backward, 0.0, (gather,), (*again, *sums))

@@ -103,6 +103,11 @@ def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[
     return tuple(math.prod(float(graph.dims[d]) for d in names) for names in summed)
 
 
+def copied_whole(graph: Graph, dim: str, ranks: int) -> bool:
+    """Whether so many tensor ranks hold the whole of ``dim`` each, as it follows one that they split: a lone head."""
+    return dim in graph.follows and ranks > 1 and math.gcd(ranks, graph.dims[dim]) == 1
+
+
 class Lone(NamedTuple):
     """Shares of a block's weights that one product reads, beside which they may be gathered in a ring.
 
@@ -154,10 +159,14 @@ class Edges(NamedTuple):
             any(self._rings(depths(self.graph, block, op, backward=True), width)) for op in later
         )
         return cost._replace(
-            forward=self._scattered(cost.forward, self._rings(made, width), zeros),
+            forward=(
+                *self._scattered(cost.forward, self._rings(made, width), zeros),
+                *self._of_whole(block, tensor, reader, backward, ("all_gather",)),
+            ),
             backward=(
                 *self._scattered(backward, self._rings(read, gradient_width), zeros_back),
                 *self._of_copies(block, reader, backward),
+                *self._of_whole(block, tensor, reader, backward, ("reduce_scatter", "all_reduce")),
             ),
         )
 
@@ -185,6 +194,23 @@ class Edges(NamedTuple):
             whole = self.comm("all_reduce", comm.axes, self._full_bytes(comm))
             share = wire_bytes("all_reduce", 1.0, parts) / wire_bytes("all_reduce", 1.0, ranks)
             yield whole._replace(seconds=share * whole.seconds, sent_bytes=share * whole.sent_bytes)
+
+    def _of_whole(
+        self, block: Block, read: Tensor, reader: Op, sums: Iterable[Comm], kinds: Sequence[str]
+    ) -> Iterator[Comm]:
+        """Collectives for results that all tensor ranks have whole: each makes those of its part of the sequence.
+
+        Of the gradients of two, one is summed whole.
+        """
+        whole = [
+            name
+            for name in reader.outputs
+            if any(copied_whole(self.graph, d, self.mesh.size("tensor")) for d in block.tensor[name].dims)
+        ]
+        for comm in (c for c in sums if c[:2] == ("reduce_scatter", ("tensor",))):
+            for name, kind in zip(whole, itertools.cycle(kinds)):
+                share = self.graph.elements(block.tensor[name]) / self.graph.elements(read)
+                yield self.comm(kind, comm.axes, share * self._full_bytes(comm))
 
     def _widened(self, comm: Comm, factor: float) -> Comm:
         sums = comm.collective in ("reduce_scatter", "all_reduce")

@@ -21,7 +21,7 @@ from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
-from planner.sharding.partitioning import Edges, slice_partitioner
+from planner.sharding.partitioning import Edges, copied_whole, slice_partitioner
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
     ShardingSpec,
@@ -33,22 +33,7 @@ from planner.sharding.spec import (
     input_spec,
     output_spec,
 )
-
-DTYPE_BYTES: Mapping[str, float] = {
-    "fp32": 4,
-    "int32": 4,
-    "bool": 1,
-    "bf16": 2,
-    "fp16": 2,
-    "fp8": 2,
-    "fp4": 2,
-}
-"""Bytes of a stored element; activations of an fp8 or fp4 job are kept in bf16 and cast where they are multiplied."""
-
-
-def stored_bytes(tensor: Tensor, precision: str) -> float:
-    """Bytes per element of ``tensor`` in a job of this precision."""
-    return DTYPE_BYTES[precision if tensor.dtype == "compute" else tensor.dtype]
+from planner.sharding.widths import DTYPE_BYTES, stored_bytes
 
 
 def is_product(op: Op) -> bool:
@@ -253,8 +238,15 @@ class Pricer:
         return self._outputs[key]
 
     def sync_axes(self, weight: Tensor, strategy: Strategy) -> tuple[str, ...]:
-        """Axes over which the weight's gradient is a pending sum: those that split a dim it lacks."""
-        return tuple(a for a, dim in strategy if not has_dim(self.graph, weight, dim))
+        """Axes over which the weight's gradient is a pending sum: those that split a dim it lacks.
+
+        Where a partitioner has tensor ranks make what they hold whole from parts of the sequence, that axis too.
+        """
+        ranks = self.mesh.size("tensor")
+        whole = any(copied_whole(self.graph, d, ranks) for d in weight.dims) and self.partitioned is not None
+        return tuple(
+            a for a, dim in strategy if not has_dim(self.graph, weight, dim) or (whole and a == "tensor")
+        )
 
 
 def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
@@ -335,7 +327,7 @@ def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCo
         dtype=pricer.job.attention_dtype,
         comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
         keeps_gathered=pricer.software.saves_gathered_keys,
-        sums_one_whole=pricer.partitioned is not None,
+        kept_sum=pricer.partitioned and pricer.partitioned.partitioner.habits.kept_sum,
         shape=shape,
         kernel=kernel,
         degree=degree,
