@@ -239,7 +239,7 @@ FAR_OFF = """\
   degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by +1 to +7 %. We do not know
   what slowed it; with full recomputation it would be -5 to -2 %. The rows were first transcribed with the layout of
   2023, under which the page kept the figures of September.
-* GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 28): its source states neither recomputation
+* GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 26): its source states neither recomputation
   nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
   why half a year of releases gained 12 %, we do not know.
 * `elementwise_passes` of megatron (2.2) was fitted before the attention of Zero-bubble's runs was known to be several

@@ -25,6 +25,13 @@ class AttentionRate(Record):
     backward: float = Field(gt=0, le=1)
 
 
+class OnGPU(Record):
+    """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
+
+    overlap_slowdown: float = Field(ge=0)
+    straggler: float = Field(ge=0)
+
+
 class Partitioner(Record):
     """What a compiler that partitions whole programs makes of collectives: rings of sends beside products."""
 
@@ -208,6 +215,8 @@ class SoftwareSpec(Record):
     """Pipeline schedules that the stack offers."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
+    on_gpu: OnGPU | None = None
+    """Habits on GPUs, where the fields above are those of another kind of device."""
     attention: Mapping[str, AttentionRate] = {}
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
     sources: Mapping[str, str] = {}
@@ -271,6 +280,13 @@ def in_training(device: DeviceSpec) -> DeviceSpec:
     exponentials = device.exponentials and device.exponentials * share
     efficiency = best.model_copy(update=rates)
     return device.model_copy(update={"efficiency": efficiency, "exponentials": exponentials})
+
+
+def software_on(software: SoftwareSpec, device: DeviceSpec) -> SoftwareSpec:
+    """The stack as it is on such a device."""
+    if device.kind != "gpu" or software.on_gpu is None:
+        return software
+    return software.model_copy(update=dict(software.on_gpu))
 
 
 def replayed(software: SoftwareSpec) -> SoftwareSpec:

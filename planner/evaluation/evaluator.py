@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.software import device_on, in_training, load_software, replayed
+from cluster_specs.software import device_on, in_training, load_software, replayed, software_on
 from cluster_specs.topology import pool_of
 from cost_models.compute import product_peak
 from planner.evaluation import sites
@@ -81,7 +81,7 @@ class Evaluator:
         self.model, self.whole = model, cluster
         cluster, *others = cluster.pools
         self.pools: tuple[Evaluator, ...] = (self, *(Evaluator(model, pool, job) for pool in others))
-        software = load_software(job.stack)
+        software = software_on(load_software(job.stack), cluster.device)
         if job.cuda_graphs:
             software = replayed(software)
         device = cluster.device if job.attention == "native" else device_on(cluster.device, software)

@@ -79,8 +79,8 @@ RECOMPUTES: Table = (
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""
 
-UNSAID = (None, "unspecified")
-"""``recompute`` where the source does not say."""
+UNSAID = (None, "unspecified", "custom remat policy")
+"""``recompute`` where the source does not say, or no more than that it is its own."""
 
 DENSE_MLP = r"selective:(mla_up_proj\+)?mlp"
 """Recomputes feed-forward layers without experts, of which mixtures have few or none, and at most a few tensors more.
@@ -247,6 +247,7 @@ class Origin(NamedTuple):
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
+    (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp")),
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
@@ -291,7 +292,8 @@ not fused, nor was it in the runs of Zero-bubble PP: their printed memory has ev
 Losses are fused, and attention is native, where a source says so of all its runs (stas00/ml-engineering
 insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
-``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``).
+``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``). DGXC's recipe of MaxText keeps the
+products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their

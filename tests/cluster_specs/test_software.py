@@ -16,6 +16,7 @@ from cluster_specs.software import (
     list_software,
     load_software,
     replayed,
+    software_on,
 )
 
 STACKS = list_software()
@@ -25,11 +26,12 @@ STACKS = list_software()
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
     tables = {"attention": stack.attention, "activation_arrays": stack.activation_arrays}
-    paths = (stated - {"name", "summary", "sources", "partitioner", *tables}) | {
+    records = {"partitioner": stack.partitioner, "on_gpu": stack.on_gpu}
+    paths = (stated - {"name", "summary", "sources", *records, *tables}) | {
         f"{table}.{key}" for table, keys in tables.items() for key in keys
     }
-    if stack.partitioner is not None:
-        paths |= {f"partitioner.{name}" for name in type(stack.partitioner).model_fields}
+    for name, record in records.items():
+        paths |= {f"{name}.{key}" for key in dict(record or ())}
     assert not [path for path in paths if not any(fnmatchcase(path, source) for source in stack.sources)]
     assert all(stack.sources.values())
 
@@ -78,6 +80,15 @@ def test_training_keeps_a_share_of_the_best_rates_once() -> None:
     assert slower.efficiency.attention_backward == pytest.approx(share * a100.efficiency.attention_backward)
     assert slower.efficiency.memory == a100.efficiency.memory
     assert in_training(slower) == slower
+
+
+def test_collectives_of_a_compiler_slow_gpus_as_those_of_other_stacks_do() -> None:
+    xla, torch = load_software("jax-xla"), load_software("torch-fsdp2")
+    assert software_on(xla, load_device("tpu-v5p")) == xla
+    there = software_on(xla, load_device("h100-sxm-80g"))
+    assert (there.overlap_slowdown, there.straggler) == (torch.overlap_slowdown, torch.straggler)
+    assert there.elementwise_passes == xla.elementwise_passes
+    assert software_on(torch, load_device("h100-sxm-80g")) == torch
 
 
 def test_captured_graphs_need_no_host() -> None:

@@ -39,6 +39,17 @@ def test_what_was_published_stays() -> None:
     assert not [text for text in row.assumed if text.startswith("recompute")]
 
 
+def test_a_policy_of_its_own_is_what_its_origin_configures_or_else_full() -> None:
+    name = "dgxc/v24.11.1/maxtext-llama2-70b-H100-64-bf16"
+
+    def recompute(row: dict[str, Any]) -> str:
+        return plan_from_run(parse_run(row))[0].plan.recompute
+
+    assert recompute(ROWS[name]) == "mlp"
+    assert recompute(changed(name, recompute="full")) == "full"
+    assert recompute(ROWS[name] | {"series": "MaxText", "id": "1"}) == "full"
+
+
 def test_a_run_that_crashed_keeps_the_usual_choices() -> None:
     row = validate([ROWS[TOO_LARGE] | {"measured": {"ok": False}}]).rows[0]
     assert row.predicted is not None
