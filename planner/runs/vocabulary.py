@@ -226,6 +226,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
     ),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
+    "neuronx": Habits(zero_stage=1),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding."""
 
@@ -246,6 +247,7 @@ class Origin(NamedTuple):
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
+    (r"Neuron", Origin("neuronx")),
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp")),
     (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
