@@ -15,7 +15,8 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.guessing import guess
-from planner.intra_op.hubs import decide_hubs, hubs_of
+from planner.intra_op.hub_branches import HubTree
+from planner.intra_op.hubs import hubs_of
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
@@ -35,8 +36,9 @@ SMALL, LARGE = 10_000, 120_000
 REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
-BEFORE, DIVING, PARTING = 0.2, 0.1, 0.5
-"""Shares of the time left that go into messages before hubs are decided, into that, and into what is left then."""
+BEFORE, BRANCHING, PARTING, AFTER = 0.15, 0.35, 0.5, 0.8
+"""Shares of the time left that go into messages before hubs are decided, into branches on these, into what the best
+decision leaves, and into more branches below what that gave."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 
@@ -240,7 +242,7 @@ class _Anytime:
                 self.found = search.found
 
     def _part(self) -> None:
-        """Solve what is left where hubs are decided: little ties it together then."""
+        """Decide hubs, and solve what is left then: little ties it together."""
         hubs = hubs_of(self.proof)
         if not hubs or not self._open():
             return
@@ -248,17 +250,20 @@ class _Anytime:
         near = self.cutoff - self.lower_bound < FAR_APART * abs(self.cutoff)
         if near or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
-        messages = self.relaxation.snapshot()
-        decided = decide_hubs(self.relaxation, hubs, self._soon(DIVING))
-        self.relaxation.hold({})
-        self.relaxation.restore(messages)
-        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in decided.choice.items()})
+        tree = HubTree(self.relaxation, hubs)
+        self._branch(tree, BRANCHING)
+        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in tree.best.choice.items()})
         try:
             answer = solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices)
         except Stopped as stop:
             self._improve(stop.answer)
             raise
         self._improve(answer)
+        self._branch(tree, AFTER)
+
+    def _branch(self, tree: HubTree, share: float) -> None:
+        tree.explore(self.cutoff, self._soon(share))
+        self._prove(tree.bound)
 
     def _improve(self, answer: NetworkAnswer) -> None:
         """Take the answer to a part of the proof, if there is one."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planner.errors import Infeasible
 from planner.intra_op import anytime, hubs, local_polytope, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
+from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import solve_program
@@ -76,9 +77,7 @@ def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
     monkeypatch.setattr(anytime, "RELAXING", 0.02)
     monkeypatch.setattr(anytime, "SEARCHING", 0.02)
     monkeypatch.setattr(hubs, "MANY", 4)
-    monkeypatch.setattr(
-        anytime, "decide_hubs", lambda *given: decided.append(len(given[1])) or hubs.decide_hubs(*given)
-    )
+    monkeypatch.setattr(anytime, "HubTree", lambda *given: decided.append(given[1]) or HubTree(*given))
     after_hubs = solve_contest_problem(problem, soon(60.0))
     assert decided
     assert after_hubs.cost == after_hubs.lower_bound == at_once.cost
