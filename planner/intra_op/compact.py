@@ -1,4 +1,4 @@
-"""A network as it is before anything is reduced: tables between *classes* of strategies, and no limit on memory.
+"""A network as it is before anything is reduced: tables between *classes* of strategies.
 
 Strategies of a node that look alike to a neighbour are of one class there: an operator has far more ways to run than
 ways to leave one of its arrays. Messages between neighbours need the tables of the classes only, so that most
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import Infeasible
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, Rows
 from planner.intra_op.problem import Array
 
 Classes = npt.NDArray[np.intp]
@@ -33,9 +33,20 @@ class Compact(Network):
 
     eager = 0.8
 
-    def __init__(self, costs: Mapping[int, Array], tables: Iterable[Between], order: Sequence[int]) -> None:
-        """Nodes are numbered anew as they stand in ``order``, which is that of messages."""
-        super().__init__({number: costs[name] for number, name in enumerate(order)}, {}, np.zeros(0))
+    def __init__(
+        self,
+        costs: Mapping[int, Array],
+        tables: Iterable[Between],
+        order: Sequence[int],
+        memory: tuple[Mapping[int, Mapping[Rows, Array]], Array] = ({}, np.zeros(0)),
+    ) -> None:
+        """Nodes are numbered anew as they stand in ``order``, which is that of messages.
+
+        ``memory``: per node its pieces, and the capacity of each row.
+        """
+        pieces, capacity = memory
+        super().__init__({number: costs[name] for number, name in enumerate(order)}, {}, capacity)
+        self.pieces = {number: dict(pieces.get(name, {})) for number, name in enumerate(order)}
         self.names = tuple(order)
         """Per node, its number outside."""
         self.classes: dict[int, dict[int, Classes]] = {v: {} for v in self.nodes}
@@ -89,6 +100,7 @@ class Compact(Network):
         if not kept.size:
             raise Infeasible("every strategy of a node is forbidden, or without a partner")
         self.costs[v], self.labels[v] = self.costs[v][kept], self.labels[v][kept]
+        self.pieces[v] = {rows: bytes_[kept] for rows, bytes_ in self.pieces[v].items()}
         for w, table in self.tables[v].items():
             classes = self.classes[v][w] = self.classes[v][w][kept]
             present = np.zeros(len(table), np.bool_)
@@ -113,7 +125,12 @@ class Compact(Network):
         """As of a `Network`, with every table written out."""
         network = Network({v: self.costs[v][positions] for v, positions in kept.items()}, {}, self.capacity)
         network.labels = {v: positions.astype(np.int32) for v, positions in kept.items()}
-        network.eager = self.eager
+        network.rows, network.stand_ins = self.rows, dict(self.stand_ins)
+        network.pieces = {
+            v: {rows: bytes_[kept[v]] for rows, bytes_ in pieces.items()} for v, pieces in self.pieces.items()
+        }
+        if not self.rows.size:
+            network.eager = self.eager
         for v, tables in self.tables.items():
             for w, table in tables.items():
                 if v < w:

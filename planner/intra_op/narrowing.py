@@ -20,7 +20,7 @@ from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, solve_network
 from planner.intra_op.compact import Compact
 from planner.intra_op.frontier import cheapest, order
-from planner.intra_op.liveness import demand, one_hot, violated
+from planner.intra_op.liveness import demand, one_hot, settle, violated
 from planner.intra_op.memory_branches import solve_branches
 from planner.intra_op.messages import MARGIN, Bound, Messages, Relaxation
 from planner.intra_op.network import Network
@@ -29,6 +29,9 @@ from planner.intra_op.shrinking import drop_forbidden, shrink
 FIRST_SLACK, FIRST_SLACK_UNDER_MEMORY = 3e-3, 3e-4
 GROWTH, GROWTH_UNDER_MEMORY = 5.0, 20.0
 """Of the bound; and by what the slack is multiplied where it was too small: parts are solved fast without memory."""
+
+NEAR = 4.0
+"""Slacks that a choice may cost more than the bound for the next part to need no better one, under memory."""
 
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
@@ -56,18 +59,21 @@ SHARE = 0.5
 def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies."""
     if isinstance(network, Compact):
+        settle(network)
         network.propagate()
     else:
         shrink(network, 0.0)  # arc consistency alone, which the messages need
     known = _Known(network, deadline)
     limited = network.rows.size > 0
     slack, growth = (FIRST_SLACK_UNDER_MEMORY, GROWTH_UNDER_MEMORY) if limited else (FIRST_SLACK, GROWTH)
+    near = False
     while slack < LAST_SLACK and time.monotonic() < deadline:
-        known.tighten()
+        if not near:
+            known.tighten()
         if known.proven:
             return known.whole()
         target = known.least + slack * abs(known.least)
-        if known.best and known.best.cost <= target + slack * abs(known.least):
+        if known.best and known.within(2 * slack):
             target = known.best.cost  # not far above: then whatever the part gives is the best
         soon = time.monotonic() + SHARE * (deadline - time.monotonic())
         answer = _within(known, target, soon if limited else deadline)
@@ -77,10 +83,10 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
             return known.whole()
         if answer.cost <= target:
             break
+        near = limited and known.within(NEAR * slack)
         slack *= growth
     if known.best is None:
-        every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
-        answer = solve_network(network.narrowed(every), deadline)
+        answer = solve_network(_unnarrowed(network), deadline)
     else:
         answer = _within(known, known.best.cost, deadline)
     known.take(answer)
@@ -103,6 +109,10 @@ class _Known:
         """What every choice costs at least, rounding allowed for."""
         self.most = _dearest(network) if network.rows.size else np.inf
         """No choice costs more: where prices on memory prove that every one does, there is none."""
+
+    def within(self, slack: float) -> bool:
+        """Whether a choice is known that costs at most so much, of the bound, above the bound."""
+        return self.best is not None and self.best.cost <= self.least + slack * abs(self.least)
 
     @property
     def wanted(self) -> float:
@@ -129,7 +139,9 @@ class _Known:
             helps = value - before > enough and time.monotonic() <= self.deadline
         self.least = max(self.least, value - MARGIN * abs(value))
         if self.least > self.most:
-            shrink(self.network, self.deadline)  # which can mostly say by how much memory is short
+            shrink(
+                _unnarrowed(self.network), self.deadline
+            )  # which can mostly say by how much memory is short
             raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
             self._consider(self.relaxation.improve(self.relaxation.decode()))
@@ -185,6 +197,11 @@ class _Known:
     def _fits(self, choice: dict[int, int]) -> bool:
         network = self.network
         return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
+
+
+def _unnarrowed(network: Network) -> Network:
+    """One to be reduced, of all strategies."""
+    return network.narrowed({v: np.arange(costs.size) for v, costs in network.costs.items()})
 
 
 def _dearest(network: Network) -> float:

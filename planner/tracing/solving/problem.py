@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import rows_of
-from planner.intra_op.network import Network
+from planner.intra_op.network import Rows
 from planner.intra_op.problem import Array
 from planner.tracing.solving.lifetimes import Interval, node_intervals
 from planner.tracing.solving.nodes import CopyOption, NodeOption, NodeOptions, Nodes
@@ -59,35 +59,32 @@ class LayoutProblem:
         dearest = max((float(s.max()) for s in self.seconds), default=0.0)
         return max(least, dearest / 1000, 1e-9) / TICKS
 
-    def network(self, memory_limit: float) -> Network:
-        """The network, under a limit on the memory of every moment [B]."""
-        costs = self._costs()
-        if not math.isfinite(memory_limit):
-            return self._compact(costs)
-        flat = [
-            (group, span, held)
-            for group, intervals, bytes_ in zip(self.group, *self.memory(), strict=True)
-            for span, held in zip(intervals, bytes_, strict=True)
-        ]
-        pieces, capacity = rows_of([span for _, span, _ in flat], [held for _, _, held in flat], memory_limit)
-        network = Network(costs, {}, capacity)
-        for k, piece in pieces.items():
-            own = network.pieces[flat[k][0]]
-            own[piece.rows] = own.get(piece.rows, 0.0) + piece.bytes_
-        for u, v, moves in self._ticking():
-            network.add_table(u, v, moves.full)
-        return network
-
-    def _compact(self, costs: Mapping[int, Array]) -> Compact:
-        """Without a limit a copy may as well hold its own."""
+    def network(self, memory_limit: float) -> Compact:
+        """The network, under a limit on the memory of every moment [B]; without one a copy may as well hold its own."""
         tables = (Between((u, v), m.table, (m.rows, m.columns)) for u, v, m in self._ticking())
-        network = Compact(costs, tables, self.order)
+        if math.isfinite(memory_limit):
+            return Compact(self._costs(), tables, self.order, self._pieces(memory_limit))
+        network = Compact(self._costs(), tables, self.order)
         options = dict(zip(self.group, self.options, strict=True))
         held = {id(found): _held(found) for found in options.values() if isinstance(found[0], CopyOption)}
         for v, g in enumerate(self.order):
             if id(options[g]) in held:
                 network.keep(v, held[id(options[g])])
         return network
+
+    def _pieces(self, memory_limit: float) -> tuple[dict[int, dict[Rows, Array]], Array]:
+        """Memory of each node of the network, and the capacity of each row."""
+        flat = [
+            (group, span, held)
+            for group, intervals, bytes_ in zip(self.group, *self.memory(), strict=True)
+            for span, held in zip(intervals, bytes_, strict=True)
+        ]
+        pieces, capacity = rows_of([span for _, span, _ in flat], [held for _, _, held in flat], memory_limit)
+        found: dict[int, dict[Rows, Array]] = {}
+        for k, piece in pieces.items():
+            own = found.setdefault(flat[k][0], {})
+            own[piece.rows] = own.get(piece.rows, 0.0) + piece.bytes_
+        return found, capacity
 
     def _costs(self) -> dict[int, Array]:
         tick = self.tick

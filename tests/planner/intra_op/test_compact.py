@@ -11,35 +11,47 @@ from hypothesis import strategies as st
 from planner.errors import Infeasible
 from planner.intra_op import narrowing
 from planner.intra_op.compact import Between, Compact
+from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, Piece
 
 
-def compact_and_whole(seed: int, forbidden: float) -> tuple[Compact, Network]:
-    """Five nodes of up to five strategies in up to three classes; nodes 1 and 2 are linked twice, node 3 to itself."""
+def compact_and_whole(seed: int, forbidden: float, capacity: float | None = None) -> tuple[Compact, Network]:
+    """Five nodes of up to five strategies in up to three classes; nodes 1 and 2 are linked twice, node 3 to itself.
+
+    Where there is a ``capacity``, each takes memory in two of four rows.
+    """
     rng = np.random.default_rng(seed)
     costs = {v: rng.integers(0, 50, rng.integers(1, 6)).astype(float) for v in range(5)}
     links = [(0, 1), (1, 2), (2, 1), (2, 3), (3, 3), (0, 4), (3, 4)]
-    tables, whole = [], Network(dict(costs), {}, np.zeros(0))
+    rows = np.zeros(0) if capacity is None else np.full(4, capacity)
+    taken = {} if capacity is None else {v: Piece((v % 3, v % 3 + 2), 20 - c // 3) for v, c in costs.items()}
+    tables, whole = [], Network(dict(costs), taken, rows)
     for u, v in links:
-        rows, columns = (np.unique(rng.integers(0, 3, costs[w].size), return_inverse=True)[1] for w in (u, v))
-        table = rng.integers(0, 50, (1 + rows.max(), 1 + columns.max())).astype(float)
+        mine, theirs = (np.unique(rng.integers(0, 3, costs[w].size), return_inverse=True)[1] for w in (u, v))
+        table = rng.integers(0, 50, (1 + mine.max(), 1 + theirs.max())).astype(float)
         table[rng.random(table.shape) < forbidden] = np.inf
-        tables.append(Between((u, v), table, (rows, columns)))
-        whole.add_table(u, v, table[np.ix_(rows, columns)])
-    return Compact(costs, tables, rng.permutation(5).tolist()), whole
+        tables.append(Between((u, v), table, (mine, theirs)))
+        whole.add_table(u, v, table[np.ix_(mine, theirs)])
+    pieces = {v: {piece.rows: piece.bytes_} for v, piece in taken.items()}
+    return Compact(costs, tables, rng.permutation(5).tolist(), (pieces, rows)), whole
 
 
 def brute_force(whole: Network) -> float:
     sizes = [range(whole.costs[v].size) for v in range(5)]
-    return min(whole.cost(dict(enumerate(choice))) for choice in itertools.product(*sizes))
+    choices = (dict(enumerate(choice)) for choice in itertools.product(*sizes))
+    return min((whole.cost(c) for c in choices if fits(whole, c)), default=np.inf)
+
+
+def fits(whole: Network, choice: dict[int, int]) -> bool:
+    return not violated(whole, demand(whole, one_hot(whole, choice)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5]))
-def test_the_optimum_is_that_of_brute_force(seed: int, forbidden: float) -> None:
-    compact, whole = compact_and_whole(seed, forbidden)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5]), st.sampled_from([None, 30.0, 45.0, 60.0]))
+def test_the_optimum_is_that_of_brute_force(seed: int, forbidden: float, capacity: float | None) -> None:
+    compact, whole = compact_and_whole(seed, forbidden, capacity)
     least = brute_force(whole)
     if np.isinf(least):
         with pytest.raises(Infeasible):
@@ -47,6 +59,7 @@ def test_the_optimum_is_that_of_brute_force(seed: int, forbidden: float) -> None
         return
     answer = solve_narrowed(compact, time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == least == whole.cost(answer.choice)
+    assert fits(whole, answer.choice)
 
 
 @settings(max_examples=60, deadline=None)
