@@ -70,6 +70,11 @@ class Draft:
         read = [{f for dim in dims for f in dim} for dims in self.reads]
         return tuple(h for h in self.halos if h.operand < len(read) and h.factor in read[h.operand])
 
+    def read_once(self) -> None:
+        """Read once what is indexed alike twice, as in a square."""
+        pairs = list(dict.fromkeys(zip(self.inputs, self.reads, strict=True)))
+        self.inputs, self.reads = [n for n, _ in pairs], [dims for _, dims in pairs]
+
     def cut(self, factor: int, sizes: Sequence[int]) -> tuple[int, ...]:
         """Replace a factor by several, major first; their numbers."""
         if len(sizes) == 1:

@@ -54,6 +54,8 @@ class _Groups:
                         return
         if self._adds(draft) and all(map(self._is_product, draft.inputs)):
             draft.addends, draft.total = list(draft.inputs), draft.outputs[0]
+        if draft.kind == "loop" and not draft.halos:
+            draft.read_once()
         self.groups.append(draft)
         self.before.append(self._waits(needs))
         self._record(draft, len(self.groups) - 1)

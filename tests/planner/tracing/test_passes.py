@@ -90,6 +90,12 @@ def test_softmax_is_one_kernel() -> None:
     assert op.inputs == ("x",)
 
 
+def test_a_square_reads_once() -> None:
+    """What is read twice alike is moved once."""
+    (op,) = clean(traced(lambda x: x * x)).operations
+    assert op.inputs == ("x",)
+
+
 def test_products_stay_by_themselves() -> None:
     program = clean(traced(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w), X, W))
     assert primitives(program) == ["dot_general", "tanh", "dot_general", "tanh"]
