@@ -126,6 +126,12 @@ class Operation(Record):
     manual: Mapping[str, int] | None = None
     """Where the program fixes layouts itself (``shard_map``): mesh axis -> factor that it splits; no other is split."""
 
+    @property
+    def takes_rows_for(self) -> str:
+        """The loop whose passes each get a row of what it reads; empty for other operators."""
+        loop, takes, _ = self.name.rpartition("/slice.")
+        return loop if takes and self.kind == "boundary" and self.inputs else ""
+
 
 class Tie(Record):
     """One value is to arrive as another lies: a new weight where the old one was, a carry where it came in."""

@@ -121,14 +121,17 @@ def _saved(nodes: Nodes, chosen: Sequence[NodeOption], number: int) -> float:
 def node_bytes(
     pricer: ProgramPricer, nodes: Nodes, node: int, option: NodeOption, state_share: float
 ) -> list[float]:
-    """Bytes of what a node makes, output by output [B].
+    """Bytes of what a node makes, output by output, then of what it brings for a loop [B].
 
     ``state_share``: bytes kept for the optimizer beside each parameter, as a multiple of it.
     """
     program, mesh = pricer.program, pricer.mesh
     if isinstance(option, Option):
         op = nodes.operations[node - len(nodes.inputs)]
-        return [pricer.full_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)]
+        made = [pricer.full_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)]
+        if op.takes_rows_for:
+            made.append(pricer.full_bytes(op.inputs[0]) * share(mesh, option.reads[0]) * option.brought)
+        return made
     if isinstance(option, CopyOption):
         copy = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)]
         return [pricer.full_bytes(copy.value) * share(mesh, option.layout) if option.held else 0.0]

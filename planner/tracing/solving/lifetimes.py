@@ -1,11 +1,14 @@
 """How long the arrays of a program live, in positions of its operators.
 
 Inputs are held throughout. A value lives from the operator that makes it to the last that reads it; rows that a
-scan collects live from its first operator on. What one operator moves and reads once is not counted. Where an
-operator may run again, what its first run makes lives to the last early reader, then it is up to the second run.
+scan collects live from its first operator on, and what a scan has from outside, or goes over, lives until it ends.
+What one operator moves and reads once is not counted. Where an operator may run again, what its first run makes lives
+to the last early reader, then it is up to the second run.
 """
 
-from planner.tracing.program import Program
+from functools import cache
+
+from planner.tracing.program import Operation, Program
 from planner.tracing.solving.nodes import Nodes
 from planner.tracing.solving.recomputing import Again
 
@@ -18,39 +21,78 @@ def value_intervals(program: Program) -> dict[str, Interval]:
     end = len(program.operations)
     starts = _region_starts(program)
     kept = {*program.outputs, *(t.source for t in program.ties)}
+    loops = Loops(program)
     found = {}
     for i, op in enumerate(program.operations):
         begin = starts.get(op.region, i) if op.kind == "boundary" and op.region else i
         for name in op.outputs:
-            last = max((i, *program.readers.get(name, ())))
-            found[name] = (begin, end if name in program.outputs else last + 1)
+            home = loops.around_output(op, name)
+            last = max((i + 1, *(loops.after(r, home) for r in program.readers.get(name, ()))))
+            found[name] = (begin, end if name in program.outputs else last)
             if name in kept and name not in program.outputs:
                 found[name] = (begin, max(found[name][1], _region_end(program, op.region, i)))
     return found
 
 
+class Loops:
+    """The loops of a program, and when they end, in positions of its operators."""
+
+    def __init__(self, program: Program) -> None:
+        self.operations = program.operations
+        self.ends = {op.region: i + 1 for i, op in enumerate(program.operations) if op.region}
+        self.around = cache(self._around)
+
+    def _around(self, region: str) -> tuple[str, ...]:
+        """A loop and those that it is in, outer ones first."""
+        return tuple(sorted(r for r in self.ends if region == r or region.startswith(f"{r}/")))
+
+    def around_output(self, op: Operation, name: str) -> tuple[str, ...]:
+        """The loops in whose bodies a value is: what a loop hands out is outside of it, what it takes in is inside."""
+        around = self.around(op.region)
+        if op.kind != "boundary":
+            return around
+        if "/stack." in op.name:
+            return around[:-1]
+        return self.around(op.name.rpartition("/")[0]) if name == op.name else around
+
+    def after(self, position: int, home: tuple[str, ...] = ()) -> int:
+        """When an operator, and all loops around it, are done with a value that is made in those of ``home``."""
+        op = self.operations[position]
+        around = self.around(op.takes_rows_for or op.region)
+        return max((position + 1, *(self.ends[loop] for loop in around if loop not in home)))
+
+
 def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
     """Per node, the intervals of what it makes, output by output."""
-    values = value_intervals(program)
+    values, loops = value_intervals(program), Loops(program)
     for late in (v for again in nodes.agains for v in again.values if v.rows == 1):
         begin = values[late.name][0]
-        values[late.name] = (begin, late.last_early + 1)
+        early = late.last_early if late.held != late.name else loops.after(late.last_early) - 1
+        values[late.name] = (begin, early + 1)
         if late.held != late.name:
             values[late.held] = (late.since, late.since)  # up to the second run, if it is kept
     found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
-    found += [[values[name] for name in op.outputs] for op in nodes.operations]
+    for i, op in enumerate(nodes.operations):
+        brought = [(i, loops.after(i))] if op.takes_rows_for else []
+        found.append([*(values[name] for name in op.outputs), *brought])
     found += [[(copy.first, copy.last + 1)] for copy in nodes.copies]
-    found += [_late_intervals(again) for again in nodes.agains]
+    found += [_late_intervals(again, loops) for again in nodes.agains]
     return found + [[] for _ in nodes.joints]
 
 
-def _late_intervals(again: Again) -> list[Interval]:
-    """Per value of a second run: when it is kept for it, held for late readers, and for other second runs."""
+def _late_intervals(again: Again, loops: Loops) -> list[Interval]:
+    """Per value of a second run: when it is kept for it, held for late readers, and for other second runs.
+
+    Rows are kept until the loop ends that makes others anew of them; they are held in each pass of it.
+    """
     found = []
     for v in again.values:
         start = max(v.last_early + 1, again.first)
-        own = max(start, v.last_own + 1)
-        found += [(v.since, start), (start, own), (own, max(own, v.last_late + 1))]
+        in_rows = v.held != v.name or v.rows != 1
+        home = loops.around(loops.operations[again.first].region) if in_rows else ()
+        own = max(start, loops.after(v.last_own, home) if v.last_own >= 0 else start)
+        kept = max(start, loops.after(again.first)) if in_rows else start
+        found += [(v.since, kept), (start, own), (own, max(own, loops.after(v.last_late, home)))]
     return found
 
 

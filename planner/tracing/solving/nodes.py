@@ -51,6 +51,8 @@ class Link(NamedTuple):
     """Between second runs, of what is never kept: the source must have run."""
     row: bool = False
     """From all rows of an input to a second run, which takes one."""
+    stack: bool = False
+    """All rows that a loop goes over, to what hands them out."""
     seen: tuple[Seen, tuple[int, ...]] | None = None
     """Under other dims than those that a second run's operator has, on a mesh of these sizes."""
 
@@ -176,9 +178,9 @@ def nodes_of(
             links.append(Link(name, source, target, times, copied=True, seen=way))
             source, way = target, None
         links += [
-            Link(name, source, Slot(len(inputs) + i, k), program.operations[i].times, seen=way)
-            for i in near
-            for k, read in enumerate(program.operations[i].inputs)
+            Link(name, source, Slot(len(inputs) + i, k), op.times, stack=op.takes_rows_for != "", seen=way)
+            for i, op in ((i, program.operations[i]) for i in near)
+            for k, read in enumerate(op.inputs)
             if read == name
         ]
     links += _again_links(program, agains, at, again, seen)
@@ -256,6 +258,7 @@ def node_options(program: Program, nodes: Nodes, mesh: NamedMesh) -> list[NodeOp
             tuple(shapes[n] for n in op.outputs),
             tuple(n in op.addends for n in op.inputs),
             lasting.issuperset(op.outputs),
+            op.takes_rows_for != "",
         )
         if key not in known:
             shown = [shapes[n] for n in op.outputs]
@@ -365,15 +368,24 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
         return want is not None
     if want is not None and any((h == PARTS) != (w == PARTS) for h, w in zip(have, want, strict=True)):
         return True
-    return isinstance(target, CopyOption) and link.copied and not target.held and want != have
+    return not _may_move(link, target) and want != have
+
+
+def _may_move(link: Link, target: NodeOption) -> bool:
+    """Whether a link's target takes memory for the value as it wants it, or must find it so."""
+    if isinstance(target, CopyOption):
+        return target.held or not link.copied
+    return not link.stack or not isinstance(target, Option) or target.brought
 
 
 def without_idle_copies(nodes: Nodes, chosen: Sequence[NodeOption]) -> tuple[NodeOption, ...]:
-    """The same where no copy holds anew what lies just so already."""
+    """The same where nothing is held anew that lies just so already."""
     found = list(chosen)
-    for link in nodes.links:
-        copy = chosen[link.target.node]
-        if link.copied and isinstance(copy, CopyOption):
-            have = given_layout(chosen[link.source.node], link)
-            found[link.target.node] = copy._replace(held=copy.held and have != copy.layout)
+    for link in (link for link in nodes.links if link.copied or link.stack):
+        option = chosen[link.target.node]
+        moves = given_layout(chosen[link.source.node], link) != wanted_layout(option, link)
+        if isinstance(option, CopyOption):
+            found[link.target.node] = option._replace(held=option.held and moves)
+        elif isinstance(option, Option):
+            found[link.target.node] = option._replace(brought=option.brought and moves)
     return tuple(found)

@@ -34,6 +34,8 @@ class Option(NamedTuple):
     """How each input must lie."""
     writes: tuple[Layout, ...]
     """How each output is left."""
+    brought: bool = False
+    """Whether all rows that a loop goes over are brought here before it, and held until it ends; else they lie so."""
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -52,12 +54,15 @@ class Options(Sequence[Option]):
     """Per input, [option, axis]."""
     writes: tuple[Layouts, ...]
     """Per output, [option, axis]."""
+    brought: Mask | None = None
+    """[option]: as of an `Option`; None of operators that take no rows for a loop."""
 
     @classmethod
     def of(cls, option: Option) -> "Options":
         """A single one."""
         reads, writes = (tuple(np.array([w]) for w in arrays) for arrays in (option.reads, option.writes))
-        return cls(np.array([option.split]), reads, writes)
+        brought = np.array([True]) if option.brought else None
+        return cls(np.array([option.split]), reads, writes, brought)
 
     @classmethod
     def split_so(cls, op: Operation, split: Layouts) -> "Options":
@@ -74,7 +79,7 @@ class Options(Sequence[Option]):
         """Some of them, or one several times; arrays that are indexed alike stay one."""
         taken = {id(w): w[row] for w in (*self.reads, *self.writes)}
         reads, writes = (tuple(taken[id(w)] for w in arrays) for arrays in (self.reads, self.writes))
-        return Options(self.split[row], reads, writes)
+        return Options(self.split[row], reads, writes, None if self.brought is None else self.brought[row])
 
     def __len__(self) -> int:
         return len(self.split)
@@ -87,7 +92,8 @@ class Options(Sequence[Option]):
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         reads, writes = (tuple(tuple(w[at].tolist()) for w in arrays) for arrays in (self.reads, self.writes))
-        return Option(tuple(self.split[at].tolist()), reads, writes)
+        brought = self.brought is not None and bool(self.brought[at])
+        return Option(tuple(self.split[at].tolist()), reads, writes, brought)
 
     @cached_property
     def parts(self) -> Mask:
@@ -112,6 +118,9 @@ def options(
     ``shapes`` of the outputs; ``lasting`` says that partial sums may be left as they are.
     """
     found = Options.split_so(op, splits_of(op, mesh))
+    if op.takes_rows_for:
+        both = found.rows(np.tile(np.arange(len(found)), 2))
+        return replace(both, brought=np.arange(len(both)) >= len(found))
     if found.summed(op).any():
         return _outcomes(op, found, shapes[0], mesh, lasting)
     return _in_parts(op, found, mesh) if op.addends else found

@@ -19,6 +19,7 @@ from planner.intra_op.network import Rows
 from planner.intra_op.problem import Array
 from planner.tracing.solving.lifetimes import Interval, node_intervals
 from planner.tracing.solving.nodes import CopyOption, NodeOption, NodeOptions, Nodes
+from planner.tracing.solving.options import Options
 from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.tables import Moves, Tables
 
@@ -60,16 +61,16 @@ class LayoutProblem:
         return max(least, dearest / 1000, 1e-9) / TICKS
 
     def network(self, memory_limit: float) -> Compact:
-        """The network, under a limit on the memory of every moment [B]; without one a copy may as well hold its own."""
+        """The network, under a limit on the memory of every moment [B]; without one only what is fastest then."""
         tables = (Between((u, v), m.table, (m.rows, m.columns)) for u, v, m in self._ticking())
         if math.isfinite(memory_limit):
             return Compact(self._costs(), tables, self.order, self._pieces(memory_limit))
         network = Compact(self._costs(), tables, self.order)
         options = dict(zip(self.group, self.options, strict=True))
-        held = {id(found): _held(found) for found in options.values() if isinstance(found[0], CopyOption)}
+        fastest = {id(found): _unlimited(found) for found in options.values()}
         for v, g in enumerate(self.order):
-            if id(options[g]) in held:
-                network.keep(v, held[id(options[g])])
+            if (kept := fastest[id(options[g])]) is not None:
+                network.keep(v, kept)
         return network
 
     def _pieces(self, memory_limit: float) -> tuple[dict[int, dict[Rows, Array]], Array]:
@@ -102,8 +103,12 @@ class LayoutProblem:
             yield self.group[u], self.group[v], Moves(ticks[id(moves.table)], moves.rows, moves.columns)
 
 
-def _held(options: NodeOptions) -> npt.NDArray[np.intp]:
-    """Of a copy's options, those that hold it."""
+def _unlimited(options: NodeOptions) -> npt.NDArray[np.intp] | None:
+    """Options to keep without a limit: a copy may as well hold its own, and what a loop goes over be brought."""
+    if isinstance(options, Options):
+        return None if options.brought is None else np.flatnonzero(options.brought)
+    if not isinstance(options[0], CopyOption):
+        return None
     return np.array([i for i, o in enumerate(options) if isinstance(o, CopyOption) and o.held])
 
 

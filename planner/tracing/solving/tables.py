@@ -114,7 +114,7 @@ class Tables:
         return self.known[key]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
-        """Bytes of each option, output by output; of a second run as its intervals are."""
+        """Bytes of each option, as `node_bytes` has them; of a second run as its intervals are."""
         choices = self.options[node]
         first = len(self.nodes.inputs)
         if node >= self.nodes.first_joint:
@@ -129,10 +129,15 @@ class Tables:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
         states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
         held = isinstance(choices, Options) or np.array([_is_held(o) for o in choices])
-        return tuple(
+        found = [
             np.where(held, self._shares(choices, k) * (self.pricer.full_bytes(name) * states), 0.0)
             for k, name in enumerate(outputs)
-        )
+        ]
+        if isinstance(choices, Options) and choices.brought is not None:
+            (whole,) = self.nodes.operations[node - first].inputs
+            part = shares(self.pricer.mesh, choices.reads[0])
+            found.append(np.where(choices.brought, part * self.pricer.full_bytes(whole), 0.0))
+        return tuple(found)
 
     def _held_late(self, again: Again, choices: NodeOptions) -> tuple[Array, ...]:
         kept = np.array([isinstance(o, AgainOption) and o.kept is not None for o in choices])
@@ -195,6 +200,8 @@ class Tables:
 
     def _wanted(self, choices: NodeOptions, link: Link) -> Spots:
         if isinstance(choices, Options):
+            if link.stack and choices.brought is not None:
+                return self._brought(choices, choices.brought)
             return self._lying((choices.writes if link.returned else choices.reads)[link.target.place])
         if not isinstance(choices[0], AgainOption):
             return self._whole(choices, link.copied)
@@ -211,6 +218,14 @@ class Tables:
             self.spots[key] = (
                 Spots(layouts, state, np.arange(len(choices))) if copied else self._lying(layouts, (*key, 0))
             )
+        return self.spots[key]
+
+    def _brought(self, choices: Options, brought: npt.NDArray[np.bool_]) -> Spots:
+        """Of what a loop goes over, which some options bring and others must find so."""
+        key = ("brought", id(choices))
+        if key not in self.spots:
+            found, of = distinct(np.column_stack([choices.reads[0], brought]))
+            self.spots[key] = Spots(found[:, :-1], np.where(found[:, -1], HERE, AS_IT_LIES), of)
         return self.spots[key]
 
     def _lying(self, layouts: Layouts, name: object = None) -> Spots:

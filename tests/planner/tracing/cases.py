@@ -132,6 +132,20 @@ _deep = jax_models.gpt(jax_layers.Sizes(layers=6, batch=16, length=32))
 scanned_gpt = (jax.value_and_grad(join_attention(_deep.loss)), *_deep.arguments)
 
 
+def deep_mlp() -> tuple[Any, ...]:
+    """Layers in a scan whose weights together are larger than what a layer makes."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, w: Any) -> tuple[Any, None]:
+            return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+        return ((jax.lax.scan(layer, x, p)[0] - y) ** 2).mean()
+
+    f = jax.ShapeDtypeStruct
+    params = {"up": f((8, 64, 256), "float32"), "down": f((8, 256, 64), "float32")}
+    return (jax.value_and_grad(loss), params, f((512, 64), "float32"), f((512, 64), "float32"))
+
+
 def scanned_norms() -> tuple[Any, ...]:
     """Layers in a scan as flax has them: norms by differences from a mean, and biases.
 

@@ -1,4 +1,4 @@
-"""Temporary memory of the case that was planned, with its second runs and without them: two numbers of bytes.
+"""Memory of the case that was planned: all, what is temporary, and that without second runs: three numbers of bytes.
 
 python check_second_runs.py sharded.json
 """
@@ -19,7 +19,8 @@ from planner.tracing.applying.jax_apply import apply_shardings, input_shardings 
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 
 
-def temporary_bytes(sharded):
+def taken_bytes(sharded):
+    """All, and what is temporary."""
     case = getattr(cases, sharded.program.source.rpartition(":")[2])
     step, *arguments = case() if callable(case) else case
     mesh = jax.make_mesh(tuple(sharded.mesh.values()), tuple(sharded.mesh))
@@ -28,9 +29,12 @@ def temporary_bytes(sharded):
         lambda a, layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=layout), tuple(arguments), layouts
     )
     run = jax.jit(apply_shardings(step, sharded, mesh, tuple(arguments)))
-    return run.lower(*placed).compile().memory_analysis().temp_size_in_bytes
+    found = run.lower(*placed).compile().memory_analysis()
+    temporary = found.temp_size_in_bytes
+    return found.argument_size_in_bytes + found.output_size_in_bytes + temporary, temporary
 
 
 if __name__ == "__main__":
     plan = ShardedProgram.model_validate_json(Path(sys.argv[1]).read_text())
-    print(temporary_bytes(plan), temporary_bytes(plan.model_copy(update={"recomputed": (), "collected": {}})))
+    kept = plan.model_copy(update={"recomputed": (), "collected": {}})
+    print(*taken_bytes(plan), taken_bytes(kept)[1])

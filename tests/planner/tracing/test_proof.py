@@ -138,15 +138,30 @@ def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) 
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert answer.operators == ()
-    path = tmp_path / "sharded.json"
+    _, with_second_runs, kept = compiled_bytes(plan, tmp_path)
+    assert with_second_runs < kept
+
+
+def compiled_bytes(plan: ShardedProgram, folder: Path) -> list[float]:
+    """All memory, what is temporary, and that without second runs [B]."""
+    path = folder / "sharded.json"
     path.write_text(plan.to_json())
     script = Path(__file__).parent / "check_second_runs.py"
     result = subprocess.run(
         [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    with_second_runs, kept = map(float, result.stdout.split())
-    assert with_second_runs < kept
+    return [float(n) for n in result.stdout.split()]
+
+
+@pytest.mark.jax
+@needs_jax
+@pytest.mark.parametrize("room", [0.8, 0.6])
+def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(room: float, tmp_path: Path) -> None:
+    """Without them, and what is collected, a plan would take half of what is compiled."""
+    plan = sharded(traced("deep_mlp"), Expected(room=room))
+    found, _, _ = compiled_bytes(plan, tmp_path)
+    assert plan.memory_bytes == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.jax
