@@ -23,6 +23,7 @@ from planner.verification.with_xla import compiled_step
 WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
 COPIES: Mapping[str, Any] = {"dp_shard": 1}
 ZERO_1: Mapping[str, Any] = {"zero_stage": 1, "sharding": None}
+NARROW: Mapping[str, Any] = {"master_dtype": "bfloat16", "grad_dtype": "bfloat16"}
 
 CASES: dict[str, Mapping[str, Any]] = {
     "8b-8/v5e:4x4/tp16-none": {"tp": 16, "seq": 8192},
@@ -110,8 +111,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "dp": 16,
         "seq": 4096,
         "recompute": "full",
-        "master_dtype": "bfloat16",
-        "grad_dtype": "bfloat16",
+        **NARROW,
     },
     "llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4-full": {"cp": 2, "tp": 2, "dp": 4, "seq": 8192, "recompute": "full"},
     "llama-3.2-1b/v5e:4x4/tp4-fsdp4-full-fp32": {
@@ -122,8 +122,22 @@ MODELS: dict[str, Mapping[str, Any]] = {
         "precision": "fp32",
     },
     "gemma-2-9b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "t5-small/v5e:4x4/fsdp16-none-mb8": {"dp": 16, "seq": 512, "micro_batch": 8},
+    "t5-11b/v5p:2x2x4/fsdp16-full-mb4": {"dp": 16, "seq": 512, "micro_batch": 4, "recompute": "full"},
+    "bert-large/v5e:4x4/fsdp16-none-mb8": {"dp": 16, "seq": 512, "micro_batch": 8},
+    "pythia-12b/v5e:4x4/fsdp16-full-sgd": {
+        "dp": 16,
+        "seq": 2048,
+        "recompute": "full",
+        "optim": "sgd-momentum",
+    },
+    "qwen2.5-14b/v5p:2x2x4/tp4-fsdp4-none-momentum": {"tp": 4, "dp": 4, "seq": 4096, "optim": "sgd-momentum"},
+    "phi-2/v6e:4x4/fsdp16-none-bf16": {"dp": 16, "seq": 2048, **NARROW},
+    "opt-1.3b/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 2048, "micro_batch": 4},
+    "falcon-7b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
 }
-"""Shipped models, whole: norms of heads, plain and tied ones, 16-bit states. Compiled once for their memory."""
+"""Shipped models, whole: norms of heads, plain and tied ones, 16-bit states, encoders, other optimizers, parallel
+blocks. Compiled once for their memory."""
 
 USUAL: Mapping[str, Any] = {
     "dp": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none",

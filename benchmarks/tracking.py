@@ -1,6 +1,7 @@
 """Live tensors of training steps by PyTorch's own tracker, kept as data: cases beside those that others measured.
 
-    pip install torch==2.13.0 && python benchmarks/tracking.py    # write tests/published/torch_tracked.jsonl again
+    pip install torch==2.13.0 torchao==0.18.0
+    python benchmarks/tracking.py    # write tests/published/torch_tracked.jsonl again
 
 A Llama of few layers runs two steps under FSDP2 with fake tensors, on one process that takes itself for rank 0 of
 many; the peak of the second step counts. Norm and rotary positions keep what fused kernels keep. Updates need no
@@ -55,6 +56,17 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "7b-6/dp2x16-full-512-ends": {"seq": 512, "recompute": "full", "shard": 16, "replicate": 2, "wrap": "titan"},
     "1b-8/dp8-full-32768-ends": {"seq": 32768, "recompute": "full", "wrap": "titan"},
+    "7b-6/dp8-full-512-muon": {"seq": 512, "recompute": "full", "optim": "muon"},
+    "70b-4/dp8-none-256-muon": {"seq": 256, "optim": "muon"},
+    "1b-8/dp16-none-1024-ends-muon": {"seq": 1024, "shard": 16, "wrap": "titan", "optim": "muon"},
+    "8b-6/dp8-full-512-8bit": {"seq": 512, "recompute": "full", "optim": "adamw8bit"},
+    "7b-6/dp4-none-256-ends-8bit": {"seq": 256, "shard": 4, "wrap": "titan", "optim": "adamw8bit"},
+    "70b-3/dp8-full-1024-bf16": {
+        "seq": 1024, "recompute": "full", "master_dtype": "bfloat16", "reduce_dtype": "bfloat16",
+    },
+    "2b-6/dp4-none-512-bf16-sgd": {
+        "seq": 512, "shard": 4, "master_dtype": "bfloat16", "reduce_dtype": "bfloat16", "optim": "sgd",
+    },
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 
@@ -122,16 +134,12 @@ def tracked(
         model = built()
     parallelised(model, plan)
     with fake:
-        kinds: dict[str, Callable[..., Any]] = {
-            "adamw_fused": partial(torch.optim.AdamW, fused=True),
-            "sgd": partial(torch.optim.SGD, foreach=False),
-        }
-        optimizer = kinds[plan["optim"]](model.parameters())
+        optimizers = OPTIMIZERS[plan["optim"]](model)
         tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
-        tracker = FSDPMemTracker(model, optimizer)
+        tracker = FSDPMemTracker(model, optimizers[0])
         tracker.track_inputs((tokens,))
         with tracker:
-            step = partial(_step, model, optimizer, tracker, lambda: loss(model, tokens), plan["grad_accum"])
+            step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan["grad_accum"])
             peaks = [step() for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
@@ -143,15 +151,56 @@ def _loss(model: Any, tokens: Any) -> Any:
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
 
-def _step(model: Any, optimizer: Any, tracker: Any, loss: Callable[[], Any], micro_batches: int) -> int:
+def _adamw(model: Any) -> tuple[Any, ...]:
+    from torch.optim import AdamW
+
+    return (AdamW(model.parameters(), fused=True),)
+
+
+def _sgd(model: Any) -> tuple[Any, ...]:
+    from torch.optim import SGD
+
+    return (SGD(model.parameters(), foreach=False),)
+
+
+def _muon(model: Any) -> tuple[Any, ...]:
+    """As published: matrices of layers, and AdamW for all else."""
+    from torch.optim import AdamW, Muon
+
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    return Muon(matrices), AdamW([w for w in model.parameters() if id(w) not in chosen], fused=True)
+
+
+def _adamw_8bit(model: Any) -> tuple[Any, ...]:
+    """Its update is compiled: here one weight's temporaries have memory, too, so that peaks must be elsewhere."""
+    import torch
+
+    torch.compile = lambda function, **options: function  # type: ignore[assignment]
+    torch.Tensor.item = lambda number: 1.0  # type: ignore[assignment,method-assign]
+    from torchao.optim import AdamW8bit
+
+    return (AdamW8bit(model.parameters()),)
+
+
+OPTIMIZERS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "adamw_fused": _adamw, "sgd": _sgd, "muon": _muon, "adamw8bit": _adamw_8bit,
+}  # fmt: skip
+"""``optim`` -> the optimizers that share the weights of a model."""
+
+
+def _step(
+    model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], micro_batches: int
+) -> int:
     tracker._peak_mem.clear()  # it has no other way to forget the step before
     tracker._peak_mem_snap.clear()
     for i in range(micro_batches):
         tracker.reset_mod_stats()
         model.set_requires_gradient_sync(i == micro_batches - 1)
         (loss() / micro_batches).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad()
     snapshot = next(iter(tracker.get_tracker_snapshot("peak").values()))
     return int(snapshot["Total"])
 

@@ -49,11 +49,30 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gpt-neox-20b/full-2048-mb4": {"recompute": "full", "micro_batch": 4, "shard": 32},
     "llama-3.2-3b/none-8192-kept": {"reshard": False, "shard": 16},
     "gemma-3-12b/none-512-mb4": {"micro_batch": 4, "shard": 32},
+    "t5-small/none-512-mb16": {"micro_batch": 16, "attn": "plain"},
+    "t5-11b/none-512": {"shard": 32, "attn": "plain"},
+    "t5-11b/full-512-mb4": {"attn": "plain", "recompute": "full", "micro_batch": 4, "shard": 16},
+    "bert-large/none-512-mb16": {"micro_batch": 16},
+    "mixtral-8x7b/none-2048": {"shard": 32},
+    "mixtral-8x7b/full-4096": {"recompute": "full", "shard": 64},
+    "qwen3-30b-a3b/none-2048": {"shard": 32},
+    "qwen3-30b-a3b/full-4096-mb2": {"recompute": "full", "micro_batch": 2, "shard": 16},
+    "deepseek-v2-lite-16b/none-1024": {"shard": 16, "attn": "plain"},
+    "llama-3.2-3b/none-2048-bf16": {"master_dtype": "bfloat16"},
+    "qwen3-8b/full-4096-bf16-kept": {"master_dtype": "bfloat16", "recompute": "full", "reshard": False},
+    "gemma-2-9b/none-1024": {"attn": "plain", "shard": 16},
+    "falcon-40b/none-1024": {"shard": 64},
+    "gpt-oss-120b/full-1024": {"attn": "plain", "recompute": "full", "shard": 64},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
 KERNELS: Mapping[str, str] = {"flash": "sdpa", "plain": "eager"}
 """``attn`` -> ``attn_implementation`` of transformers."""
+
+CLASSES: Mapping[str, str] = {
+    "bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM", "whisper": "AutoModelForSpeechSeq2Seq",
+}  # fmt: skip
+"""Family -> class of transformers, where it is no causal language model."""
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -82,31 +101,35 @@ def row_of(name: str) -> dict[str, Any]:
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
     import torch
+    import transformers
     from tracked_model import parallelised
-    from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+    from transformers import AutoConfig, masking_utils
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
     from planner.models.catalog import load_model
 
     named, plan = load_model(row["model"]["name"]), row["parallel"]
     keys = {key: value for key, value in named.config.items() if key != "model_type"}
     config = AutoConfig.for_model(named.family, **keys)
-    config.use_cache = False
+    config.use_cache, config.decoder_start_token_id = False, 0
     config._attn_implementation = KERNELS[plan["attn"]]
-    for key in (key for key in config.to_dict() if key.endswith(("pdrop", "dropout"))):
+    for key in (
+        key for key in config.to_dict() if key.endswith(("pdrop", "dropout", "dropout_prob", "dropout_rate"))
+    ):
         setattr(config, key, 0.0)
     masking_utils.find_packed_sequence_indices = lambda positions: None
 
+    made = getattr(transformers, CLASSES.get(named.family, "AutoModelForCausalLM"))
+
     def built() -> Any:
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, plan["master_dtype"])).train()
+        model = made.from_config(config, dtype=getattr(torch, plan["master_dtype"])).train()
         if plan["recompute"] == "full":
             keep = {"use_reentrant": False, "preserve_rng_state": False}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keep)
         return model
 
     def sharded(model: Any, plan: Mapping[str, Any]) -> None:
-        inner = getattr(model.base_model, "decoder", model.base_model)
-        blocks = next(getattr(inner, name) for name in ("layers", "h") if hasattr(inner, name))
-        parallelised(model, plan, blocks)
+        parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
 
     return tracked(row, built, sharded, lambda model, tokens: model(input_ids=tokens, labels=tokens).loss)
 

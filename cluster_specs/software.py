@@ -106,6 +106,8 @@ class SoftwareSpec(Record):
     """Weights in the training precision are kept beside their fp32 masters, rather than cast where they are used."""
     pads_shards: bool
     """Every sharded parameter is padded along its rows to a multiple of the ranks."""
+    pads_experts: bool
+    """Stacked experts are sharded, and padded, by whole experts, rather than inside them where ranks are more."""
     wraps_ends: bool
     """Embedding and head are units of their own, so that only one of them stays gathered at the loss."""
     regathers_ends: bool
@@ -135,6 +137,8 @@ class SoftwareSpec(Record):
     """Copies of its result that attention keeps for itself, in the layout of its kernel."""
     softmax_residuals: float = Field(ge=0)
     """Bytes that an attention of several kernels keeps for each probability beside the one that its product reads."""
+    combine_residuals: float = Field(ge=0)
+    """Arrays of routed tokens that are kept to weigh what experts make of them."""
     stores_listed: bool
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool

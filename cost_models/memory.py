@@ -72,8 +72,9 @@ def state_bytes(
 
     ``zero_stage`` 1 shards optimizer and master weights over ``shard_degree`` ranks, 2 gradients as well,
     3 weights as well; the degree is a fraction where shards are padded. ``keeps_copy`` False is a stack that
-    stores only the masters, and casts them where it gathers (FSDP). Without masters, states have the type of
-    the weights, as in PyTorch; fp32 weights are their own masters.
+    stores only the masters, and casts them where it gathers (FSDP): its weights without masters are sharded by 2,
+    too, which keeps them gathered from forward to backward. Without masters, states have the type of the
+    weights, as in PyTorch; fp32 weights are their own masters.
     Raises ``InputError`` for a stage that does not exist, ``UnknownName`` for names.
     Source: Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 3 and table 1.
     """
@@ -85,8 +86,9 @@ def state_bytes(
     master = 4.0 if master_weights and weight < 4 else 0.0
     state = optimizer_rule(optimizer).state_bytes(master or weight)
     held = 1 / shard_degree
+    own = keeps_copy or not master
     return StateBytes(
-        weights=parameters * (weight if keeps_copy or not master else 0.0) * (held if zero_stage >= 3 else 1),
+        weights=parameters * own * weight * (held if zero_stage >= (3 if keeps_copy else 2) else 1),
         master=parameters * master * (held if zero_stage >= 1 else 1),
         gradients=parameters * gradient_bytes(grad_dtype) * (held if zero_stage >= 2 else 1),
         optimizer=parameters * state * (held if zero_stage >= 1 else 1),

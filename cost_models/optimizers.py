@@ -1,9 +1,10 @@
 """What an optimizer keeps and moves per parameter.
 
 Sources: PyTorch ``torch/optim/adamw.py``, ``sgd.py``, ``_adafactor.py`` (the kernels of each version);
-Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861 (blocks of 2048, one fp32
-maximum each); Shazeer and Stern, "Adafactor", arXiv:1804.04235 (row and column statistics only);
-Jordan, "Muon" (github.com/KellerJordan/Muon: momentum, then five Newton-Schulz steps in bf16).
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861 (blocks with one fp32 maximum
+each); Shazeer and Stern, "Adafactor", arXiv:1804.04235 (row and column statistics only);
+Jordan, "Muon" (github.com/KellerJordan/Muon: momentum, then five Newton-Schulz steps in bf16; AdamW for embedding and
+head).
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ from types import MappingProxyType
 
 from cluster_specs.errors import UnknownName
 
-QUANTIZATION_BLOCK = 2048
-"""Elements that share one fp32 scale in 8-bit states (arXiv:2110.02861, section 2.1)."""
+QUANTIZATION_BLOCK = 256
+"""Elements that share one fp32 scale in 8-bit states (pytorch/ao ``torchao/optim/adam.py``; 2048 in the paper)."""
 
 NEWTON_SCHULZ_STEPS = 5
 """Iterations of Muon's orthogonalisation (github.com/KellerJordan/Muon, ``muon.py``)."""
@@ -33,8 +34,15 @@ class OptimizerRule:
     """States are 8-bit with one fp32 scale per block."""
     in_place: bool = False
     """All kernels write to what they read, so that a version of several needs no temporaries."""
+    states_of_ends: int | None = None
+    """Values kept per parameter of embedding and head, where another optimizer steps these."""
     orthogonalises: bool = False
     """The update multiplies matrices, so that its FLOPs depend on their shapes."""
+
+    @property
+    def further_at_ends(self) -> float:
+        """State of embedding and head over that of as many other parameters, minus one."""
+        return 0.0 if self.states_of_ends is None else self.states_of_ends / self.states - 1
 
     def state_bytes(self, stepped: float = 4.0) -> float:
         """Kept per parameter [bytes], for weights stepped in ``stepped`` bytes (4: fp32 masters)."""
@@ -60,6 +68,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
             states=1,
             unfused_accesses=3 + 3 + 1.5 + 0.5 + 1 + 1 + 2 + 2.5,
             fusable=False,
+            states_of_ends=2,
             orthogonalises=True,
         ),
     }

@@ -90,6 +90,8 @@ class BlockCost(NamedTuple):
     boundary_bytes: float
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
+    elements: float
+    """Of its weights, without padding."""
     tensors: int
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float
@@ -385,6 +387,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         widest_bytes=widest,
         boundary_bytes=boundary,
         weights=terms.weights,
+        elements=sum(group.elements for group in terms.weights),
         tensors=sum(bool(op.weights) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,

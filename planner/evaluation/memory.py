@@ -192,6 +192,9 @@ def device_memory(
     groups = [g for stage in stages for g in stage.weights]
     every = model_states(groups, job, plan, mesh, software)
     rank = Rank(stages, activations, job, plan, software, every["gradients"])
+    every["optimizer"] *= 1 + optimizer_rule(job.optimizer).further_at_ends * rank.ends / max(
+        1.0, rank.elements
+    )
     states = resident_states(every, plan, software)
     passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))

@@ -78,6 +78,11 @@ class Rank:
         return max(stage.largest_unit for stage in self.stages)
 
     @cached_property
+    def made(self) -> float:
+        """Bytes of the gradients of the largest layer where they are made, which no padding is in."""
+        return max(stage.largest_gradients for stage in self.stages) * self.weight
+
+    @cached_property
     def largest_weight(self) -> float:
         """Elements of the largest weight."""
         return max(stage.largest_weight for stage in self.stages)
@@ -234,7 +239,7 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     elif rank.software.wraps_ends:
         # The head's buffer stays until the last layer's gradients are copied into theirs.
         left = rank.activations - rank.layer_activations
-        waiting = head + rank.largest * rank.weight
+        waiting = head + rank.made
         yield _passing(left, min(gathered, rank.whole), waiting, rank.boundary) | rank.sharded(rank.head)
     following = rank.whole - layer if plan.zero_stage == 2 else gathered
     yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
@@ -262,7 +267,7 @@ def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[st
     which stay to the end. Where gradients of several micro-batches are added up whole, the buffer takes their place.
     """
     layer, inner = rank.largest * rank.weight, rank.elements - rank.ends
-    buffer, own = rank.largest * rank.reduced, layer
+    buffer, own = rank.largest * rank.reduced, rank.made
     waiting = buffer
     if rank.adds_up_whole:
         waiting = own = 0.0
@@ -302,7 +307,7 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
     """
     if rank.adds_up_whole:
         return
-    others, layer = rank.elements - rank.ends, rank.largest * (rank.weight + rank.reduced)
+    others, layer = rank.elements - rank.ends, rank.made + rank.largest * rank.reduced
     embedding = rank.ends - rank.head
     if rank.software.wraps_ends:
         ahead = embedding * rank.weight if rank.shards_weights else 0.0
@@ -311,9 +316,8 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
         return
     root = rank.ends * rank.weight if rank.shards_weights else 0.0
     yield _passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
-    both = 3 * sum(stage.shared_elements for stage in rank.stages) * rank.weight
-    if both:
-        yield _passing(0.0, root, both + rank.largest * rank.reduced, 0.0) | rank.sharded(others)
+    whole = max(rank.ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
+    yield _passing(0.0, root, whole + rank.largest * rank.reduced, 0.0) | rank.sharded(others)
     yield _passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
 
 

@@ -41,9 +41,9 @@ def _padded(
 
 
 def _rows(pricer: Pricer, weight: Tensor, strategy: Strategy) -> float:
-    """Rows of a parameter on one device; 0 for stacked experts, which are sharded along another dim."""
+    """Rows of a parameter on one device; 0 for stacked experts where these are sharded along another dim."""
     first, *rest = weight.dims
-    if first == "experts":
+    if first == "experts" and not pricer.software.pads_experts:
         return 0.0
     heads = pricer.sizes.full(rest[0]) if len(rest) > 1 and rest[0] in INNER_DIMS else 1
     return pricer.sizes.local(first, input_spec(pricer.graph, weight, strategy).shards) * heads

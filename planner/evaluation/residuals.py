@@ -35,7 +35,9 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
             )
         arrays = _arrays(software, op)
         if arrays:
-            found[op.inputs[0]] = arrays * sizes[op.inputs[0]]
+            # What is kept beside the input goes with the result, where that is made again; less of the input with it.
+            held = op.outputs[0] if arrays > 0 else op.inputs[0]
+            found[held] = arrays * sizes[held]
         if gate in sizes:
             found[gate] = (software.activation_residuals - 1) * sizes[gate]
         if log_sum_exp in sizes:
@@ -44,6 +46,8 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
             found[probabilities] = software.softmax_residuals * sizes[probabilities] / element
+        if op.kind == "combine":
+            found[str(op.attributes["routing"])] = software.combine_residuals * sizes[op.inputs[0]]
     return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
 
 

@@ -52,6 +52,8 @@ class StageCost(NamedTuple):
     """Most that is alive for a moment inside one block, but for head and loss."""
     largest_unit: float
     """Elements of the largest layer, the unit that a framework gathers at once."""
+    largest_gradients: float
+    """The same without padding: what its gradients are made with."""
     weights: tuple[WeightGroup, ...]
     sync: Sync
     """All of the stage's weights, once."""
@@ -268,6 +270,7 @@ def stage_cost(
         logits_bytes=sum(b.widest_bytes for b in heads),
         head_in_ring=any(unit.sync.reduce_ring_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
+        largest_gradients=max((b.elements for b in layers), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),

@@ -99,21 +99,6 @@ def test_flags_of_a_torchtitan_run_choose_its_stack(flags: dict[str, bool], stac
     assert plan.job.stack == stack
 
 
-@pytest.mark.parametrize(
-    ("source", "stack"),
-    [
-        ("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md", "torch-fsdp2"),
-        ("pytorch/torchtitan:benchmarks/llama3-8b_h200_202506.md", "torch-compiled-loss"),
-        ("notes on torchtitan of March 2025", "torch-fsdp2"),
-        ("notes on torchtitan of December 2025", "torch-compiled-loss"),
-        ("notes of December 2025", "torch-fsdp2"),
-    ],
-)
-def test_torchtitan_compiles_its_loss_since_april_2025(source: str, stack: str) -> None:
-    row = changed("tt/t1-8b-8gpu-bf16", compile=True) | {"source": source}
-    assert plan_from_run(row)[0].job.stack == stack
-
-
 def test_a_loop_of_ones_own_adds_gradients_up_whole() -> None:
     """torchtitan reduces after every micro-batch; the loops that PyTorch's tracker saw do after the last."""
     assert (

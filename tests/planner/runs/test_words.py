@@ -155,3 +155,18 @@ def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: 
     found = find_origin(words)
     assert found is not None
     assert found.stack == stack
+
+
+@pytest.mark.parametrize(
+    ("source", "stack"),
+    [
+        ("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md", "torch-fsdp2"),
+        ("pytorch/torchtitan:benchmarks/llama3-8b_h200_202506.md", "torch-compiled-loss"),
+        ("notes on torchtitan of March 2025", "torch-fsdp2"),
+        ("notes on torchtitan of December 2025", "torch-compiled-loss"),
+        ("notes of December 2025", "torch-fsdp2"),
+    ],
+)
+def test_torchtitan_compiles_its_loss_since_april_2025(source: str, stack: str) -> None:
+    row = ROW | {"series": "torchtitan", "source": source}
+    assert plan_from_run(row)[0].job.stack == stack

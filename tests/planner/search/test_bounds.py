@@ -24,7 +24,7 @@ def candidate(schedule: str, p: int, v: int, m: int) -> Candidate:
 
 def whole_model(forward: float) -> StageCost:
     backward = BACKWARD * forward
-    return StageCost(forward, backward, backward, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), Sync(), 0.0, {})
+    return StageCost(forward, backward, backward, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), Sync(), 0.0, {})
 
 
 def simulated(schedule: str, p: int, v: int, m: int, forwards: list[float]) -> float:
