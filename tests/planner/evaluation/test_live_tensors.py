@@ -83,9 +83,11 @@ NARROW = {
     "torch-transformers/t5-small/none-512-mb16",
 }
 """Softmax of GPT-2's and T5's plain attention, and the loss of BERT and T5, are in 16 bits, where fp32 is predicted."""
+CAPPED = {"torch-transformers/gemma-2-9b/none-1024"}
+"""Gemma-2's soft caps of scores and logits keep their tangents, of which graphs know nothing."""
 
 
-@pytest.mark.parametrize("run", sorted(MODULES.keys() - NARROW))
+@pytest.mark.parametrize("run", sorted(MODULES.keys() - NARROW - CAPPED))
 def test_modules_of_transformers_keep_what_is_predicted(run: str) -> None:
     measured = MODULES[run]["measured"]["tensor_gib_per_gpu"]
     assert predicted(run, MODULES).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.05)
@@ -95,6 +97,12 @@ def test_modules_of_transformers_keep_what_is_predicted(run: str) -> None:
 def test_these_keep_less_than_is_predicted(run: str) -> None:
     measured = MODULES[run]["measured"]["tensor_gib_per_gpu"]
     assert measured < predicted(run, MODULES).tensor_bytes / 2**30 < 1.8 * measured
+
+
+@pytest.mark.parametrize("run", sorted(CAPPED & MODULES.keys()))
+def test_these_keep_a_little_more(run: str) -> None:
+    measured = MODULES[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, MODULES).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.08)
 
 
 def test_experts_are_padded_to_whole_ones_where_ranks_are_more() -> None:
