@@ -118,10 +118,11 @@ sustains in training. The long sequences of llm-foundry and torchtitan bear that
 attention is 3 or 88 % of a step, errors stay the same, as if its rate were 0.98 to 1.01 (A100) and 0.93 to 0.95 (H100)
 of the one priced. These runs do better: their source takes a step apart, in which FlashAttention-3 makes 521 TFLOP/s
 (with the scores that its backward makes again) of 8,192 tokens, where 416 are priced, and 256k tokens take as long as
-if it made 640. No rule by power explains both, as the slower kernel draws less. At published rates in full, Megatron's runs on H100 would be as wrong in the fit split
-(4.5 to 4.1 % and 3.5 to 3.6 %), and NeMo's of the report split more so (4.6 to 6.3 %); it stays. FlashAttention-4 is
-1.3 times as fast as cuDNN's kernel, whose rate Blackwell has, forward, and backward makes 1,209 to 1,360 TFLOP/s
-(Dao-AILab/flash-attention pull request 2280), where 1,012 are assumed of cuDNN's.
+if it made 640. No rule by power explains both, as the slower kernel draws less. At published rates in full, Megatron's
+runs on H100 would be as wrong in the fit split (4.5 to 4.1 % and 3.5 to 3.6 %), and NeMo's of the report split more so
+(4.6 to 6.3 %); it stays. FlashAttention-4 is 1.3 times as fast as cuDNN's kernel, whose rate Blackwell has, forward,
+and backward makes 1,209 to 1,360 TFLOP/s (Dao-AILab/flash-attention pull request 2280), where 1,012 are assumed of
+cuDNN's.
 
 """
 
