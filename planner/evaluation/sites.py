@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.topology import route
-from cost_models.collectives import all_reduce, send
+from cost_models.collectives import all_reduce
 from planner.errors import Unsupported
 from planner.evaluation import host
 from planner.evaluation.host import HostMemory
@@ -20,7 +20,7 @@ from planner.evaluation.memory import DeviceMemory, activation_peaks, device_mem
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes
-from planner.evaluation.step import StepTime, Tail, assembled, ports_of, tail_of
+from planner.evaluation.step import Devices, StepTime, Tail, assembled, handed_on, ports_of, tail_of
 from planner.plans import Parallelism, StagePlan
 from planner.sharding.mesh import Mesh
 
@@ -34,8 +34,8 @@ class Site(NamedTuple):
     """As the stage sees it: its own degrees and micro-batch."""
     mesh: Mesh
     cost: StageCost
-    devices: tuple[int, int]
-    """Half-open range of the whole cluster's ranks."""
+    devices: Devices
+    """Of the whole cluster."""
 
 
 def seen_by(plan: Parallelism, stage: StagePlan) -> Parallelism:
@@ -107,11 +107,8 @@ def step_time(cluster: ClusterSpec, plan: Parallelism, sites: Sequence[Site]) ->
 
 def send_seconds(cluster: ClusterSpec, sites: Sequence[Site]) -> tuple[float, ...]:
     """Passing a micro-batch on, per boundary [s]: each device sends what it has, or gets what it needs."""
-    seconds = []
-    for sender, receiver in pairwise(sites):
-        most = max(sender.cost.boundary_bytes, receiver.cost.boundary_bytes)
-        seconds.append(send(most, route(cluster, sender.devices, receiver.devices)).seconds)
-    return tuple(seconds)
+    sizes = [max(a.cost.boundary_bytes, b.cost.boundary_bytes) for a, b in pairwise(sites)]
+    return handed_on(cluster, sizes, [site.devices for site in sites])
 
 
 def tails_of(cluster: ClusterSpec, plan: Parallelism, sites: Sequence[Site]) -> tuple[Tail, ...]:

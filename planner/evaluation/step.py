@@ -35,6 +35,9 @@ from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
 
+Devices = tuple[int, int]
+"""Half-open range of ranks."""
+
 
 class StepTime(NamedTuple):
     """One optimizer step on the busiest rank [s]."""
@@ -190,14 +193,22 @@ def send_seconds(setting: Setting, plan: Parallelism, stages: Sequence[StageCost
     """Passing one micro-batch's boundary activations on, per boundary between stages."""
     each = plan.num_devices // plan.pipeline
     rank_of = {stage: rank for rank, own in enumerate(ranks_of(plan)) for stage in own}
-    known: dict[tuple[float, int, int], float] = {}
+    places = [(rank_of[s] * each, (rank_of[s] + 1) * each) for s in range(len(stages))]
+    return handed_on(setting.cluster, [stage.boundary_bytes for stage in stages[:-1]], places)
+
+
+def handed_on(cluster: ClusterSpec, sizes: Sequence[float], places: Sequence[Devices]) -> tuple[float, ...]:
+    """Seconds of ``sizes`` [bytes] of a device, one for each boundary between the ``places`` of stages.
+
+    Nothing is sent between stages of one rank.
+    """
+    known: dict[tuple[float, Devices, Devices], float] = {}
     found = []
-    for s, stage in enumerate(stages[:-1]):
-        key = (stage.boundary_bytes, rank_of[s], rank_of[s + 1])
+    for key in zip(sizes, places, places[1:], strict=False):
         if key not in known:
-            places = [(rank * each, (rank + 1) * each) for rank in key[1:]]
-            moved = key[1] != key[2]
-            known[key] = send(key[0], route(setting.cluster, *places)).seconds if moved else 0.0
+            size, sender, receiver = key
+            apart = sender != receiver
+            known[key] = send(size, route(cluster, sender, receiver)).seconds if apart else 0.0
         found.append(known[key])
     return tuple(found)
 

@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster_specs.topology import route
-from cost_models.collectives import send
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.step import Tail, stage_wait, straggling
+from planner.evaluation.step import Tail, handed_on, stage_wait, straggling
 from planner.inter_op.dealing import Dealer, Dealt
 from planner.inter_op.filling import filled
 from planner.inter_op.ordered import pools_bound
@@ -229,16 +227,12 @@ class Rescheduling:
         found = [of_pool[pool] for pool in arrangement.pools]
         return [one for one in found if one is not None] if None not in found else None
 
-    def _hops(self, arrangement: Arrangement, offers: Sequence[Offered]) -> list[float]:
+    def _hops(self, arrangement: Arrangement, offers: Sequence[Offered]) -> tuple[float, ...]:
         """Passing a micro-batch on, by boundary between stages, at least [s]."""
         homes = _homes(arrangement)
         places = device_ranges(self._evaluator, arrangement.sizes, arrangement.pools)
-        seconds = []
-        for a, b in pairwise(homes):
-            most = max(offers[a].boundary, offers[b].boundary)
-            across = route(self._evaluator.whole, places[a], places[b]) if a != b else None
-            seconds.append(send(most, across).seconds if across else 0.0)
-        return seconds
+        most = [max(offers[a].boundary, offers[b].boundary) for a, b in pairwise(homes)]
+        return handed_on(self._evaluator.whole, most, [places[home] for home in homes])
 
     # --- plans ----------------------------------------------------------------------------------------
 

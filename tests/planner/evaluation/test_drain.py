@@ -7,7 +7,7 @@ from cluster_specs.topology import comm_group
 from cost_models.collectives import all_reduce
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import memory_by_rank
-from planner.evaluation.step import Tail, last_tail, tails_of
+from planner.evaluation.step import Tail, handed_on, last_tail, tails_of
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
 
@@ -25,6 +25,14 @@ def test_a_rank_that_is_done_early_reduces_while_others_drain() -> None:
     assert early == (1.0, 0.7)
     late = last_tail((10.0, 9.5), (Tail(1.0, 0.5), Tail(2.5, 0.7)))
     assert late == (2.0, 0.7)
+
+
+def test_stages_that_fold_back_on_a_rank_hand_on_for_nothing() -> None:
+    """Also where ranks are pools: stages 1 and 2 of a V of four are on the last rank."""
+    cluster = load_cluster("dgx-a100-80g:1+dgx-h100:1")
+    there, folded, back = handed_on(cluster, [1e9] * 3, [(0, 8), (8, 16), (8, 16), (0, 8)])
+    assert folded == 0
+    assert there == back > 0
 
 
 def test_tied_embeddings_are_reduced_between_first_and_last_stage() -> None:
