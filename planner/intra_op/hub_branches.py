@@ -1,4 +1,4 @@
-"""Branches on the strategies of hubs, bounded by messages alone.
+"""Branches on the strategies of hubs, bounded by messages and prices of memory alone.
 
 Messages let hubs, and all that read them, take their own half of everything. A branch says what one hub takes, so
 messages prove more in it; some tens of branches on the right hubs close more of the gap than thousands of sweeps. The
@@ -18,14 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import dive, lead
+from planner.intra_op.hubs import climb, dive, lead
 from planner.intra_op.local_polytope import WHOLE
-from planner.intra_op.messages import MARGIN, Relaxation
+from planner.intra_op.messages import MARGIN, Relaxation, State
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
-SWEEPS = 30
-"""In each branch, less where its bound exceeds what hubs are known to allow."""
+STEPS, SWEEPS = 20, 30
+"""Changes of the prices of memory in a branch that is parted, and sweeps in each that comes of it, less where its bound
+exceeds what hubs are known to allow."""
 
 UNDECIDED = 0.01
 """Of the gap: by how much the second best strategy of a hub may be dearer than the best."""
@@ -39,7 +40,7 @@ class _Branch(NamedTuple):
     number: int
     held: Mapping[int, int]
     """Hubs and their strategies."""
-    messages: Array
+    state: State
 
 
 class HubTree:
@@ -57,7 +58,7 @@ class HubTree:
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
         self.best = dive(relaxation, {}, hubs)
         """Good strategies of all hubs, and the bound under them."""
-        self._set({}, self.open[0].messages)
+        self._set({}, self.open[0].state)
 
     @property
     def bound(self) -> float:
@@ -67,24 +68,26 @@ class HubTree:
     def explore(self, cutoff: float, deadline: float) -> None:
         """Part branches, those that may hold a choice below ``cutoff``, until the clock says ``deadline``.
 
-        Messages of the relaxation are those from before afterwards.
+        Messages and prices of the relaxation are those from before afterwards.
         """
-        messages = self.relaxation.snapshot()
+        state = self.relaxation.snapshot()
         while self.bound <= cutoff - WHOLE and time.monotonic() < deadline:
             if len(self.open[0].held) == len(self.hubs):
                 break  # hubs do not say more
             self.part(cutoff)
         if self.bound > cutoff - WHOLE:
             self.open.clear()
-        self.relaxation.hold({})
-        self.relaxation.restore(messages)
+        self._set({}, state)
 
     def part(self, cutoff: float) -> None:
         """Part the branch with the least bound on one more hub."""
         branch = heapq.heappop(self.open)
         self.parted += 1
-        self._set(branch.held, branch.messages)
+        self._set(branch.held, branch.state)
+        climb(self.relaxation, STEPS)
         value, margins = self.relaxation.bound()
+        bound = max(branch.bound, value - MARGIN * abs(value))
+        branch = branch._replace(bound=bound, state=self.relaxation.snapshot())
         slack = cutoff - WHOLE - value + MARGIN * abs(value)
         hub = self._undecided(branch.held, margins, slack)
         bounds = [self._branch(branch, hub, int(s), cutoff) for s in np.flatnonzero(margins[hub] <= slack)]
@@ -96,7 +99,7 @@ class HubTree:
     def _branch(self, parent: _Branch, hub: int, strategy: int, cutoff: float) -> float:
         """The bound of one branch, which is left for later unless nothing in it is below the cutoff."""
         held = {**parent.held, hub: strategy}
-        self._set(held, parent.messages)
+        self._set(held, parent.state)
         for _ in range(SWEEPS):
             self.relaxation.sweep()
             if self.relaxation.value() > min(self.best.value, cutoff):
@@ -107,9 +110,9 @@ class HubTree:
             heapq.heappush(self.open, _Branch(bound, next(self.count), held, self.relaxation.snapshot()))
         return bound
 
-    def _set(self, held: Mapping[int, int], messages: Array) -> None:
+    def _set(self, held: Mapping[int, int], state: State) -> None:
         self.relaxation.hold(held)
-        self.relaxation.restore(messages)
+        self.relaxation.restore(state)
 
     def _undecided(self, held: Mapping[int, int], margins: Mapping[int, Array], slack: float) -> int:
         """The hub on which branches promise most, of those between whose strategies messages see no difference."""
@@ -125,7 +128,7 @@ class HubTree:
 
     def _dive(self, branch: _Branch) -> None:
         """Decide all hubs, as the messages of a branch say."""
-        self._set(branch.held, branch.messages)
+        self._set(branch.held, branch.state)
         found = dive(self.relaxation, branch.held, [v for v in self.hubs if v not in branch.held])
         self.best = min(self.best, found, key=lambda decided: decided.value)
 

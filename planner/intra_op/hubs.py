@@ -20,11 +20,15 @@ from planner.intra_op.problem import Array
 MANY = 20
 """Neighbours that make a node a hub."""
 
-SWEEPS, LAST_SWEEPS = 3, 60
-"""Sweeps after each hub that is decided, and after the last one."""
+SWEEPS, LAST_STEPS = 3, 60
+"""Sweeps after each hub that is decided, and changes of the prices after the last one."""
 
 AT_ONCE = 0.03
 """Share of the hubs left that are decided between sweeps."""
+
+
+FAR = 0.01
+"""How far above the bound steps of the prices aim, as a share of it."""
 
 
 class Decided(NamedTuple):
@@ -42,10 +46,7 @@ def hubs_of(network: Network) -> list[int]:
 
 
 def dive(relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int]) -> Decided:
-    """Decide ``hubs`` under the prices of memory that there are, where others are decided by ``choice``.
-
-    Messages are those under them then.
-    """
+    """Decide ``hubs``, where others are decided by ``choice``; messages and prices are those under them then."""
     decided, left = dict(choice), set(hubs)
     relaxation.hold(decided)
     while left:
@@ -56,9 +57,18 @@ def dive(relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int
         decided |= {v: int(margins[v].argmin()) for v in clearest}
         left -= set(clearest)
         relaxation.hold(decided)
-    for _ in range(LAST_SWEEPS):
-        relaxation.sweep()
+    climb(relaxation, LAST_STEPS)
     return Decided(decided, relaxation.value())
+
+
+def climb(relaxation: Relaxation, steps: int) -> None:
+    """Raise the bound by so many changes of the prices of memory, each with a sweep."""
+    for _ in range(steps):
+        relaxation.sweep()
+        value = relaxation.value()
+        relaxation.reprice(value, value + FAR * abs(value))
+    relaxation.sweep()
+    relaxation.return_to_best()
 
 
 def lead(margins: Array) -> float:

@@ -63,6 +63,13 @@ class Bound(NamedTuple):
     """Per node, by how much each strategy lifts the bound."""
 
 
+class State(NamedTuple):
+    """Where messages and prices stand."""
+
+    prices: Array
+    messages: Array
+
+
 class Relaxation:
     """Messages and prices of one network."""
 
@@ -94,7 +101,7 @@ class Relaxation:
         self._held = np.zeros(self._layout.costs.size)
         self._most_apart = 0.0
         self._priced = self._price()
-        self._best_at = self.prices, self._into
+        self._best_at = State(self.prices, self._into)
 
     @property
     def known_prices(self) -> dict[int, float]:
@@ -238,15 +245,17 @@ class Relaxation:
             at = self._layout.strategies(v)
             self._held[at] = self._most_apart
             self._held[at.start + s] = 0.0
-        self._priced = self._price()
+        self.restore(self.snapshot())
 
-    def snapshot(self) -> Array:
-        """The messages, to be restored."""
-        return self._into.copy()
+    def snapshot(self) -> State:
+        """Prices and messages, to be restored."""
+        return State(self.prices.copy(), self._into.copy())
 
-    def restore(self, messages: Array) -> None:
-        """Go back to what `snapshot` gave."""
-        self._into = messages.copy()
+    def restore(self, state: State) -> None:
+        """Go back to what `snapshot` gave; the highest bound and the steps of the prices count from here."""
+        self.best, self.step = -np.inf, STEP
+        self._best_at = state
+        self._restore()
 
     def scores(self, v: int, choice: Mapping[int, int]) -> Array:
         """How expensive each strategy of v looks, given the ``choice`` made for nodes before it."""
@@ -306,7 +315,7 @@ class Relaxation:
         self._stalled = 0 if value > least else self._stalled + 1
         if value > self.best:
             self.best = value
-            self._best_at = self.prices.copy(), self._into.copy()
+            self._best_at = self.snapshot()
 
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""

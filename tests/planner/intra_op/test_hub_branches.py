@@ -52,14 +52,14 @@ def test_branches_find_the_best_strategies_of_hubs(seed: int, monkeypatch: pytes
     relaxation = Relaxation(network, {})
     for _ in range(20):
         relaxation.sweep()
-    free, messages = relaxation.value(), relaxation.snapshot()
+    free, state = relaxation.value(), relaxation.snapshot()
     assert free < 0.9 * least
     tree = HubTree(relaxation, [0, 1, 2])
     tree.explore(math.inf, soon())
     assert tree.bound == pytest.approx(least)
     assert tree.best.value == pytest.approx(least)
     assert relaxation.value() == free
-    assert (relaxation.snapshot() == messages).all()
+    assert (relaxation.snapshot().messages == state.messages).all()
 
 
 def test_nothing_is_left_below_the_best() -> None:
