@@ -37,6 +37,8 @@ BLOCK_MESHES = (
     ("dgx-h100:512", {"pod": 64, "data": 16, "model": 4}),
 )
 
+THREE_AXES = (BLOCK_MESHES[3], BLOCK_MESHES[5])
+
 
 class Row(NamedTuple):
     name: str
@@ -65,6 +67,10 @@ def cases() -> Iterator[Row]:
     one = jax_layers.Case(block, weights, data, {})
     for cluster, mesh in BLOCK_MESHES:
         yield Row("one block, forward and backward", one, cluster, mesh)
+    wide = jax_layers.Sizes(1, 1024, 16, 16, 4096, 32768, 512, 1024, "bfloat16")
+    for name in ("gpt", "mixtral", "t5", "vit", "resnet", "unet", "dlrm"):
+        for cluster, mesh in THREE_AXES:
+            yield Row(f"{name}, one layer", MODELS[name](wide), cluster, mesh)
     large = jax_layers.Sizes(126, 16384, 128, 8, 53248, 128256, 512, 8192, "bfloat16")
     yield Row("405B, layers in a scan", MODELS["llama"](large), "dgx-h100:128", {"data": 128, "model": 8})
     deep = jax_layers.Sizes(9, 4096, 32, 32, 16384, 32768, 256, 1024, "bfloat16")
