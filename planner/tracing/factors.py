@@ -146,9 +146,14 @@ def reshaped(shape: Shape, result: Shape) -> Rule:
 
 
 def segments(shape: Shape, result: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims on either side with equal products, as short as possible; dims of size 1 are left out."""
+    """Runs of dims on either side with equal products, as short as possible; dims of size 1 are left out.
+
+    Those of an empty array are one run.
+    """
     found, before, after = [], list[int](), list[int]()
     left, right = [i for i, n in enumerate(shape) if n != 1], [j for j, n in enumerate(result) if n != 1]
+    if 0 in shape:
+        return [(left, right)]
     a = b = 1
     while left or right or a != b:
         if (a <= b and left) or not right:
@@ -164,12 +169,12 @@ def segments(shape: Shape, result: Shape) -> list[tuple[list[int], list[int]]]:
 
 
 def common_cuts(first: Sequence[int], second: Sequence[int]) -> list[int] | None:
-    """Sizes, major first, of which both lists are made; None where their cuts do not nest."""
+    """Sizes, major first, of which both lists are made; None where their cuts do not nest, or nothing is there."""
     ends = sorted(
         {math.prod(first[i:]) for i in range(len(first))}
         | {math.prod(second[i:]) for i in range(len(second))}
     )
-    if math.prod(first) != math.prod(second):
+    if math.prod(first) != math.prod(second) or not math.prod(first):
         return None
     inner, pieces = 1, list[int]()
     for end in ends:

@@ -125,10 +125,10 @@ def _flat(factors: Iterable[int], to: Mapping[int, tuple[int, ...]]) -> tuple[in
 
 
 def matching_cuts(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[int]] | None:
-    """Per dim, sizes of which both ways to index it are made; None where they do not nest."""
+    """Per dim, sizes of which both ways to index it are made; None where they do not nest, or nothing is there."""
     found = []
     for a, b in zip(first, second, strict=True):
-        cuts = list(a) if list(a) == list(b) else common_cuts(a, b)
+        cuts = None if 0 in a else list(a) if list(a) == list(b) else common_cuts(a, b)
         if cuts is None:
             return None
         found.append(cuts)

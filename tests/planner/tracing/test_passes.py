@@ -79,6 +79,14 @@ def test_heads_are_read_off_the_columns() -> None:
     assert len(product.reads[0]) == 3
 
 
+def test_empty_arrays_are_not_read_through() -> None:
+    """As tokens of which a configuration has none."""
+    none = jax.ShapeDtypeStruct((0, 1, 4), jnp.float32)
+    wide = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    made = clean(traced(lambda x, n: jnp.concatenate([x, n.reshape(0, 4)]), wide, none))
+    assert made.value[made.operations[-1].inputs[1]].shape == (0, 4)
+
+
 def test_a_view_that_is_returned_is_made() -> None:
     assert primitives(absorb_views(traced(lambda w: w.T, W))) == ["transpose"]
 
