@@ -61,8 +61,10 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> dict[str, float]:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = build(task, exported.MODEL_DTYPE)
-        stages = sorted({stage for stage, _, _ in order})
-        parts = {s: exported.StagePart(copy.deepcopy(model), s, mesh["tp"]) for s in stages}
+    # Outside of the mode, which cannot copy the real number behind a fake constant (as Gemma scales embeddings by).
+    copies = {stage: copy.deepcopy(model) for stage in sorted({stage for stage, _, _ in order})}
+    with fake:
+        parts = {stage: exported.StagePart(whole, stage, mesh["tp"]) for stage, whole in copies.items()}
     for part in parts.values():
         exported.parallelise(part.model, mesh)  # its parameters are fake, but a mesh's ranks must be real
     modules = [part.model for part in parts.values()]
