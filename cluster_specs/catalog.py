@@ -134,8 +134,9 @@ def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
-    if fields.get("schema") == SCHEMA:
-        fields = {key: value for key, value in fields.items() if key != "schema"}
+    if (schema := fields.get("schema", SCHEMA)) != SCHEMA:
+        raise InputError(f"{path} has schema {schema!r}, which is no cluster")
+    fields = {key: value for key, value in fields.items() if key != "schema"}
     if "pools" in fields:
         return read_pools({"name": path.stem} | fields, str(path), _named, _from_fields)
     if "base" in fields:

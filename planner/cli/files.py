@@ -25,7 +25,7 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
     written: list[tuple[Path, Path]] = []
     try:
         for path, content in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             if path.exists() and not path.is_file():
                 _write_in_place(path, content)
             else:
@@ -37,6 +37,13 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
             with suppress(OSError):
                 temporary.unlink()
         raise
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{error.filename} is a file, not a folder to write into") from error
 
 
 def _write_in_place(path: Path, content: str | bytes) -> None:

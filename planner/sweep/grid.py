@@ -13,6 +13,7 @@ from cluster_specs.software import usual_stack
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.models.model import Model
+from planner.pipeline.generators import usual_name
 from planner.plans import Job, Pins
 from planner.sweep.records import Inputs
 from planner.tracing.lifting.reading import load_model
@@ -85,6 +86,7 @@ def cells(axes: Axes, fixed: Mapping[str, Any] | None = None) -> Iterator[Cell]:
 def _cell(values: Mapping[str, Any], loader: Loader) -> Cell:
     job = {name: value for name, value in values.items() if name in Job.model_fields}
     pins = {name: value for name, value in values.items() if name in Pins.model_fields and value != "free"}
+    pins |= {name: usual_name(str(value)) for name, value in pins.items() if name == "schedule"}
     changes = {name: value for name, value in values.items() if name in KNOBS or "." in name}
     devices = values.get("devices")
     try:

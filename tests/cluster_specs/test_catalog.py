@@ -303,3 +303,6 @@ def test_a_printed_cluster_is_a_cluster_file_of_any_number_of_nodes(tmp_path: Pa
     path.write_text(json.dumps({"schema": "meshwright/cluster/1", **spec.model_dump(mode="json")}))
     assert load_cluster(path) == spec
     assert load_cluster(f"{path}:16").links == load_cluster("dgx-h100:16").links
+    path.write_text('{"schema": "meshwright/plan/1"}')
+    with pytest.raises(InputError, match="has schema 'meshwright/plan/1', which is no cluster"):
+        load_cluster(path)

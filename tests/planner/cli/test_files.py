@@ -35,7 +35,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="Not a directory|File exists"):
+    with pytest.raises(InputError, match="file is a file, not a folder to write into"):
         write_files({tmp_path / "file" / "plan.json": "text"})
     with pytest.raises(InputError, match="is a folder"):
         write_files({tmp_path: "text"})
@@ -69,6 +69,15 @@ def test_a_full_stdout_is_one_sentence(run_file: str) -> None:
     assert result.returncode == 1
     assert "no space left on device" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_file_is_no_folder_to_write_into(cli: Cli, tmp_path: Path, run_file: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for out in ("taken", "taken/inside"):
+        result = cli("export", run_file, "--to", "jax", "-o", str(tmp_path / out))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "taken is a file, not a folder to write into" in result.stderr.replace("/inside", "")
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_export_writes_the_files_of_the_target(

@@ -57,6 +57,14 @@ def test_recommended_points_say_what_they_hang_on(answer) -> None:  # type: igno
     assert len(answer.recommended) == 2
 
 
+def test_schedules_have_the_names_of_others() -> None:
+    (theirs,) = cells(
+        {**AXES, "devices": (8,), "global_batch": (32,), "schedule": ("1F1B",)}, {"pipeline": 2}
+    )
+    assert theirs.question is not None
+    assert theirs.question.pins.schedule == "1f1b"
+
+
 def test_equal_points_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name, a price, or a factor of one change nothing that a plan depends on."""
     asked = []
