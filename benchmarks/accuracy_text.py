@@ -218,14 +218,14 @@ MEMORY = """\
   | kinds not seen before | n | median | largest | since: median | largest |
   | --- | ---: | ---: | ---: | ---: | ---: |
   | tracker, cases of our own | 7 | 3.3 % | 4.8 % | 0.1 % | 3.1 % |
-  | tracker, modules of transformers | 12 | 8.4 % | 85 % | 1.4 % | 71 % |
+  | tracker, modules of transformers | 14 | 8.4 % | 85 % | 1.4 % | 71 % |
   | XLA, shipped models | 8 | 5.0 % | 40 % | 1.6 % | 6.9 % |
 
   They led to eight parts: FSDP without resharding shards its only copy of 16-bit weights (+46 %); stacked experts are
   padded to whole ones where ranks are more (Mixtral over 32 and 64 ranks, -61 and -85 %), and what they make is kept to
   be weighed (Qwen3-30B, -9 %); Muon leaves embedding and head to AdamW; 8-bit states share a scale in blocks of 256;
   the root's gradients are whole before its weights go; under XLA gelu keeps four arrays (BERT and Phi-2, -33 and -40 %)
-  and relu one byte of its input. Open are T5 (+71 %) and BERT (+17 %), whose softmax and loss are in 16 bits in
+  and relu one byte of its input. Open are T5 (+47 and +71 %) and BERT (+17 %), whose softmax and loss are in 16 bits in
   transformers, and Gemma-2 (-7.5 %), whose soft caps keep their tangents. Not measured: Adafactor, of which neither
   PyTorch's nor transformers' version runs on FSDP2's shards; offloading, which the tracker cannot tell from a device
   where there is none; low-rank adapters, which have no model here.
@@ -254,8 +254,8 @@ FAR_OFF = """\
 * torchtitan's Qwen3-30B on eight H200 (-13 to -55 % compiled, memory 14 to 17 % too much): a router left to itself.
   Until March 2026 its selective policy kept nothing of experts, not even what was exchanged
   (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), which these rows say.
-* DeepSeek-V3's own run is called impossible (111 of 80 GiB): DualPipe has two copies of every stage, and what its
-  report says to be recomputed or kept in 8 bits is more than the row's words say.
+* DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
+  are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -36 to -41 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
@@ -273,6 +273,9 @@ FAR_OFF = """\
   kernels. Fitted again on that series it would be 1.5 (3.9 % to 2.8 % there), and the runs of the report split on
   Megatron's stacks would go from 6.4 to 8.2 %, with a bias of -7 %; one series on one device says too little, so it
   stays.
+* 262,144 tokens of Llama-3.1-8B on each of eight H200 (stas00/ml-engineering), called impossible: 129 GiB of live
+  tensors, where 124.5 were reserved, and 12 of fragmentation. The few tensors that so long a sequence makes are all of
+  the same sizes and leave no holes, which no term says.
 * Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
   of its products alone would be 270 of 173 GiB. Impossible as printed is also one row of Llama-3-70B on 64 GB300
   (Megatron-Bridge 26.02.01, NVFP4): whole weights and gradients on every rank, which with a 64th of the states are 275

@@ -31,6 +31,7 @@ RECOMPUTE: Mapping[str, Settings] = MappingProxyType(
     {
         "none": {},
         "attention": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+        "latent": {"recompute_granularity": "selective", "recompute_modules": ["mla_up_proj"]},
         "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     }
 )
@@ -203,6 +204,13 @@ def _needs_whole_experts(plan: Plan) -> str:
     return f"{experts} experts over {plan.plan.expert} ranks" if experts % plan.plan.expert else ""
 
 
+def _needs_latents(plan: Plan) -> str:
+    latent = (
+        plan.plan.recompute == "latent" and "kv_lora" not in build_graph(plan.model, plan.job.seq_len).dims
+    )
+    return "recomputation of heads from latents without latent attention" if latent else ""
+
+
 def _needs_a_pipeline(plan: Plan) -> str:
     p = plan.plan
     return "virtual stages without a pipeline" if p.virtual_stages > 1 and p.pipeline == 1 else ""
@@ -231,6 +239,7 @@ RULES: tuple[Callable[[Plan], str], ...] = (
     _needs_even_chunks,
     _needs_sequence_parallel,
     _needs_whole_experts,
+    _needs_latents,
     _needs_a_pipeline,
     _needs_no_pipeline,
     _needs_fsdp_optimizer,

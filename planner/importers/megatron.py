@@ -32,7 +32,7 @@ MODULES: Mapping[frozenset[str], tuple[str, bool]] = {
     frozenset({"core_attn"}): ("attention", True),
     frozenset({"layernorm"}): ("selective", False),
     frozenset({"moe_act"}): ("selective", False),
-    frozenset({"mla_up_proj"}): ("none", False),
+    frozenset({"mla_up_proj"}): ("latent", True),
 }
 """``--recompute-modules`` -> the policy that comes nearest, and whether it is the same."""
 

@@ -299,7 +299,7 @@ def _recompute(run: RunFile, origin: Origin, assume: Assumptions) -> str:
         return assume.default("recompute", None, origin.recompute)
     mixture = ((run.model.model_extra or {}).get("experts") or 0) > 1
     if mixture and text is not None and re.fullmatch(vocabulary.DENSE_MLP, text):
-        return assume.default("recompute", None, "none")
+        return assume.default("recompute", None, "latent" if "mla_up_proj" in text else "none")
     if text == "selective":
         return vocabulary.STACK_HABITS[origin.stack].selective
     return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")

@@ -51,9 +51,7 @@ class Open(NamedTuple):
 
 
 def _no_recompute(run: RunFile, plan: Plan) -> bool:
-    """Unsaid; or said to be that of latent up-projections, which counts as none and yet keeps less."""
-    text = run.parallel.recompute
-    return (text in UNSAID or "mla_up_proj" in (text or "")) and plan.plan.recompute == "none"
+    return run.parallel.recompute in UNSAID and plan.plan.recompute == "none"
 
 
 def _partly_recomputed(run: RunFile, plan: Plan) -> bool:

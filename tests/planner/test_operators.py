@@ -166,6 +166,16 @@ def test_grouped_products_of_experts_are_on_no_list() -> None:
     assert not {name for name in local if "experts" in block.tensor[name].dims}
 
 
+def test_heads_are_made_again_from_latents() -> None:
+    """Megatron's mla_up_proj; without latents there is nothing to make again."""
+    _, block = layer_of("deepseek-v2-lite-16b")
+    everything, kept = (set(saved_tensors(block, policy)) for policy in ("none", "latent"))
+    of_heads = {name for name in everything if "heads" in block.tensor[name].dims}
+    assert everything - kept == of_heads - {"context", "log_sum_exp"}
+    _, dense = layer_of("llama-3-8b")
+    assert saved_tensors(dense, "latent") == saved_tensors(dense, "none")
+
+
 def test_what_is_listed_is_stored_read_or_not() -> None:
     """torch 2.13 FSDPMemTracker: the result of the last product, which no backward reads, is kept as well."""
     _, block = layer_of("llama-3-8b")

@@ -81,6 +81,7 @@ NARROW = {
     "torch-transformers/gpt2-large/none-1024-plain",
     "torch-transformers/bert-large/none-512-mb16",
     "torch-transformers/t5-small/none-512-mb16",
+    "torch-transformers/t5-11b/none-512",
 }
 """Softmax of GPT-2's and T5's plain attention, and the loss of BERT and T5, are in 16 bits, where fp32 is predicted."""
 CAPPED = {"torch-transformers/gemma-2-9b/none-1024"}

@@ -32,7 +32,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("precision", "BFloat16", "bf16"),
         ("recompute", True, "full"),
         ("recompute", False, "none"),
-        ("recompute", ["mla_up_proj"], "none"),
+        ("recompute", ["mla_up_proj"], "latent"),
         ("recompute", "selective:core_attn+mlp", "mlp"),
         ("recompute", "selective:core_attn", "attention"),
         ("schedule", "AFAB", "gpipe"),
@@ -128,14 +128,16 @@ def test_embedding_and_head_may_have_a_stage_each() -> None:
     assert evaluate(plan).step_time_s > 0
 
 
-@pytest.mark.parametrize("text", ["selective:mlp", "selective:mla_up_proj+mlp"])
-def test_a_dense_mlp_is_little_of_a_mixture(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "policy"), [("selective:mlp", "none"), ("selective:mla_up_proj+mlp", "latent")]
+)
+def test_a_dense_mlp_is_little_of_a_mixture(text: str, policy: str) -> None:
     mixture = {"experts": 8, "topk": 2, "moe_ffn_hidden": 1024}
     row = changed(recompute=text)
     assert plan_from_run(row)[0].plan.recompute == "mlp"
     plan, assumed = plan_from_run({**row, "model": {**row["model"], **mixture}})
-    assert plan.plan.recompute == "none"
-    assert "recompute=none" in assumed
+    assert plan.plan.recompute == policy
+    assert f"recompute={policy}" in assumed
 
 
 @pytest.mark.parametrize(
