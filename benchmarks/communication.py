@@ -55,6 +55,10 @@ AFTER = """
   the tensor ranks as well.
 * **Gathers by sums.** Over all of a slice of 64 devices or more, weights of up to 16 MiB, on v4 and v5p any, are
   gathered by sums of arrays that are zeros but for a rank's own part: twice the bytes.
+* **Sequences split twice.** Where context and tensor axes both split the sequence, XLA gathers whole activations for
+  the gradients of weights unless it is told how products read their inputs and leave their results. Programs that
+  `export` writes tell it: without, `7b-4/v5e:4x4/cp2-tp2-fsdp4` sends 7,527 MiB, `8b-4/v5e:8x8/cp4-tp4-fsdp4` 7,989
+  and `llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4` 59,520.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
   are summed whole like that too, and the updated weights gathered as they are stored, in fp32.
 
@@ -76,13 +80,14 @@ and shipped models.
 FIRST = """
 What was priced before anyone had compiled them, of these and of some above, and what is now: errors of all bytes, and
 of the kind that was furthest off. Learned from them: that copies are summed with every micro-batch, which rings share
-zeros, what is looked up beside tensor ranks with copies of shards, that gathers over whole slices are sums, and that
-weights of fp32 jobs are gathered in 16 bits.
+zeros, what is looked up beside tensor ranks with copies of shards or of tables that the head shares, that gathers over
+whole slices are sums, that weights and activations of fp32 jobs are gathered in 16 bits, how ZeRO-1 sums gradients, and
+what tensor ranks exchange of a lone head and of sequences that are split twice, which programs then first pinned.
 
-* **Not priced.** Where context, tensor and data axes all split (`cp2-tp2-fsdp4`), XLA gathers whole activations for the
-  gradients of weights, which it scatters where one side of the product is not split by the tensor axis as well. Tables
-  that embedding and head share are looked up in shards on tensor ranks too, and activations of fp32 jobs gathered in 16
-  bits. What attention and MLP read together (`phi-2`) is gathered once, and their gradients scattered one by one.
+* **Not priced.** What attention and MLP read together (`phi-2`) is gathered once, and their gradients are scattered one
+  by one beside a ring. Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), and
+  look up positions (`opt`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
+  products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

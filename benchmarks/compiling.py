@@ -98,6 +98,14 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "8b-4/v5p:4x4x4/cp4-fsdp16-full": {"cp": 4, "dp": 16, "seq": 32768, "recompute": "full"},
     "8b-4/v5p:4x4x4/tp4-fsdp4x4-none": {"tp": 4, "dp": 16, "dp_shard": 4, "seq": 4096},
     "1b-4/v5e:4x4/dp16-full-zero1": {"dp": 16, **ZERO_1, "seq": 1024, "recompute": "full"},
+    "qwen3-0.6b/v5e:4x4/fsdp16-none": {"dp": 16, "seq": 2048},
+    "8b-4/v5e:8x8/cp2-tp4-fsdp8-selective": {
+        "cp": 2,
+        "tp": 4,
+        "dp": 8,
+        "seq": 8192,
+        "recompute": "selective",
+    },
 }
 """The same, compiled only after communication was priced as the others have it."""
 

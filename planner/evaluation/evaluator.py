@@ -24,7 +24,7 @@ from planner.evaluation.blocks import (
     exit_of,
 )
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
-from planner.evaluation.lookup import with_lookup
+from planner.evaluation.lookup import is_looked_up, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
@@ -198,8 +198,7 @@ class Evaluator:
         return unit_seconds(unit, plan, self.software, host_of(self.setting, plan))
 
     def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], name: str) -> Sync:
-        mesh = self.mesh(plan)
-        whole = sums_whole(plan, self.software)
+        mesh, whole = self.mesh(plan), sums_whole(plan, self.software)
         layout = plan.zero_stage > 0, whole, plan.shard_degree, "weights" in plan.offload
         key = (weights, id(mesh), plan.micro_batch, *layout, name)
         if key not in self.kept.syncs:
@@ -212,13 +211,14 @@ class Evaluator:
     def _place(self, name: str) -> Place:
         return "first" if name == self.graph.first else "last" if name == self.graph.last else "layer"
 
-    def _beside_first(self, unit: UnitCost, name: str, plan: Parallelism) -> UnitCost:
-        """The last block on the stage of the first: tied weights are stored and reduced once."""
-        share = tied_share(self.graph, name)
-        if not share:
+    def _beside_first(self, unit: UnitCost, first: UnitCost, plan: Parallelism) -> UnitCost:
+        """The last block on the stage of the first: tied weights are stored once, and gathered and reduced by one."""
+        name = str(self.graph.last)
+        if not (share := tied_share(self.graph, name)):
             return unit
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
-        return unit._replace(block=unit.block._replace(weights=kept), sync=self._sync(plan, kept, name))
+        sync = unit.sync if is_looked_up(first, plan) else self._sync(plan, kept, name)
+        return unit._replace(block=unit.block._replace(weights=kept), sync=sync)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
@@ -230,7 +230,7 @@ class Evaluator:
                 units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
             if shape.last and self.graph.last:
                 head = self._unit(plan, self.graph.last, "none", shardings)
-                units.append((self._beside_first(head, self.graph.last, plan) if shape.first else head, 1))
+                units.append((self._beside_first(head, units[0][0], plan) if shape.first else head, 1))
             cost = stage_cost(units, plan, self.software, host_of(self.setting, plan))
             tied = self._tied_elements(plan, shardings) if shape.first else 0.0
             together = cost._replace(shared_elements=tied)

@@ -6,9 +6,10 @@ what is looked up is smaller than the table. Where each has some columns, as the
 exchange the columns of their tokens, there and back. If they are no fewer than the tensor ranks, these sum what they
 found whole. If their tokens are more than the table has rows, tensor ranks add up gradients of some tokens each, and
 scatter the sums over rows. If there are copies of the shards, all data ranks gather all gradients, and what was found
-if that is summed whole.
+if that is summed whole; if context ranks split the tokens, both.
 
-A table that the head shares is gathered for it, as it was priced.
+A table that the head shares is gathered, and its gradient summed, for the head alone where tokens are looked up so.
+Where there are copies of its shards it is gathered for both, as it was priced.
 
 Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (trivially sliced and passed-through operand dims);
 programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
@@ -33,12 +34,14 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
     partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
     tables = [op for op in block.ops if op.weights]
-    if partitioner is None or plan.zero_stage < 3 or pricer.graph.tied:
+    if partitioner is None or plan.zero_stage < 3:
         return unit
     if [op.kind for op in tables] != ["embedding"]:
         return unit
     table, found = block.tensor[tables[0].weights[0]], block.tensor[tables[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
+    if pricer.graph.tied and shards.outer.size > 1:
+        return unit
     width = pricer.element_bytes(found)
     table_bytes = width * pricer.graph.elements(table)
     found_bytes = width * math.prod(pricer.sizes.full(d) for d in found.dims) / shards.outer.size
@@ -51,10 +54,15 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     if summed:
         unit = unit._replace(block=_summed_whole(unit.block, pricer))
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
-    there, back = _by_column(found_bytes, shards, everyone, summed)
+    there, back = _by_column(found_bytes, shards, everyone, summed, plan.context > 1)
     if plan.tensor > 1 and found_bytes > table_bytes:
         back += (pricer.comm("reduce_scatter", ("tensor",), table_bytes / shards.inner.size),)
     return _exchanging(unit, there, back)
+
+
+def is_looked_up(first: UnitCost, plan: Parallelism) -> bool:
+    """Whether the ``first`` block, as `with_lookup` leaves it, exchanges what it finds and gathers no table."""
+    return plan.zero_stage == 3 and plan.shard_degree > 1 and not first.sync.gather
 
 
 def _of_data(collective: str, full_bytes: float, group: CommGroup) -> Comm:
@@ -72,12 +80,14 @@ def _by_row(
 
 
 def _by_column(
-    found_bytes: float, shards: Shards, everyone: CommGroup, summed: bool
+    found_bytes: float, shards: Shards, everyone: CommGroup, summed: bool, split: bool
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    """Forward and backward: ``summed`` says that tensor ranks sum what they found whole, ``split`` that tokens are."""
     exchange = _of_data("all_to_all", found_bytes / shards.inner.size, shards.inner)
     copied = _of_data("all_gather", found_bytes * shards.outer.size, everyone)
     copies = shards.outer.size > 1
-    return (copied if copies and summed else exchange,), (copied if copies else exchange,)
+    there = copied if split or (copies and summed) else exchange
+    return (there,), (copied if split or copies else exchange,)
 
 
 def _summed_whole(block: BlockCost, pricer: Pricer) -> BlockCost:

@@ -20,7 +20,7 @@ from planner.evaluation.setting import Setting
 from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
+from planner.sharding.partitioning import SlicePartitioner, copied_whole, slice_partitioner
 from planner.sharding.widths import DTYPE_BYTES
 
 
@@ -68,7 +68,7 @@ class WireWidths(NamedTuple):
 
     weights: float
     stored: float
-    """Of weights that are gathered once they are stepped."""
+    """Of weights that are gathered once they are stepped, where gradients are summed whole."""
     gradients: float
     copied: float
     """Of gradients that tensor ranks hold a part each of."""
@@ -178,6 +178,8 @@ class Products(NamedTuple):
     """Share of the weights in those that are gathered by a sum over all of a large slice."""
     nearest: bool
     """Nothing but the batch is split, so that neighbours share the states."""
+    lone: bool
+    """Tensor ranks have whole weights of lone heads, copies of whose shards they sum; those of vectors are whole."""
 
     @property
     def width(self) -> float:
@@ -201,10 +203,12 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
     nearest = plan.tensor == plan.context == 1
+    read = [block.tensor[name] for op in block.ops for name in op.weights]
+    lone = any(copied_whole(graph, d, plan.tensor) for weight in read for d in weight.dims)
     widest = DTYPE_BYTES[partitioner.habits.product_dtype]
     most = partitioner.most_summed / min(weight_bytes(setting.job), widest)
     return Products(
-        partitioner, tokens, share * tokens, _unlike(graph, block), _small(graph, block, most), nearest
+        partitioner, tokens, share * tokens, _unlike(graph, block), _small(graph, block, most), nearest, lone
     )
 
 
@@ -237,7 +241,7 @@ def sync_of(
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
         width = min(wire.weights, products.width) if products else wire.weights
-        width = wire.stored if plan.zero_stage == 1 else width
+        width = wire.stored if whole else width
         weights, gradients = group.elements * width, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:
@@ -245,10 +249,9 @@ def sync_of(
         else:
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
-        copied = group.elements * wire.copied
-        phases.append(("all_reduce", copied, shards.copies, "copy"))
+        parts = shards.inner.size if products and products.lone and not whole else 1
+        phases.append(("all_reduce", group.elements * wire.copied / parts, shards.copies, "copy"))
         if products and shards.inner.size > 1 and not whole:
-            phases[-1] = ("all_reduce", copied / shards.inner.size, shards.copies, "copy")
             rings = products.ring(group, wire.gradients, shards)
             total = total.plus(_partitioned(weights, gradients, shards.inner, products, rings))
             phases = phases[2:]

@@ -10,9 +10,11 @@ from planner.exporters.partition_specs import (
     Entry,
     activation_specs,
     batch_spec,
+    gathered_spec,
     keyed_parameters,
     mesh_sizes,
     parameter_spec,
+    summed_spec,
 )
 from planner.exporters.placements import Layout, layout_of
 from planner.exporters.script import policy_of, render_strings, render_tuple
@@ -100,12 +102,17 @@ def _parameters(layout: Layout) -> dict[str, str]:
 
 
 def _activations(layout: Layout) -> dict[str, str]:
-    dims, specs = {}, {}
+    dims: dict[str, str] = {}
+    specs: dict[str, dict[str, str]] = {"activation_specs": {}, "summed_specs": {}, "gathered_specs": {}}
     for block, _ in layout.graph.instances():
         for tensor, spec in activation_specs(layout, block):
-            dims[f"{block.name}.{tensor.name}"] = render_strings(tensor.dims)
-            specs[f"{block.name}.{tensor.name}"] = render_spec(spec)
-    return {"activation_dims": _render_dict(dims), "activation_specs": _render_dict(specs)}
+            name = f"{block.name}.{tensor.name}"
+            dims[name] = render_strings(tensor.dims)
+            found = spec, summed_spec(layout, block, tensor), gathered_spec(layout, block, tensor)
+            for rendered, way in zip(specs.values(), found, strict=True):
+                if way is not None:
+                    rendered[name] = render_spec(way)
+    return {name: _render_dict(items) for name, items in {"activation_dims": dims, **specs}.items()}
 
 
 def _remat(layout: Layout) -> dict[str, str]:
@@ -138,4 +145,5 @@ def _render_entry(entry: Entry) -> str:
 
 
 def _render_dict(items: Mapping[str, str]) -> str:
-    return "{\n" + "".join(f'    "{key}": {value},\n' for key, value in items.items()) + "}"
+    lines = "".join(f'    "{key}": {value},\n' for key, value in items.items())
+    return f"{{\n{lines}}}" if lines else "{}"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from planner.errors import Unsupported
 from planner.exporters.placements import LAYER, Dim, Layout, Parameter
-from planner.graph import BATCH, Block, Op, Tensor
+from planner.graph import BATCH, TOKEN_DIMS, Block, Op, Tensor
 from planner.operators import operator_rule
 from planner.sharding.mesh import AXES
 from planner.sharding.spec import ShardingSpec, input_spec, output_spec
@@ -173,7 +173,45 @@ def activation_specs(layout: Layout, block: Block) -> Iterator[tuple[Tensor, Par
         if tensor.role != "activation" or not tensor.dims or not (maker or readers):
             continue
         spec = _activation(layout, block, tensor, maker, readers)
-        yield tensor, tuple(_activation_entry(layout, spec, d) for d in tensor.dims)
+        yield tensor, _spec(layout, tensor, spec)
+
+
+def summed_spec(layout: Layout, block: Block, tensor: Tensor) -> PartitionSpec | None:
+    """What a product leaves of ``tensor`` once it is summed, where it is then split along tokens; None elsewhere.
+
+    The gradient of the product's weight reads that of ``tensor`` so. Only where context and tensor axes both split
+    tokens: there GSPMD does not scatter the sum of a product of which one side is split further than the other.
+    """
+    maker = next((op for op in block.ops if tensor.name in op.outputs), None)
+    if maker is None or maker.kind != "matmul" or not _splits_twice(layout):
+        return None
+    strategy = layout.strategies[block.name].get(maker.name, ())
+    left = output_spec(
+        layout.graph, tensor, strategy, frozenset(operator_rule(maker).contracted(maker, block))
+    )
+    return _spec(layout, tensor, left) if "tensor" in left.partial else None
+
+
+def gathered_spec(layout: Layout, block: Block, tensor: Tensor) -> PartitionSpec | None:
+    """How a product reads ``tensor`` that lies split along tokens by the tensor axis, as in `summed_spec`."""
+    readers = [op for op in block.ops if tensor.name in op.inputs and op.kind == "matmul"]
+    made = [op for op in block.ops if tensor.name in op.outputs]
+    if not readers or not made or not _splits_twice(layout):
+        return None
+    lies, read = (
+        input_spec(layout.graph, tensor, layout.strategies[block.name].get(op.name, ()))
+        for op in (made[0], readers[0])
+    )
+    split = lies.on("tensor") in TOKEN_DIMS and read.on("tensor") is None
+    return _spec(layout, tensor, read) if split else None
+
+
+def _splits_twice(layout: Layout) -> bool:
+    return layout.axes["context"] > 1 and layout.axes["tensor"] > 1
+
+
+def _spec(layout: Layout, tensor: Tensor, spec: ShardingSpec) -> PartitionSpec:
+    return tuple(_activation_entry(layout, spec, d) for d in tensor.dims)
 
 
 def _activation(

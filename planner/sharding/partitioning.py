@@ -31,6 +31,7 @@ from planner.graph import Block, Graph, Op, Tensor
 from planner.operators import operator_rule
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.mesh import Mesh
+from planner.sharding.widths import DTYPE_BYTES
 
 
 class SlicePartitioner(NamedTuple):
@@ -150,6 +151,7 @@ class Edges(NamedTuple):
         later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
         made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
         read = depths(self.graph, block, reader, backward=True)
+        cost = self._narrowed(cost, width, bool(made), bool(read))
         backward = cost.backward
         if read and block.name == self.graph.last:
             gradient_width = self.head_bytes
@@ -168,6 +170,26 @@ class Edges(NamedTuple):
                 *self._of_copies(block, reader, backward),
                 *self._of_whole(block, tensor, reader, backward, ("reduce_scatter", "all_reduce")),
             ),
+        )
+
+    def _narrowed(self, cost: EdgeCost, width: float, made: bool, read: bool) -> EdgeCost:
+        """What products read is gathered in the type in which they do: inputs, and gradients of what they ``made``."""
+        share = min(1.0, DTYPE_BYTES[self.partitioner.habits.product_dtype] / width)
+
+        def narrow(comms: Iterable[Comm]) -> tuple[Comm, ...]:
+            return tuple(
+                self.comm(c.collective, c.axes, share * self._full_bytes(c))
+                if c.collective == "all_gather"
+                else c
+                for c in comms
+            )
+
+        if share == 1:
+            return cost
+        return EdgeCost(
+            narrow(cost.forward) if read else cost.forward,
+            narrow(cost.backward) if made else cost.backward,
+            narrow(cost.again),
         )
 
     def between(self, cost: EdgeCost) -> EdgeCost:

@@ -38,5 +38,8 @@ def test_few_tokens_are_looked_up_and_many_gather_the_table() -> None:
     assert gathered("llama-3.1-8b", 2, 8192) == pytest.approx(2 * head, rel=1e-3)
 
 
-def test_a_table_that_the_head_shares_is_gathered() -> None:
-    assert gathered("llama-3.2-1b", 1, 4096) == pytest.approx(15 / 16 * 2 * 128256 * 2048, rel=1e-3)
+def test_a_table_that_the_head_shares_is_gathered_for_it_and_looked_up() -> None:
+    """As in a compiled step of Qwen3 0.6B; of more tokens than the table has rows, it is gathered for both."""
+    table, few = 15 / 16 * 2 * 128256 * 2048, 15 / 16 * 2 * 16 * 4096 * 2048
+    assert gathered("llama-3.2-1b", 1, 4096) == pytest.approx(table + few, rel=1e-3)
+    assert gathered("llama-3.2-1b", 2, 8192) == pytest.approx(table, rel=1e-3)

@@ -56,6 +56,8 @@ def explicit_plan() -> Plan:
     return tiny_plan(stages=(stage(parallelism, chosen),), **degrees)
 
 
+TWICE_SPLIT = "context, states sharded over it, full recompute, torch's layout"
+
 CASES: dict[str, tuple[Plan, dict[str, Any], dict[str, list[int]], dict[str, list[int]]]] = {
     "hybrid sharding, tensor, selective": (
         tiny_plan(
@@ -71,7 +73,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any], dict[str, list[int]], dict[str, lis
         {Q: [32, 32], K: [32, 16], DOWN: [48, 32], NORM: [32], EMBEDDING: [64, 32], HEAD: [32, 64]},
         {Q: [32, 32]},
     ),
-    "context, states sharded over it, full recompute, torch's layout": (
+    TWICE_SPLIT: (
         tiny_plan(
             data=2, tensor=2, context=2, zero_stage=3, sharding="FULL_SHARD", shard_degree=4, recompute="full"
         ),
@@ -131,6 +133,15 @@ def test_every_parameter_of_the_model_has_one_spec(case: str) -> None:
     text = to_jax(plan)["jax_shardings.py"]
     assert sorted(dict_keys(text, "PARAM_SPECS")) == sorted(set(paths))
     assert dict_keys(text, "PARAM_DIMS") == dict_keys(text, "PARAM_SPECS")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_products_leave_and_read_is_pinned_where_sequences_are_split_twice(case: str) -> None:
+    """XLA's gradients of weights: `docs/communication.md`, context, tensor and data axes."""
+    text = to_jax(CASES[case][0])["jax_shardings.py"]
+    found = dict_keys(text, "SUMMED_SPECS"), dict_keys(text, "GATHERED_SPECS")
+    left, read = ["layer.attn_projected", "layer.mlp_out"], ["layer.attn_normed", "layer.mlp_normed"]
+    assert found == ((left, [*read, "head.final_normed"]) if case == TWICE_SPLIT else ([], []))
 
 
 def run(plan: Plan, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
