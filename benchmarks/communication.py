@@ -87,7 +87,8 @@ what tensor ranks exchange of a lone head and of sequences that are split twice,
 * **Not priced.** What attention and MLP read together (`phi-2`) is gathered once, and their gradients are scattered one
   by one beside a ring. Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), and
   look up positions (`opt`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
-  products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`).
+  products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`). Gradients
+  of weights that lie in one array (`falcon-7b`) are summed whole.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |
