@@ -61,7 +61,7 @@ def test_a_wrong_export_fails_the_check(_: None, monkeypatch: pytest.MonkeyPatch
 
     def wrong(plan: Plan) -> dict[str, str]:
         text = right(plan)["jax_shardings.py"]
-        spoiled = text.replace("return checkpoint_name(", "return checkpoint_name(1.01 * ")
+        spoiled = text.replace("x = checkpoint_name(", "x = checkpoint_name(1.01 * ")
         assert spoiled != text
         return {"jax_shardings.py": spoiled}
 
