@@ -22,7 +22,7 @@ split: no constant comes from them.
   fp16 jobs (Megatron-LM of 2019 to 2022), sums of input gradients beside those of weights (Megatron-LM since September
   2021: Korthikanti 2022), the type in which InternEvo reduces and the broadcasts that ZeRO-1 does not hide there, heads
   padded to the matrix unit of TPU v6e, logits that stay when activations are offloaded, exponentials of small attention
-  heads (FlashAttention-3).
+  heads (FlashAttention-3), the kernels of Megatron Core's loss where NeMo 1 is not told to fuse it.
 * Four groups of rows were new to those who made the model. The figures are those of their first evaluation.
 
   | rows | n | median | 90th percentile | inside interval |

@@ -220,7 +220,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
     "megatron-2022": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
     "composer-2023": Habits(zero_stage=3),
-    "nemo": Habits(zero_stage=1, grad_dtype="bf16"),
+    **dict.fromkeys(("nemo", "nemo-unfused"), Habits(zero_stage=1, grad_dtype="bf16")),
     "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
     **dict.fromkeys(
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
@@ -278,6 +278,10 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"AutoModel", Origin("nemo")),
+    (
+        r"nemo-launcher/|nemo-v2\.[01]\.0/(gpt3|llama2|nemotron-340b)|dgxc/v2(4|5\.0[12])\S*/(gpt3|grok)",
+        Origin("nemo-unfused", fills_stages=True),
+    ),
     (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
@@ -296,16 +300,10 @@ Losses are fused, and attention is native, where a source says so of all its run
 insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
 ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``). DGXC's recipe of MaxText keeps the
-products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
-
-The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
-collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
-times (0.5 s per micro-batch of two stages, 1 s of more, whatever its size); what runs without a pipeline had, from
-their memory (`LEANER`).
-
-Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
-``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
-(yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
+products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``). NeMo 1 fuses the
+loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations of 24.05, in those
+of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher ``launcher_scripts/conf/training``), and in
+DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``).
 """
 
 

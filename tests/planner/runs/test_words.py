@@ -172,3 +172,23 @@ def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: 
 def test_torchtitan_compiles_its_loss_since_april_2025(source: str, stack: str) -> None:
     row = ROW | {"series": "torchtitan", "source": source}
     assert plan_from_run(row)[0].job.stack == stack
+
+
+@pytest.mark.parametrize(
+    ("name", "stack"),
+    [
+        ("NeMo perf summary nemo-launcher/llama3-70b-64-pretrain-gb128", "nemo-unfused"),
+        ("NeMo perf summary nemo-v2.0.0/llama2-7b-8-sft-gb32", "nemo-unfused"),
+        ("NeMo perf summary nemo-v2.0.0/llama3-70b-64-pretrain-gb128", "nemo"),
+        ("NeMo perf summary nemo-v2.1.0/nemotron-8b-64-pretrain-gb256", "nemo"),
+        ("NeMo perf summary nemo-v2.1.0/nemotron-340b-128-pretrain-gb32", "nemo-unfused"),
+        ("DGXC benchmarking dgxc/v24.11.1/grok1-64L-H100-512-bf16", "nemo-unfused"),
+        ("DGXC benchmarking dgxc/v25.05.05/grok1-H100-512-bf16", "nemo"),
+        ("DGXC benchmarking dgxc/v25.02.02/llama405b-126L-H100-576-bf16", "nemo"),
+        ("DGXC benchmarking dgxc/v24.11.1/pax-gpt3-175b-H100-128-fp8", "jax-xla"),
+    ],
+)
+def test_configurations_of_a_release_say_whether_its_loss_is_fused(name: str, stack: str) -> None:
+    origin = find_origin(name)
+    assert origin is not None
+    assert origin.stack == stack
