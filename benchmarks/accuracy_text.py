@@ -105,13 +105,11 @@ RATES = """
 
 Their step time follows from the rate and from what their source says it counts: of 533 runs that print both, it is
 within 0.1 % of the printed one in the median and within 4 % for nine in ten. They are in no other table, and nothing
-was fitted on them. 42 of them were first compared when all else was in place: the median error was 14.9 %, the 90th
-percentile 108 %. Four things came of it. Ranks of experts are numbered without regard to context ranks, as Megatron
-and torchtitan do (long sequences of Qwen3-235B, +41 to +70 %); to recompute a layer of experts is not to recompute
-all of a layer (the same); sequences of up to 256k on B200 had FlashAttention-4, not the FlashAttention-2 that the
-stack is taken to have (+37 to +308 %); and a stage has its node's network card to itself while the others are silent
-(6.7B on 16 V100, +85 %). The same source's runs on H200 with FlashAttention-3 were transcribed after that and
-evaluated once (+33 to +43 %).
+was fitted on them. The first 42 were compared when all else was in place (median error 14.9 %, 90th percentile 108 %)
+and led to four things: ranks of experts are numbered without regard to context ranks, as in Megatron and torchtitan;
+to recompute a layer of experts is not to recompute all of a layer; sequences of up to 256k on B200 had
+FlashAttention-4; and a stage has its node's network card to itself while the others are silent. The same source's runs
+on H200 were transcribed after that and evaluated once (+33 to +43 %).
 
 What is left of these long sequences is attention, priced at the published rates of its kernels times what a device
 sustains in training. The long sequences of llm-foundry and torchtitan bear that out for FlashAttention-2: whether
