@@ -327,7 +327,7 @@ VARIANTS: Mapping[tuple[str, str, bool], str] = {
 RELEASES: Mapping[tuple[str, str], str] = {
     (
         "torch-fsdp2",
-        r"torchtitan.*(2025-?(0[4-9]|1[0-2])|(April|May|June|July|\w+ember|August|October) 2025|mxfp8|nvfp4)",
+        r"torchtitan.*(2025-?(0[4-9]|1[0-2])|(April|May|June|July|August|\w+ember|October) 2025|202[6-9]|mxfp8|nvfp4)",
     ): "torch-compiled-loss",
 }
 """(stack, what a source says of itself) -> the stack of its release. torchtitan has compiled its loss since April 2025

@@ -166,6 +166,7 @@ def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: 
         ("pytorch/torchtitan:benchmarks/llama3-8b_h200_202506.md", "torch-compiled-loss"),
         ("notes on torchtitan of March 2025", "torch-fsdp2"),
         ("notes on torchtitan of December 2025", "torch-compiled-loss"),
+        ("pytorch/torchtitan:benchmarks/llama3_gb200_202603.md", "torch-compiled-loss"),
         ("notes of December 2025", "torch-fsdp2"),
     ],
 )
