@@ -26,7 +26,7 @@ from planner.tracing.solving.nodes import (
     refused,
     wanted_layout,
 )
-from planner.tracing.solving.options import Option
+from planner.tracing.solving.options import SUMMING, Option
 from planner.tracing.solving.pricing import Exchange, ProgramPricer
 
 
@@ -121,7 +121,7 @@ def _saved(nodes: Nodes, chosen: Sequence[NodeOption], number: int) -> float:
 def node_bytes(
     pricer: ProgramPricer, nodes: Nodes, node: int, option: NodeOption, state_share: float
 ) -> list[float]:
-    """Bytes of what a node makes, output by output, then of what it brings for a loop [B].
+    """Bytes of what a node makes, output by output, then of what it brings for a loop, or scatters [B].
 
     ``state_share``: bytes kept for the optimizer beside each parameter, as a multiple of it.
     """
@@ -131,6 +131,9 @@ def node_bytes(
         made = [pricer.full_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)]
         if op.takes_rows_for:
             made.append(pricer.full_bytes(op.inputs[0]) * share(mesh, option.reads[0]) * option.brought)
+        if op.kind in SUMMING:
+            before, after = share(mesh, option.before(op)), share(mesh, option.writes[0])
+            made.append(pricer.full_bytes(op.outputs[0]) * before * (before > after))
         return made
     if isinstance(option, CopyOption):
         copy = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)]

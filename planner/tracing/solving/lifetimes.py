@@ -2,14 +2,15 @@
 
 Inputs are held throughout. A value lives from the operator that makes it to the last that reads it; rows that a
 scan collects live from its first operator on, and what a scan has from outside, or goes over, lives until it ends.
-What one operator moves and reads once is not counted. Where an operator may run again, what its first run makes lives
-to the last early reader, then it is up to the second run.
+Sums are held whole while they are scattered; what one operator moves and reads once is not counted. Where an operator
+may run again, what its first run makes lives to the last early reader, then it is up to the second run.
 """
 
 from functools import cache
 
 from planner.tracing.program import Operation, Program
 from planner.tracing.solving.nodes import Nodes
+from planner.tracing.solving.options import SUMMING
 from planner.tracing.solving.recomputing import Again
 
 Interval = tuple[int, int]
@@ -73,8 +74,8 @@ def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
             values[late.held] = (late.since, late.since)  # up to the second run, if it is kept
     found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
     for i, op in enumerate(nodes.operations):
-        brought = [(i, loops.after(i))] if op.takes_rows_for else []
-        found.append([*(values[name] for name in op.outputs), *brought])
+        beside = [(i, loops.after(i))] if op.takes_rows_for else [(i, i + 1)] if op.kind in SUMMING else []
+        found.append([*(values[name] for name in op.outputs), *beside])
     found += [[(copy.first, copy.last + 1)] for copy in nodes.copies]
     found += [_late_intervals(again, loops) for again in nodes.agains]
     return found + [[] for _ in nodes.joints]

@@ -37,6 +37,11 @@ class Option(NamedTuple):
     brought: bool = False
     """Whether all rows that a loop goes over are brought here before it, and held until it ends; else they lie so."""
 
+    def before(self, op: Operation) -> Layout:
+        """How the first output lies before sums are done."""
+        (layout,) = as_layouts(layouts_of(op.writes[0], np.array([self.split])))
+        return layout
+
     @property
     def parts(self) -> tuple[int, ...]:
         """Axes along which an output is left in parts, or inputs arrive so and are summed up here."""

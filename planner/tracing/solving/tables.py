@@ -3,7 +3,7 @@
 A move depends on the layouts at its two ends only, of which there are far fewer than options.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from planner.intra_op.problem import Array
 from planner.tracing.layouts import PARTS, WHOLE, Layout, Layouts, Ways, distinct, in_parts, shares, ways
+from planner.tracing.program import Operation
 from planner.tracing.solving.concatenation import patterns_of
 from planner.tracing.solving.evaluation import held_share
 from planner.tracing.solving.nodes import (
@@ -28,7 +29,7 @@ from planner.tracing.solving.nodes import (
     made_layout,
     wanted_layout,
 )
-from planner.tracing.solving.options import Options
+from planner.tracing.solving.options import SUMMING, Options, layouts_of
 from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.recomputing import Again
 
@@ -133,11 +134,19 @@ class Tables:
             np.where(held, self._shares(choices, k) * (self.pricer.full_bytes(name) * states), 0.0)
             for k, name in enumerate(outputs)
         ]
-        if isinstance(choices, Options) and choices.brought is not None:
-            (whole,) = self.nodes.operations[node - first].inputs
-            part = shares(self.pricer.mesh, choices.reads[0])
-            found.append(np.where(choices.brought, part * self.pricer.full_bytes(whole), 0.0))
+        if isinstance(choices, Options):
+            found += self._beside(self.nodes.operations[node - first], choices)
         return tuple(found)
+
+    def _beside(self, op: Operation, choices: Options) -> Iterator[Array]:
+        """What an operator brings for a loop, or scatters."""
+        mesh, size = self.pricer.mesh, self.pricer.full_bytes
+        if choices.brought is not None:
+            yield np.where(choices.brought, shares(mesh, choices.reads[0]) * size(op.inputs[0]), 0.0)
+        if op.kind in SUMMING:
+            before = shares(mesh, layouts_of(op.writes[0], choices.split))
+            after = shares(mesh, choices.writes[0])
+            yield np.where(before > after, before * size(op.outputs[0]), 0.0)
 
     def _held_late(self, again: Again, choices: NodeOptions) -> tuple[Array, ...]:
         kept = np.array([isinstance(o, AgainOption) and o.kept is not None for o in choices])
