@@ -107,6 +107,9 @@ _FORMATS = (
     ),
 )
 
+TORCHTITAN_FLAG = r"(training|parallelism)\..*"
+"""An argument that tells torchtitan's command line from Megatron-LM's, which has no dots in its names."""
+
 FORMATS: Mapping[str, Format] = MappingProxyType({f.name: f for f in _FORMATS})
 """Every format by name."""
 
@@ -166,7 +169,12 @@ def _recognised(text: str, name: str, format: str | None) -> tuple[Format, Mappi
         raise UnknownName("configuration format", format, FORMATS)
     candidates = [FORMATS[format]] if format is not None else [f for f in _FORMATS if suffix in f.suffixes]
     if any(f.read is read_megatron for f in candidates):
-        return FORMATS["megatron-lm"], read_arguments(text, name)
+        arguments = read_arguments(text, name)
+        if format is None and any(re.fullmatch(TORCHTITAN_FLAG, key) for key in arguments):
+            raise InputError(
+                f"{name} holds torchtitan's flags, which are not read: of torchtitan only TOML files are, up to 0.2.2"
+            )
+        return FORMATS["megatron-lm"], arguments
     data = parse_mapping(text, suffix, name) if candidates else {}
     for candidate in candidates:
         marked = any(re.fullmatch(mark, key) for mark in candidate.marks for key in data)

@@ -151,6 +151,11 @@ def test_version_1_ignores_reshard_after_forward_and_we_say_so() -> None:
 REFUSALS: dict[str, tuple[str, str, str]] = {
     "format": ("a.yaml", "lr: 1", "a.yaml is not recognised as a configuration; name its format: accelerate"),
     "suffix": ("a.ini", "x", "not recognised"),
+    "flags": (
+        "a.txt",
+        "--parallelism.tensor_parallel_degree 8",
+        "holds torchtitan's flags, which are not read",
+    ),
     "broken": ("a.json", "{", "a.json is not valid JSON"),
     "type": (
         "a.yaml",
