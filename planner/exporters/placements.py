@@ -219,7 +219,10 @@ def data_mesh(plan: Parallelism) -> DataMesh:
 def refuse_experts_over_context(plan: Parallelism) -> None:
     """Raise ``Unsupported`` for experts over context ranks, which no mesh of batch, sequence and experts apart has."""
     if plan.context_experts > 1:
-        raise Unsupported(f"experts over context ranks; plan with an --expert that divides data {plan.data}")
+        raise Unsupported(
+            "experts over context ranks have no mesh that can be written down; plan again with an --expert that "
+            f"divides data {plan.data}"
+        )
 
 
 def _strategies(plan: Plan, graph: Graph, stage: StagePlan | None) -> dict[str, dict[str, Strategy]]:

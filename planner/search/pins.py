@@ -158,7 +158,7 @@ def _check_batch(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError(f"--micro-batch {pins.micro_batch} does not divide {share} sequences per data rank")
     contexts = [pins.context] if pins.context else context_degrees(evaluator.graph, evaluator.job.seq_len)
     if pins.expert and not any(spreads_experts(evaluator, pins.data, c, pins.expert) for c in contexts):
+        reused = f" x --context {max(contexts)}" if evaluator.software.experts_nearest else ""
         raise InputError(
-            f"--expert {pins.expert} must divide --data {pins.data}: experts reuse data-parallel ranks"
-            + (", and those of --context" if evaluator.software.experts_nearest else "")
+            f"--expert {pins.expert} must divide --data {pins.data}{reused}: experts reuse those ranks"
         )

@@ -171,3 +171,11 @@ def test_an_unknown_operator_is_named() -> None:
     sharding = {"layer": {"qkvv": {"tensor": "heads"}}}
     with pytest.raises(InputError, match="block layer: no operator named qkvv"):
         layout_of(tiny_plan(tensor=2, stages=(stage(Parallelism(tensor=2), sharding),)), "test")
+
+
+def test_experts_over_context_ranks_have_no_mesh_that_is_written_down() -> None:
+    """States are cut as ever: over context ranks, then over the data ranks that are expert ranks too."""
+    folded = tiny_plan(EXPERTS, data=2, context=2, expert=4, zero_stage=3, shard_degree=4)
+    assert state_mesh(folded.plan) == DataMesh(1, 1, 2, over_expert=True, over_context=True)
+    with pytest.raises(Unsupported, match="plan again with an --expert that divides data 2"):
+        layout_of(folded, "test")

@@ -53,6 +53,7 @@ REFUSED: list[tuple[Model, dict[str, Any], str, str]] = [
     (small_llama(), {"expert": 2}, "--expert 2", "no experts"),
     (small_mixture(), {"expert": 8}, "--expert 8", "4 experts"),
     (small_mixture(), {"expert": 4, "data": 2}, "--expert 4", "--data 2"),
+    (small_mixture(), {"expert": 4, "data": 1, "context": 2}, "--expert 4", "--data 1 x --context 2"),
     (small_llama(), {"data": 8}, "batch 12", "--data 8"),
     (small_llama(), {"data": 4, "micro_batch": 2}, "--micro-batch 2", "3 sequences"),
     (small_llama(), {"micro_batch": 5}, "--micro-batch 5", "batch of 12"),
