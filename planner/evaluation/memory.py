@@ -14,9 +14,9 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
 from planner.evaluation.blocks import WeightGroup
-from planner.evaluation.moments import Moment, Rank, kept_share, moments, stages_gathered
+from planner.evaluation.moments import Moment, Rank, adds_up_whole, kept_share, moments, stages_gathered
 from planner.evaluation.setting import Setting, ranks_of
-from planner.evaluation.stages import StageCost, adds_up_whole
+from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes, sharded_elements, weight_bytes
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held

@@ -17,15 +17,20 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import gathered_bytes
-from planner.evaluation.stages import StageCost, adds_up_whole, gathers_operands, gathers_weights, loss_copies
+from planner.evaluation.stages import StageCost, gathers_weights, loss_copies, reduces_every_microbatch
 from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
 from planner.plans import Job, Parallelism
-from planner.sharding.pricing import DTYPE_BYTES
 
 
 def kept_share(plan: Parallelism) -> float:
     """Share of what layers save that stays on the device."""
     return 1 - plan.offload_share if "activations" in plan.offload else 1.0
+
+
+def adds_up_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether gradients of several micro-batches wait whole for the last one."""
+    several = plan.zero_stage >= 2 and plan.num_microbatches > 1
+    return several and not reduces_every_microbatch(plan, software)
 
 
 def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
@@ -327,11 +332,8 @@ def _at_head(rank: Rank) -> dict[str, float]:
     """The head's gradient, in the type of its accumulation, beside the gradient of the logits in fp32.
 
     A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks. Without one the
-    gradient is there whole, and this rank's part of the sum beside it. Or that of all ranks' logits is gathered for it.
+    gradient is there whole, and this rank's part of the sum beside it.
     """
-    if gathers_operands(rank.plan, rank.software):
-        of_all = rank.plan.shard_degree * rank.logits * rank.weight / DTYPE_BYTES["fp32"]
-        return _passing(rank.activations, 0.0, 0.0, 0.0) | {"logits_and_loss": of_all}
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
     gradient = rank.head * gradient_bytes(rank.job)
     if rank.ring_parts:

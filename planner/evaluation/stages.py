@@ -222,20 +222,6 @@ def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
 
-def adds_up_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients of several micro-batches wait whole for the last one."""
-    several = plan.zero_stage >= 2 and plan.num_microbatches > 1
-    return several and not reduces_every_microbatch(plan, software)
-
-
-def gathers_operands(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether a partitioner makes gradients of weights from operands that it gathers over context and data ranks.
-
-    XLA does where tensor ranks split them as well.
-    """
-    return software.partitioner is not None and min(plan.tensor, plan.context, plan.data, plan.zero_stage) > 1
-
-
 def loss_copies(plan: Parallelism, software: SoftwareSpec) -> float:
     """Temporary copies of the fp32 logits at the peak of the loss."""
     return software.split_loss_copies if plan.tensor > 1 else software.loss_copies
