@@ -31,7 +31,7 @@ from planner.search.bounds import (
     unavoidable,
 )
 from planner.search.policies import cut_by_policy, with_bare_stages
-from planner.search.space import Candidate, policies, stage_policies
+from planner.search.space import Candidate, divisors, policies, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit
 
 ROUNDING = 1e-9
@@ -273,9 +273,10 @@ class Floors:
     def policy(self, c: Candidate) -> Floor:
         """Seconds without what ZeRO and offload add: one bound for many candidates.
 
-        What a device does for a micro-batch does not depend on how many split the batch, only on whether any do.
+        What a device does for a micro-batch does not depend on how many split the batch, only on whether any do; and
+        a part of these ranks fills a block of a torus where two may not.
         """
-        few = c.data if c.data % c.expert else c.expert * min(2, c.data // c.expert)
+        few = c.data if c.data % c.expert else c.expert * divisors(c.data // c.expert)[:2][-1]
         whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
         return Floor(self._pipeline(c, self._whole(whole)), 0.0)
 

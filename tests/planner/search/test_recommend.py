@@ -180,3 +180,9 @@ def test_recomputation_that_stages_have_of_their_own_is_not_called_none() -> Non
     stages = tuple(stage.model_copy(update={"recompute": "full"}) for stage in answer.plan.stages)
     own = why_memory(answer.plan.model_copy(update={"recompute": "none", "stages": stages}), answer.estimate)
     assert "differs from stage to stage" in own
+
+
+@pytest.mark.parametrize(("cluster", "batch"), [("tpu-v5e:3x5", 60), ("tpu-v5p:3x3x3", 27)])
+def test_slices_with_odd_sides_are_planned(cluster: str, batch: int) -> None:
+    found = planner.plan("llama-3.2-1b", cluster, global_batch=batch, seq_len=1024)
+    assert found.plan.num_devices == found.cluster.num_devices
