@@ -91,8 +91,10 @@ class ContestProblem:
 def read_contest_problem(path: Path) -> ContestProblem:
     """The problem in a JSON file, which may be compressed by gzip.
 
-    Raises `InputError` where the file is no such problem, and ``OSError`` where it cannot be read.
+    Raises `InputError` where there is none or it is no such problem, and ``OSError`` where it cannot be read.
     """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
     data = path.read_bytes()
     try:
         document = json.loads(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
