@@ -54,6 +54,7 @@ class HubTree:
         self.gains: dict[int, list[float]] = {}
         self.count = itertools.count()
         self.parted = 0
+        self.deadline = np.inf
         value = relaxation.bound().value
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
         self.best = dive(relaxation, {}, hubs)
@@ -71,7 +72,8 @@ class HubTree:
         Messages and prices of the relaxation are those from before afterwards.
         """
         state = self.relaxation.snapshot()
-        while self.bound <= cutoff - WHOLE and time.monotonic() < deadline:
+        self.deadline = deadline
+        while self.bound <= cutoff - WHOLE and self._in_time():
             if len(self.open[0].held) == len(self.hubs):
                 break  # hubs do not say more
             self.part(cutoff)
@@ -93,7 +95,7 @@ class HubTree:
         bounds = [self._branch(branch, hub, int(s), cutoff) for s in np.flatnonzero(margins[hub] <= slack)]
         gains = self.gains.setdefault(hub, [])
         gains.append(min(bounds, default=cutoff) - branch.bound)
-        if self.parted % DIVE_EVERY == 0:
+        if self.parted % DIVE_EVERY == 0 and self._in_time():
             self._dive(branch)
 
     def _branch(self, parent: _Branch, hub: int, strategy: int, cutoff: float) -> float:
@@ -102,13 +104,16 @@ class HubTree:
         self._set(held, parent.state)
         for _ in range(SWEEPS):
             self.relaxation.sweep()
-            if self.relaxation.value() > min(self.best.value, cutoff):
+            if self.relaxation.value() > min(self.best.value, cutoff) or not self._in_time():
                 break
         value = self.relaxation.bound().value
         bound = max(parent.bound, value - MARGIN * abs(value))
         if bound <= cutoff - WHOLE:
             heapq.heappush(self.open, _Branch(bound, next(self.count), held, self.relaxation.snapshot()))
         return bound
+
+    def _in_time(self) -> bool:
+        return time.monotonic() < self.deadline
 
     def _set(self, held: Mapping[int, int], state: State) -> None:
         self.relaxation.hold(held)
