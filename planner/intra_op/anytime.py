@@ -52,8 +52,9 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_FIXING = 15.0, 5.0, 2.0
-"""Looks that there must be time for before a guess, which has a share of that time, and before a fixing."""
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 5.0, 25.0, 2.0
+"""Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
+time, and before a fixing."""
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
@@ -254,16 +255,19 @@ class _Anytime:
         self._branch(tree, BRANCHING)
         part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in tree.best.choice.items()})
         try:
-            answer = solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices)
+            self._improve(solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices))
         except Stopped as stop:
             self._improve(stop.answer)
             raise
-        self._improve(answer)
+        except (Infeasible, SolverStopped):  # which says nothing of other decisions
+            pass
         self._branch(tree, AFTER)
 
     def _branch(self, tree: HubTree, share: float) -> None:
-        tree.explore(self.cutoff, self._soon(share))
-        self._prove(tree.bound)
+        """Raise the bound by branches on hubs, where there is time for more than a choice."""
+        if self._open() and self._time_for(LOOKS_PER_BRANCHES):
+            tree.explore(self.cutoff, self._soon(share))
+            self._prove(tree.bound)
 
     def _improve(self, answer: NetworkAnswer) -> None:
         """Take the answer to a part of the proof, if there is one."""

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, hubs, local_polytope, tree
+from planner.intra_op import anytime, hub_branches, hubs, local_polytope, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.hub_branches import HubTree
+from planner.intra_op.hubs import Decided
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import solve_program
@@ -84,6 +85,27 @@ def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
     monkeypatch.setattr(anytime, "FAR_APART", 1.0)
     solve_contest_problem(problem, soon(60.0))
     assert len(decided) == 1
+
+
+def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch):
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    least = solve_contest_problem(problem, soon(60.0)).cost
+    decided = []
+
+    def greediest(relaxation, _, nodes):
+        pieces = relaxation.network.pieces
+        decided.append({v: int(sum(pieces[v].values(), np.zeros(1)).argmax()) for v in nodes})
+        return Decided(decided[-1], 0.0)
+
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "RELAXING", 0.02)
+    monkeypatch.setattr(anytime, "SEARCHING", 0.02)
+    monkeypatch.setattr(anytime, "BEFORE", 0.001)
+    monkeypatch.setattr(hubs, "MANY", 3)
+    monkeypatch.setattr(hub_branches, "dive", greediest)
+    answer = solve_contest_problem(problem, soon(5.0))
+    assert decided
+    assert answer.lower_bound <= least <= answer.cost
 
 
 @settings(max_examples=100, deadline=None)
