@@ -52,7 +52,7 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 5.0, 25.0, 2.0
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 5.0, 60.0, 2.0
 """Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
 time, and before a fixing."""
 LEAST_GAIN = 0.0003
@@ -251,8 +251,10 @@ class _Anytime:
         near = self.cutoff - self.lower_bound < FAR_APART * abs(self.cutoff)
         if near or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
+        at_ease = self._time_for(LOOKS_PER_BRANCHES)
         tree = HubTree(self.relaxation, hubs)
-        self._branch(tree, BRANCHING)
+        if at_ease:
+            self._branch(tree, BRANCHING)
         part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in tree.best.choice.items()})
         try:
             self._improve(solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices))
@@ -261,13 +263,12 @@ class _Anytime:
             raise
         except (Infeasible, SolverStopped):  # which says nothing of other decisions
             pass
-        self._branch(tree, AFTER)
+        if at_ease:
+            self._branch(tree, AFTER)
 
     def _branch(self, tree: HubTree, share: float) -> None:
-        """Raise the bound by branches on hubs, where there is time for more than a choice."""
-        if self._open() and self._time_for(LOOKS_PER_BRANCHES):
-            tree.explore(self.cutoff, self._soon(share))
-            self._prove(tree.bound)
+        tree.explore(self.cutoff, self._soon(share))
+        self._prove(tree.bound)
 
     def _improve(self, answer: NetworkAnswer) -> None:
         """Take the answer to a part of the proof, if there is one."""
