@@ -52,7 +52,7 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 5.0, 60.0, 2.0
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 15.0, 60.0, 2.0
 """Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
 time, and before a fixing."""
 LEAST_GAIN = 0.0003
