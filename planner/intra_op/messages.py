@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.intra_op.levels import Layout, Level, Numbers, Tables
 from planner.intra_op.liveness import violated
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, prices_of
 from planner.intra_op.problem import Array
 
 Messages = Mapping[tuple[int, int], Array]
@@ -49,7 +49,6 @@ EXACT_BITS = 44
 PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
 """Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
 is multiplied by then."""
-
 
 PASSES = 10
 """Through all nodes, in which a choice is improved; mostly two are enough."""
@@ -389,14 +388,3 @@ class Relaxation:
         return (
             self._layout.costs + self._held + self._layout.pieces.priced(self.prices, self._layout.costs.size)
         )
-
-
-def prices_of(network: Network, known: Mapping[int, float]) -> Array:
-    """Prices of the rows left, by original row; what a row cost that is gone, the one costs that it followed from."""
-    prices = np.zeros(network.rows.size)
-    for row, price in known.items():
-        stand_in = network.stand_in(row)
-        at = int(np.searchsorted(network.rows, stand_in))
-        if at < network.rows.size and network.rows[at] == stand_in:
-            prices[at] += price
-    return prices

@@ -223,3 +223,14 @@ class Network:
         self.decisions.append(Decision(v, scope, tuple(self.labels[w] for w in scope), np.asarray(strategy)))
         self.nodes.discard(v)
         del self.costs[v], self.labels[v], self.pieces[v], self.tables[v]
+
+
+def prices_of(network: Network, known: Mapping[int, float]) -> Array:
+    """Prices of the rows left, by original row; what a row cost that is gone, the one costs that it followed from."""
+    prices = np.zeros(network.rows.size)
+    for row, price in known.items():
+        stand_in = network.stand_in(row)
+        at = int(np.searchsorted(network.rows, stand_in))
+        if at < network.rows.size and network.rows[at] == stand_in:
+            prices[at] += price
+    return prices

@@ -17,9 +17,9 @@ import numpy as np
 
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.local_polytope import Positions
-from planner.intra_op.messages import Relaxation, prices_of
+from planner.intra_op.messages import Relaxation
 from planner.intra_op.neighbourhood import Found, Regrets
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, prices_of
 from planner.intra_op.problem import Array
 
 ALTERNATIVES = 4
