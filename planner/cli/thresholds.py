@@ -92,7 +92,7 @@ def find_value(answer: Mapping[str, Any], name: str) -> Any:
             part = part.get(key, _MISSING) if isinstance(part, Mapping) else _MISSING
         if part is not _MISSING:
             return part
-    raise UnknownName("name in --fail-if", name, known)
+    raise UnknownName("name in --fail-if", name, known, see="--json prints all that there are")
 
 
 _MISSING = object()
