@@ -55,7 +55,7 @@ LATER_SERIES = frozenset(
 LATEST_SERIES = frozenset(
     {"AWS Neuron Trn1", "Fast-LLM", "NeMo launcher, July 2022", "OLMo-core", "PaLM"},
 )
-"""Series transcribed after those; nothing has changed for them."""
+"""Series transcribed after those."""
 
 RUNS = {
     "runs_gpu": "published GPU runs",

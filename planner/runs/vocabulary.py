@@ -300,10 +300,20 @@ Losses are fused, and attention is native, where a source says so of all its run
 insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
 ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``). DGXC's recipe of MaxText keeps the
-products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``). NeMo 1 fuses the
-loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations of 24.05, in those
-of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher ``launcher_scripts/conf/training``), and in
-DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``).
+products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
+
+NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations of
+24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher
+``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``).
+
+The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
+collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
+times (0.5 s per micro-batch of two stages, 1 s of more, whatever its size); what runs without a pipeline had, from
+their memory (`LEANER`).
+
+Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
+``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
+(yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
 """
 
 
