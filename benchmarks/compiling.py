@@ -91,7 +91,6 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "qwen3-8b/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
     "qwen3-0.6b/v5e:4x4/tp2-fsdp8-none": {"tp": 2, "dp": 8, "seq": 2048},
     "llama-2-13b/v5e:4x8/tp8-fsdp4-full": {"tp": 8, "dp": 4, "seq": 4096, "recompute": "full"},
-    "falcon-7b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
     "phi-2/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 2048},
     "2b-8/v5e:4x4/tp8-fsdp2-none": {"tp": 8, "dp": 2, "seq": 4096},
     "8b-4/v5e:8x8/cp4-tp4-fsdp4-none": {"cp": 4, "tp": 4, "dp": 4, "seq": 8192},
