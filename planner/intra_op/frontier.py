@@ -59,7 +59,7 @@ class _Step(NamedTuple):
 def cheapest(network: Network, target: float, deadline: float) -> tuple[dict[int, int] | None, bool]:
     """The cheapest choice of at most ``target`` that is found, by position, or None; and whether no other is cheaper.
 
-    Nodes are taken by their numbers. The clock may say ``deadline`` first.
+    Nodes are taken by their numbers; costs are whole numbers. The clock may say ``deadline`` first.
     """
     best, proven = None, False
     for most in (FEW_STATES, MOST_STATES):

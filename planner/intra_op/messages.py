@@ -118,10 +118,9 @@ class Relaxation:
 
     def seen_in(self, part: Network) -> Messages:
         """The same messages in a network of some of the strategies, which are labelled by their positions here."""
+        place, rows_of = self._layout.place, self.network.rows_of
         return {
-            (v, w): self._into[
-                self._layout.place[v][w] + self.network.rows_of(v, w, part.labels[v].astype(np.intp))
-            ]
+            (v, w): self._into[place[v][w] + rows_of(v, w, part.labels[v].astype(np.intp))]
             for v in part.nodes
             for w in part.tables[v]
         }

@@ -139,9 +139,8 @@ class _Known:
             helps = value - before > enough and time.monotonic() <= self.deadline
         self.least = max(self.least, value - MARGIN * abs(value))
         if self.least > self.most:
-            shrink(
-                _unnarrowed(self.network), self.deadline
-            )  # which can mostly say by how much memory is short
+            # Which can mostly say by how much memory is short.
+            shrink(_unnarrowed(self.network), self.deadline)
             raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
             self._consider(self.relaxation.improve(self.relaxation.decode()))
