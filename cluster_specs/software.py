@@ -128,7 +128,7 @@ class SoftwareSpec(Record):
     activation_residuals: float = Field(ge=0)
     """Arrays that a gated activation keeps beside its inputs: none fused, the activated gate, or each primitive's."""
     activation_arrays: Mapping[str, float] = {}
-    """Activation function -> arrays that it keeps beside its input; less than none where it keeps its result alone."""
+    """Activation function -> arrays that it keeps beside its input; less than none where it keeps less than that."""
     norm_residuals: float = Field(ge=0)
     """Bytes per element that a root-mean-square norm keeps beside its input."""
     layer_norm_residuals: float = Field(ge=0)

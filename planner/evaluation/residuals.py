@@ -61,7 +61,7 @@ def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:
 
 
 def unread(software: SoftwareSpec, block: Block) -> frozenset[str]:
-    """Inputs of activations that keep their result alone."""
+    """Inputs of activations that keep less than these."""
     return frozenset(op.inputs[0] for op in block.ops if _arrays(software, op) < 0)
 
 
