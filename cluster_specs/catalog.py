@@ -138,6 +138,8 @@ def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
         raise InputError(f"{path} has schema {schema!r}, which is no cluster")
     fields = {key: value for key, value in fields.items() if key != "schema"}
     if "pools" in fields:
+        if nodes is not None:
+            raise InputError(f"{path}:{nodes}: the nodes of each pool stand in the file; leave out :{nodes}")
         return read_pools({"name": path.stem} | fields, str(path), _named, _from_fields)
     if "base" in fields:
         return _changed(validated(ChangedCluster, fields, str(path)), nodes, path)

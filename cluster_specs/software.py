@@ -206,7 +206,7 @@ class SoftwareSpec(Record):
     straggler: float = Field(ge=0)
     """Relative slow-down for every doubling of the number of nodes."""
     experts_nearest: bool
-    """Ranks of expert layers are numbered without regard to context ranks, so that expert ranks are neighbours."""
+    """Ranks of expert layers are numbered without regard to context ranks: they are neighbours, or even these."""
     uncertainty: float = Field(ge=0)
     """Relative half-width of the 80 % interval of step time, which is [t / (1 + u), t (1 + u) + unexplained]."""
     uncertainty_experts: float = Field(ge=0)

@@ -35,6 +35,15 @@ def test_a_file_joins_shipped_pools(tmp_path: Path) -> None:
     assert ClusterSpec.model_validate_json(cluster.model_dump_json()) == cluster
 
 
+def test_nodes_of_pools_stand_in_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "pools.toml"
+    path.write_text(TWO_POOLS, encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"pools\.toml:3: the nodes of each pool stand in the file; leave out :3"
+    ):
+        load_cluster(f"{path}:3")
+
+
 def test_a_pool_may_be_written_inline(tmp_path: Path) -> None:
     path = tmp_path / "mixed.toml"
     inline = """
