@@ -82,11 +82,7 @@ class TermsOptions:
 
     def to_terms(self, tokens: float) -> "Terms":
         """The `Terms`; ``InputError`` for what is no duration."""
-        from cluster_specs.units import parse_duration
         from planner.analysis.economics import Terms
-
-        def seconds(text: str | None) -> float | None:
-            return None if text is None else parse_duration(text)
 
         fields = {
             "tokens": tokens,
@@ -94,12 +90,12 @@ class TermsOptions:
             "price_per_device_hour": self.price,
             "grid_kg_per_kwh": self.grid,
             "facility_overhead": self.pue,
-            "device_mtbf_s": seconds(self.device_mtbf),
-            "node_mtbf_s": seconds(self.node_mtbf),
-            "checkpoint_s": seconds(self.checkpoint_time),
-            "checkpoint_interval_s": seconds(self.checkpoint_interval),
-            "restart_s": seconds(self.restart_time),
-            "repair_s": seconds(self.repair_time),
+            "device_mtbf_s": _seconds(self.device_mtbf, "--device-mtbf"),
+            "node_mtbf_s": _seconds(self.node_mtbf, "--node-mtbf"),
+            "checkpoint_s": _seconds(self.checkpoint_time, "--checkpoint-time"),
+            "checkpoint_interval_s": _seconds(self.checkpoint_interval, "--checkpoint-interval"),
+            "restart_s": _seconds(self.restart_time, "--restart-time"),
+            "repair_s": _seconds(self.repair_time, "--repair-time"),
             "spares": self.spares,
             "straggler_fraction": self.stragglers,
             "failures": self.failures,
@@ -196,11 +192,19 @@ class WantedOptions:
 
     def to_goal(self) -> "Goal":
         """The `Goal`; ``InputError`` for what is no duration or no amount."""
-        from cluster_specs.units import parse_duration
         from planner.sweep.ladders import Goal
 
-        deadline = None if self.deadline is None else parse_duration(self.deadline)
+        deadline = _seconds(self.deadline, "--deadline")
         return from_options(Goal, {"deadline_s": deadline, "budget": self.budget})
+
+
+def _seconds(text: str | None, option: str) -> float | None:
+    from cluster_specs.units import parse_duration
+
+    try:
+        return None if text is None else parse_duration(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
 
 
 WHOLE = frozenset({"devices", "seq_len", "global_batch", "batch_tokens"})

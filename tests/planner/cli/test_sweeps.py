@@ -88,6 +88,8 @@ def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
         ((*SWEEP, "-o", "sweep.xlsx"), "one of .json, .csv, .parquet"),
         ((*SIZE, "--deadline", "9d"), "either --tokens or --compute"),
         ((*SIZE, "--tokens", "1e11"), "deadline or a budget"),
+        ((*SIZE, "--tokens", "1e11", "--deadline", "soon"), "--deadline: 'soon' is not a quantity of time"),
+        ((*SWEEP, "--device-mtbf", "long"), "--device-mtbf: 'long' is not a quantity of time"),
         (
             (*SIZE, "--tokens", "1e11", "--deadline", "9d", "--precision", "bf16,fp8"),
             "one value of precision",
