@@ -108,7 +108,7 @@ def _named(text: str) -> ClusterSpec:
         return _from_file(Path(path), _count(size, text))
     file = cluster_files().get(name.lower())
     if file is None:
-        raise UnknownName("cluster", name, cluster_files(), see="`meshwright clusters` lists them")
+        raise _no_cluster(name)
     if file.slices is not None:
         shape, _, slices = size.partition("*")
         if not shape:
@@ -128,6 +128,16 @@ def _count(text: str, where: str) -> int:
     if count > MOST_NODES:
         raise InputError(f"{where!r}: a cluster has at most {MOST_NODES:,} nodes, got {count:,}")
     return count
+
+
+def _no_cluster(name: str) -> InputError:
+    try:
+        device = find_device(name)
+    except UnknownName:
+        return UnknownName("cluster", name, cluster_files(), see="`meshwright clusters` lists them")
+    own = cluster_files()[device.usual_cluster].device == device.device.name
+    use = f"write {device.usual_cluster}:NODES" if own else f"a cluster file may say device = {name!r}"
+    return InputError(f"{name!r} is a device, not a cluster; {use}")
 
 
 def _from_file(path: Path, nodes: int | None) -> ClusterSpec:

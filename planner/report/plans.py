@@ -248,7 +248,8 @@ def _alternatives(plan: Plan) -> Table:
 
 def optimality_statement(optimality: Optimality) -> str:
     """What the search can promise, in one sentence."""
-    effort = f"{optimality.evaluated:,} plans evaluated, {optimality.pruned:,} excluded by bounds"
+    plans = "plan" if optimality.evaluated == 1 else "plans"
+    effort = f"{optimality.evaluated:,} {plans} evaluated, {optimality.pruned:,} excluded by bounds"
     limits = f"; limits hit: {', '.join(optimality.limits_hit)}" if optimality.limits_hit else ""
     if optimality.proven:
         return f"Proven best in the searched space ({effort}{limits})."

@@ -85,6 +85,7 @@ def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
         ("tpu-v5e:16x16*two", "'two' is not a node count"),
         ("nowhere.toml", "no such file"),
         ("", "unknown cluster"),
+        ("H100:4", "'H100' is a device, not a cluster; write dgx-h100:NODES"),
     ],
 )
 def test_bad_names_in_one_sentence(source: str, words: str) -> None:
