@@ -72,9 +72,9 @@ def state_bytes(
 
     ``zero_stage`` 1 shards optimizer and master weights over ``shard_degree`` ranks, 2 gradients as well,
     3 weights as well; the degree is a fraction where shards are padded. ``keeps_copy`` False is a stack that
-    stores only the masters, and casts them where it gathers (FSDP): its weights without masters are sharded by 2,
-    too, which keeps them gathered from forward to backward. Without masters, states have the type of the
-    weights, as in PyTorch; fp32 weights are their own masters.
+    stores only the masters: by 1 they are whole, as what products read comes from them; FSDP, which casts them where
+    it gathers, shards them by 2, too, as weights without masters, and keeps them gathered from forward to backward.
+    Without masters, states have the type of the weights, as in PyTorch; fp32 weights are their own masters.
     Raises ``InputError`` for a stage that does not exist, ``UnknownName`` for names.
     Source: Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 3 and table 1.
     """
@@ -89,7 +89,7 @@ def state_bytes(
     own = keeps_copy or not master
     return StateBytes(
         weights=parameters * own * weight * (held if zero_stage >= (3 if keeps_copy else 2) else 1),
-        master=parameters * master * (held if zero_stage >= 1 else 1),
+        master=parameters * master * (held if zero_stage >= (1 if keeps_copy else 2) else 1),
         gradients=parameters * gradient_bytes(grad_dtype) * (held if zero_stage >= 2 else 1),
         optimizer=parameters * state * (held if zero_stage >= 1 else 1),
     )
