@@ -14,8 +14,9 @@ from planner.plans import Estimate, Job, MemoryMoment, Parallelism, Pins, Plan
 SHARDED_FROM: Mapping[str, int] = {
     "optimizer": 1,
     "master_weights": 1,
-    "cast_weights": 1,
+    "cast_weights": 2,
     "gradients": 2,
+    "copied_weights": 3,
     "weights": 3,
 }
 """Component -> ZeRO stage from which data-parallel ranks share it; no stage shares the others."""

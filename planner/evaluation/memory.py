@@ -17,7 +17,14 @@ from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.moments import Moment, Rank, adds_up_whole, kept_share, moments, stages_gathered
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
-from planner.evaluation.states import reduced_bytes, sharded_elements, weight_bytes
+from planner.evaluation.states import (
+    gradient_bytes,
+    reduced_bytes,
+    sharded_elements,
+    slices_sums,
+    stored_bytes,
+    weight_bytes,
+)
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes, steady
@@ -78,7 +85,7 @@ def states_of(
     held = {
         "weights": states.weights,
         "master_weights": states.master,
-        "gradients": states.gradients,
+        "gradients": states.gradients / (shard_degree if slices_sums(plan, software) else 1),
         "optimizer": states.optimizer,
     }
     away = [("optimizer", "master_weights")] if "optimizer" in plan.offload else []
@@ -149,11 +156,18 @@ def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
         summed = rank.gradients if plan.num_microbatches > 1 else 0.0
         if summed and not rank.loops_over_microbatches:
             return {"gradients": summed}
-        looked_up = sum(stage.looked_up for stage in rank.stages)
-        return {"gradients": summed + rank.gradients * (1 - looked_up / rank.elements)}
+        return {"gradients": summed + made_in_loop(rank)}
     if plan.num_microbatches == 1:
         return {}
     return {"gradients": earlier_gradients(rank.gradients, rank.elements, rank.job, plan, rank.software)}
+
+
+def made_in_loop(rank: Rank) -> float:
+    """Gradients of a micro-batch once a compiled backward of the layers ends [bytes]; the embedding's come last."""
+    looked_up = sum(stage.looked_up for stage in rank.stages)
+    if slices_sums(rank.plan, rank.software):
+        return (rank.elements - looked_up) * gradient_bytes(rank.job)
+    return rank.gradients * (1 - looked_up / rank.elements)
 
 
 def cast_weights(rank: Rank, shard: float) -> float:
@@ -173,6 +187,17 @@ def cast_weights(rank: Rank, shard: float) -> float:
         policy = (stages[0].recompute if stages else None) or rank.plan.recompute
         copies = 1 + (layers if policy in UNWRAPPED_POLICIES else 0.0)
     return shard * copies * rank.weight
+
+
+def copied_weights(rank: Rank) -> float:
+    """Copies of whole weights that XLA steps, while it gathers the updated ones into their place [bytes].
+
+    Where only data ranks split the head, it is gathered in a layout of its own, and not copied before.
+    """
+    if not slices_sums(rank.plan, rank.software):
+        return 0.0
+    later = rank.head if rank.plan.tensor == 1 else 0.0
+    return (rank.elements - later) * stored_bytes(rank.job, rank.software)
 
 
 def device_memory(
@@ -218,7 +243,8 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     plan, software = rank.plan, rank.software
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
-    kept = {"cast_weights": cast_weights(rank, shard)}
+    stored = shard if plan.zero_stage >= 2 else rank.elements
+    kept = {"cast_weights": cast_weights(rank, stored), "copied_weights": copied_weights(rank)}
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight

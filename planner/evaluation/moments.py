@@ -348,8 +348,7 @@ def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     ahead = rank.software.prefetch_units
     layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
     logits = rank.logits if rank.postpones_gradients else 0.0
-    leaves = rank.plan.shard_degree > 1 or rank.frees_gradients
-    reduced = rank.largest * rank.reduced if leaves else 0.0
+    reduced = rank.largest * rank.reduced if rank.frees_gradients else 0.0
     yield _passing(rank.activations, layer, reduced, rank.workspace) | {"logits_and_loss": logits}
 
 

@@ -91,6 +91,12 @@ def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage > 0 and sums_whole(plan, software) and software.sums_copies != "always"
 
 
+def slices_sums(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether a compiler cuts each rank's shard from the whole sum of a gradient, of which nothing else stays."""
+    sharded = plan.zero_stage == 1 and plan.shard_degree > 1 and "weights" not in plan.offload
+    return sharded and software.partitioner is not None and sums_whole(plan, software)
+
+
 STATE_AXES = ("context_expert", "context", "expert", "data")
 """Axes whose ranks hold the same weights, so that states can be sharded over them."""
 

@@ -169,6 +169,18 @@ def test_cases_of_our_own_by_the_compiler(run: str) -> None:
     )
 
 
+HELD_OUT = rows_of("xla_held_out.jsonl")
+
+
+@pytest.mark.parametrize(
+    "run", [run for run, row in HELD_OUT.items() if row["parallel"].get("zero_stage") == 1]
+)
+def test_zero_1_by_the_compiler(run: str) -> None:
+    """Weights whole, and copied before updated ones come into their place; sums of gradients cut to shards."""
+    measured = HELD_OUT[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, HELD_OUT).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.08)
+
+
 HEAD = {"data": 16, "zero_stage": 3, "recompute": "full"}
 
 

@@ -96,6 +96,12 @@ CASES = {
         Job(global_batch=8, seq_len=128, stack="jax-xla"),
         Pins(context=1),
     ),
+    "compiled with ZeRO-1": Case(
+        small_llama(num_hidden_layers=2),
+        cluster_with("tpu-v5e:2x4", 6),
+        Job(global_batch=16, seq_len=128, stack="jax-xla"),
+        Pins(context=1, zero_stage=1),
+    ),
     "any schedule": Case(
         small_llama(num_hidden_layers=4),
         cluster_with(TWO_NODES, 8),
