@@ -90,9 +90,10 @@ Whole models had been compiled before, for their memory, but what they send was 
   by one beside a ring. Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), and
   look up positions (`opt`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
   products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`). Gradients
-  of weights that lie in one array (`falcon-7b`) are summed whole. Seven whole models were compiled for their memory
-  when all of this was in place: three are priced, and why `t5-small`, `bert-large`, `pythia-12b` and `opt-1.3b` send
-  something else was not looked into.
+  of weights that lie in one array (`falcon-7b`) are summed whole. With ZeRO-1 and several micro-batches, those of
+  embedding and head are scattered over some of a slice (`tp4-dp4-full-zero1-mb4`). Seven whole models were compiled for
+  their memory when all of this was in place: three are priced, and why `t5-small`, `bert-large`, `pythia-12b` and
+  `opt-1.3b` send something else was not looked into.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -97,6 +97,16 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "8b-4/v5p:4x4x4/cp4-fsdp16-full": {"cp": 4, "dp": 16, "seq": 32768, "recompute": "full"},
     "8b-4/v5p:4x4x4/tp4-fsdp4x4-none": {"tp": 4, "dp": 16, "dp_shard": 4, "seq": 4096},
     "1b-4/v5e:4x4/dp16-full-zero1": {"dp": 16, **ZERO_1, "seq": 1024, "recompute": "full"},
+    "8b-2/v5e:4x4/tp2-dp8-none-zero1": {"dp": 8, "tp": 2, **ZERO_1, "seq": 2048},
+    "8b-4/v5p:2x2x4/tp2-dp8-none-zero1": {"dp": 8, "tp": 2, **ZERO_1, "seq": 2048},
+    "7b-4/v5e:4x4/tp4-dp4-full-zero1-mb4": {
+        "dp": 4,
+        "tp": 4,
+        **ZERO_1,
+        "seq": 2048,
+        "recompute": "full",
+        "grad_accum": 4,
+    },
     "qwen3-0.6b/v5e:4x4/fsdp16-none": {"dp": 16, "seq": 2048},
     "8b-4/v5e:8x8/cp2-tp4-fsdp8-selective": {
         "cp": 2,

@@ -147,6 +147,7 @@ NOT_PRICED = {
     "xla-compiled/bert-large/v5e:4x4/fsdp16-none-mb8",
     "xla-compiled/pythia-12b/v5e:4x4/fsdp16-full-sgd",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
+    "xla-compiled/7b-4/v5e:4x4/tp4-dp4-full-zero1-mb4",
 }
 """docs/communication.md says why."""
 HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")
