@@ -1,6 +1,6 @@
 """The exported FSDP2 script trains a small model of the plan's family, on gloo processes, as one process does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
@@ -18,6 +18,10 @@ from planner.verification.record import Comparison, Verification, training_check
 PROCESSES = 8
 
 NEEDS = ("torch", "transformers")
+
+MODULES = "transformers-fsdp2"
+"""The stack that the tracked program is, whatever the plan's."""
+IN_FP32 = "steps are in fp32 with SGD, where a wrong scale of a gradient shows"
 
 STATES = ("weights", "master_weights", "optimizer")
 """Components of an estimate that stay from step to step."""
@@ -44,6 +48,7 @@ def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
         "seq": SEQ_LEN,
     }
     found = run_program("torch_check", to_fsdp2(small), task, NEEDS, python)
+    comparisons, notes = _memory(plan, python)
     p = small.plan
     axes = ["data", "tensor", "pipeline", *(a for a in ("context", "expert") if getattr(p, a) > 1)]
     degrees = ", ".join(f"{axis} {getattr(p, axis)}" for axis in axes)
@@ -52,23 +57,40 @@ def verify_with_torch(plan: Plan, python: str | None = None) -> Verification:
         versions=(f"torch {found['version']}",),
         what=f"a small {small.model.family} on {found['processes']} gloo processes ({degrees})",
         checks=training_checks(found),
-        comparisons=tuple(_memory(plan, python)),
-        notes=(*left_out, *_notes(plan)),
+        comparisons=comparisons,
+        notes=(*left_out, IN_FP32, *notes),
     )
 
 
-def _memory(plan: Plan, python: str | None) -> Iterator[Comparison]:
-    """Live tensors of a rank of each stage at full size, as torch's tracker counts them under fake tensors."""
-    if _untracked(plan):
-        return
+def _memory(plan: Plan, python: str | None) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """Live tensors of a rank of each stage at full size, as torch's tracker counts them under fake tensors; and notes.
+
+    Both numbers are of the program that is tracked: `MODULES`, with the attention that transformers gives them.
+    """
+    why = _untracked(plan)
+    if why:
+        return (), (why,)
     task = {"family": plan.model.family, "config": dict(plan.model.config), "seq": plan.job.seq_len}
     found = []
     for rank, actions in enumerate(_schedule(plan.plan).ranks):
         order = [(stage, work.name, micro) for stage, work, micro in actions]
         part = {"part": (rank, plan.plan.pipeline), "order": order}
-        found.append(run_program("torch_memory", to_fsdp2(plan), task | part, NEEDS, python)["peak_bytes"])
+        found.append(run_program("torch_memory", to_fsdp2(plan), task | part, NEEDS, python))
+    tracked = as_tracked(plan, found[0]["attention"])
+    return tuple(_compared(tracked, [f["peak_bytes"] for f in found])), tuple(_of_memory(plan, tracked))
+
+
+def as_tracked(plan: Plan, attention: str) -> Plan:
+    """The plan under the stack that the tracked program is; ``attention`` as transformers calls it."""
+    kernel = "plain" if attention == "eager" else "flash"
+    wire = plan.job.reduce_dtype or plan.job.grad_dtype  # as the script has it
+    job = plan.job.model_copy(update={"stack": MODULES, "attention": kernel, "reduce_dtype": wire})
+    return plan.model_copy(update={"job": job, "estimate": None})
+
+
+def _compared(plan: Plan, found: Sequence[Mapping[str, float]]) -> Iterator[Comparison]:
     if plan.plan.pipeline == 1:
-        estimate = plan.estimate or evaluate(plan)
+        estimate = evaluate(plan)
         yield _live("live memory", estimate.tensor_bytes, found[0])
         yield _states("parameters and moments", estimate.memory, found[0])
         return
@@ -76,6 +98,19 @@ def _memory(plan: Plan, python: str | None) -> Iterator[Comparison]:
     for rank, (device, tracked) in enumerate(zip(memory, found, strict=True)):
         yield _live(f"live memory of pipeline rank {rank}", device.tensors, tracked)
         yield _states(f"parameters and moments of pipeline rank {rank}", device.components, tracked)
+
+
+def _of_memory(plan: Plan, tracked: Plan) -> Iterator[str]:
+    """What the compared numbers are of, where that is not what the plan says."""
+    yield (
+        "memory is that of one rank (of each stage) with fake tensors on the CPU; temporaries of grouped updates "
+        "are left out"
+    )
+    if plan.job.stack != tracked.job.stack:
+        yield f"both are of transformers' modules, uncompiled (stack {MODULES}); the plan is for {plan.job.stack}"
+    if plan.job.attention_kernel != tracked.job.attention_kernel:
+        runs = "writes out all scores" if tracked.job.attention == "plain" else "has fused attention"
+        yield f"transformers {runs} for {plan.model.family}: both numbers do, the plan does not"
 
 
 def _live(name: str, predicted: float, tracked: Mapping[str, float]) -> Comparison:
@@ -108,11 +143,3 @@ def _untracked(plan: Plan) -> str:
     if p.data * p.context == 1 or p.zero_stage == 0:
         return "memory at full size is tracked where data-parallel ranks share states"
     return ""
-
-
-def _notes(plan: Plan) -> Iterator[str]:
-    yield "steps are in fp32 with SGD, where a wrong scale of a gradient shows"
-    yield _untracked(plan) or (
-        "memory is that of one rank (of each stage) with fake tensors on the CPU; temporaries of grouped updates "
-        "are left out"
-    )

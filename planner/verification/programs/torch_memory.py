@@ -10,7 +10,6 @@ none on a device, so the temporaries of such updates are left out.
 Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
 """
 
-import copy
 import json
 import math
 import sys
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.attention import bias
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import masking_utils
 
@@ -50,21 +50,23 @@ def measure(task: Task) -> dict[str, Any]:
     masking_utils.find_packed_sequence_indices = lambda positions: None
     if "cp" in exported.MESH_NAMES:
         masking_utils._ignore_causal_mask_sdpa = lambda *args, **kwargs: True
-    peak = _peak(exported, task, [tuple(action) for action in task["order"]])
+        # As on a GPU: a CPU would be given a mask of all tokens.
+        bias.can_use_flash_attention = lambda params: True
+    peak, attention = _peak(exported, task, [tuple(action) for action in task["order"]])
     dist.destroy_process_group()
-    return {"version": torch.__version__, "peak_bytes": peak}
+    return {"version": torch.__version__, "peak_bytes": peak, "attention": attention}
 
 
-def _peak(exported: Any, task: Task, order: list[Action]) -> dict[str, float]:
-    """Of a rank that runs its stages in ``order``."""
+def _peak(exported: Any, task: Task, order: list[Action]) -> tuple[dict[str, float], str]:
+    """Of a rank that runs its stages in ``order``, and what transformers calls its attention."""
     mesh = exported.make_mesh("cpu")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    stages = sorted({stage for stage, _, _ in order})
     with fake:
-        model = build(task, exported.MODEL_DTYPE)
-    # Outside of the mode, which cannot copy the real number behind a fake constant (as Gemma scales embeddings by).
-    copies = {stage: copy.deepcopy(model) for stage in sorted({stage for stage, _, _ in order})}
-    with fake:
-        parts = {stage: exported.StagePart(whole, stage, mesh["tp"]) for stage, whole in copies.items()}
+        # Each is built anew: tensors of a copy are of another mode, where views have memory of their own.
+        models = {stage: build(task, exported.MODEL_DTYPE) for stage in stages}
+        config = models[stages[0]].config
+        parts = {stage: exported.StagePart(whole, stage, mesh["tp"]) for stage, whole in models.items()}
     for part in parts.values():
         exported.parallelise(part.model, mesh)  # its parameters are fake, but a mesh's ranks must be real
     modules = [part.model for part in parts.values()]
@@ -79,7 +81,7 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> dict[str, float]:
         optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], foreach=False)
         tokens = torch.zeros((exported.MICRO_BATCH, task["seq"]), dtype=torch.int64)
         tokens = exported.context_part(mesh, tokens)
-        hidden = _hidden(exported, mesh, tokens, model.config.hidden_size)
+        hidden = _hidden(exported, mesh, tokens, config.hidden_size)
         tracker = FSDPMemTracker(root, optimizer)
         tracker.track_inputs((tokens,))
         with tracker:
@@ -89,7 +91,8 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> dict[str, float]:
                 if exported.NUM_MICROBATCHES == 1:  # else gradients stay, as they do for the last of them
                     optimizer.zero_grad()
             peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
-    return {getattr(kind, "value", str(kind)): size for kind, size in peak.items()}
+    sizes = {getattr(kind, "value", str(kind)): size for kind, size in peak.items()}
+    return sizes, config._attn_implementation
 
 
 def _hidden(exported: Any, mesh: Any, tokens: Any, size: int) -> Any:

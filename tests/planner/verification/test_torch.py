@@ -6,6 +6,7 @@ import pytest
 from tiny_llama import installed, tiny_model, tiny_plan
 
 from planner.errors import Unsupported
+from planner.evaluation import evaluate
 from planner.models.catalog import load_model
 from planner.plans import Plan
 from planner.verification import with_torch
@@ -69,7 +70,9 @@ SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", SPLIT)
 def test_context_and_experts_train_as_one_process_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ())  # of the full model, tested below
+    monkeypatch.setattr(
+        with_torch, "_memory", lambda plan, python: ((), ())
+    )  # of the full model, tested below
     name, degrees = SPLIT[case]
     answer = verify(tiny_plan(load_model(name), {"seq_len": 512}, **degrees), "torch")
     assert answer.passed, answer.failures()
@@ -87,6 +90,8 @@ def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
     )
     assert answer.passed, answer.failures()
     whole, states = answer.comparisons
+    assert whole.error == pytest.approx(0, abs=0.03)
+    assert any("stack transformers-fsdp2); the plan is for torch-fsdp2" in note for note in answer.notes)
     assert states.error == pytest.approx(
         0, abs=0.01
     )  # parameters and both moments: 12 bytes each, over 8 ranks
@@ -100,9 +105,20 @@ def test_memory_is_tracked_of_models_that_hold_constants() -> None:
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128}
     model = shipped.model_copy(update={"config": {**shipped.config, **small}})
     plan = tiny_plan(model, {"seq_len": 64}, **SHARDED)
-    whole, states = with_torch._memory(plan, None)
+    (whole, states), notes = with_torch._memory(plan, None)
+    assert "transformers writes out all scores for gemma2: both numbers do, the plan does not" in notes
     assert states.error == pytest.approx(0, abs=0.01)
     assert whole.found > states.found
+
+
+def test_both_numbers_are_of_the_program_that_runs() -> None:
+    plan = of_llama(**SHARDED)
+    tracked = with_torch.as_tracked(plan, "eager")
+    assert (tracked.job.stack, tracked.job.attention_kernel) == (with_torch.MODULES, "plain")
+    assert tracked.job.reduce_dtype == plan.job.grad_dtype
+    assert tracked.plan == plan.plan
+    assert evaluate(tracked).tensor_bytes > evaluate(plan).tensor_bytes
+    assert len(list(with_torch._of_memory(tracked, tracked))) == 1
 
 
 def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +132,7 @@ def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None
         return {"fsdp2_plan.py": spoiled}
 
     monkeypatch.setattr(with_torch, "to_fsdp2", wrong)
-    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ())
+    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ((), ()))
     answer = verify(of_llama(**SHARDED), "torch")
     assert not answer.passed
 
