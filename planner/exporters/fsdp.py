@@ -57,7 +57,7 @@ def check_fsdp(plan: Plan, target: str) -> None:
     if len(states) == 1:
         raise Unsupported(
             f"target {target} offloads weights and optimizer together, not {states[0]} alone; "
-            f"plan again with both or neither"
+            f"plan again with both or neither, or export to deepspeed"
         )
 
 

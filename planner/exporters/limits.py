@@ -133,7 +133,7 @@ def _states(plan: Plan, limits: Limits) -> Iterator[str]:
 
 def _offload(plan: Plan, limits: Limits) -> Iterator[str]:
     for what in sorted(set(plan.plan.offload) - set(limits.offload)):
-        yield f"offload of the {what}"
+        yield f"offload of the {what} (target deepspeed can)"
 
 
 def _experts(plan: Plan, limits: Limits) -> Iterator[str]:

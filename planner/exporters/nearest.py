@@ -72,11 +72,6 @@ def _states(plan: Plan, limits: Limits) -> Iterator[Mend]:
         yield Mend(f"ZeRO {stage} over {shard} ranks", {**fields, "replicate_degree": ranks // shard})
 
 
-def _offload(plan: Plan, limits: Limits) -> Iterator[Mend]:
-    kept = tuple(what for what in plan.plan.offload if what in limits.offload)
-    yield Mend(f"offload {', '.join(kept) or 'nothing'}", {"offload": kept})
-
-
 def _experts(plan: Plan, limits: Limits) -> Iterator[Mend]:
     over = not plan.plan.experts_over_tensor
     words = "whole experts on" if over else "parts of every expert on"
@@ -95,12 +90,11 @@ MENDS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[Mend]]] = MappingProxyT
         "sequence": _sequence,
         "schedule": _schedule,
         "states": _states,
-        "offload": _offload,
         "loss": _loss,
         "experts": _experts,
     }
 )
-"""Aspect -> ways to mend it; the others decide what is trained, or on how many devices, and are not touched."""
+"""Aspect -> ways to mend it; the others decide what is trained, on how many devices, or were asked for, and stay."""
 
 
 RULED: tuple[Aspect, ...] = ("states", "sequence", "experts")

@@ -59,13 +59,19 @@ CASES: dict[str, tuple[Plan, str, str]] = {
     ),
     "states": (plan_of(pipeline=1, data=8, recompute="full"), "hf-trainer", "ZeRO [23] over 8 ranks"),
     "loss": (plan_of({"fused_loss": True}, recompute="full"), "megatron-lm", "the whole logits at once"),
-    "offload": (plan_of(offload=("optimizer",), recompute="full"), "nanotron", "offload nothing"),
     "rule of one target": (
         plan_of(zero_stage=2, sharding="SHARD_GRAD_OP", recompute="full"),
         "megatron-lm",
         "ZeRO 1 over 4 ranks",
     ),
 }
+
+
+@pytest.mark.parametrize("target", ["fsdp1", "accelerate", "torchtitan", "nanotron"])
+def test_an_offload_is_never_dropped(target: str) -> None:
+    plan = plan_of(pipeline=1, offload=("optimizer",), recompute="full")
+    with pytest.raises(Unsupported, match=r"offload of the optimizer \(target deepspeed can\)"):
+        nearest(plan, target)
 
 
 @pytest.mark.parametrize("case", CASES)
