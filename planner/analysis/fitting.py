@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
+from cluster_specs.software import load_software
 from cluster_specs.units import GIB
 from planner.analysis.limits import largest_micro_batch, longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known
 from planner.analysis.remedies import Remedy, remedies
 from planner.models.model import Model
-from planner.plans import Estimate, Job, MemoryMoment, Parallelism, Pins, Plan
+from planner.plans import Estimate, Job, MemoryMoment, Pins, Plan
 
 SHARDED_FROM: Mapping[str, int] = {
     "optimizer": 1,
@@ -69,7 +70,7 @@ def fit(
     question = Question(model, cluster, job, pins or Pins())
     judged = answer(question, progress)
     estimate = known(judged)
-    split, whole = sharded_components(judged.plan, estimate)
+    split, whole = sharded_components(judged, estimate)
     roomy = estimate.fits_with(job.memory_headroom)
     changes = () if roomy else remedies(question, judged, progress)
     return FitReport(
@@ -92,11 +93,16 @@ def fit(
     )
 
 
-def sharded_components(choice: Parallelism, estimate: Estimate) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Components of the estimate that data-parallel ranks share under the plan's ZeRO stage, and the others."""
-    stage = choice.zero_stage if choice.shard_degree > 1 else 0
+def sharded_components(answer: Plan, estimate: Estimate) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Components of the estimate that data-parallel ranks share under the plan's ZeRO stage, and the others.
+
+    Masters that are all there is of the weights are whole with stage 1, as products read what comes of them.
+    """
+    stage = answer.plan.zero_stage if answer.plan.shard_degree > 1 else 0
+    alone = {} if load_software(answer.job.stack).keeps_copy else {"master_weights": 2}
+    shared_from = {**SHARDED_FROM, **alone}
     by_size = sorted(estimate.memory, key=lambda name: -estimate.memory[name])
-    split = tuple(name for name in by_size if stage >= SHARDED_FROM.get(name, stage + 1))
+    split = tuple(name for name in by_size if stage >= shared_from.get(name, stage + 1))
     return split, tuple(name for name in by_size if name not in split)
 
 

@@ -213,6 +213,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     "torch-compiled-loss": Habits(zero_stage=3),
     "torch-no-sync": Habits(zero_stage=3),
     "torch-blocks": Habits(zero_stage=3),
+    "transformers-fsdp2": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
     "megatron": Habits(zero_stage=1, selective="attention"),
