@@ -24,7 +24,7 @@ from planner.evaluation.states import (
     gradient_bytes,
     reduced_bytes,
     sharded_elements,
-    stored_bytes,
+    stored_weight_bytes,
     weight_bytes,
 )
 from planner.plans import Job, Parallelism
@@ -59,7 +59,7 @@ def with_copies(
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     job, software = setting.job, setting.software
     return sync._replace(
-        fetch=shard * stored_bytes(job, software) / bandwidth,
+        fetch=shard * stored_weight_bytes(job, software) / bandwidth,
         store=shard * reduced_bytes(job, software) / bandwidth,
     )
 

@@ -22,7 +22,7 @@ from planner.evaluation.states import (
     reduced_bytes,
     sharded_elements,
     slices_sums,
-    stored_bytes,
+    stored_weight_bytes,
     weight_bytes,
 )
 from planner.operators import UNWRAPPED_POLICIES
@@ -197,7 +197,7 @@ def copied_weights(rank: Rank) -> float:
     if not slices_sums(rank.plan, rank.software):
         return 0.0
     later = rank.head if rank.plan.tensor == 1 else 0.0
-    return (rank.elements - later) * stored_bytes(rank.job, rank.software)
+    return (rank.elements - later) * stored_weight_bytes(rank.job, rank.software)
 
 
 def device_memory(

@@ -1,6 +1,7 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from planner.flops import matmul_dims
 from planner.graph import Graph
 from planner.operators import operator_rule
 from planner.pipeline.generators import schedule_entry, stage_to_rank
-from planner.plans import Job, Parallelism
+from planner.plans import Job, Parallelism, StagePlan
 
 
 class Setting(NamedTuple):
@@ -46,6 +47,22 @@ def orthogonalisation_flops(graph: Graph) -> float:
 def ranks_of(plan: Parallelism) -> tuple[tuple[int, ...], ...]:
     """Stages of each pipeline rank, in the order in which a micro-batch passes them; copies included."""
     return _ranks(plan.schedule, plan.pipeline, plan.virtual_stages)
+
+
+def places_of(plan: Parallelism) -> tuple[tuple[int, int], ...]:
+    """Half-open range of devices of each stage, where all ranks have as many; of copies, that of the last."""
+    each = plan.num_devices // plan.pipeline
+    rank_of = {stage: rank for rank, own in enumerate(ranks_of(plan)) for stage in own}
+    return tuple((rank_of[s] * each, (rank_of[s] + 1) * each) for s in range(len(rank_of)))
+
+
+def stage_plans(plan: Parallelism, cuts: Sequence[int]) -> tuple[StagePlan, ...]:
+    """Stages with the named layout, in the order in which a micro-batch passes them, cut at ``cuts``."""
+    layers = zip(cuts, cuts[1:], strict=False)
+    return tuple(
+        StagePlan(blocks=blocks, devices=devices, mesh=plan.axes)
+        for blocks, devices in zip(layers, places_of(plan), strict=True)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -29,7 +29,7 @@ def weight_bytes(job: Job) -> float:
     return DTYPE_BYTES[job.precision]
 
 
-def stored_bytes(job: Job, software: SoftwareSpec) -> float:
+def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per weight between steps: the training type, or masters that are cast where they are read."""
     masters = job.master_weights and not software.keeps_copy
     return DTYPE_BYTES["fp32"] if masters else weight_bytes(job)
@@ -77,7 +77,7 @@ class WireWidths(NamedTuple):
 def wire_widths(job: Job, software: SoftwareSpec, last: bool) -> WireWidths:
     """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type."""
     reduced = reduced_head_bytes if last else reduced_bytes
-    weights, stored = weight_bytes(job), stored_bytes(job, software)
+    weights, stored = weight_bytes(job), stored_weight_bytes(job, software)
     return WireWidths(weights, stored, reduced(job, software), copied_bytes(job, software))
 
 

@@ -10,7 +10,7 @@ from cost_models.collectives import all_reduce, broadcast, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
-from planner.evaluation.setting import Setting, copies_of, ranks_of
+from planner.evaluation.setting import Setting, copies_of, places_of, ranks_of
 from planner.evaluation.stages import (
     PARTS,
     StageCost,
@@ -191,10 +191,7 @@ def straggling(setting: Setting, num_devices: int) -> float:
 
 def send_seconds(setting: Setting, plan: Parallelism, stages: Sequence[StageCost]) -> tuple[float, ...]:
     """Passing one micro-batch's boundary activations on, per boundary between stages."""
-    each = plan.num_devices // plan.pipeline
-    rank_of = {stage: rank for rank, own in enumerate(ranks_of(plan)) for stage in own}
-    places = [(rank_of[s] * each, (rank_of[s] + 1) * each) for s in range(len(stages))]
-    return handed_on(setting.cluster, [stage.boundary_bytes for stage in stages[:-1]], places)
+    return handed_on(setting.cluster, [stage.boundary_bytes for stage in stages[:-1]], places_of(plan))
 
 
 def handed_on(cluster: ClusterSpec, sizes: Sequence[float], places: Sequence[Devices]) -> tuple[float, ...]:

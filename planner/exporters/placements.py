@@ -180,11 +180,8 @@ def state_mesh(plan: Parallelism) -> DataMesh:
     As `planner.sharding.mesh.Mesh.inner_outer` cuts them. Raises ``InputError`` where the degrees contradict each
     other.
     """
-    degree, experts, rest = (
-        plan.shard_degree if plan.zero_stage else 1,
-        plan.axes["expert"],
-        plan.axes["data"],
-    )
+    degree = plan.shard_degree if plan.zero_stage else 1
+    experts, rest = plan.axes["expert"], plan.axes["data"]
     context = math.gcd(degree, plan.context)
     expert = math.gcd(degree // context, experts)
     shard = math.gcd(degree // (context * expert), rest)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from planner.evaluation.setting import even_cuts, ranks_of
+from planner.evaluation.setting import even_cuts, stage_plans
 from planner.models.catalog import build_graph
-from planner.plans import Parallelism, Plan, StagePlan
+from planner.plans import Parallelism, Plan
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.spec import Sizes
@@ -37,21 +37,6 @@ def policies_of(plan: Parallelism) -> frozenset[str]:
     """Recomputation policies that occur in the plan."""
     return frozenset(stage.recompute or plan.recompute for stage in plan.stages) or frozenset(
         {plan.recompute}
-    )
-
-
-def stage_plans(plan: Parallelism, cuts: Sequence[int]) -> tuple[StagePlan, ...]:
-    """Stages with the named layout, cut at ``cuts``."""
-    per_stage = plan.num_devices // plan.pipeline
-    rank_of = {s: rank for rank, stages in enumerate(ranks_of(plan)) for s in stages}
-    mesh = plan.axes
-    return tuple(
-        StagePlan(
-            blocks=(start, end),
-            devices=(rank_of[s] * per_stage, (rank_of[s] + 1) * per_stage),
-            mesh=mesh,
-        )
-        for s, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False))
     )
 
 

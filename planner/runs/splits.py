@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.evaluation.setting import ENDS, ranks_of
+from planner.evaluation.setting import ENDS, stage_plans
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
@@ -37,14 +37,7 @@ def filled_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 def stages_of(counts: Sequence[int], plan: Parallelism) -> tuple[StagePlan, ...]:
     """Stages with so many layers each, in the order in which a micro-batch passes them."""
-    ends = list(accumulate(counts))
-    each = plan.num_devices // plan.pipeline
-    rank_of = {stage: rank for rank, held in enumerate(ranks_of(plan)) for stage in held}
-    places = [(rank_of[s] * each, (rank_of[s] + 1) * each) for s in range(len(ends))]
-    return tuple(
-        StagePlan(blocks=(end - count, end), devices=places[s], mesh=plan.axes)
-        for s, (end, count) in enumerate(zip(ends, counts, strict=True))
-    )
+    return stage_plans(plan, (0, *accumulate(counts)))
 
 
 def balanced_stages(graph: Graph, plan: Parallelism) -> tuple[StagePlan, ...]:

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planner.evaluation.setting import even_cuts
+from planner.evaluation.setting import even_cuts, stage_plans
 from planner.exporters.placements import refuse_experts_over_context, state_mesh
-from planner.exporters.stages import stage_plans
 from planner.graph import Graph, Run, Tensor
 from planner.models.catalog import build_graph
 from planner.models.model import Model
