@@ -101,14 +101,20 @@ def row_of(name: str) -> dict[str, Any]:
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
     """Peak of live tensors in the second step of ``row``."""
     import torch
+
+    plan = row["parallel"]
+    dtype = getattr(torch, plan["master_dtype"])
+    return tracked(row, lambda: named_model(row["model"]["name"], plan, dtype), sharded, loss_of)
+
+
+def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
+    """A shipped model as transformers has it, with weights in ``dtype``, that trains as ``plan`` says."""
     import transformers
-    from tracked_model import parallelised
     from transformers import AutoConfig, masking_utils
-    from transformers.modeling_layers import GradientCheckpointingLayer
 
     from planner.models.catalog import load_model
 
-    named, plan = load_model(row["model"]["name"]), row["parallel"]
+    named = load_model(name)
     keys = {key: value for key, value in named.config.items() if key != "model_type"}
     config = AutoConfig.for_model(named.family, **keys)
     config.use_cache, config.decoder_start_token_id = False, 0
@@ -118,20 +124,25 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     ):
         setattr(config, key, 0.0)
     masking_utils.find_packed_sequence_indices = lambda positions: None
-
     made = getattr(transformers, CLASSES.get(named.family, "AutoModelForCausalLM"))
+    model = made.from_config(config, dtype=dtype).train()
+    if plan["recompute"] == "full":
+        keep = {"use_reentrant": False, "preserve_rng_state": False}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keep)
+    return model
 
-    def built() -> Any:
-        model = made.from_config(config, dtype=getattr(torch, plan["master_dtype"])).train()
-        if plan["recompute"] == "full":
-            keep = {"use_reentrant": False, "preserve_rng_state": False}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keep)
-        return model
 
-    def sharded(model: Any, plan: Mapping[str, Any]) -> None:
-        parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
+def sharded(model: Any, plan: Mapping[str, Any]) -> None:
+    """Shard ``model`` by its layers."""
+    from tracked_model import parallelised
+    from transformers.modeling_layers import GradientCheckpointingLayer
 
-    return tracked(row, built, sharded, lambda model, tokens: model(input_ids=tokens, labels=tokens).loss)
+    parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
+
+
+def loss_of(model: Any, tokens: Any) -> Any:
+    """The model's own."""
+    return model(input_ids=tokens, labels=tokens).loss
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class OpFlops(NamedTuple):
     """Gradient of the inputs (dgrad)."""
     backward_weight: float = 0.0
     """Gradient of the weights (wgrad)."""
+    spared: float = 0.0
+    """Gradient that frozen weights would have, and have not."""
 
     @property
     def backward(self) -> float:
@@ -91,17 +93,26 @@ def matmul_dims(op: Op, block: Block) -> tuple[tuple[Tensor, MatmulDims], ...]:
 def matmul_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
     """Sum over weights of 2 x elements of (input dims united with weight dims)."""
     x = block.tensor[op.inputs[0]]
-    forward = 0.0
-    for w in _product_weights(op, block):
-        forward += 2 * x.scale * w.scale * _size(dict.fromkeys((*x.dims, *w.dims)), graph)
-    return OpFlops(forward, forward if x.role == "activation" else 0.0, forward)
+    products = [
+        (w, 2 * x.scale * w.scale * _size(dict.fromkeys((*x.dims, *w.dims)), graph))
+        for w in _product_weights(op, block)
+    ]
+    return _products(x, products)
 
 
 def conv_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
     """2 x output points x input channels x filter taps (grouped channels are not supported)."""
     x, y = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
-    forward = sum(2 * _size(dict.fromkeys((*y.dims, *w.dims)), graph) for w in _product_weights(op, block))
-    return OpFlops(forward, forward if x.role == "activation" else 0.0, forward)
+    products = [(w, 2 * _size(dict.fromkeys((*y.dims, *w.dims)), graph)) for w in _product_weights(op, block)]
+    return _products(x, products)
+
+
+def _products(x: Tensor, products: Iterable[tuple[Tensor, float]]) -> OpFlops:
+    """Of products of ``x`` with weights, each with the FLOPs of its forward; frozen ones have no gradient."""
+    products = tuple(products)
+    forward = sum(flops for _, flops in products)
+    trained = sum(flops for w, flops in products if w.role == "weight")
+    return OpFlops(forward, forward if x.role == "activation" else 0.0, trained, forward - trained)
 
 
 def keys_per_query(op: Op, graph: Graph, counting: Counting) -> float:

@@ -20,7 +20,8 @@ BATCH = "batch"
 TOKEN_DIMS = ("seq", "encoder_seq")
 """Dims along which positions of a sequence lie."""
 
-TensorRole = Literal["activation", "weight", "input"]
+TensorRole = Literal["activation", "weight", "frozen", "input"]
+"""A ``frozen`` weight is read as any other, but training leaves it as it is."""
 
 
 class Tensor(Record):
@@ -35,6 +36,11 @@ class Tensor(Record):
     """Elements per product of dims: topk/experts for routed tokens, 2 for a fused gate and up."""
     path: str = ""
     """Weights: the parameter's dotted path in the framework's module, ``{layer}`` for the layer's number."""
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a weight, trained or not."""
+        return self.role in ("weight", "frozen")
 
 
 class Op(Record):
@@ -181,7 +187,7 @@ def commonest_layer(graph: Graph) -> str:
 
 def tied_share(graph: Graph, block: str) -> float:
     """Share of the weights of ``block`` that are tied to those of another."""
-    weights = [t for t in graph.block[block].tensors if t.role == "weight"]
+    weights = [t for t in graph.block[block].tensors if t.is_parameter]
     tied = {tensor for pair in graph.tied for tensor in pair}
     shared = sum(graph.elements(t) for t in weights if f"{block}.{t.name}" in tied)
     return shared / sum(graph.elements(t) for t in weights) if shared else 0.0
@@ -194,5 +200,11 @@ def count_parameters(graph: Graph) -> int:
         total += count * sum(graph.elements(t) for t in block.tensors if t.role == "weight")
     for _, second in graph.tied:
         block_name, tensor_name = second.split(".", 1)
-        total -= graph.elements(graph.block[block_name].tensor[tensor_name])
+        tensor = graph.block[block_name].tensor[tensor_name]
+        total -= graph.elements(tensor) if tensor.role == "weight" else 0.0
     return round(total)
+
+
+def trained_weights(op: Op, block: Block) -> tuple[str, ...]:
+    """Weights of ``op`` that have gradients."""
+    return tuple(name for name in op.weights if block.tensor[name].role == "weight")

@@ -26,7 +26,7 @@ from planner.flops import (
     reduced_dims,
     union_dims,
 )
-from planner.graph import BATCH, Block, Graph, Op
+from planner.graph import BATCH, Block, Graph, Op, trained_weights
 
 __all__ = [
     "OPERATORS",
@@ -124,7 +124,8 @@ def _named(op: Op, *attributes: str) -> tuple[str, ...]:
 
 
 def _saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return op.inputs
+    """Products read their inputs for the gradients of weights: not where all of these are frozen."""
+    return () if op.weights and not trained_weights(op, block) else op.inputs
 
 
 def _saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
@@ -136,8 +137,8 @@ def _saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[st
 
 
 def _saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    """A linear function (rotary positions, a mean) needs none of its inputs."""
-    return () if op.attributes.get("linear") else op.inputs
+    """A linear function (rotary positions, a mean) needs none of its inputs; dropout its mask."""
+    return _named(op, "mask") if op.attributes.get("linear") else op.inputs
 
 
 def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
@@ -384,6 +385,9 @@ def model_flops(graph: Graph, batch: int, causal: bool = True) -> float:
     """FLOPs that the model asks for, whatever the implementation: three times the forward pass.
 
     The numerator of MFU (Chowdhery et al., arXiv:2204.02311, appendix B): no recomputation by any kernel or
-    policy; ``causal`` counts only the pairs of tokens that the mask lets through.
+    policy; ``causal`` counts only the pairs of tokens that the mask lets through. Frozen weights have no gradient to
+    compute: they count twice.
     """
-    return 3 * forward_flops(graph, batch, Counting(causal, "plain"))
+    counting = Counting(causal, "plain")
+    spared = batch * _total(graph, counting, lambda f: f.spared)
+    return 3 * forward_flops(graph, batch, counting) - spared

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Given, Record
+from planner.models.adapters import Adapter
 from planner.models.model import Model
 
 SCHEMA: Final = "meshwright/plan/1"
@@ -70,6 +71,8 @@ class Job(Given):
 
     Which experts share a rank decides it, so it is measured, not derived (Wang et al., arXiv:2408.15664, section 2).
     """
+    adapter: Adapter | None = None
+    """Trained in place of the model's own weights; None trains these."""
     stack: str = "torch-fsdp2"
     """Software stack whose habits the memory and overlap models follow: a name of ``cluster_specs`` software."""
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)

@@ -10,7 +10,8 @@ from cost_models.memory import loss_chunks
 from planner.evaluation.edges import Edge, edges_of
 from planner.evaluation.rematerialisation import rematerialised
 from planner.evaluation.residuals import padding, residuals, unread
-from planner.graph import TOKEN_DIMS, Block, Op
+from planner.evaluation.weights import FrozenGroup, WeightGroup, Weights, weights_of
+from planner.graph import TOKEN_DIMS, Block, Op, trained_weights
 from planner.operators import (
     ROUTING_KINDS,
     AttentionKernel,
@@ -19,6 +20,7 @@ from planner.operators import (
 )
 from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
+from planner.sharding.frozen import widened_bytes
 from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
 from planner.sharding.pricing import Pricer, is_product
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
@@ -29,22 +31,16 @@ Assignment = Mapping[str, Strategy]
 """Operator name -> strategy, for every operator of a block."""
 
 
-class WeightGroup(NamedTuple):
-    """Weights whose gradients are summed over the same axes."""
-
-    sync_axes: tuple[str, ...]
-    elements: float
-    """On one device, before any ZeRO sharding."""
-
-
 class BlockTerms(NamedTuple):
     """The priced terms of a block, before any policy: what the ILP minimises the sum of."""
 
     ops: Mapping[str, OpCost]
     edges: Mapping[Edge, EdgeCost]
-    weights: tuple[WeightGroup, ...]
+    weights: Weights
     largest_weight: float
     """Elements of the weight that has most, on one device."""
+    widened_bytes: float
+    """The largest weight that is stored in fewer bits than it is multiplied in, as it is multiplied."""
     tensor_bytes: Mapping[str, float]
     """Activations on one device, as they are kept."""
     residual_bytes: Mapping[str, float]
@@ -90,8 +86,10 @@ class BlockCost(NamedTuple):
     boundary_bytes: float
     """Output handed to the next block."""
     weights: tuple[WeightGroup, ...]
+    """That are trained."""
+    frozen: tuple[FrozenGroup, ...]
     elements: float
-    """Of its weights, without padding."""
+    """Of its trained weights, without padding."""
     tensors: int
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float
@@ -124,20 +122,17 @@ def block_terms(
     entry = left if entry is None else entry
     specs = {name: carried(pricer.graph, block.tensor[name], entry) for name in block.inputs}
     ops: dict[str, OpCost] = {}
-    weights: dict[tuple[str, ...], float] = {}
-    largest = 0.0
+    largest = widened = 0.0
     for op in block.ops:
         strategy = assignment[op.name]
         ops[op.name] = pricer.op(block, op, strategy)
         for name in op.outputs:
             tensor = block.tensor[name]
             specs[name] = pricer.output(block, op, tensor, strategy)
-        for name in op.weights:
-            weight = block.tensor[name]
-            axes = pricer.sync_axes(weight, strategy)
+        for weight in (block.tensor[name] for name in trained_weights(op, block)):
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
-            weights[axes] = weights.get(axes, 0.0) + local
             largest = max(largest, local)
+        widened = max(widened, widened_bytes(pricer, block, op, strategy))
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
     sizes = _in_chunks(pricer, block, sizes)
@@ -155,9 +150,10 @@ def block_terms(
         name = block.outputs[0]
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
-    groups = tuple(WeightGroup(axes, elements) for axes, elements in weights.items())
+    weights = weights_of(pricer, block, assignment, lambda weight, strategy: 1.0)
     summed = frozenset(op.name for op in block.ops if any(specs[name].partial for name in op.outputs))
-    return BlockTerms(ops, edges, groups, largest, sizes, residuals(pricer, block, sizes), left, summed)
+    kept = residuals(pricer, block, sizes)
+    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, summed)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
@@ -383,12 +379,14 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         + boundary
         + _gradients_in_flight(block, terms, kernel, software)
         + _gathered_again(terms)
-        + _partial_sums(pricer, block, terms),
+        + _partial_sums(pricer, block, terms)
+        + terms.widened_bytes,
         widest_bytes=widest,
         boundary_bytes=boundary,
-        weights=terms.weights,
-        elements=sum(group.elements for group in terms.weights),
-        tensors=sum(bool(op.weights) for op in block.ops),
+        weights=terms.weights.trained,
+        frozen=terms.weights.frozen,
+        elements=sum(group.elements for group in terms.weights.trained),
+        tensors=sum(bool(trained_weights(op, block)) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,
         lone=lone_gathers(pricer.graph, block, repeated, terms.summed),

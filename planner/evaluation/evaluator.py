@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.software import device_on, in_training, load_software, replayed, software_on
 from cluster_specs.topology import pool_of
 from cost_models.compute import product_peak
 from planner.evaluation import sites
@@ -18,7 +17,6 @@ from planner.evaluation.blocks import (
     Assignment,
     BlockCost,
     BlockTerms,
-    WeightGroup,
     block_cost,
     block_terms,
     exit_of,
@@ -28,14 +26,18 @@ from planner.evaluation.lookup import is_looked_up, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
-from planner.evaluation.setting import Setting, check_degrees, even_cuts, orthogonalisation_flops, ranks_of
+from planner.evaluation.setting import (
+    check_degrees,
+    even_cuts,
+    ranks_of,
+    setting_of,
+)
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
-from planner.evaluation.states import Sync, products_of, sums_whole, sync_of, wire_widths
+from planner.evaluation.states import Sync, gathers_of, products_of, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
-from planner.graph import commonest_layer, count_parameters, counted, tied_share
-from planner.models.catalog import build_graph
+from planner.graph import commonest_layer, counted, tied_share
 from planner.models.model import Model
 from planner.operators import model_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
@@ -81,18 +83,11 @@ class Evaluator:
         self.model, self.whole = model, cluster
         cluster, *others = cluster.pools
         self.pools: tuple[Evaluator, ...] = (self, *(Evaluator(model, pool, job) for pool in others))
-        software = software_on(load_software(job.stack), cluster.device)
-        if job.cuda_graphs:
-            software = replayed(software)
-        device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
-        runs_on = cluster.model_copy(update={"device": in_training(device)})
-        graph = build_graph(model, job.seq_len)
-        matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
-        self.setting = Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
+        self.setting = setting_of(model, cluster, job)
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
-        self.peak = product_peak(runs_on.device, job.precision)
-        self.main_layer = commonest_layer(graph)
-        self.kept = kept_for(model, runs_on, job, software)
+        self.peak = product_peak(self.cluster.device, job.precision)
+        self.main_layer = commonest_layer(self.graph)
+        self.kept = kept_for(model, self.cluster, job, self.software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
 
@@ -187,8 +182,8 @@ class Evaluator:
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
-                cost = cost._replace(weights=padded)
-            unit = UnitCost(cost, self._sync(plan, cost.weights, name), place)
+                cost = cost._replace(weights=padded.trained, frozen=padded.frozen)
+            unit = UnitCost(cost, self._sync(plan, cost, name), place)
             self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 
@@ -197,14 +192,15 @@ class Evaluator:
         unit = self._unit(plan, name, policy, shardings)
         return unit_seconds(unit, plan, self.software, host_of(self.setting, plan))
 
-    def _sync(self, plan: Parallelism, weights: tuple[WeightGroup, ...], name: str) -> Sync:
-        mesh, whole = self.mesh(plan), sums_whole(plan, self.software)
-        layout = plan.zero_stage > 0, whole, plan.shard_degree, "weights" in plan.offload
-        key = (weights, id(mesh), plan.micro_batch, *layout, name)
+    def _sync(self, plan: Parallelism, cost: BlockCost, name: str) -> Sync:
+        weights, mesh, whole = cost.weights, self.mesh(plan), sums_whole(plan, self.software)
+        layout = plan.zero_stage, whole, plan.shard_degree, "weights" in plan.offload
+        key = (weights, cost.frozen, id(mesh), plan.micro_batch, *layout, name)
         if key not in self.kept.syncs:
             wire = wire_widths(self.job, self.software, last=name == self.graph.last)
             products = products_of(self.setting, plan, self.graph.block[name])
             sync = sync_of(weights, mesh, plan, wire, whole, products)
+            sync = sync.plus(gathers_of(cost.frozen, mesh, plan, self.software)) if cost.frozen else sync
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 
@@ -217,8 +213,10 @@ class Evaluator:
         if not (share := tied_share(self.graph, name)):
             return unit
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
-        sync = unit.sync if is_looked_up(first, plan) else self._sync(plan, kept, name)
-        return unit._replace(block=unit.block._replace(weights=kept), sync=sync)
+        frozen = tuple(g.times(1 - share) for g in unit.block.frozen)
+        block = unit.block._replace(weights=kept, frozen=frozen)
+        sync = unit.sync if is_looked_up(first, plan) else self._sync(plan, block, name)
+        return unit._replace(block=block, sync=sync)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""

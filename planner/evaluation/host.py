@@ -16,7 +16,6 @@ from cost_models.host import host_update_seconds
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
 from planner.errors import Unsupported
-from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
@@ -27,6 +26,7 @@ from planner.evaluation.states import (
     stored_weight_bytes,
     weight_bytes,
 )
+from planner.evaluation.weights import WeightGroup
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
 

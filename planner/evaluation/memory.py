@@ -13,11 +13,12 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
-from planner.evaluation.blocks import WeightGroup
-from planner.evaluation.moments import Moment, Rank, adds_up_whole, kept_share, moments, stages_gathered
+from planner.evaluation.moments import Moment, moments
+from planner.evaluation.rank import Rank, adds_up_whole, kept_share, stages_gathered
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
+    frozen_weights,
     gradient_bytes,
     reduced_bytes,
     sharded_elements,
@@ -25,6 +26,7 @@ from planner.evaluation.states import (
     stored_weight_bytes,
     weight_bytes,
 )
+from planner.evaluation.weights import WeightGroup
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import arranged, peak_bytes, steady
@@ -221,6 +223,8 @@ def device_memory(
         1.0, rank.elements
     )
     states = resident_states(every, plan, software)
+    if frozen := frozen_weights([g for s in stages for g in s.frozen], mesh, plan, software):
+        states["frozen_weights"] = frozen
     passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}

@@ -9,37 +9,15 @@ events within FSDP2: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from cluster_specs.software import SoftwareSpec
 from cost_models.memory import gathered_bytes
-from planner.evaluation.stages import StageCost, gathers_weights, loss_copies, reduces_every_microbatch
-from planner.evaluation.states import gradient_bytes, reduced_bytes, weight_bytes
-from planner.plans import Job, Parallelism
-
-
-def kept_share(plan: Parallelism) -> float:
-    """Share of what layers save that stays on the device."""
-    return 1 - plan.offload_share if "activations" in plan.offload else 1.0
-
-
-def adds_up_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients of several micro-batches wait whole for the last one."""
-    several = plan.zero_stage >= 2 and plan.num_microbatches > 1
-    return several and not reduces_every_microbatch(plan, software)
-
-
-def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
-    """Stages of a rank of which PyTorch's pipelines leave all but one gathered after a backward; else 1.
-
-    Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (``set_reshard_after_backward(False)``).
-    """
-    left = software.accumulates_whole == "in pipelines" and plan.zero_stage == 3
-    return plan.virtual_stages if plan.pipeline > 1 and left else 1
+from planner.evaluation.rank import Rank
+from planner.evaluation.stages import loss_copies
+from planner.evaluation.states import gradient_bytes
+from planner.plans import Parallelism
 
 
 class Moment(NamedTuple):
@@ -47,138 +25,6 @@ class Moment(NamedTuple):
 
     phase: str
     passing: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Rank:
-    """The stages of one pipeline rank under a plan."""
-
-    stages: Sequence[StageCost]
-    activations: float
-    """In flight at their fullest [bytes]."""
-    job: Job
-    plan: Parallelism
-    software: SoftwareSpec
-    gradients: float = 0.0
-    """What they come to in the end [bytes]."""
-
-    @cached_property
-    def weight(self) -> float:
-        """Bytes of a gathered weight, and of its gradient where it is made."""
-        return weight_bytes(self.job)
-
-    @cached_property
-    def reduced(self) -> float:
-        """Bytes of a gradient on the wire."""
-        return reduced_bytes(self.job, self.software)
-
-    @cached_property
-    def largest(self) -> float:
-        """Elements of the largest layer."""
-        return max(stage.largest_unit for stage in self.stages)
-
-    @cached_property
-    def made(self) -> float:
-        """Bytes of the gradients of the largest layer where they are made, which no padding is in."""
-        return max(stage.largest_gradients for stage in self.stages) * self.weight
-
-    @cached_property
-    def largest_weight(self) -> float:
-        """Elements of the largest weight."""
-        return max(stage.largest_weight for stage in self.stages)
-
-    @cached_property
-    def layer_activations(self) -> float:
-        """Kept on the device by one layer for one micro-batch [bytes]."""
-        saved = max(stage.largest_saved for stage in self.stages)
-        return min(saved * kept_share(self.plan), self.activations)
-
-    @cached_property
-    def workspace(self) -> float:
-        """Recomputed activations and gradients in flight of one layer [bytes]."""
-        return max(stage.workspace_bytes for stage in self.stages)
-
-    @cached_property
-    def boundary(self) -> float:
-        """What one block hands to the next, or the gradient of it [bytes]."""
-        return max(stage.boundary_bytes for stage in self.stages)
-
-    @cached_property
-    def ends(self) -> float:
-        """Elements of embedding and head."""
-        return sum(elements for stage in self.stages for elements in stage.end_units)
-
-    @cached_property
-    def head(self) -> float:
-        """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
-        return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
-
-    @cached_property
-    def shards_weights(self) -> bool:
-        """Whether weights are gathered to be used."""
-        return any(gathers_weights(self.plan))
-
-    @cached_property
-    def frees_gradients(self) -> bool:
-        """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
-        sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
-        return sharded or "weights" in self.plan.offload
-
-    @cached_property
-    def ring_parts(self) -> int:
-        """Parts at a time of gradients that are summed part by part and never there whole; 0 where they are whole."""
-        partitioner = self.software.partitioner
-        ring = any(stage.head_in_ring for stage in self.stages)
-        return partitioner.ring_parts if partitioner is not None and ring else 0
-
-    @cached_property
-    def logits(self) -> float:
-        """Of the loss, in fp32 [bytes]."""
-        return sum(stage.logits_bytes for stage in self.stages)
-
-    @cached_property
-    def postpones_gradients(self) -> bool:
-        """Whether such a sum beside tensor ranks is no loop: the head's follows the layers' backward; its logits stay.
-
-        Each of its steps makes its part of their gradient in 16 bits, which is never there whole.
-        """
-        plan, partitioner = self.plan, self.software.partitioner
-        if partitioner is None or not self.ring_parts or plan.tensor == 1:
-            return False
-        return plan.shard_degree == partitioner.unrolled_ranks
-
-    @cached_property
-    def elements(self) -> float:
-        """Of all weights of the rank, gathered."""
-        return sum(g.elements for stage in self.stages for g in stage.weights)
-
-    @cached_property
-    def whole(self) -> float:
-        """Bytes of all weights of the rank, gathered."""
-        return self.elements * self.weight
-
-    @cached_property
-    def left_gathered(self) -> float:
-        """Weights of the rank's other stages that stay gathered [bytes]."""
-        stages = stages_gathered(self.plan, self.software)
-        return self.whole * (stages - 1) / stages
-
-    @cached_property
-    def loops_over_microbatches(self) -> bool:
-        """Whether one program runs micro-batches in a loop, each of which makes gradients beside the sums."""
-        compiled = self.software.gradient_life == "backward"
-        return compiled and self.plan.num_microbatches > 1 and self.plan.pipeline == 1
-
-    @cached_property
-    def adds_up_whole(self) -> bool:
-        """As the function of this name."""
-        return adds_up_whole(self.plan, self.software)
-
-    def sharded(self, elements: float) -> dict[str, float]:
-        """Gradients of so many weights, reduced; with more micro-batches those of all are there all along."""
-        if self.plan.num_microbatches > 1 or not self.elements:
-            return {}
-        return {"gradients": self.gradients * max(0.0, elements) / self.elements}
 
 
 def moments(rank: Rank) -> Iterator[Moment]:
@@ -207,9 +53,8 @@ def _at_loss(rank: Rank) -> dict[str, float]:
     if rank.plan.zero_stage == 2:
         gathered = rank.whole
     elif rank.shards_weights:
-        ends = [elements for stage in rank.stages for elements in stage.end_units]
-        gathered = max(ends, default=0.0) if rank.software.wraps_ends else rank.ends
-        gathered = (gathered + (rank.largest if rank.software.loss_in_root else 0.0)) * rank.weight
+        gathered = max(rank.gathered_ends, default=0.0) if rank.software.wraps_ends else rank.root
+        gathered += rank.layer if rank.software.loss_in_root else 0.0
     loss = sum(stage.loss_bytes for stage in rank.stages)
     if rank.postpones_gradients:
         loss -= loss_copies(rank.plan, rank.software) * rank.logits
@@ -222,12 +67,12 @@ def _as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     The layer after the one that computes is gathered ahead, or as many as there are.
     """
     plan = rank.plan
-    layer, root = rank.largest * rank.weight, 0.0 if rank.software.wraps_ends else rank.ends
+    layer, root = rank.layer, 0.0 if rank.software.wraps_ends else rank.root
     gathered = 0.0
     if plan.zero_stage == 2:
         gathered = rank.whole
     elif rank.shards_weights:
-        gathered = gathered_bytes(rank.largest, root, rank.weight, rank.software.prefetch_units)
+        gathered = gathered_bytes(layer, root, 1.0, rank.software.prefetch_units)
     if not rank.frees_gradients:
         bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if _reduces(plan) else 0.0
         yield _passing(rank.activations, gathered, bucket, rank.workspace)
@@ -252,7 +97,7 @@ def _head_added(rank: Rank) -> Iterator[dict[str, float]]:
     The last layer is gathered ahead; the head until its gradients are made. The result of the reduction has memory
     beside the buffer, and gradients of another type than the sums stay until it is there.
     """
-    ahead, head = (rank.largest * rank.weight, rank.head * rank.weight) if rank.shards_weights else (0.0, 0.0)
+    ahead, head = (rank.layer, rank.gathered_head) if rank.shards_weights else (0.0, 0.0)
     whole = rank.whole if rank.plan.zero_stage == 2 else 0.0
     own, reduced = rank.head * rank.weight, rank.head * rank.reduced
     yield _passing(rank.activations, whole or head + ahead, own, 0.0)
@@ -266,7 +111,7 @@ def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[st
     Between these two, activations go and sharded gradients come evenly. ``head`` is what the root's gradients take,
     which stay to the end. Where gradients of several micro-batches are added up whole, the buffer takes their place.
     """
-    layer, inner = rank.largest * rank.weight, rank.elements - rank.ends
+    layer, inner = rank.layer, rank.elements - rank.ends
     buffer, own = rank.largest * rank.reduced, rank.made
     waiting = buffer
     if rank.adds_up_whole:
@@ -292,7 +137,7 @@ def _next_layer(
     """
     waiting, own = gradients
     sharded = rank.sharded(done)
-    during = min(gathered, rank.whole - done * rank.weight)
+    during = min(gathered, rank.whole - rank.layers(done))
     saved = rank.layer_activations
     yield _passing(left, gathered, waiting, rank.boundary) | sharded
     yield _passing(left, during, waiting, rank.workspace) | sharded
@@ -314,7 +159,7 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
         yield _passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
         yield _passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
         return
-    root = rank.ends * rank.weight if rank.shards_weights else 0.0
+    root = rank.root if rank.shards_weights else 0.0
     yield _passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
     whole = max(rank.ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
     yield _passing(0.0, root, whole + rank.largest * rank.reduced, 0.0) | rank.sharded(others)

@@ -2,16 +2,15 @@
 
 import math
 
-from planner.evaluation.blocks import Assignment, WeightGroup
+from planner.evaluation.blocks import Assignment
+from planner.evaluation.weights import Weights, weights_of
 from planner.graph import Block, Tensor
 from planner.operators import INNER_DIMS
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
 
 
-def padded_weights(
-    pricer: Pricer, block: Block, assignment: Assignment, shard_degree: int
-) -> tuple[WeightGroup, ...]:
+def padded_weights(pricer: Pricer, block: Block, assignment: Assignment, shard_degree: int) -> Weights:
     """Weights of ``block`` as stored over ``shard_degree`` ranks: ``ceil(rows / ranks) ranks`` rows each.
 
     Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``.
@@ -20,24 +19,15 @@ def padded_weights(
     degrees = tuple(sizes[axis] for axis in sizes if axis != "data")  # no weight is split over data ranks
     strategies = tuple(assignment[op.name] for op in block.ops if op.weights)
     key = ("padded", block.name, shard_degree, degrees, strategies)
-    found: tuple[WeightGroup, ...] | None = pricer.tables.get(key)
+    found: Weights | None = pricer.tables.get(key)
     if found is None:
-        found = pricer.tables[key] = _padded(pricer, block, assignment, shard_degree)
+
+        def padded(weight: Tensor, strategy: Strategy) -> float:
+            rows = _rows(pricer, weight, strategy)
+            return math.ceil(rows / shard_degree) * shard_degree / rows if rows else 1.0
+
+        found = pricer.tables[key] = weights_of(pricer, block, assignment, padded)
     return found
-
-
-def _padded(
-    pricer: Pricer, block: Block, assignment: Assignment, shard_degree: int
-) -> tuple[WeightGroup, ...]:
-    elements: dict[tuple[str, ...], float] = {}
-    for op in block.ops:
-        strategy = assignment[op.name]
-        for weight in (block.tensor[name] for name in op.weights):
-            axes, rows = pricer.sync_axes(weight, strategy), _rows(pricer, weight, strategy)
-            whole = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
-            padded = math.ceil(rows / shard_degree) * shard_degree / rows if rows else 1.0
-            elements[axes] = elements.get(axes, 0.0) + whole * padded
-    return tuple(WeightGroup(axes, size) for axes, size in elements.items())
 
 
 def _rows(pricer: Pricer, weight: Tensor, strategy: Strategy) -> float:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from cluster_specs.software import SoftwareSpec
-from planner.graph import Block, Op, Tensor
+from planner.graph import Block, Op, Tensor, trained_weights
 from planner.operators import INNER_DIMS, saved_tensors
 from planner.sharding.pricing import Pricer
 from planner.sharding.widths import DTYPE_BYTES
@@ -52,11 +52,16 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
 
 
 def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:
-    """Bytes per element that a norm keeps beside its input; what its weight multiplies may be in fp32."""
+    """Bytes per element that a norm keeps beside its input; what its weight multiplies may be in fp32.
+
+    A frozen weight does not need that: it has no gradient.
+    """
     if block.tensor[str(op.attributes["statistics"])].scale > 1:
         return pricer.software.layer_norm_residuals
-    kept = pricer.software.norm_residuals
-    wider = DTYPE_BYTES["fp32"] - pricer.element_bytes(block.tensor[op.inputs[0]])
+    kept, element = pricer.software.norm_residuals, pricer.element_bytes(block.tensor[op.inputs[0]])
+    if kept and op.weights and not trained_weights(op, block):
+        return kept - element
+    wider = DTYPE_BYTES["fp32"] - element
     return kept + wider if kept and op.attributes.get("wide") else kept
 
 

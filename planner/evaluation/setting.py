@@ -7,10 +7,20 @@ from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.software import SoftwareSpec
+from cluster_specs.software import (
+    SoftwareSpec,
+    device_on,
+    in_training,
+    load_software,
+    replayed,
+    software_on,
+)
 from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
-from planner.graph import Graph
+from planner.graph import Graph, count_parameters
+from planner.models.adapters import adapted
+from planner.models.catalog import build_graph
+from planner.models.model import Model
 from planner.operators import operator_rule
 from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Job, Parallelism, StagePlan
@@ -25,9 +35,47 @@ class Setting(NamedTuple):
     job: Job
     software: SoftwareSpec
     parameters: int
-    """Of the whole model."""
+    """Of the whole model that are trained."""
     matrix_flops: float
     """Of orthogonalising every weight matrix once, as Muon does."""
+
+
+def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
+    """What is trained on one pool of devices, and how.
+
+    Raises ``InputError`` where adapters fit neither model nor stack.
+    """
+    software = software_on(load_software(job.stack), cluster.device)
+    if job.cuda_graphs:
+        software = replayed(software)
+    device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
+    runs_on = cluster.model_copy(update={"device": in_training(device)})
+    graph = build_graph(model, job.seq_len)
+    if job.adapter is not None:
+        check_adapter(job, software)
+        graph = adapted(graph, job.adapter)
+    matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
+    return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
+
+
+def check_adapter(job: Job, software: SoftwareSpec) -> None:
+    """Refuse adapters where nothing is known of how a stack trains them, or of what it would quantise."""
+    if software.gradient_life != "late":
+        raise InputError(
+            f"adapters are priced for PyTorch's FSDP and DDP, not for stack {job.stack}: use --stack hf-fsdp or "
+            "torch-fsdp2"
+        )
+    if job.precision not in ("bf16", "fp16", "fp32"):
+        raise InputError(f"adapters are trained in bf16, fp16 or fp32, found precision {job.precision}")
+
+
+def check_data_parallel(plan: Parallelism) -> None:
+    """Refuse what is not known of adapters: any parallelism but that of data, and weights on the host."""
+    degrees = {name: getattr(plan, name) for name in ("tensor", "pipeline", "context", "expert")}
+    if split := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
+        raise InputError(f"adapters are trained data-parallel only (FSDP or DDP), found {', '.join(split)}")
+    if "weights" in plan.offload:
+        raise InputError("offload of weights: what it costs of frozen weights is not known")
 
 
 def orthogonalisation_flops(graph: Graph) -> float:
@@ -35,7 +83,9 @@ def orthogonalisation_flops(graph: Graph) -> float:
     total = 0.0
     for block, count in graph.instances():
         for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
-            for _, dims in matmul_dims(op, block):
+            for weight, dims in matmul_dims(op, block):
+                if weight.role != "weight":
+                    continue
                 rows, columns, each = (
                     math.prod(graph.dims[d] for d in names)
                     for names in (dims.columns, dims.contracted, dims.grouped)
@@ -124,6 +174,8 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             "ranks only"
         )
     check_stages(plan, graph)
+    if job.adapter is not None:
+        check_data_parallel(plan)
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
-from planner.evaluation.blocks import BlockCost, WeightGroup
+from planner.evaluation.blocks import BlockCost
 from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync
+from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.pipeline.generators import splits_backward
 from planner.plans import Parallelism
 
@@ -73,6 +74,12 @@ class StageCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float = 0.0
     """Elements of the weight that has most."""
+    frozen: tuple[FrozenGroup, ...] = ()
+    """Weights that are not trained; all fields of elements count trained ones only."""
+    frozen_unit: float = 0.0
+    """Of the largest layer, as gathered [bytes]."""
+    frozen_ends: tuple[float, ...] = ()
+    """Of embedding and head, as ``end_units`` [bytes]."""
     tied_elements: float = 0.0
     """Weights that another stage holds too."""
     shared_elements: float = 0.0
@@ -222,6 +229,10 @@ def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
 
+def _frozen_bytes(block: BlockCost) -> float:
+    return sum(group.data for group in block.frozen)
+
+
 def loss_copies(plan: Parallelism, software: SoftwareSpec) -> float:
     """Temporary copies of the fp32 logits at the peak of the loss."""
     return software.split_loss_copies if plan.tensor > 1 else software.loss_copies
@@ -243,12 +254,14 @@ def stage_cost(
     sent: dict[str, float] = {}
     gathered = 0.0
     weights: dict[tuple[str, ...], float] = {}
+    frozen: list[FrozenGroup] = []
     sync = Sync()
     for (unit, count), (time, _) in zip(units, times, strict=True):
         _add_all(parts, time.parts, count)
         _add_all(sent, unit.block.sent_bytes, count)
         for group in unit.block.weights:
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
+        frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
         times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
         gathered += count * times_gathered * unit.sync.gather_bytes
@@ -274,6 +287,9 @@ def stage_cost(
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
+        frozen=tuple(frozen),
+        frozen_unit=max((_frozen_bytes(b) for b in layers), default=0.0),
+        frozen_ends=tuple(_frozen_bytes(unit.block) for unit, _ in units if unit.place != "layer"),
         tensors=sum(n * unit.block.tensors for unit, n in units),
         sync=sync,
         gathered_bytes=gathered,

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.setting import Setting
+from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
@@ -151,7 +151,7 @@ class Shards(NamedTuple):
     """Ranks of the tensor axis that hold the whole weight and each a part of its gradient."""
 
 
-def shards_of(group: WeightGroup, mesh: Mesh, shard_degree: int) -> Shards:
+def shards_of(group: WeightGroup | FrozenGroup, mesh: Mesh, shard_degree: int) -> Shards:
     """Groups over which ``group`` is sharded, replicated and copied.
 
     Experts are already split over expert ranks, so their shard group is smaller by as many.
@@ -294,6 +294,29 @@ def _partitioned(weights: float, gradients: float, group: CommGroup, products: P
         ring=further_gathered * gather.gather,
         ring_bytes=further_gathered * gather.gather_bytes,
     )
+
+
+def shards_frozen(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether ranks share frozen weights, and gather them: where they share trained ones."""
+    return plan.shard_degree > 1 and plan.zero_stage >= (3 if software.keeps_copy else 2)
+
+
+def gathers_of(groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, software: SoftwareSpec) -> Sync:
+    """All that communicates frozen ``groups``: they are gathered as they are stored, and have no gradients."""
+    total = Sync()
+    for group in groups if shards_frozen(plan, software) else ():
+        ranks = shards_of(group, mesh, plan.shard_degree).inner
+        if ranks.size > 1:
+            total = total.plus(_collective("all_gather", group.data, ranks, "gather"))
+    return total
+
+
+def frozen_weights(
+    groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, software: SoftwareSpec
+) -> float:
+    """Frozen ``groups`` as one rank holds them between uses [bytes]; all ranks have the constants of quantised ones."""
+    degree = plan.shard_degree if shards_frozen(plan, software) else 1
+    return sum(g.data / shards_of(g, mesh, degree).inner.size + g.scales for g in groups)
 
 
 def sharded_elements(groups: Iterable[WeightGroup], mesh: Mesh, shard_degree: int) -> float:

@@ -8,7 +8,6 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.topology import CommGroup, comm_group, has_own_wires, route
 from cost_models.collectives import all_reduce, broadcast, send
 from cost_models.compute import optimizer_seconds, stream_seconds
-from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.setting import Setting, copies_of, places_of, ranks_of
 from planner.evaluation.stages import (
@@ -29,6 +28,7 @@ from planner.evaluation.states import (
     weight_bytes,
     wire_widths,
 )
+from planner.evaluation.weights import WeightGroup
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan

@@ -50,6 +50,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
+            "adapter": run.adapter,
             "stack": origin.stack,
             "memory_headroom": 0.0,
         }

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from cluster_specs.errors import InputError
 from cluster_specs.record import first_problem
 from planner.errors import UnknownName
+from planner.models.adapters import Adapter
 from planner.models.measured import RUN_FIELDS
 
 INFORMATIVE: Mapping[str, frozenset[str]] = {
@@ -220,6 +221,8 @@ class RunFile(BaseModel):
     model: ModelSection
     hardware: HardwareSection
     parallel: ParallelSection = ParallelSection()
+    adapter: Adapter | None = None
+    """Trained in place of the model's own weights, in the words of peft's ``LoraConfig``."""
     measured: MeasuredSection | None = None
 
     def unknown_fields(self) -> tuple[str, ...]:

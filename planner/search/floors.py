@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import held_in_backward, model_states
-from planner.evaluation.moments import stages_gathered
+from planner.evaluation.rank import stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import weight_bytes
 from planner.evaluation.step import stage_wait, straggling

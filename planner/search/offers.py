@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.memory import device_memory
-from planner.evaluation.moments import kept_share, stages_gathered
+from planner.evaluation.rank import kept_share, stages_gathered
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import tail_of
 from planner.inter_op.partition import Array

@@ -15,11 +15,12 @@ from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
-from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor
+from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor, trained_weights
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
+from planner.sharding.frozen import spared
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, slice_partitioner
 from planner.sharding.resharding import Move, moves
@@ -126,6 +127,7 @@ class Pricer:
         found = self.known.get(key)
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+            priced = spared(self, block, op, strategy, priced)
             added = priced.backward_weight + self._accumulation(block, op, strategy)
             found = self.known[key] = priced._replace(backward_weight=added)
         assert isinstance(found, OpCost)
@@ -133,10 +135,10 @@ class Pricer:
 
     def _accumulation(self, block: Block, op: Op, strategy: Strategy) -> float:
         """Adding the gradients of the operator's weights to those of earlier micro-batches [s]."""
-        each = self.software.accumulated_bytes
-        if not each or not op.weights:
+        each, trained = self.software.accumulated_bytes, trained_weights(op, block)
+        if not each or not trained:
             return 0.0
-        weights = (block.tensor[name] for name in op.weights)
+        weights = (block.tensor[name] for name in trained)
         elements = sum(self.sizes.elements(w, input_spec(self.graph, w, strategy)) for w in weights)
         return stream_seconds(each * elements, self.mesh.cluster.device).seconds
 

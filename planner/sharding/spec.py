@@ -115,7 +115,7 @@ class Sizes:
 
     def load(self, tensor: Tensor, strategy: Strategy) -> float:
         """Tokens of ``tensor`` on the fullest rank over the mean: only ranks with experts of their own differ."""
-        if self.expert_imbalance == 1 or tensor.role == "weight" or "experts" not in tensor.dims:
+        if self.expert_imbalance == 1 or tensor.is_parameter or "experts" not in tensor.dims:
             return 1.0
         return self.expert_imbalance if self.local("experts", strategy) < self.full("experts") else 1.0
 

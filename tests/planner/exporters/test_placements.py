@@ -10,8 +10,8 @@ from tiny_llama import stage, tiny_model, tiny_plan
 
 from cluster_specs.errors import InputError
 from planner.errors import Unsupported
-from planner.evaluation.blocks import WeightGroup
 from planner.evaluation.states import shards_of
+from planner.evaluation.weights import WeightGroup
 from planner.exporters.partition_specs import batch_spec, keyed_parameters, mesh_sizes, parameter_spec
 from planner.exporters.placements import DataMesh, data_mesh, layout_of, state_mesh
 from planner.graph import count_parameters

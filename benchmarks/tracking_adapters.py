@@ -1,0 +1,87 @@
+"""Live tensors of LoRA on Hugging Face's own modules by PyTorch's tracker, kept as data.
+
+    pip install torch==2.13.0 transformers==5.23.0 peft==0.21.2
+    python benchmarks/tracking_adapters.py    # write tests/published/torch_adapters.jsonl again
+
+As tracking_transformers.py, with peft's adapters: all else is frozen, in 16 bits. Dropout is off.
+
+Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from own_cases import measure_cases
+from tracking import USUAL, tracked
+from tracking_transformers import loss_of, named_model, sharded
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.2-1b/none-4096": {"shard": 8},
+    "llama-3.2-1b/full-4096-mb4": {"shard": 4, "micro_batch": 4, "recompute": "full", "targets": "all-linear"},
+    "llama-2-7b/none-2048": {"shard": 4, "reduce_dtype": "bfloat16", "master_dtype": "bfloat16"},
+    "llama-3.1-8b/full-1024": {"shard": 8, "recompute": "full"},
+    "llama-3.1-8b/none-2048-linear": {"shard": 8, "targets": "all-linear", "r": 64},
+    "qwen2.5-7b/none-2048": {"shard": 2, "targets": "q_proj,k_proj,v_proj,o_proj"},
+    "qwen3-8b/full-8192": {"shard": 8, "recompute": "full", "targets": "all-linear"},
+    "mistral-7b-v0.3/none-1024-accumulated": {"shard": 4, "grad_accum": 4},
+    "llama-3.2-3b/none-2048-kept": {"shard": 4, "reshard": False, "targets": "all-linear"},
+    "gpt2-xl/none-1024-mb4": {"shard": 2, "micro_batch": 4, "targets": "c_attn"},
+    "gemma-2-9b/full-2048": {"shard": 8, "recompute": "full", "attn": "plain"},
+    "phi-3-mini-4k/none-2046": {"shard": 8, "targets": "all-linear"},
+}  # fmt: skip
+"""Model, recomputation and tokens -> what differs from what is usual."""
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """The case as a run (docs/formats.md), not yet measured."""
+    model, _, rest = name.partition("/")
+    recompute, seq = rest.split("-")[:2]
+    usual = {"attn": "flash", "targets": "q_proj,v_proj", "r": 16}
+    case = {**USUAL, **usual, **CASES[name]}
+    shard, reshard = case.pop("shard"), case.pop("reshard")
+    adapter = {"r": case.pop("r"), "target_modules": case.pop("targets")}
+    del case["replicate"]
+    if recompute != case["recompute"]:
+        raise ValueError(f"{name} recomputes {case['recompute']}")
+    return {
+        "id": f"torch-adapters/{name}",
+        "source": "benchmarks/tracking_adapters.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
+        "quality": "A",
+        "series": "torch-adapters",
+        "model": {"name": model, "seq": int(seq)},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
+        "adapter": adapter,
+        "parallel": {
+            "stack": "transformers-fsdp2", "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
+            "cp": 1, "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP",
+            "reshard_after_forward": reshard, "loss": "ce_fp32",
+            "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
+        },
+    }  # fmt: skip
+
+
+def measured(row: Mapping[str, Any]) -> dict[str, float]:
+    """Peak of live tensors in the second step of ``row``."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    plan, adapter = row["parallel"], row["adapter"]
+    targets = adapter["target_modules"]
+    targets = targets if targets == "all-linear" else targets.split(",")
+    wide = plan["master_dtype"] == "float32"
+
+    def built() -> Any:
+        model = named_model(row["model"]["name"], plan, torch.bfloat16)
+        config = LoraConfig(r=adapter["r"], target_modules=targets)
+        model = get_peft_model(model, config, autocast_adapter_dtype=wide)
+        if plan["recompute"] == "full":
+            model.enable_input_require_grads()
+        return model
+
+    return tracked(row, built, sharded, loss_of)
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    measure_cases("torch_adapters.jsonl", CASES, row_of, measured, wanted)

@@ -1,0 +1,203 @@
+"""One pipeline rank under a plan, in the quantities of which the moments of a step are made.
+
+Elements are those of trained weights, which have gradients; bytes that are gathered are those of frozen ones, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cluster_specs.software import SoftwareSpec
+from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
+from planner.evaluation.states import reduced_bytes, shards_frozen, weight_bytes
+from planner.plans import Job, Parallelism
+
+
+def kept_share(plan: Parallelism) -> float:
+    """Share of what layers save that stays on the device."""
+    return 1 - plan.offload_share if "activations" in plan.offload else 1.0
+
+
+def adds_up_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether gradients of several micro-batches wait whole for the last one."""
+    several = plan.zero_stage >= 2 and plan.num_microbatches > 1
+    return several and not reduces_every_microbatch(plan, software)
+
+
+def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
+    """Stages of a rank of which PyTorch's pipelines leave all but one gathered after a backward; else 1.
+
+    Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (``set_reshard_after_backward(False)``).
+    """
+    left = software.accumulates_whole == "in pipelines" and plan.zero_stage == 3
+    return plan.virtual_stages if plan.pipeline > 1 and left else 1
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The stages of one pipeline rank under a plan."""
+
+    stages: Sequence[StageCost]
+    activations: float
+    """In flight at their fullest [bytes]."""
+    job: Job
+    plan: Parallelism
+    software: SoftwareSpec
+    gradients: float = 0.0
+    """What they come to in the end [bytes]."""
+
+    @cached_property
+    def weight(self) -> float:
+        """Bytes of a gathered weight, and of its gradient where it is made."""
+        return weight_bytes(self.job)
+
+    @cached_property
+    def reduced(self) -> float:
+        """Bytes of a gradient on the wire."""
+        return reduced_bytes(self.job, self.software)
+
+    @cached_property
+    def largest(self) -> float:
+        """Elements of the largest layer."""
+        return max(stage.largest_unit for stage in self.stages)
+
+    @cached_property
+    def made(self) -> float:
+        """Bytes of the gradients of the largest layer where they are made, which no padding is in."""
+        return max(stage.largest_gradients for stage in self.stages) * self.weight
+
+    @cached_property
+    def largest_weight(self) -> float:
+        """Elements of the largest weight."""
+        return max(stage.largest_weight for stage in self.stages)
+
+    @cached_property
+    def layer_activations(self) -> float:
+        """Kept on the device by one layer for one micro-batch [bytes]."""
+        saved = max(stage.largest_saved for stage in self.stages)
+        return min(saved * kept_share(self.plan), self.activations)
+
+    @cached_property
+    def workspace(self) -> float:
+        """Recomputed activations and gradients in flight of one layer [bytes]."""
+        return max(stage.workspace_bytes for stage in self.stages)
+
+    @cached_property
+    def boundary(self) -> float:
+        """What one block hands to the next, or the gradient of it [bytes]."""
+        return max(stage.boundary_bytes for stage in self.stages)
+
+    @cached_property
+    def ends(self) -> float:
+        """Elements of embedding and head."""
+        return sum(elements for stage in self.stages for elements in stage.end_units)
+
+    @cached_property
+    def head(self) -> float:
+        """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
+        return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
+
+    @cached_property
+    def shards_weights(self) -> bool:
+        """Whether weights are gathered to be used."""
+        return any(gathers_weights(self.plan))
+
+    @cached_property
+    def frees_gradients(self) -> bool:
+        """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
+        sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
+        return sharded or "weights" in self.plan.offload
+
+    @cached_property
+    def ring_parts(self) -> int:
+        """Parts at a time of gradients that are summed part by part and never there whole; 0 where they are whole."""
+        partitioner = self.software.partitioner
+        ring = any(stage.head_in_ring for stage in self.stages)
+        return partitioner.ring_parts if partitioner is not None and ring else 0
+
+    @cached_property
+    def logits(self) -> float:
+        """Of the loss, in fp32 [bytes]."""
+        return sum(stage.logits_bytes for stage in self.stages)
+
+    @cached_property
+    def postpones_gradients(self) -> bool:
+        """Whether such a sum beside tensor ranks is no loop: the head's follows the layers' backward; its logits stay.
+
+        Each of its steps makes its part of their gradient in 16 bits, which is never there whole.
+        """
+        plan, partitioner = self.plan, self.software.partitioner
+        if partitioner is None or not self.ring_parts or plan.tensor == 1:
+            return False
+        return plan.shard_degree == partitioner.unrolled_ranks
+
+    @cached_property
+    def elements(self) -> float:
+        """Of all weights of the rank, gathered."""
+        return sum(g.elements for stage in self.stages for g in stage.weights)
+
+    @cached_property
+    def whole(self) -> float:
+        """Bytes of all weights of the rank, gathered."""
+        frozen = sum(g.data for stage in self.stages for g in stage.frozen) if self.shares_frozen else 0.0
+        return self.elements * self.weight + frozen
+
+    @cached_property
+    def shares_frozen(self) -> bool:
+        """Whether frozen weights are gathered as well."""
+        return shards_frozen(self.plan, self.software)
+
+    @cached_property
+    def frozen_unit(self) -> float:
+        """Bytes of the largest layer's frozen weights, gathered."""
+        return max(stage.frozen_unit for stage in self.stages) if self.shares_frozen else 0.0
+
+    @cached_property
+    def layer(self) -> float:
+        """Bytes of the largest layer, gathered."""
+        return self.largest * self.weight + self.frozen_unit
+
+    @cached_property
+    def gathered_ends(self) -> tuple[float, ...]:
+        """Bytes of embedding and head, gathered: one after the other, where the rank has them."""
+        frozen = [size if self.shares_frozen else 0.0 for s in self.stages for size in s.frozen_ends]
+        trained = [elements for stage in self.stages for elements in stage.end_units]
+        return tuple(e * self.weight + size for e, size in zip(trained, frozen, strict=True))
+
+    @cached_property
+    def root(self) -> float:
+        """Bytes of both."""
+        return sum(self.gathered_ends)
+
+    @cached_property
+    def gathered_head(self) -> float:
+        """Bytes of the head, gathered; none on ranks without it."""
+        return max(self.gathered_ends, default=0.0) if any(s.loss_bytes for s in self.stages) else 0.0
+
+    def layers(self, elements: float) -> float:
+        """Bytes of so many elements of layers, gathered with what is frozen of these."""
+        frozen = elements / self.largest * self.frozen_unit if self.frozen_unit else 0.0
+        return elements * self.weight + frozen
+
+    @cached_property
+    def left_gathered(self) -> float:
+        """Weights of the rank's other stages that stay gathered [bytes]."""
+        stages = stages_gathered(self.plan, self.software)
+        return self.whole * (stages - 1) / stages
+
+    @cached_property
+    def loops_over_microbatches(self) -> bool:
+        """Whether one program runs micro-batches in a loop, each of which makes gradients beside the sums."""
+        compiled = self.software.gradient_life == "backward"
+        return compiled and self.plan.num_microbatches > 1 and self.plan.pipeline == 1
+
+    @cached_property
+    def adds_up_whole(self) -> bool:
+        """As the function of this name."""
+        return adds_up_whole(self.plan, self.software)
+
+    def sharded(self, elements: float) -> dict[str, float]:
+        """Gradients of so many weights, reduced; with more micro-batches those of all are there all along."""
+        if self.plan.num_microbatches > 1 or not self.elements:
+            return {}
+        return {"gradients": self.gradients * max(0.0, elements) / self.elements}

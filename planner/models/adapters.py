@@ -1,0 +1,176 @@
+"""Low-rank adapters beside frozen weights: LoRA, and QLoRA where these are quantised.
+
+`adapted` writes them into a model's graph as what they are: two thin products beside each one that they adapt, and a
+sum. All other weights are then frozen, so that FLOPs, memory and communication follow from the graph.
+
+Source: Hu et al., LoRA, arXiv:2106.09685; Dettmers et al., QLoRA, arXiv:2305.14314; huggingface/peft
+``src/peft/tuners/lora/layer.py`` (order of the operations), ``peft/utils/constants.py`` (``all-linear``).
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from cluster_specs.record import Given, RecordT
+from planner.errors import InputError
+from planner.flops import reduced_dims
+from planner.graph import Block, Graph, Op, Tensor
+from planner.operators import operator_rule
+
+ALL_LINEAR = "all-linear"
+"""Peft's word for every linear module of the layers."""
+
+RANK = "adapter_rank"
+"""Dim between the two products of an adapter."""
+
+Base = Literal["nf4", "int8"]
+
+
+def _listed(given: object) -> object:
+    return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
+
+
+class Adapter(Given):
+    """What is trained in place of a model's own weights; fields are called as in peft's ``LoraConfig``."""
+
+    r: int = Field(gt=0)
+    """Rank: the width between the two products."""
+    target_modules: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)] = (
+        "q_proj",
+        "v_proj",
+    )
+    """Last words of the names of the modules that are adapted, or ``all-linear``."""
+    lora_dropout: float = Field(default=0, ge=0, lt=1)
+    """Share of an adapter's inputs that is dropped; a mask of them is kept for the backward."""
+    base: Base | None = None
+    """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
+    Embedding, head, norms and biases are never quantised."""
+
+
+class _Adapted(NamedTuple):
+    """One module that is adapted: its weights, each with what the product makes of it."""
+
+    name: str
+    weights: tuple[Tensor, ...]
+    results: tuple[str, ...]
+
+
+def adapted(graph: Graph, adapter: Adapter) -> Graph:
+    """``graph`` with adapters on its layers, and all else frozen.
+
+    Raises ``InputError`` where a target is no linear module of the layers, which it lists.
+    """
+    layers = set(graph.sequence)
+    modules = {m for name in layers for m in _linear_modules(graph.block[name])}
+    words = set(adapter.target_modules)
+    if missing := [word for word in adapter.target_modules if word not in modules | {ALL_LINEAR}]:
+        raise InputError(
+            f"no linear module of the layers of {graph.name} is called {missing[0]!r}; adapters go on "
+            f"{', '.join(sorted(modules)) or 'none of them'}, or {ALL_LINEAR}"
+        )
+    if ALL_LINEAR in words and "experts" in graph.dims:
+        raise InputError(
+            f"what {ALL_LINEAR} adapts of the stacked experts of {graph.name} differs between versions of peft: name "
+            f"modules among {', '.join(sorted(modules))}"
+        )
+    targets = modules if ALL_LINEAR in words else words
+    blocks = tuple(
+        _with_adapters(b, targets, adapter) if b.name in layers else _frozen(b) for b in graph.blocks
+    )
+    return _changed(graph, blocks=blocks, dims={**graph.dims, RANK: adapter.r})
+
+
+def _changed(record: RecordT, **fields: object) -> RecordT:
+    """A new record, as a copy would keep what was derived of the old one."""
+    return type(record)(**{name: getattr(record, name) for name in type(record).model_fields} | fields)
+
+
+def _linear_modules(block: Block) -> dict[str, str]:
+    """Last word of the name of each linear module -> its whole name; experts are stacked and are none."""
+    products = (op for op in block.ops if operator_rule(op).arithmetic == "matmul")
+    return {m.name.rpartition(".")[2]: m.name for op in products for m in _modules(op, block)}
+
+
+def _modules(op: Op, block: Block) -> Iterator[_Adapted]:
+    """Linear modules of a product, of which a fused one has several results."""
+    contracted = set(reduced_dims(op, block))
+    factors = [t for t in map(block.tensor.__getitem__, op.weights) if not contracted.isdisjoint(t.dims)]
+    paired = [(w, out) for w, out in zip(factors, op.outputs, strict=False) if w.path.endswith(".weight")]
+    for path in dict.fromkeys(w.path for w, _ in paired):
+        weights, results = zip(*((w, out) for w, out in paired if w.path == path), strict=True)
+        yield _Adapted(path.removesuffix(".weight"), weights, results)
+
+
+def _frozen(block: Block) -> Block:
+    tensors = (t.model_copy(update={"role": "frozen"}) if t.role == "weight" else t for t in block.tensors)
+    return _changed(block, tensors=tuple(tensors))
+
+
+def _with_adapters(block: Block, targets: Iterable[str], adapter: Adapter) -> Block:
+    tensors = {t.name: t for t in _frozen(block).tensors}
+    ops: list[Op] = []
+    for op in block.ops:
+        product = operator_rule(op).arithmetic == "matmul"
+        wanted = [m for m in _modules(op, block) if m.name.rpartition(".")[2] in targets] if product else []
+        base = {out: f"{out}_base" for m in wanted for out in m.results}
+        tensors |= {base[out]: tensors[out].model_copy(update={"name": base[out]}) for out in base}
+        ops.append(op.model_copy(update={"outputs": tuple(base.get(out, out) for out in op.outputs)}))
+        for module in wanted:
+            made, steps = _steps(module, tensors[op.inputs[0]], tensors, adapter)
+            tensors |= {t.name: t for t in made}
+            ops += steps
+    return _changed(block, tensors=tuple(tensors.values()), ops=tuple(ops))
+
+
+def _steps(
+    module: _Adapted, x: Tensor, tensors: dict[str, Tensor], adapter: Adapter
+) -> tuple[list[Tensor], list[Op]]:
+    """Dropout, down to the rank, up again, and the sum with what the frozen weight made: ``y + B A x``."""
+    name = module.weights[0].name
+    inner = [d for d in module.weights[0].dims if d in x.dims]
+    made = partial(x.model_copy)
+    down = Tensor(
+        name=f"{name}_lora_a", dims=(RANK, *inner), role="weight", path=f"{module.name}.lora_A.weight"
+    )
+    narrow = made(
+        update={"name": f"{name}_lora_down", "dims": (*(d for d in x.dims if d not in inner), RANK)}
+    )
+    added, steps, read = [down, narrow], list[Op](), x
+    if adapter.lora_dropout:
+        read = made(update={"name": f"{name}_lora_input"})
+        mask = made(update={"name": f"{name}_lora_mask", "dtype": "bool"})
+        added += [read, mask]
+        steps.append(_op(f"{name}_lora_dropout", "elementwise", (x,), (read,), linear=True, mask=mask.name))
+    steps.append(_op(down.name, "matmul", (read,), (narrow,), (down,)))
+    results = [tensors[out] for out in module.results]
+    ups = [
+        Tensor(
+            name=f"{w.name}_lora_b",
+            dims=(*(d for d in w.dims if d not in inner), RANK),
+            role="weight",
+            path=f"{module.name}.lora_B.weight",
+        )
+        for w in module.weights
+    ]
+    deltas = [out.model_copy(update={"name": f"{out.name}_lora"}) for out in results]
+    steps.append(_op(ups[0].name, "matmul", (narrow,), deltas, ups))
+    bases = [tensors[f"{out.name}_base"] for out in results]
+    for base, delta, out in zip(bases, deltas, results, strict=True):
+        steps.append(_op(f"{out.name}_lora_add", "add", (base, delta), (out,)))
+    return [*added, *ups, *deltas], steps
+
+
+def _op(
+    name: str,
+    kind: str,
+    inputs: Iterable[Tensor],
+    outputs: Iterable[Tensor],
+    weights: Iterable[Tensor] = (),
+    **attributes: bool | str,
+) -> Op:
+    names = [tuple(t.name for t in group) for group in (inputs, outputs, weights)]
+    return Op(
+        name=name, kind=kind, inputs=names[0], outputs=names[1], weights=names[2], attributes=attributes
+    )
