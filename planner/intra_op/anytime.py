@@ -21,7 +21,7 @@ from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
 from planner.intra_op.settling import better, read_off
-from planner.intra_op.shrinking import shrink
+from planner.intra_op.shrinking import merge_partners, shrink
 from planner.intra_op.tree import solve_tree
 
 LEAST_DROPPED = 0.02
@@ -97,7 +97,9 @@ def solve_network(
     where Ctrl-C came once one was found.
     """
     now = time.monotonic()
-    shrink(network, now + REDUCING * (deadline - now))
+    reducing = now + REDUCING * (deadline - now)
+    merge_partners(network, reducing)
+    shrink(network, reducing)
     solver = _Anytime(network, deadline, below, prices or {})
     try:
         solver.run()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
+from planner.garbage import uncollected
 
 NEVER = 10**18
 """Costs from here on mean that an entry must not be taken."""
@@ -96,14 +97,15 @@ def read_contest_problem(path: Path) -> ContestProblem:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     data = path.read_bytes()
-    try:
-        document = json.loads(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
-    except (ValueError, EOFError, OSError, RecursionError) as error:
-        raise InputError(f"{path}: neither JSON nor JSON compressed by gzip ({error})") from None
-    try:
-        return parse_contest_problem(document)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    with uncollected():
+        try:
+            document = json.loads(gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data)
+        except (ValueError, EOFError, OSError, RecursionError) as error:
+            raise InputError(f"{path}: neither JSON nor JSON compressed by gzip ({error})") from None
+        try:
+            return parse_contest_problem(document)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
 
 def parse_contest_problem(document: Any) -> ContestProblem:

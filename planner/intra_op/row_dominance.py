@@ -41,6 +41,9 @@ Changes = dict[int, Change]
 def profile(network: Network, v: int) -> tuple[npt.NDArray[np.intp], Array]:
     """Rows where a node's memory changes, and what each strategy takes from there to the next, [row, strategy]."""
     pieces = network.pieces[v]
+    if len(pieces) == 1:
+        ((only, takes),) = pieces.items()
+        return np.array(only), np.array([takes, np.zeros(takes.size)])
     rows, bytes_ = np.array(list(pieces)), np.array(list(pieces.values()))
     events = np.unique(rows)
     change = np.zeros((events.size, network.costs[v].size))

@@ -27,12 +27,16 @@ from planner.intra_op.problem import Array
 from planner.intra_op.row_dominance import profile
 
 Mask = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.intp]
 
 UNREACHABLE = 1e30
 """Stands in for ``inf`` where it is subtracted, since inf - inf is not a number."""
 
-LARGEST_BATCH = 2**22
-"""Entries of the largest temporary array."""
+LARGEST_BATCH = 2**18
+"""Entries of the largest temporary array: what the caches of a core hold."""
+
+PAIRS_PER_ROW = 4
+"""Pairs of strategies for each row of a table, above which rows that recur are looked for first."""
 
 MAX_ENTRIES = 2**21
 """Entries of the largest table that an elimination looks at."""
@@ -51,6 +55,11 @@ def shrink(network: Network, deadline: float = np.inf) -> None:
         if not dirty:
             dirty = {v for v in network.nodes if _may_be_eliminated(network, v)}
     drop_forbidden(network)
+
+
+def merge_partners(network: Network, deadline: float = np.inf) -> None:
+    """Only make nodes a part of those that decide them: quick, and of whole programs it leaves a fifth of the nodes."""
+    _propagate(network, network.nodes, _merge, deadline)
 
 
 def drop_forbidden(network: Network) -> None:
@@ -186,8 +195,25 @@ def _dominated(network: Network, v: int) -> Mask:
     return np.asarray((replaces & (~replaces.T | earlier)).any(axis=1))
 
 
-def _least_loss(table: Array, s: npt.NDArray[np.intp], t: npt.NDArray[np.intp]) -> Array:
+def _least_loss(table: Array, s: Numbers, t: Numbers) -> Array:
     """Least of table[s] - table[t] over the columns that s allows."""
+    if s.size > PAIRS_PER_ROW * len(table):  # most strategies of large nodes look alike to a neighbour
+        rows, alike = _distinct(table)
+        table, s, t = _distinct(rows.T)[0].T, alike[s], alike[t]
+        if len(table) ** 2 <= s.size:
+            every = np.indices((len(table), len(table))).reshape(2, -1)
+            return np.asarray(_least_of_pairs(table, every[0], every[1])[s * len(table) + t])
+    return _least_of_pairs(table, s, t)
+
+
+def _distinct(table: Array) -> tuple[Array, Numbers]:
+    """The rows of a table, each once, and which of these each row is."""
+    numbers: dict[bytes, int] = {}
+    alike = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in table], dtype=np.intp)
+    return table[np.unique(alike, return_index=True)[1]], alike
+
+
+def _least_of_pairs(table: Array, s: Numbers, t: Numbers) -> Array:
     finite = np.minimum(table, UNREACHABLE)
     step = max(1, LARGEST_BATCH // table.shape[1])
     batches = [

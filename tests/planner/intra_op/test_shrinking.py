@@ -1,8 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 from contest_problems import best, best_of_network, contest_problems, random_contest_problem, unshrunk
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.errors import Infeasible
 from planner.intra_op import shrinking
@@ -50,6 +52,30 @@ def test_each_reduction_keeps_an_optimum(name, problem):
         assert best(problem) is None
         return
     check_optimum(problem, network)
+
+
+@given(contest_problems())
+def test_merging_partners_keeps_an_optimum(problem):
+    network = network_of(problem)
+    shrinking.merge_partners(network)
+    check_optimum(problem, network)
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_rows_and_columns_that_recur_lose_what_they_lose_one_by_one(rows, columns, rng):
+    kinds = [
+        [rng.choice([0.0, 1.0, 2.0, 5.0, math.inf]) for _ in range(columns)] for _ in range(rng.randint(1, 5))
+    ]
+    table = np.array([rng.choice(kinds) for _ in range(rows)])[:, rng.choices(range(columns), k=2 * columns)]
+    table = table[np.isfinite(table).any(axis=1)]
+    s, t = (part.ravel() for part in np.indices((len(table), len(table))))
+    loss = shrinking._least_loss(table, s, t)
+    for at, (mine, other) in enumerate(zip(table[s], table[t], strict=True)):
+        allowed = np.isfinite(mine)
+        if np.isfinite(other[allowed]).all():
+            assert loss[at] == (mine[allowed] - other[allowed]).min()
+        else:
+            assert loss[at] < -shrinking.UNREACHABLE / 2
 
 
 @given(contest_problems())
