@@ -29,7 +29,7 @@ from planner.evaluation.states import (
 from planner.evaluation.weights import WeightGroup
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
-from planner.pipeline.dependencies import arranged, peak_bytes, steady
+from planner.pipeline.dependencies import peak_bytes, programs, steady
 from planner.pipeline.generators import splits_backward
 from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
@@ -281,7 +281,7 @@ def activation_peaks(plan: Parallelism, stages: Sequence[StageCost]) -> Sequence
     if plan.pipeline == 1:
         return (sum(kept.until_input),)
     return peak_bytes(
-        arranged(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan)), *kept
+        programs(plan.schedule, plan.pipeline, plan.virtual_stages, steady_microbatches(plan)), *kept
     )
 
 

@@ -11,6 +11,7 @@ exact. Transfers between stages belong to the stage seconds that the caller give
 Source: Zheng et al., "Alpa", OSDI 2022, section 5, which tries every bound in increasing order.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from planner.errors import Infeasible, InputError
 
 Array = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.intp]
 Combine = Callable[[Array, Array], Array]
 
 ROUNDING = 1e-9
@@ -99,30 +101,89 @@ def partition_homogeneous(
         raise InputError(
             f"max_layers_per_stage has {len(max_layers_per_stage)} entries for {num_stages} stages"
         )
-    before = np.concatenate([[0.0], np.cumsum(layers)])
-    room = np.full(num_stages, width) if max_layers_per_stage is None else np.asarray(max_layers_per_stage)
     extra = np.zeros(num_stages)
     extra[0] += first_extra
     extra[-1] += last_extra
-    most = _most_layers(before, room, extra) if num_microbatches > 1 else width
-    stage, first, more = np.ogrid[:num_stages, :width, : min(most, width)]
-    last = first + more
-    allowed = (last < width) & (more < room[:, None, None])
-    ends = np.minimum(stage + last + 1, layers.size)
-    seconds = np.where(allowed, before[ends] - before[stage + first] + extra[:, None, None], np.inf)
+    room = (width,) * num_stages if max_layers_per_stage is None else tuple(map(int, max_layers_per_stage))
+    summed = _Summed(np.concatenate([[0.0], np.cumsum(layers)]), extra, room)
     # The sum over stages is the same for every cut, so the slowest alone decides.
-    bottleneck = _bottleneck(seconds)
-    return _most_even(_within(seconds, bottleneck if num_microbatches > 1 else np.inf))
+    slowest = _slowest(summed)
+    return _evenest(summed, slowest * (1 + ROUNDING) if num_microbatches > 1 else np.inf)
 
 
-def _most_layers(before: Array, room: npt.NDArray[np.int64], extra: Array) -> int:
-    """Layers that take no longer than the slowest stage of an even cut, where there is room for that."""
+class _Summed(NamedTuple):
+    """Stages whose seconds are those of their layers."""
+
+    before: Array
+    """Of all layers before each, and of all [s]."""
+    extra: Array
+    """Beside the layers, by stage [s]."""
+    room: tuple[int, ...]
+    """Most layers of each stage."""
+
+
+def _slowest(summed: _Summed) -> float:
+    """What the slowest stage takes at least [s], within `ROUNDING`; raises `Infeasible` where there is no cut.
+
+    Stages that take as many layers as a bound allows, one after the other, reach as far as any: the bound is halved in.
+    """
+    before, extra, room = summed.before.tolist(), summed.extra.tolist(), summed.room
     num_layers, num_stages = len(before) - 1, len(room)
-    ends = np.arange(num_stages + 1) * num_layers // num_stages
-    if (np.diff(ends) > room).any():
-        return num_layers
-    slowest = (np.diff(before[ends]) + extra).max() * (1 + ROUNDING)
-    return int((np.searchsorted(before, before + slowest, "right") - 1 - np.arange(num_layers + 1)).max())
+    high = _filled(before, extra, room, np.inf)
+    if high is None:
+        raise Infeasible(_why_no_cut(num_layers, num_stages, [s for s, most in enumerate(room) if most < 1]))
+    alone = np.diff(before)
+    alone[0] += extra[0]
+    alone[-1] += extra[-1]
+    low = max(float(alone.max()), (before[-1] + sum(extra)) / num_stages) * (1 - ROUNDING)
+    while high - low > ROUNDING / 2 * high:
+        bound = (low + high) / 2
+        found = _filled(before, extra, room, bound)
+        low, high = (bound, high) if found is None else (low, found)
+    return high
+
+
+def _filled(before: list[float], extra: list[float], room: tuple[int, ...], bound: float) -> float | None:
+    """What the slowest stage takes where each has as many layers as ``bound`` [s] allows; None where some are left."""
+    num_layers, num_stages = len(before) - 1, len(room)
+    start, slowest = 0, 0.0
+    for stage in range(num_stages):
+        most = min(start + room[stage], num_layers - (num_stages - 1 - stage))
+        end = min(most, bisect_right(before, before[start] + bound - extra[stage]) - 1)
+        if end <= start:
+            return None
+        slowest = max(slowest, before[end] - before[start] + extra[stage])
+        start = end
+    return slowest if start == num_layers else None
+
+
+def _evenest(summed: _Summed, bound: float) -> StagePartition:
+    """Of the cuts with no stage slower than ``bound`` [s], the one with the least sum of squared layer counts."""
+    before, extra, room = summed
+    num_layers, num_stages = len(before) - 1, len(room)
+    width = num_layers - num_stages + 1
+    starts = np.arange(width)
+    least, most = np.full(width, np.inf), list[Integers]()
+    least[-1], uneven = 0.0, list[Array]()
+    for stage in reversed(range(num_stages)):
+        reach = np.searchsorted(before, before[stage + starts] + bound - extra[stage], "right") - 1
+        most.append(np.clip(reach - stage - starts, 0, np.minimum(room[stage], width - starts)))
+        uneven.append(_squared(least, most[-1]))
+        least = uneven[-1].min(axis=1)
+    stages, times, first = [], [], 0
+    for stage, squares in enumerate(reversed(uneven)):
+        start, more = stage + first, int(squares[first].argmin())
+        stages.append((start, start + more + 1))
+        times.append(float(before[start + more + 1] - before[start] + extra[stage]))
+        first += more
+    return StagePartition(tuple(stages), tuple(times))
+
+
+def _squared(least: Array, most: Integers) -> Array:
+    """[a, n]: squared layer counts of a stage with n + 1 layers from its layer a on, and of those behind it."""
+    widest = max(1, int(most.max()))
+    counts = np.square(np.arange(1.0, widest + 1))
+    return np.where(np.arange(widest) < most[:, None], counts + _behind(least, widest), np.inf)
 
 
 class Submesh(NamedTuple):
@@ -177,25 +238,26 @@ def _bottleneck(seconds: Array) -> float:
     """What the slowest stage takes at least [s]; raises `Infeasible` where there is no cut."""
     bottleneck = float(_ahead(seconds, np.maximum)[0, 0])
     if np.isinf(bottleneck):
-        raise Infeasible(_why_no_cut(seconds))
+        num_stages, width, _ = seconds.shape
+        full = [stage for stage in range(num_stages) if np.isinf(seconds[stage]).all()]
+        raise Infeasible(_why_no_cut(num_stages + width - 1, num_stages, full))
     return bottleneck
 
 
 def _ahead(seconds: Array, combine: Combine) -> Array:
     """[s, a]: the least that stages s, s + 1, .. take where stage s begins with layer s + a."""
-    num_stages, width, _ = seconds.shape
+    num_stages, width, most = seconds.shape
     least = np.full((num_stages + 1, width), np.inf)
     least[-1, -1] = 0.0
     for stage in reversed(range(num_stages)):
-        least[stage] = combine(seconds[stage], _behind(seconds, least[stage + 1])).min(axis=1)
+        least[stage] = combine(seconds[stage], _behind(least[stage + 1], most)).min(axis=1)
     return least
 
 
-def _behind(seconds: Array, least: Array) -> Array:
-    """[a, n]: the least of the stages behind one that begins with its layer a and has n + 1 of them."""
-    _, width, most = seconds.shape
+def _behind(least: Array, most: int) -> Array:
+    """[a, n]: the least of the stages behind one that begins with its layer a and has n + 1 <= ``most`` of them."""
     padded = np.concatenate((least, np.full(most, np.inf)))
-    return np.lib.stride_tricks.sliding_window_view(padded, most)[:width]
+    return np.lib.stride_tricks.sliding_window_view(padded, most)[: len(least)]
 
 
 def _most_even(seconds: Array) -> StagePartition:
@@ -204,22 +266,20 @@ def _most_even(seconds: Array) -> StagePartition:
     ahead, squares = _ahead(seconds, np.add), np.full_like(seconds, np.inf)
     counts = np.square(np.arange(1.0, most + 1))
     for stage in range(num_stages):
-        through = seconds[stage] + _behind(seconds, ahead[stage + 1])
+        through = seconds[stage] + _behind(ahead[stage + 1], most)
         squares[stage] = np.where(through <= ahead[stage][:, None] * (1 + ROUNDING), counts, np.inf)
     uneven = _ahead(squares, np.add)
     stages, times, first = [], [], 0
     for stage in range(num_stages):
-        more = int((squares[stage, first] + _behind(squares, uneven[stage + 1])[first]).argmin())
+        more = int((squares[stage, first] + _behind(uneven[stage + 1], most)[first]).argmin())
         stages.append((stage + first, stage + first + more + 1))
         times.append(float(seconds[stage, first, more]))
         first += more
     return StagePartition(tuple(stages), tuple(times))
 
 
-def _why_no_cut(seconds: Array) -> str:
-    num_stages, width, _ = seconds.shape
-    cut = f"no cut of {num_stages + width - 1} layers into {num_stages} stages fits"
-    full = [stage for stage in range(num_stages) if np.isinf(seconds[stage]).all()]
+def _why_no_cut(num_layers: int, num_stages: int, full: Sequence[int]) -> str:
+    cut = f"no cut of {num_layers} layers into {num_stages} stages fits"
     return f"{cut}; stage {full[0]} fits with no number of layers" if full else cut
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,6 +54,30 @@ class Dependencies:
     """Where each rank begins in ``program``; one more at the end."""
     num_stages: int
 
+    @property
+    def as_programs(self) -> "Programs":
+        """What every rank runs."""
+        return Programs(self.stage[self.program], self.work[self.program], self.offsets, self.num_stages)
+
+
+class Programs(NamedTuple):
+    """What every rank runs in turn, whoever waits for whom: all that memory depends on."""
+
+    stage: Integers
+    """Of rank 0's actions, then rank 1's, ..."""
+    work: Integers
+    offsets: Integers
+    """Where each rank begins, and the end."""
+    num_stages: int
+
+
+@lru_cache(maxsize=128)
+def programs(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Programs:
+    """Of a schedule of `SCHEDULES`; errors as `generate`."""
+    schedule = generate(name, num_ranks, virtual_stages, num_microbatches)
+    stage, work, _ = _columns(schedule)
+    return Programs(stage, work, _offsets(schedule), schedule.num_stages)
+
 
 @lru_cache(maxsize=128)
 def arranged(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Dependencies:
@@ -71,10 +95,8 @@ def arrange(schedule: Schedule) -> Dependencies:
 
 
 def _arrange(schedule: Schedule) -> Dependencies:
-    flat = chain.from_iterable(chain.from_iterable(schedule.ranks))
-    columns = np.fromiter(flat, dtype=np.int32).reshape(-1, 3).T
-    stage, work = columns[0], columns[1]
-    offsets = np.cumsum([0, *(len(actions) for actions in schedule.ranks)], dtype=np.int32)
+    columns, offsets = _columns(schedule), _offsets(schedule)
+    stage, work, _ = columns
     source = _sources(schedule, *columns)
     partner = _partners(schedule)
     # A pair hands its results on when both are done.
@@ -103,6 +125,16 @@ def _arrange(schedule: Schedule) -> Dependencies:
         offsets=offsets,
         num_stages=schedule.num_stages,
     )
+
+
+def _columns(schedule: Schedule) -> Integers:
+    """Stages, passes and microbatches of all actions in program order."""
+    flat = chain.from_iterable(chain.from_iterable(schedule.ranks))
+    return np.fromiter(flat, dtype=np.int32, count=3 * schedule.num_actions).reshape(-1, 3).T
+
+
+def _offsets(schedule: Schedule) -> Integers:
+    return np.cumsum([0, *(len(actions) for actions in schedule.ranks)], dtype=np.int32)
 
 
 def _sources(schedule: Schedule, stage: Integers, work: Integers, microbatch: Integers) -> Integers:
@@ -208,28 +240,29 @@ def _circle(rank: int, waits_for: Mapping[int, int]) -> list[int]:
 
 
 def peak_bytes(
-    dependencies: Dependencies, until_input: Sequence[float], until_weight: Sequence[float]
+    order: Dependencies | Programs, until_input: Sequence[float], until_weight: Sequence[float]
 ) -> tuple[float, ...]:
     """Most activation memory [B] that each rank holds at once.
 
     A forward of stage s stores ``until_input[s]`` bytes that its B or I frees, and ``until_weight[s]`` bytes
     that its B or W frees. Source: zero bubble, arXiv:2401.10241, section 2.3 (M_B and M_W).
     """
-    numbers = dependencies.program
-    return _peaks(dependencies, numbers, dependencies.offsets[:-1], until_input, until_weight)
+    own = order if isinstance(order, Programs) else order.as_programs
+    return _peaks(own, own.offsets[:-1], until_input, until_weight)
 
 
-def peak_in_flight(dependencies: Dependencies) -> tuple[int, ...]:
+def peak_in_flight(order: Dependencies | Programs) -> tuple[int, ...]:
     """Most microbatches that each rank has in flight, over its stages: from F until B or W."""
-    return _counts(dependencies, dependencies.program, dependencies.offsets[:-1])
+    own = order if isinstance(order, Programs) else order.as_programs
+    return _counts(own, own.offsets[:-1])
 
 
 def peak_in_flight_by_stage(dependencies: Dependencies) -> tuple[int, ...]:
     """Most microbatches that each stage (each copy of it) has in flight: from F until B or W."""
-    stages = dependencies.stage[dependencies.program]
-    by_stage = np.argsort(stages, kind="stable")
-    starts = np.searchsorted(stages[by_stage], np.arange(dependencies.num_stages)).astype(np.int32)
-    return _counts(dependencies, dependencies.program[by_stage], starts)
+    own = dependencies.as_programs
+    by_stage = np.argsort(own.stage, kind="stable")
+    starts = np.searchsorted(own.stage[by_stage], np.arange(own.num_stages)).astype(np.int32)
+    return _counts(own._replace(stage=own.stage[by_stage], work=own.work[by_stage]), starts)
 
 
 def steady(name: str, num_ranks: int, num_microbatches: int) -> int:
@@ -253,13 +286,12 @@ def moments_in_flight(
 
     Moments at which no stage has more than at another one are left out. Errors as `generate`.
     """
-    order = arranged(name, num_ranks, virtual_stages, steady(name, num_ranks, num_microbatches))
+    order = programs(name, num_ranks, virtual_stages, steady(name, num_ranks, num_microbatches))
     found = []
     for start, end in pairwise(order.offsets.tolist()):
-        numbers = order.program[start:end]
-        change = np.zeros((len(numbers), order.num_stages), dtype=np.int32)
-        works = order.work[numbers]
-        change[np.arange(len(numbers)), order.stage[numbers]] = np.where(
+        works = order.work[start:end]
+        change = np.zeros((len(works), order.num_stages), dtype=np.int32)
+        change[np.arange(len(works)), order.stage[start:end]] = np.where(
             works == Pass.F, 1, np.where(works == Pass.W, 0, -1)
         )
         found.append(_largest(np.unique(change.cumsum(axis=0), axis=0)))
@@ -275,21 +307,17 @@ def _largest(held: Integers) -> tuple[Integers, ...]:
     return tuple(kept)
 
 
-def _counts(dependencies: Dependencies, numbers: Integers, starts: Integers) -> tuple[int, ...]:
-    none, one = np.zeros(dependencies.num_stages), np.ones(dependencies.num_stages)
-    return tuple(round(count) for count in _peaks(dependencies, numbers, starts, none, one))
+def _counts(actions: Programs, starts: Integers) -> tuple[int, ...]:
+    none, one = np.zeros(actions.num_stages), np.ones(actions.num_stages)
+    return tuple(round(count) for count in _peaks(actions, starts, none, one))
 
 
 def _peaks(
-    dependencies: Dependencies,
-    numbers: Integers,
-    starts: Integers,
-    until_input: ArrayLike,
-    until_weight: ArrayLike,
+    actions: Programs, starts: Integers, until_input: ArrayLike, until_weight: ArrayLike
 ) -> tuple[float, ...]:
     """Largest running sum of what is stored less what is freed, in each group of actions."""
     inputs, weights = (np.asarray(held, dtype=np.float64) for held in (until_input, until_weight))
     change = np.stack((inputs + weights, -inputs - weights, -inputs, -weights), axis=1)
     # What a group stores it frees, so every group starts from zero (up to rounding).
-    held = np.cumsum(change[dependencies.stage[numbers], dependencies.work[numbers]])
+    held = np.cumsum(change[actions.stage, actions.work])
     return tuple(np.maximum.reduceat(held, starts).tolist())

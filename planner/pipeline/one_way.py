@@ -23,17 +23,20 @@ def alternate(
     With ``weight_delay`` the backward is split, and a rank holds back that many weight gradients: as soon as
     one more is pending, the oldest runs. Without, the backward is whole.
     """
-    actions = [Action(stage, Pass.F, microbatch) for stage, microbatch in forwards[:warmup]]
+    forth = [Action(stage, Pass.F, microbatch) for stage, microbatch in forwards]
     backward = Pass.B if weight_delay is None else Pass.I
-    pending: deque[Visit] = deque()
-    for step, (stage, microbatch) in enumerate(backwards, start=warmup):
-        if step < len(forwards):
-            actions.append(Action(forwards[step][0], Pass.F, forwards[step][1]))
-        actions.append(Action(stage, backward, microbatch))
-        if weight_delay is not None:
-            pending.append((stage, microbatch))
-            if len(pending) > weight_delay:
-                actions.append(_weight(pending.popleft()))
+    back = [Action(stage, backward, microbatch) for stage, microbatch in backwards]
+    if weight_delay is None:
+        turns = len(forth) - warmup
+        both = [*forth[warmup:], *back[:turns]]
+        both[::2], both[1::2] = forth[warmup:], back[:turns]
+        return [*forth[:warmup], *both, *back[turns:]]
+    actions, pending = forth[:warmup], deque[Visit]()
+    for step, (own, visit) in enumerate(zip(back, backwards, strict=True), start=warmup):
+        actions += (*forth[step : step + 1], own)
+        pending.append(visit)
+        if len(pending) > weight_delay:
+            actions.append(_weight(pending.popleft()))
     actions.extend(_weight(visit) for visit in pending)
     return actions
 

@@ -14,7 +14,7 @@ from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.memory import activation_peaks, device_memory, steady_microbatches
 from planner.evaluation.setting import copies_of, ranks_of
 from planner.inter_op.partition import partition_layers
-from planner.pipeline.dependencies import arranged, peak_in_flight
+from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism, StagePlan
 from planner.search.space import SEARCHED_POLICIES
 
@@ -105,7 +105,7 @@ class OwnPolicies:
         """``policies`` are those that each stage may have."""
         self._evaluator, self._plan, self._shardings, self._limit = evaluator, plan, shardings, limit
         self._policies = [tuple(of_stage) for of_stage in policies]
-        order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
+        order = programs(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
         self._in_flight = peak_in_flight(order)
         self._known: dict[tuple[object, ...], tuple[float, str] | None] = {}
 

@@ -9,7 +9,7 @@ from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.setting import even_cuts
 from planner.evaluation.stages import StageCost
 from planner.inter_op.partition import partition_homogeneous
-from planner.pipeline.dependencies import arranged, peak_in_flight
+from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism
 
 RESOLUTION = 8
@@ -45,7 +45,7 @@ def _most_by_stage(
 
     Ends come first, then the stages between by what they have in flight: those that follow have no more room.
     """
-    order = arranged(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
+    order = programs(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
     in_flight, last = peak_in_flight(order), plan.pipeline - 1
     most = [0] * plan.pipeline
     between = sorted(range(1, last), key=in_flight.__getitem__)

@@ -11,7 +11,7 @@ from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, held_in_backward, model_states
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import Tail, tail_of
-from planner.pipeline.dependencies import arranged, peak_in_flight
+from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
 from planner.search.space import (
@@ -235,7 +235,7 @@ def in_flight(schedule: str, stages_after: int, num_microbatches: int) -> int:
     ranks = stages_after + 1
     enough = min(num_microbatches, 3 * ranks)
     several = num_microbatches if schedule == "gpipe" else enough
-    return peak_in_flight(arranged(schedule, ranks, 1, several))[0]
+    return peak_in_flight(programs(schedule, ranks, 1, several))[0]
 
 
 def most_below(limit: float, total: Callable[[int], float], most: int) -> int:
