@@ -26,7 +26,7 @@ FEW_STATES, MOST_STATES = 2**12, 2**18
 NARROW = 10.0
 """Logarithm of the states of the widest frontier below which no other order is tried."""
 
-STARTS = 32
+STARTS = 8
 """Nodes from which orders are tried."""
 
 LARGEST_BATCH = 2**20
@@ -98,39 +98,47 @@ def _cheapest_of(
 def order(network: Network) -> list[int]:
     """All nodes, one after the other such that frontiers have few strategies."""
     nodes = sorted(network.nodes)
-    best: tuple[float, float, list[int]] = (np.inf, 0.0, [])
+    best = _Order(np.inf, 0.0, nodes)
     for v in nodes[:: 1 + len(nodes) // STARTS]:
-        best = min(best, _order_from(network, v))
-        if best[0] < NARROW:
+        best = min(best, _order_from(network, v, best.most) or best)
+        if best.most < NARROW:
             break
-    return best[2]
+    return best.nodes
 
 
-def _order_from(network: Network, start: int) -> tuple[float, float, list[int]]:
-    """An order in which the next node leaves the fewest strategies on the frontier.
+class _Order(NamedTuple):
+    """Nodes one after the other, and how wide frontiers are, in logarithms of the combinations of their strategies."""
 
-    With the most that there are of these at once, and the sum over all times, in logarithms of their combinations.
-    """
+    most: float
+    total: float
+    """Over all times."""
+    nodes: list[int]
+
+
+def _order_from(network: Network, start: int, limit: float) -> _Order | None:
+    """An order in which the next node leaves the fewest strategies on the frontier; None if one exceeds the limit."""
     logs = {v: float(np.log(costs.size)) for v, costs in network.costs.items()}
     waiting = {v: set(network.tables[v]) for v in network.nodes}
     """Per node to come or on the frontier, its neighbours to come."""
-    todo, near = set(network.nodes), {start}
-    found, width, most, total = list[int](), 0.0, 0.0, 0.0
-
-    def added(v: int) -> tuple[float, int]:
-        freed = sum(logs[u] for u in network.tables[v] if u not in todo and len(waiting[u]) == 1)
-        return (logs[v] if waiting[v] else 0.0) - freed, v
-
-    while todo:
-        more, v = min(map(added, near or todo))
+    more = {v: logs[v] if waiting[v] else 0.0 for v in network.nodes}
+    """Per node to come, what the frontier has more after it than before."""
+    near, found = {start}, list[int]()
+    width = most = total = 0.0
+    while more:
+        v = min(near or more, key=lambda v: (more[v], v))
         found.append(v)
-        most, total, width = max(most, width + logs[v]), total + width + logs[v], width + more
-        todo.discard(v)
-        near.discard(v)
+        most, total, width = max(most, width + logs[v]), total + width + logs[v], width + more.pop(v)
+        if most > limit:
+            return None
         for w in network.tables[v]:
             waiting[w].discard(v)
-        near |= network.tables[v].keys() & todo
-    return most, total, found
+            if w in more and not waiting[w]:
+                more[w] -= logs[w]
+        for u in (v, *network.tables[v]):
+            if u not in more and len(waiting[u]) == 1:
+                more[next(iter(waiting[u]))] -= logs[u]
+        near = (near | network.tables[v].keys()) & more.keys()
+    return _Order(most, total, found)
 
 
 def _grown(network: Network, states: States, v: int, slack: float) -> tuple[States, _Step]:

@@ -1,8 +1,8 @@
 """A network's numbers laid out end to end, so that many nodes and edges are worked on at once.
 
-Nodes on one *level*, none of which are neighbours, lie together; of their edges, those whose tables have the
-same shape do. Every edge has a *message* into each of its ends, one number per strategy, or per class of strategies
-where its table is of these (`planner.intra_op.compact`).
+Nodes on one *level*, none of which are neighbours, lie together; of their edges, those whose tables have the same
+shape do, or share one table where it is large. Every edge has a *message* into each of its ends, one number per
+strategy, or per class of strategies where its table is of these (`planner.intra_op.compact`).
 """
 
 import itertools
@@ -19,6 +19,18 @@ from planner.intra_op.problem import Array
 
 Numbers = npt.NDArray[np.intp]
 
+LARGE = 2048
+"""Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
+
+
+class Classes(NamedTuple):
+    """Of strategies, as edges to other nodes see them."""
+
+    of: Numbers
+    """Node by node and edge by edge, of each strategy in turn."""
+    first: Numbers
+    """[edge]: the place of a node's first strategy in ``of``."""
+
 
 class Tables(NamedTuple):
     """Tables of one shape, and where the numbers that belong to them lie."""
@@ -33,13 +45,15 @@ class Tables(NamedTuple):
     """[the neighbour's strategy, edge]: place of the message into the neighbour."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
-    classes: Numbers | None
-    """[edge, the neighbour's strategy]: its class, where it has one; 0 beyond the last strategy."""
+    classes: Classes | None
+    """Of the neighbours' strategies, where these have any."""
 
     def shown(self, choice: Numbers) -> Array:
         """[edge, own strategy]: costs beside what a choice, by position, takes at the neighbour."""
-        every, taken = np.arange(len(self.edges)), choice[self.neighbour]
-        return self.costs[taken if self.classes is None else self.classes[every, taken], every]
+        taken = choice[self.neighbour]
+        if self.classes is not None:
+            taken = self.classes.of[self.classes.first + taken]
+        return self.costs[taken, np.arange(len(self.edges))]
 
 
 class Slots(NamedTuple):
@@ -106,6 +120,12 @@ class Layout:
         """Per strategy."""
         self.place: dict[int, dict[int, int]] = {}
         """Node -> neighbour -> place of the message from their edge into the node."""
+        self._large: dict[tuple[int, ...], Array] = {}
+        """Large tables, by `_address`."""
+        self._seen_from: dict[int, dict[int, int]] = {}
+        """Node -> neighbour -> place of the first strategy of the node, as their edge sees it."""
+        self._class_of: Numbers | None = None
+        """Of all strategies as all edges see them, of networks that have classes."""
         self.slots = self._place_messages()
         self.levels = [self._level(level_of, nodes) for nodes in _runs([level_of[v] for v in self.nodes])]
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
@@ -121,27 +141,30 @@ class Layout:
             yield from level.ahead
 
     def _place_messages(self) -> Slots:
-        places = 0
+        places, slots = 0, 0
         strategies: list[Numbers] = []
-        messages: list[Numbers] = []
         for k, v in enumerate(self.nodes):
-            self.place[v] = {}
+            self.place[v], self._seen_from[v] = {}, {}
+            own = np.arange(self.first[k], self.first[k + 1])
             for w, table in self.network.tables[v].items():
-                self.place[v][w] = places
-                own = np.arange(self.first[k], self.first[k + 1])
-                if isinstance(self.network, Compact):
-                    classes = self.network.classes[v][w]
-                    few = classes.astype(np.uint16)  # sorted by their digits
-                    by_class = np.argsort(few, kind="stable")
-                    own = own[by_class]
-                    messages.append(places + classes[by_class])
+                self.place[v][w], self._seen_from[v][w] = places, slots
                 strategies.append(own)
-                places += len(table)
+                places, slots = places + len(table), slots + own.size
         of = _joined(strategies).astype(np.intp)
-        if not isinstance(self.network, Compact):
-            return Slots(of)
-        message_of = _joined(messages).astype(np.intp)
-        return Slots(of, message_of, np.flatnonzero(np.diff(message_of, prepend=-1)))
+        return self._by_class(of, places) if isinstance(self.network, Compact) else Slots(of)
+
+    def _by_class(self, of: Numbers, num_messages: int) -> Slots:
+        """Slots of messages into classes of strategies; notes the classes."""
+        assert isinstance(self.network, Compact)
+        edges = [(v, w) for v, near in self.place.items() for w in near]
+        classes = [self.network.classes[v][w] for v, w in edges]
+        self._class_of = _joined(classes).astype(np.intp)
+        first = np.repeat([self.place[v][w] for v, w in edges], [c.size for c in classes])
+        message_of = self._class_of + first.astype(np.intp)
+        few = message_of.astype(np.min_scalar_type(num_messages))  # mostly sorted by their digits
+        by_message = np.argsort(few, kind="stable")
+        message_of = message_of[by_message]
+        return Slots(of[by_message], message_of, np.flatnonzero(np.diff(message_of, prepend=-1)))
 
     def _slots(self, first: int, last: int) -> tuple[slice, Slots]:
         """The messages into a run of strategies, and their slots."""
@@ -158,8 +181,8 @@ class Layout:
     def _level(self, level_of: Mapping[int, int], nodes: slice) -> Level:
         first, last = int(self.first[nodes.start]), int(self.first[nodes.stop])
         messages, slots = self._slots(first, last)
-        behind: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-        ahead: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        behind: dict[object, list[tuple[int, int]]] = defaultdict(list)
+        ahead: dict[object, list[tuple[int, int]]] = defaultdict(list)
         forward: list[float] = []
         backward: list[float] = []
         sizes: list[int] = []
@@ -171,7 +194,7 @@ class Layout:
             backward += [behind_share * (not is_ahead) for is_ahead in higher]
             for (w, table), is_ahead in zip(tables.items(), higher, strict=True):
                 sizes.append(len(table))
-                (ahead if is_ahead else behind)[table.shape].append((v, w))
+                (ahead if is_ahead else behind)[_likeness(table)].append((v, w))
         return Level(
             nodes, slice(first, last), messages, slots,
             [self._tables(edges) for edges in behind.values()],
@@ -180,12 +203,7 @@ class Layout:
         )  # fmt: skip
 
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
-        v, w = edges[0]
-        num_other, num_own = self.network.tables[w][v].shape
-        # In this order: another makes minima take ten times as long.
-        costs = np.empty((num_other, len(edges), num_own))
-        for k, (v, w) in enumerate(edges):
-            costs[:, k] = self.network.tables[w][v]
+        costs = self._costs(edges)
         own = np.array([self.place[v][w] for v, w in edges])
         other = np.array([self.place[w][v] for v, w in edges])
         return Tables(
@@ -194,16 +212,25 @@ class Layout:
             own[:, None] + np.arange(costs.shape[2]),
             other + np.arange(costs.shape[0])[:, None],
             np.array([self.position[w] for _, w in edges]),
-            self._classes(edges) if isinstance(self.network, Compact) else None,
+            self._classes(edges),
         )
 
-    def _classes(self, edges: list[tuple[int, int]]) -> Numbers:
-        assert isinstance(self.network, Compact)
-        classes = [self.network.classes[w][v] for v, w in edges]
-        found = np.zeros((len(edges), max(c.size for c in classes)), dtype=np.intp)
-        for row, own in zip(found, classes, strict=True):
-            row[: own.size] = own
-        return found
+    def _costs(self, edges: list[tuple[int, int]]) -> Array:
+        """[the neighbour's strategy, edge, own strategy], in this order: another makes minima take twice as long."""
+        v, w = edges[0]
+        first = self.network.tables[w][v]
+        if first.size >= LARGE:
+            place = _address(first)
+            if place not in self._large:
+                self._large[place] = np.ascontiguousarray(first)[:, None]
+            costs, (rows, columns) = self._large[place], first.shape
+            return costs if len(edges) == 1 else np.broadcast_to(costs, (rows, len(edges), columns))
+        return np.stack([self.network.tables[w][v] for v, w in edges], axis=1)
+
+    def _classes(self, edges: list[tuple[int, int]]) -> Classes | None:
+        if self._class_of is None:
+            return None
+        return Classes(self._class_of, np.array([self._seen_from[w][v] for v, w in edges]))
 
 
 class Pieces:
@@ -237,6 +264,16 @@ def _shares(eager: float, ahead: int, edges: int) -> tuple[float, float]:
     """What each edge ahead of a node takes of its cost, and what each behind it takes on the way back."""
     kept = (1.0 - eager) / max(1, ahead, edges - ahead)
     return kept + eager / max(1, ahead), kept + eager / max(1, edges - ahead)
+
+
+def _likeness(table: Array) -> object:
+    """What tables have in common that are worked on together: their shape, or where the numbers of a large one are."""
+    return table.shape if table.size < LARGE else _address(table)
+
+
+def _address(table: Array) -> tuple[int, ...]:
+    """Where the numbers of a table are, and how they are read."""
+    return (table.__array_interface__["data"][0], *table.shape, *table.strides)
 
 
 def _levels(network: Network) -> dict[int, int]:

@@ -43,7 +43,7 @@ BEYOND, FARTHER, SLOW = 1.0, 1.5, 5e-3
 """How far messages go on between two looks, as a share of what the last sweep changed; and by what that is multiplied
 where it lifts the bound by a smaller part than this."""
 
-SWEEPS_ALONG = 20
+SWEEPS_ALONG = 2
 """Of messages in the order in which frontiers go, before these do."""
 
 CLOSING = 0.1
