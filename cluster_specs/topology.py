@@ -7,6 +7,7 @@ and a group over several axes is a list of them, innermost first.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, LinkSpec, TorusSpec
@@ -40,12 +41,25 @@ class Level:
     """Time that each step of a ring that crosses this level takes more [s]."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CommGroup:
     """The ranks that take part in one collective, and the levels between them, innermost first."""
 
     size: int
     levels: tuple[Level, ...]
+
+    @cached_property
+    def active_levels(self) -> tuple[Level, ...]:
+        """Levels at which the group has peers, innermost first."""
+        return tuple(level for level in self.levels if level.size > 1)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.size, self.levels))
+
+    def __hash__(self) -> int:
+        """Worked out once: caches of prices ask for it far more often than groups are made."""
+        return self._hash
 
 
 class _Axis(NamedTuple):

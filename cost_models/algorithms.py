@@ -23,7 +23,7 @@ class Steps(NamedTuple):
     """What a collective costs before latencies and protocols are known."""
 
     hops: tuple[float, ...]
-    """One after the other, at each of the group's `active_levels`."""
+    """One after the other, at each of the group's `CommGroup.active_levels`."""
     transfer: float
     """Seconds of the bytes at full bandwidth."""
     lockstep: float = 0.0
@@ -32,11 +32,6 @@ class Steps(NamedTuple):
     def times(self, count: int) -> "Steps":
         """The same, ``count`` times over."""
         return Steps(tuple(count * hops for hops in self.hops), count * self.transfer, count * self.lockstep)
-
-
-def active_levels(group: CommGroup) -> tuple[Level, ...]:
-    """Levels at which the group has peers, innermost first."""
-    return tuple(level for level in group.levels if level.size > 1)
 
 
 def ring(full_bytes: float, group: CommGroup) -> Steps:
@@ -49,7 +44,7 @@ def ring(full_bytes: float, group: CommGroup) -> Steps:
         for inside, level in _inside(group)
     )
     transfer = (group.size - 1) / group.size * full_bytes / _ring_bandwidth(group)
-    return Steps(hops, transfer, (group.size - 1) * max(level.ring_step for level in active_levels(group)))
+    return Steps(hops, transfer, (group.size - 1) * max(level.ring_step for level in group.active_levels))
 
 
 def chain(full_bytes: float, group: CommGroup) -> Steps:
@@ -59,14 +54,14 @@ def chain(full_bytes: float, group: CommGroup) -> Steps:
 
 def recursive_halving(full_bytes: float, group: CommGroup) -> Steps:
     """All-gather by recursive doubling, reduce-scatter by halving: ``log2 n`` hops, ``(n-1)/n V / B``."""
-    crossing = min(level.crossing for level in active_levels(group))
+    crossing = min(level.crossing for level in group.active_levels)
     return Steps(_log_hops(group), ring(full_bytes, group).transfer / crossing)
 
 
 def spanning_tree(full_bytes: float, group: CommGroup) -> Steps:
     """Broadcast or reduce along a minimum spanning tree: ``sum_i log2(s_i) V / B_i``."""
     hops = _log_hops(group)
-    per_level = zip(hops, active_levels(group), strict=True)
+    per_level = zip(hops, group.active_levels, strict=True)
     return Steps(hops, sum(count * full_bytes / _crossed(level) for count, level in per_level))
 
 
@@ -76,7 +71,7 @@ def double_tree(full_bytes: float, group: CommGroup) -> Steps:
     ``2 (s_0 - 1)`` hops inside and ``2 log2 s_i`` outside; the slowest of ``2 V / B_0`` and
     ``2 V / (k_i B_i)``.
     """
-    inner = active_levels(group)[0]
+    inner = group.active_levels[0]
     hops = (2.0 * (inner.size - 1), *(2 * count for count in _log_hops(group)[1:]))
     return Steps(hops, max(2 * full_bytes / _crossed(inner), _between(full_bytes, group)))
 
@@ -86,7 +81,7 @@ def in_switch(full_bytes: float, group: CommGroup) -> Steps:
 
     A rank sends its array once, and once the share that it read summed: ``(s_0 + 1)/s_0 V / B_0``.
     """
-    inner = active_levels(group)[0]
+    inner = group.active_levels[0]
     hops = (1.0, *(2 * count for count in _log_hops(group)[1:]))
     summed = (inner.size + 1) / inner.size * full_bytes / inner.bandwidth
     return Steps(hops, max(summed, _between(full_bytes, group)))
@@ -99,7 +94,7 @@ def torus(full_bytes: float, group: CommGroup) -> Steps:
     around, so that every dimension is always busy; a phase lasts as long as its slowest part. A torus of
     ``d`` equal dimensions needs ``(n-1)/n V / (d B)``. Uncut, one dimension after the other, where faster.
     """
-    levels = active_levels(group)
+    levels = group.active_levels
     count = len(levels)
     turns = [[levels[(part + phase) % count] for phase in range(count)] for part in range(count)]
     uncut = [_phases(full_bytes, group.size, [turn]) for turn in turns]
@@ -114,7 +109,7 @@ def hierarchical(full_bytes: float, group: CommGroup) -> Steps:
     """
     hops: tuple[float, ...] = ()
     transfer, inside = 0.0, 1
-    for is_torus, levels in groupby(active_levels(group), key=lambda level: level.kind == "ici"):
+    for is_torus, levels in groupby(group.active_levels, key=lambda level: level.kind == "ici"):
         for network in [tuple(levels)] if is_torus else [(level,) for level in levels]:
             part = CommGroup(prod(level.size for level in network), network)
             steps = (torus if is_torus else ring)(full_bytes / inside, part)
@@ -154,7 +149,7 @@ def twice(pass_: Callable[[float, CommGroup], Steps]) -> Callable[[float, CommGr
 def _inside(group: CommGroup) -> Iterator[tuple[int, Level]]:
     """(k_i, level i) of the active levels."""
     inside = 1
-    for level in active_levels(group):
+    for level in group.active_levels:
         yield inside, level
         inside *= level.size
 
@@ -169,7 +164,7 @@ def _crossed(level: Level) -> float:
 
 
 def _log_hops(group: CommGroup) -> tuple[float, ...]:
-    return tuple(float(ceil(log2(level.size))) for level in active_levels(group))
+    return tuple(float(ceil(log2(level.size))) for level in group.active_levels)
 
 
 def _between(full_bytes: float, group: CommGroup) -> float:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.topology import CommGroup
 from cost_models import algorithms as by
-from cost_models.algorithms import Steps, active_levels
+from cost_models.algorithms import Steps
 from cost_models.costs import CommTime
 from cost_models.protocols import Protocol, fill, in_switch_constants, launch_latency, protocols
 
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
 
 def _is_torus(group: CommGroup) -> bool:
-    return any(level.kind == "ici" for level in active_levels(group))
+    return any(level.kind == "ici" for level in group.active_levels)
 
 
 def _anywhere(group: CommGroup) -> bool:
@@ -52,29 +52,29 @@ def _anywhere(group: CommGroup) -> bool:
 
 def _one_network(group: CommGroup) -> bool:
     """Rings: nodes of GPUs, or a single level of any kind."""
-    return not _is_torus(group) or len(active_levels(group)) == 1
+    return not _is_torus(group) or len(group.active_levels) == 1
 
 
 def _only_torus(group: CommGroup) -> bool:
-    levels = active_levels(group)
+    levels = group.active_levels
     return len(levels) > 1 and all(level.kind == "ici" for level in levels)
 
 
 def _torus_of_many(group: CommGroup) -> bool:
-    return _is_torus(group) and len(active_levels(group)) > 1
+    return _is_torus(group) and len(group.active_levels) > 1
 
 
 def _one_rank_per_node(group: CommGroup) -> bool:
-    levels = active_levels(group)
+    levels = group.active_levels
     return len(levels) == 1 and levels[0].kind in (*NETWORKS, "dcn")
 
 
 def _gpus(group: CommGroup) -> bool:
-    return all(level.kind not in ("ici", "dcn") for level in active_levels(group))
+    return all(level.kind not in ("ici", "dcn") for level in group.active_levels)
 
 
 def _summing_switch(group: CommGroup) -> bool:
-    return active_levels(group)[0].in_switch_reduction
+    return group.active_levels[0].in_switch_reduction
 
 
 _PASSES: Mapping[str, Algorithm] = {
@@ -184,7 +184,7 @@ def gather(full_bytes: float, group: CommGroup) -> CommTime:
 
 def send(full_bytes: float, group: CommGroup) -> CommTime:
     """Point to point between two ranks of the group that are farthest apart: one outermost hop, ``V / B``."""
-    levels = active_levels(group)
+    levels = group.active_levels
     if not levels or full_bytes == 0:
         return CommTime()
     return CommTime(levels[-1].latency, full_bytes / levels[-1].bandwidth)
@@ -232,7 +232,7 @@ def wire_bytes(name: str, full_bytes: float, group_size: int) -> float:
 
 def _timed(algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
     """By the fastest protocol."""
-    levels = active_levels(group)
+    levels = group.active_levels
     if not _gpus(group):
         return CommTime(_dot(steps.hops, [level.latency for level in levels]), steps.transfer)
     if algorithm == "in_switch":
@@ -244,7 +244,7 @@ def _timed(algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) ->
 def _over(protocol: Protocol, algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
     """Latencies added, and the bytes at what the protocol, the tree and the filling pipeline leave."""
     tree = algorithm == "double_tree"
-    hops = _dot(steps.hops, [protocol.hop_latency(level, tree) for level in active_levels(group)])
+    hops = _dot(steps.hops, [protocol.hop_latency(level, tree) for level in group.active_levels])
     if algorithm == "ring":
         hops *= protocol.ring_rounds(full_bytes, group.size)
     bandwidth = protocol.bandwidth * (protocol.tree_share(full_bytes) if tree else 1.0)
@@ -257,7 +257,7 @@ def _over(protocol: Protocol, algorithm: str, steps: Steps, full_bytes: float, g
 def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
     """Only with the Simple protocol; between switches as a tree (the tuner says so of Blackwell alone)."""
     switch, simple = in_switch_constants(), protocols()[0]
-    levels = active_levels(group)
+    levels = group.active_levels
     hops = (switch.hops * steps.hops[0], *steps.hops[1:])
     between = len(levels) > 1
     share = levels[0].in_switch_efficiency or switch.bandwidth
@@ -269,7 +269,7 @@ def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTi
 
 def _network_fill(full_bytes: float, group: CommGroup) -> float:
     """Factor on the time of the bytes where the group crosses a network between nodes."""
-    levels = active_levels(group)
+    levels = group.active_levels
     if levels[-1].kind not in NETWORKS:
         return 1.0
     inside = prod(level.size for level in levels if level.kind not in NETWORKS)

@@ -11,7 +11,6 @@ import math
 from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
-from cost_models.algorithms import active_levels
 from cost_models.collectives import all_to_all
 from cost_models.costs import CommTime
 
@@ -55,7 +54,7 @@ def once_per_node(full_bytes: float, group: CommGroup, copies: float, groups: Gr
     The network carries what is left, the links inside the node everything; both at once. Inside one node it is
     the plain all-to-all.
     """
-    levels = active_levels(group)
+    levels = group.active_levels
     if len(levels) < 2:
         return all_to_all(full_bytes, group)
     inside = CommGroup(levels[0].size, levels[:1])
