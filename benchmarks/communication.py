@@ -47,6 +47,9 @@ AFTER = """
   contract tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for
   rings, share one. Over four ranks gathers send no more than they need, and sums of one shape in the forward or the
   backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
+* **One input for two.** What attention and MLP read together (`phi-2`) is gathered once, as is the gradient of the sum
+  that both are added to. Gradients by products without rings are summed together, but one by one once a ring has made
+  a sum that they are added to.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence, and of both where
   each is more than 28 MiB (v6e: 48 MiB).
@@ -86,14 +89,13 @@ what tensor ranks exchange of a lone head and of sequences that are split twice.
 they were first compiled: errors of `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 % and -66 %, of `llama-3.2-3b` -77 %.
 Whole models had been compiled before, for their memory, but what they send was not looked at.
 
-* **Not priced.** What attention and MLP read together (`phi-2`) is gathered once, and their gradients are scattered one
-  by one beside a ring. Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), and
-  look up positions (`opt`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
+* **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not though
+  these are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
   products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`). Gradients
   of weights that lie in one array (`falcon-7b`) are summed whole. With ZeRO-1 and several micro-batches, those of
   embedding and head are scattered over some of a slice (`tp4-dp4-full-zero1-mb4`). Seven whole models were compiled for
-  their memory when all of this was in place: three are priced, and why `t5-small`, `bert-large`, `pythia-12b` and
-  `opt-1.3b` send something else was not looked into.
+  their memory when all of this was in place: four are priced, and why `t5-small` and `pythia-12b` send something else
+  was not looked into.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

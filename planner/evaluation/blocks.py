@@ -21,8 +21,8 @@ from planner.operators import (
 from planner.plans import NARROW
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import widened_bytes
-from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
-from planner.sharding.pricing import Pricer, is_product
+from planner.sharding.partitioning import Lone, depths, is_product, lone_gathers, slice_partitioner
+from planner.sharding.pricing import Pricer
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
 SUMS = ("reduce_scatter", "all_reduce")

@@ -22,7 +22,7 @@ from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import BlockCost
 from planner.evaluation.stages import UnitCost
-from planner.evaluation.states import Shards, shards_of
+from planner.evaluation.states import Shards, Sync, shards_of
 from planner.graph import Block
 from planner.plans import Parallelism
 from planner.sharding.costs import Comm
@@ -33,12 +33,10 @@ from planner.sharding.pricing import Pricer
 def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism) -> UnitCost:
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
     partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
-    tables = [op for op in block.ops if op.weights]
-    if partitioner is None or plan.zero_stage < 3:
+    lookups = [op for op in block.ops if op.kind == "embedding"]
+    if partitioner is None or plan.zero_stage < 3 or len(lookups) != 1:
         return unit
-    if [op.kind for op in tables] != ["embedding"]:
-        return unit
-    table, found = block.tensor[tables[0].weights[0]], block.tensor[tables[0].outputs[0]]
+    table, found = block.tensor[lookups[0].weights[0]], block.tensor[lookups[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
     if pricer.graph.tied and shards.outer.size > 1:
         return unit
@@ -48,6 +46,8 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     by_row = plan.tensor == 1 and pricer.graph.dims["vocab"] % shards.inner.size == 0
     if shards.inner.size == 1 or (by_row and found_bytes > table_bytes):
         return unit
+    share = pricer.graph.elements(table) / plan.tensor / unit.block.elements
+    unit = unit._replace(sync=_without(unit.sync, share), looked_up=True)
     if by_row:
         return _exchanging(unit, *_by_row(found_bytes, shards.inner, partitioner))
     summed = 1 < plan.tensor <= shards.inner.size
@@ -60,9 +60,15 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     return _exchanging(unit, there, back)
 
 
-def is_looked_up(first: UnitCost, plan: Parallelism) -> bool:
-    """Whether the ``first`` block, as `with_lookup` leaves it, exchanges what it finds and gathers no table."""
-    return plan.zero_stage == 3 and plan.shard_degree > 1 and not first.sync.gather
+def _without(sync: Sync, share: float) -> Sync:
+    """``sync`` less the gathers and sums over a shard group of a ``share`` of the weights; copies stay in step."""
+    rest = sync.times(1 - share)
+    return rest._replace(
+        replicate=sync.replicate,
+        replicate_bytes=sync.replicate_bytes,
+        copy=sync.copy,
+        copy_bytes=sync.copy_bytes,
+    )
 
 
 def _of_data(collective: str, full_bytes: float, group: CommGroup) -> Comm:
@@ -103,18 +109,16 @@ def _summed_whole(block: BlockCost, pricer: Pricer) -> BlockCost:
 
 
 def _exchanging(unit: UnitCost, there: Iterable[Comm], back: Iterable[Comm]) -> UnitCost:
-    """``unit`` with collectives in the forward and in the backward, and none that keep its weights in step."""
+    """``unit`` with further collectives in the forward and in the backward."""
     forward, backward = dict(unit.block.comm_forward), dict(unit.block.comm_backward)
     sent = dict(unit.block.sent_bytes)
     for comms, seconds in ((there, forward), (back, backward)):
         for comm in comms:
             _add(seconds, comm.axes[-1], comm.seconds)
             _add(sent, comm.collective, comm.sent_bytes)
-    exchanged = unit.block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
-    kept = unit.sync._replace(
-        gather=0, gather_bytes=0, summed_bytes=0, reduce=0, reduce_bytes=0, whole_bytes=0
+    return unit._replace(
+        block=unit.block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
     )
-    return unit._replace(block=exchanged, sync=kept)
 
 
 def _add(total: dict[str, float], name: str, more: float) -> None:

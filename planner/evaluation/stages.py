@@ -33,6 +33,8 @@ class UnitCost(NamedTuple):
     block: BlockCost
     sync: Sync
     place: Place = "layer"
+    looked_up: bool = False
+    """Its table is not gathered: ranks exchange what they find."""
 
 
 class StageCost(NamedTuple):
@@ -185,7 +187,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
 
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
-    block, sync, place = unit
+    block, sync, place = unit.block, unit.sync, unit.place
     gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
     activations = _activation_copy_seconds(unit, plan, host.bandwidth)
     # The link works in both directions at once: weights come while activations leave, gradients leave while both come.

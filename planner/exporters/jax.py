@@ -90,7 +90,7 @@ def _parameters(layout: Layout) -> dict[str, str]:
         dims[key] = render_tuple(render_strings(dim.name for dim in group) for group in parameter.groups)
         params[key] = render_spec(parameter_spec(layout, parameter, sharded=zero == 3))
         states[key] = render_spec(parameter_spec(layout, parameter, sharded=zero > 0))
-        if not parameter.is_matrix and len(parameter.groups) > 1:
+        if parameter.is_table:
             tables.append(key)
     return {
         "sizes": _render_dict(sizes),

@@ -71,6 +71,11 @@ class Parameter(NamedTuple):
         """Whether it multiplies: torch stores such a parameter outputs first, JAX inputs first."""
         return self.op.kind in MATRIX_KINDS and bool(self.inputs and self.outputs)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether its inputs are looked up."""
+        return not self.is_matrix and len(self.groups) > 1
+
 
 class DataMesh(NamedTuple):
     """Data-parallel ranks as ``replicate`` x ``shard`` x ``expert``, and who shares the states."""

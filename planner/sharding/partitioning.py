@@ -95,6 +95,11 @@ def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePart
     return SlicePartitioner(software.partitioner, cluster.torus, cluster.device.peak_flops_per_second["bf16"])
 
 
+def is_product(op: Op) -> bool:
+    """Whether ``op`` multiplies activations with weights."""
+    return bool(op.weights) and operator_rule(op).arithmetic == "matmul"
+
+
 def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[float, ...]:
     """Elements that each product of ``op`` contracts, or the gradients of its input do; none of other operators."""
     if operator_rule(op).arithmetic != "matmul":
@@ -129,6 +134,32 @@ def lone_gathers(graph: Graph, block: Block, repeated: Collection[str], summed: 
     return Lone(forward / everything, backward / everything)
 
 
+def handed_back(block: Block, name: str) -> str:
+    """The activation whose gradient is that of ``name``: the last of sums of which each is read by the next alone."""
+    readers = [op for op in block.ops if name in op.inputs]
+    if len(readers) == 1 and readers[0].kind == "add" and name not in block.outputs:
+        return handed_back(block, readers[0].outputs[0])
+    return name
+
+
+def plain_sums(rings: Sequence[bool], later: Sequence[bool] = ()) -> int:
+    """Sums between ranks of what products without ``rings`` make of one gradient; 1 where no product makes it.
+
+    Gradients are added up from the last product to the first: parts of sums before these are made, until the sum of a
+    ring is among them. ``later`` are the rings of later operators, of which the last makes what is added up first.
+    """
+    if not rings:
+        return 1
+    order = (*rings, *later)
+    first_ring = max((i for i, ring in enumerate(order) if ring), default=-1)
+    apart = sum(not ring for ring in rings[: max(0, first_ring)])
+    return apart + (not later and first_ring < len(rings) - 1)
+
+
+def _no_gathers(comms: Iterable[Comm]) -> tuple[Comm, ...]:
+    return tuple(comm for comm in comms if comm.collective != "all_gather")
+
+
 class Edges(NamedTuple):
     """Turns the scatters of reshardings into what the partitioner makes of them."""
 
@@ -151,7 +182,7 @@ class Edges(NamedTuple):
         later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
         made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
         read = depths(self.graph, block, reader, backward=True)
-        cost = self._narrowed(cost, width, bool(made), bool(read))
+        cost = self._once(block, name, reader, self._narrowed(cost, width, bool(made), bool(read)))
         backward = cost.backward
         if read and block.name == self.graph.last:
             gradient_width = self.head_bytes
@@ -160,16 +191,36 @@ class Edges(NamedTuple):
         zeros_back = any(
             any(self._rings(depths(self.graph, block, op, backward=True), width)) for op in later
         )
+        rings = self._rings(read, gradient_width)
+        others = self._rings_of_later(block, name, reader, gradient_width)
         return cost._replace(
             forward=(
                 *self._scattered(cost.forward, self._rings(made, width), zeros),
                 *self._of_whole(block, tensor, reader, backward, ("all_gather",)),
             ),
             backward=(
-                *self._scattered(backward, self._rings(read, gradient_width), zeros_back),
+                *self._scattered(backward, rings, zeros_back, plain_sums(rings, others)),
                 *self._of_copies(block, reader, backward),
                 *self._of_whole(block, tensor, reader, backward, ("reduce_scatter", "all_reduce")),
             ),
+        )
+
+    def _once(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
+        """``cost`` without gathers that others make: of what an earlier product reads too, of one gradient for two."""
+        products = [op for op in block.ops if name in op.inputs and is_product(op)]
+        if reader in products[1:]:
+            cost = cost._replace(forward=_no_gathers(cost.forward), again=())
+        made = [name for op in block.ops if is_product(op) for name in op.outputs]
+        later = made[made.index(name) + 1 :] if name in made else ()
+        if handed_back(block, name) in {handed_back(block, other) for other in later}:
+            cost = cost._replace(backward=_no_gathers(cost.backward))
+        return cost
+
+    def _rings_of_later(self, block: Block, name: str, reader: Op, width: float) -> tuple[bool, ...]:
+        """Rings of products that read ``name`` after ``reader`` does, beside which their gradients of it are summed."""
+        later = (op for op in block.ops[block.ops.index(reader) + 1 :] if name in op.inputs)
+        return tuple(
+            ring for op in later for ring in self._rings(depths(self.graph, block, op, backward=True), width)
         )
 
     def _narrowed(self, cost: EdgeCost, width: float, made: bool, read: bool) -> EdgeCost:
@@ -242,12 +293,13 @@ class Edges(NamedTuple):
         return comm.sent_bytes / wire_bytes(comm.collective, 1.0, self.mesh.group(comm.axes).size)
 
     def _scattered(
-        self, comms: Iterable[Comm], rings: Sequence[bool] = (), zeros: bool = False
+        self, comms: Iterable[Comm], rings: Sequence[bool] = (), zeros: bool = False, plain: int | None = None
     ) -> tuple[Comm, ...]:
-        return tuple(made for comm in comms for made in self._each_scattered(comm, rings, zeros))
+        plain = plain_sums(rings) if plain is None else plain
+        return tuple(made for comm in comms for made in self._each_scattered(comm, rings, zeros, plain))
 
-    def _each_scattered(self, comm: Comm, rings: Sequence[bool], zeros: bool) -> Iterator[Comm]:
-        """A scatter for each product with a ring, and one for all others; other collectives as they are.
+    def _each_scattered(self, comm: Comm, rings: Sequence[bool], zeros: bool, plain: int) -> Iterator[Comm]:
+        """A scatter for each product with a ring, and ``plain`` ones for all others; other collectives as they are.
 
         ``zeros`` were sent by another ring already, for those that can share them.
         """
@@ -255,10 +307,9 @@ class Edges(NamedTuple):
             yield comm
             return
         group = self.mesh.group(comm.axes)
-        rings = rings if comm.axes == ("tensor",) else ()
-        if not all(rings) or not rings:
-            whole = self.partitioner.sums_whole(group)
-            yield self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm
+        rings, plain = (rings, plain) if comm.axes == ("tensor",) else ((), 1)
+        whole = self.partitioner.sums_whole(group)
+        yield from plain * (self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm,)
         yield from sum(rings) * (comm,)
         beyond = self.partitioner.beyond(comm.collective, group.size)
         further = Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)

@@ -22,7 +22,7 @@ from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import spared
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
-from planner.sharding.partitioning import Edges, copied_whole, slice_partitioner
+from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import (
     ShardingSpec,
@@ -35,11 +35,6 @@ from planner.sharding.spec import (
     output_spec,
 )
 from planner.sharding.widths import DTYPE_BYTES, stored_bytes
-
-
-def is_product(op: Op) -> bool:
-    """Whether ``op`` multiplies activations with weights."""
-    return bool(op.weights) and operator_rule(op).arithmetic == "matmul"
 
 
 @dataclass(frozen=True, slots=True)

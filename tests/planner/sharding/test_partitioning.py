@@ -10,7 +10,7 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
+from planner.sharding.partitioning import SlicePartitioner, plain_sums, slice_partitioner
 
 COMPILED = """
 v5e:2x2     4   4096 scatter
@@ -135,3 +135,18 @@ def test_a_ring_of_eight_sends_nine_parts() -> None:
 def test_other_stacks_and_networks_have_no_partitioner() -> None:
     assert slice_partitioner(load_software("jax-xla"), load_cluster("dgx-h100:2")) is None
     assert slice_partitioner(load_software("torch-fsdp2"), load_cluster("tpu-v5e:4x4")) is None
+
+
+@pytest.mark.parametrize(
+    ("rings", "later", "sums"),
+    [
+        ("...", "", 1),  # projections of attention of Llama 3.1 8B, TPU v5e
+        ("r..", "", 1),  # of Llama 3.1 70B: queries are deep enough for a ring
+        ("rr", "", 0),  # of a gated MLP
+        ("...", "r", 3),  # of Phi-2, whose MLP reads the same: in the backward its ring comes first
+        ("...", ".", 0),  # the same with an MLP that is too narrow for a ring, which sees to the sum
+    ],
+)
+def test_sums_beside_a_ring_are_not_added_up_first(rings: str, later: str, sums: int) -> None:
+    """Reduce-scatters of one gradient in compiled layers; ``r`` marks products that have a ring of their own."""
+    assert plain_sums([c == "r" for c in rings], [c == "r" for c in later]) == sums
