@@ -61,9 +61,11 @@ AFTER = """
 * **Sequences split twice.** Where context and tensor axes both split the sequence, XLA gathers whole activations for
   the gradients of weights unless it is told how products read their inputs and leave their results. Programs that
   `export` writes tell it: without, `7b-4/v5e:4x4/cp2-tp2-fsdp4` sends 7,527 MiB, `8b-4/v5e:8x8/cp4-tp4-fsdp4` 7,989
-  and `llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4` 59,520.
+  and `llama-3.2-3b/v5e:4x4/cp2-tp2-fsdp4` 59,520. A layer that recomputes anything, even if it keeps its products,
+  gathers what they read once more, and keys and values too.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
-  are summed whole like that too, and the updated weights gathered as they are stored, in fp32.
+  are summed whole like that too, and the updated weights gathered as they are stored, in fp32; but of several
+  micro-batches those of embedding and head are scattered, as their sums lie as the states do.
 
 ## All
 
@@ -89,13 +91,11 @@ what tensor ranks exchange of a lone head and of sequences that are split twice.
 they were first compiled: errors of `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 % and -66 %, of `llama-3.2-3b` -77 %.
 Whole models had been compiled before, for their memory, but what they send was not looked at.
 
-* **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not though
-  these are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`); where
-  products are kept and the rest is recomputed, what they read of sequences split twice is (`cp2-tp4-fsdp8`). Gradients
-  of weights that lie in one array (`falcon-7b`) are summed whole. With ZeRO-1 and several micro-batches, those of
-  embedding and head are scattered over some of a slice (`tp4-dp4-full-zero1-mb4`). Seven whole models were compiled for
-  their memory when all of this was in place: four are priced, and why `t5-small` and `pythia-12b` send something else
-  was not looked into.
+* **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not where
+  they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`).
+  Gradients of weights that lie in one array (`falcon-7b`) are summed whole. Seven whole models were compiled for their
+  memory when all of this was in place: four are priced, and why `t5-small` and `pythia-12b` send something else was not
+  looked into.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -340,7 +340,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     nothing for others are never repeated.
     """
     kernel, software = pricer.job.attention_kernel, pricer.software
-    repeated, kept, moved_again = rematerialised(pricer, block, policy)
+    repeated, kept, moved_again, exchanged = rematerialised(pricer, block, policy)
     shares = _kept_shares(pricer, block)
     forward_comm = [c for cost in terms.ops.values() for c in cost.comm_forward]
     forward_comm += [c for cost in terms.edges.values() for c in cost.forward]
@@ -350,8 +350,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         for edge, cost in terms.edges.items()
         for c in cost.backwards(edge in moved_again, software.shares_gathers)
     ]
-    if policy == "full":
-        backward_comm += [c for name in repeated for c in terms.ops[name].comm_forward]
+    backward_comm += [c for name in exchanged for c in terms.ops[name].comm_forward]
     again = [op for op in block.ops if op.name in repeated]
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):

@@ -176,14 +176,14 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, plan.shard_degree, "weights" in plan.offload)
+        states = plan.zero_stage, plan.shard_degree, plan.num_microbatches > 1, "weights" in plan.offload
+        key = (id(cost), id(self.mesh(plan)), *states)
         if key not in self.kept.units:
-            place = self._place(name)
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded.trained, frozen=padded.frozen)
-            unit = UnitCost(cost, self._sync(plan, cost, name), place)
+            unit = UnitCost(cost, self._sync(plan, cost, name), self._place(name))
             self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 
@@ -195,7 +195,7 @@ class Evaluator:
     def _sync(self, plan: Parallelism, cost: BlockCost, name: str) -> Sync:
         weights, mesh, whole = cost.weights, self.mesh(plan), sums_whole(plan, self.software)
         layout = plan.zero_stage, whole, plan.shard_degree, "weights" in plan.offload
-        key = (weights, cost.frozen, id(mesh), plan.micro_batch, *layout, name)
+        key = (weights, cost.frozen, id(mesh), plan.micro_batch, plan.num_microbatches > 1, *layout, name)
         if key not in self.kept.syncs:
             wire = wire_widths(self.job, self.software, last=name == self.graph.last)
             products = products_of(self.setting, plan, self.graph.block[name])
@@ -245,11 +245,12 @@ class Evaluator:
     def _known_stages(self, plan: Parallelism, policy: str, shardings: Shardings) -> dict[object, StageCost]:
         """Stages priced so far for all that is not a stage's shape."""
         self.kept.held[id(shardings)] = shardings
-        degrees = (plan.tensor, plan.context, plan.expert, plan.data, plan.micro_batch)
+        degrees = (plan.tensor, plan.context, plan.expert, plan.data)
+        batch = plan.micro_batch, plan.num_microbatches > 1
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
         states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
         again = policy, plan.recompute_every
-        return self.kept.stages.setdefault((*degrees, *layout, *states, *again, id(shardings)), {})
+        return self.kept.stages.setdefault((*degrees, *batch, *layout, *states, *again, id(shardings)), {})
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

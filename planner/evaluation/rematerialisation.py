@@ -8,12 +8,14 @@ from planner.evaluation.edges import Edge, edges_of
 from planner.graph import Block, Graph, Run
 from planner.operators import (
     ROUTING_KINDS,
+    UNWRAPPED_POLICIES,
     AttentionKernel,
     operator_rule,
     recompute_flops,
     recomputed_shares,
     saved_tensors,
 )
+from planner.sharding.partitioning import is_product
 from planner.sharding.pricing import Pricer
 
 Layers = tuple[tuple[str, int], ...]
@@ -29,6 +31,8 @@ class Rematerialised(NamedTuple):
     """Tensors kept from forward to backward, in the block's order: sums over them are the same on any machine."""
     moved_again: frozenset[Edge]
     """Reshardings that the backward repeats."""
+    exchanged_again: tuple[str, ...]
+    """Operators whose own communication it repeats."""
 
 
 def under_policy(layers: Layers, policy: str, every: int) -> tuple[tuple[str, str, int], ...]:
@@ -51,7 +55,20 @@ def repeated_flops(graph: Graph, batch: int, stages: Mapping[tuple[Layers, str],
 
 
 def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
-    """``block`` under ``policy``; the same for every mesh, so derived once. Raises ``Unsupported`` for the policy."""
+    """``block`` under ``policy``. Raises ``Unsupported`` for the policy.
+
+    What a program pins as gathered is gathered again where the block is wrapped, as the policy keeps results only.
+    """
+    found = _on_any_mesh(pricer, block, policy)
+    if not pricer.pins_gathered or policy in UNWRAPPED_POLICIES:
+        return found
+    products = {op.name for op in block.ops if is_product(op)}
+    pinned = {e for e in edges_of(block) if e.consumer in products and e.producer is not None}
+    return found._replace(moved_again=found.moved_again | pinned)
+
+
+def _on_any_mesh(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
+    """The same, but for what depends on the mesh: derived once."""
     key = ("rematerialised", block.name, policy)
     found: Rematerialised | None = pricer.tables.get(key)
     if found is None:
@@ -60,11 +77,17 @@ def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
         repeated = recomputed_shares(pricer.graph, block, policy, kernel)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)
         if policy == "full":
-            again = _moved_again(block, repeated, kernel, software)
+            again, exchanged = _moved_again(block, repeated, kernel, software), tuple(repeated)
         else:
-            again = _exchanged_again(block, repeated)
-        found = pricer.tables[key] = Rematerialised(repeated, kept, again)
+            again, exchanged = _exchanged_again(block, repeated), _keys_again(block, policy, software)
+        found = pricer.tables[key] = Rematerialised(repeated, kept, again, exchanged)
     return found
+
+
+def _keys_again(block: Block, policy: str, software: SoftwareSpec) -> tuple[str, ...]:
+    """Attention of which a wrapped block of a compiled program keeps results, not gathered keys and values."""
+    dropped = software.partitioner is not None and policy not in UNWRAPPED_POLICIES
+    return tuple(op.name for op in block.ops if op.kind == "attention" and dropped)
 
 
 def _exchanged_again(block: Block, repeated: Collection[str]) -> frozenset[Edge]:

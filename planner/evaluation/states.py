@@ -186,11 +186,18 @@ class Products(NamedTuple):
     """Nothing but the batch is split, so that neighbours share the states."""
     lone: bool
     """Tensor ranks have whole weights of lone heads, copies of whose shards they sum; those of vectors are whole."""
+    sliced: bool
+    """Sums of gradients over micro-batches are those of sharded states, though weights are whole, and no loop over
+    layers is around the product: a rank keeps its part of each."""
 
     @property
     def width(self) -> float:
         """Most bytes per element of weights that products read."""
         return DTYPE_BYTES[self.partitioner.habits.product_dtype]
+
+    def scatters(self, group: CommGroup) -> bool:
+        """Whether a rank of ``group``, which has whole weights, gets its part of their gradients only."""
+        return self.sliced and not self.partitioner.sums_whole(group)
 
     def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards and parts without copies."""
@@ -213,8 +220,16 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     lone = any(copied_whole(graph, d, plan.tensor) for weight in read for d in weight.dims)
     widest = DTYPE_BYTES[partitioner.habits.product_dtype]
     most = partitioner.most_summed / min(weight_bytes(setting.job), widest)
+    ends = block.name in (graph.first, graph.last)
     return Products(
-        partitioner, tokens, share * tokens, _unlike(graph, block), _small(graph, block, most), nearest, lone
+        partitioner,
+        tokens,
+        share * tokens,
+        _unlike(graph, block),
+        _small(graph, block, most),
+        nearest,
+        lone,
+        sliced=ends and plan.num_microbatches > 1 and slices_sums(plan, setting.software),
     )
 
 
@@ -251,7 +266,9 @@ def sync_of(
         weights, gradients = group.elements * width, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:
-            phases.append(("all_reduce", gradients, shards_of(group, mesh, 1).outer, "reduce"))
+            everyone = shards_of(group, mesh, 1).outer
+            scattered = products is not None and products.scatters(everyone)
+            phases.append(("reduce_scatter" if scattered else "all_reduce", gradients, everyone, "reduce"))
         else:
             phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))

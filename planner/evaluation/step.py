@@ -365,8 +365,8 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
         for name, num_bytes in stage.sent_bytes.items():
             add(name, m * num_bytes)
     software = setting.software
-    scattered = m if reduces_every_microbatch(plan, software) else 1
     summed = m if sums_every_microbatch(plan, software) else 1
+    scattered = m if reduces_every_microbatch(plan, software) else summed
     add("reduce_scatter", scattered * sync.reduce_bytes)
     add("send", scattered * sync.reduce_ring_bytes)
     add("all_reduce", summed * (sync.whole_bytes + sync.replicate_bytes))

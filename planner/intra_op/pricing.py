@@ -140,8 +140,9 @@ class _Table:
     def __init__(self, pricer: Pricer, block: Block, situation: Situation) -> None:
         self.pricer, self.block = pricer, block
         self.ends, self.states = situation.ends, situation.states
-        self.everything = situation.policy == "full"
-        self.repeated, self.kept, self.moved_again = rematerialised(pricer, block, situation.policy)
+        self.repeated, self.kept, self.moved_again, self.exchanged = rematerialised(
+            pricer, block, situation.policy
+        )
         self.outlet = block.producer.get(block.outputs[0]) if block.outputs else None
         self.by_name = {op.name: op for op in block.ops}
         self._places: dict[str, object] = {}
@@ -195,7 +196,7 @@ class _Table:
     def _op_seconds(self, op: Op, option: Option) -> float:
         cost = self.pricer.op(self.block, op, option.strategy)
         total = cost.seconds + self.repeated.get(op.name, 0.0) * cost.forward
-        if self.everything and op.name in self.repeated:
+        if op.name in self.exchanged:
             total += sum(comm.seconds for comm in cost.comm_forward)
         if op.name == self.outlet:
             total += self._leaving(op, option.strategy)

@@ -154,16 +154,23 @@ class Pricer:
         assert isinstance(found, EdgeCost)
         return found
 
+    @property
+    def pins_gathered(self) -> bool:
+        """Whether programs of a stack that keeps split inputs pin gathered ones (`planner.exporters.jax`).
+
+        They do where context and tensor axes both split sequences.
+        """
+        twice = self.mesh.size("context") > 1 and self.mesh.size("tensor") > 1
+        return twice and self.software.saves_gathered == "within blocks"
+
     def keeps_gathered(self, block: Block, product: Op) -> bool:
         """Whether ``product`` keeps its inputs as gathered over the tensor axis, not to gather them again.
 
-        What is gathered for experts is the exchange's to gather, and theirs to keep. Where context and tensor axes both
-        split sequences, programs of a stack that keeps split inputs pin gathered ones (`planner.exporters.jax`).
+        What is gathered for experts is the exchange's to gather, and theirs to keep.
         """
         habit = self.software.saves_gathered
         if habit == "within blocks":
-            pinned = self.mesh.size("context") > 1 and self.mesh.size("tensor") > 1
-            return pinned or block.name in (self.graph.first, self.graph.last)
+            return self.pins_gathered or block.name in (self.graph.first, self.graph.last)
         return habit == "always" or "experts" in block.tensor[product.inputs[0]].dims
 
     def _beside_gradients(self, block: Block, product: Op, strategy: Strategy, moved: EdgeCost) -> EdgeCost:

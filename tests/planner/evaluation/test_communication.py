@@ -138,13 +138,11 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 NOT_PRICED = {
     "xla-compiled/falcon-7b/v5e:4x4/fsdp16-full",
-    "xla-compiled/8b-4/v5e:8x8/cp2-tp4-fsdp8-selective",
     "xla-compiled/llama-2-13b/v5e:4x8/tp8-fsdp4-full",
     "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
     "xla-compiled/opt-1.3b/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/pythia-12b/v5e:4x4/fsdp16-full-sgd",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
-    "xla-compiled/7b-4/v5e:4x4/tp4-dp4-full-zero1-mb4",
 }
 """docs/communication.md says why."""
 HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")
