@@ -85,6 +85,8 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes["layers"]))
         self.norm = Norm(sizes["hidden"])
         self.head = nn.Linear(sizes["hidden"], sizes["vocab"], bias=False)
+        if sizes["tied"]:
+            self.head.weight = self.embedding.weight
         for name in ("cosine", "sine"):
             table = torch.zeros(sizes["seq"], sizes["head_dim"], dtype=torch.bfloat16)
             self.register_buffer(name, table)

@@ -67,14 +67,69 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "2b-6/dp4-none-512-bf16-sgd": {
         "seq": 512, "shard": 4, "master_dtype": "bfloat16", "reduce_dtype": "bfloat16", "optim": "sgd",
     },
+    "1b-1/dp8-none-1024": {"seq": 1024},
+    "1b-1/dp8-full-1024-ends": {"seq": 1024, "recompute": "full", "wrap": "titan"},
+    "8b-1/dp8-none-512-kept": {"seq": 512, "reshard": False},
+    "8b-2/dp4-full-256-ends-accumulated": {
+        "seq": 256, "recompute": "full", "shard": 4, "wrap": "titan", "grad_accum": 2,
+    },
+    "1b-100/dp8-full-512": {"seq": 512, "recompute": "full"},
+    "1b-100/dp64-none-256-ends": {"seq": 256, "shard": 64, "wrap": "titan"},
+    "xl-6/dp7-none-1024": {"seq": 1024, "shard": 7},
+    "xl-6/dp48-full-1000-ends": {"seq": 1000, "shard": 48, "recompute": "full", "wrap": "titan"},
+    "xl-6/dp24-none-256-accumulated": {"seq": 256, "shard": 24, "grad_accum": 4},
+    "1b-6/dp8-none-1024-tied": {"seq": 1024, "tied": True},
+    "1b-6/dp16-full-256-tied-accumulated": {
+        "seq": 256, "recompute": "full", "shard": 16, "grad_accum": 4, "tied": True,
+    },
+    "2b-6/dp4-full-256-tied": {"seq": 256, "recompute": "full", "shard": 4, "tied": True},
+    "2b-4/dp16-none-512-tied-kept": {"seq": 512, "shard": 16, "reshard": False, "tied": True},
+    "7b-6/dp8-full-256-foreach": {"seq": 256, "recompute": "full", "optim": "adamw_foreach"},
+    "8b-6/dp2-full-256-ends-foreach": {
+        "seq": 256, "recompute": "full", "shard": 2, "wrap": "titan", "optim": "adamw_foreach",
+    },
+    "70b-4/dp4-full-256-ends": {"seq": 256, "recompute": "full", "shard": 4, "wrap": "titan"},
+    "7b-8/dp2-full-256-bf16-foreach": {
+        "seq": 256, "recompute": "full", "shard": 2, "master_dtype": "bfloat16", "reduce_dtype": "bfloat16",
+        "optim": "adamw_foreach",
+    },
+    "7b-6/dp2-full-256-momentum": {"seq": 256, "recompute": "full", "shard": 2, "optim": "sgd_momentum"},
+    "7b-6/dp2-full-256-clipped": {"seq": 256, "recompute": "full", "shard": 2, "clip": True},
+    "8b-6/dp8-none-512-ends-clipped-accumulated": {"seq": 512, "wrap": "titan", "clip": True, "grad_accum": 4},
+    "1b-8/dp8-none-1024-fp16": {
+        "seq": 1024, "precision": "fp16", "param_dtype": "float16", "reduce_dtype": "float16",
+    },
+    "7b-6/dp4-full-512-fp16-ends": {
+        "seq": 512, "recompute": "full", "shard": 4, "precision": "fp16", "param_dtype": "float16", "wrap": "titan",
+    },
+    "8b-6/dp4x8-none-512-ends-accumulated": {
+        "seq": 512, "shard": 4, "replicate": 8, "wrap": "titan", "grad_accum": 2,
+    },
+    "7b-6/dp8x2-none-512-kept": {"seq": 512, "replicate": 2, "reshard": False},
+    "70b-3/dp2x8-full-512": {"seq": 512, "recompute": "full", "replicate": 2},
+    "7b-6/dp8-full-512-fp32-ends": {
+        "seq": 512, "recompute": "full", "precision": "fp32", "param_dtype": "float32", "wrap": "titan",
+    },
+    "1b-8/dp4-none-512-fp32-accumulated": {
+        "seq": 512, "shard": 4, "precision": "fp32", "param_dtype": "float32", "grad_accum": 4,
+    },
+    "8b-6/dp4-full-256-fp32-kept": {
+        "seq": 256, "recompute": "full", "shard": 4, "precision": "fp32", "param_dtype": "float32", "reshard": False,
+    },
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 
 USUAL: Mapping[str, Any] = {
     "shard": 8, "replicate": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none", "precision": "bf16",
     "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "optim": "adamw_fused",
-    "wrap": "block", "reshard": True,
+    "wrap": "block", "reshard": True, "tied": False,
 }  # fmt: skip
+
+SHARDINGS: Mapping[tuple[bool, bool], str] = {
+    (False, True): "FULL_SHARD", (False, False): "SHARD_GRAD_OP",
+    (True, True): "HYBRID_SHARD", (True, False): "_HYBRID_SHARD_ZERO2",
+}  # fmt: skip
+"""Whether there are copies of shards, whether weights are freed after the forward -> PyTorch's name."""
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -83,14 +138,14 @@ def row_of(name: str) -> dict[str, Any]:
     size, layers = name.partition("/")[0].split("-")
     shard, replicate = case.pop("shard"), case.pop("replicate")
     ranks, reshard = shard * replicate, case.pop("reshard")
-    sharding = "HYBRID_SHARD" if replicate > 1 else "FULL_SHARD" if reshard else "SHARD_GRAD_OP"
+    sharding = SHARDINGS[replicate > 1, reshard is not False]
     model = {"name": "llama-style", "layers": int(layers), **SIZES[size], "seq": case.pop("seq")}
     return {
         "id": f"torch-tracked/{name}",
         "source": "benchmarks/tracking.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
         "quality": "A",
         "series": "torch-tracker",
-        "model": {**model, "gated_mlp": True, "tied": False},
+        "model": {**model, "gated_mlp": True, "tied": case.pop("tied")},
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks},
         "parallel": {
             "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1, "cp": 1, "ep": 1,
@@ -139,7 +194,7 @@ def tracked(
         tracker = FSDPMemTracker(model, optimizers[0])
         tracker.track_inputs((tokens,))
         with tracker:
-            step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan["grad_accum"])
+            step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)
             peaks = [step() for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
@@ -157,10 +212,16 @@ def _adamw(model: Any) -> tuple[Any, ...]:
     return (AdamW(model.parameters(), fused=True),)
 
 
-def _sgd(model: Any) -> tuple[Any, ...]:
+def _adamw_foreach(model: Any) -> tuple[Any, ...]:
+    from torch.optim import AdamW
+
+    return (AdamW(model.parameters(), foreach=True),)
+
+
+def _sgd(model: Any, momentum: float = 0.0) -> tuple[Any, ...]:
     from torch.optim import SGD
 
-    return (SGD(model.parameters(), foreach=False),)
+    return (SGD(model.parameters(), momentum=momentum, foreach=False),)
 
 
 def _muon(model: Any) -> tuple[Any, ...]:
@@ -184,20 +245,26 @@ def _adamw_8bit(model: Any) -> tuple[Any, ...]:
 
 
 OPTIMIZERS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
-    "adamw_fused": _adamw, "sgd": _sgd, "muon": _muon, "adamw8bit": _adamw_8bit,
+    "adamw_fused": _adamw, "adamw_foreach": _adamw_foreach, "sgd": _sgd, "sgd_momentum": partial(_sgd, momentum=0.9),
+    "muon": _muon, "adamw8bit": _adamw_8bit,
 }  # fmt: skip
 """``optim`` -> the optimizers that share the weights of a model."""
 
 
 def _step(
-    model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], micro_batches: int
+    model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], plan: Mapping[str, Any]
 ) -> int:
+    import torch
+
+    micro_batches = plan["grad_accum"]
     tracker._peak_mem.clear()  # it has no other way to forget the step before
     tracker._peak_mem_snap.clear()
     for i in range(micro_batches):
         tracker.reset_mod_stats()
         model.set_requires_gradient_sync(i == micro_batches - 1)
         (loss() / micro_batches).backward()
+    if plan.get("clip"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     for optimizer in optimizers:
         optimizer.step()
     model.zero_grad()

@@ -57,6 +57,9 @@ class Job(Given):
     (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a softmax."""
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
+    fused_optimizer: bool | None = None
+    """The update is one kernel for all weights of a group, or a kernel for each of its operations (PyTorch's
+    ``foreach``); None is the software stack's habit."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None
@@ -236,7 +239,7 @@ class Estimate(Record):
     """Memory of that host; None where it is not known."""
     fullest_stage: int
     peak_phase: str
-    """When the peak is: loss, head, backward or optimizer."""
+    """When the peak is: forward, loss, head, backward or optimizer."""
     memory: Mapping[str, float]
     """Component -> bytes on the fullest device; adds up to ``memory_bytes``."""
     memory_over_step: tuple[MemoryMoment, ...] = ()

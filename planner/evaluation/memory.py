@@ -1,9 +1,10 @@
 """Memory of one device over a step: what is alive at the moments that can be the peak.
 
-At the ``loss`` all activations in flight and the logits are alive; in ``backward`` the logits are gone and
-layers are gathered, recomputed and their gradients wait to be reduced (`planner.evaluation.moments`); in
-``optimizer`` the activations are gone and the optimizer's temporaries come. The largest is the peak; what the
-framework, the communicators and the allocator's fragmentation add comes on top.
+In the ``forward`` weights are copied out of the buffers that they are gathered in; at the ``loss`` all activations in
+flight and the logits are alive; in ``backward`` the logits are gone and layers are gathered, recomputed and their
+gradients wait to be reduced (`planner.evaluation.moments`); in ``optimizer`` the activations are gone and the
+optimizer's temporaries come. The largest is the peak; what the framework, the communicators and the allocator's
+fragmentation add comes on top.
 """
 
 import math
@@ -13,8 +14,8 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
-from planner.evaluation.moments import Moment, moments
-from planner.evaluation.rank import Rank, adds_up_whole, kept_share, stages_gathered
+from planner.evaluation.moments import moments
+from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
 from planner.evaluation.setting import Setting, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
@@ -34,6 +35,9 @@ from planner.pipeline.generators import splits_backward
 from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.widths import DTYPE_BYTES
+
+PHASES = ("forward", "loss", "head", "backward", "optimizer")
+"""Of a step, by which its moments are named."""
 
 OFFLOAD_BUFFERS = 2
 """Layers whose activations are on the device where the rest is on the host: one computes, one is moved."""
@@ -254,7 +258,7 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
     temporaries = 0.0 if elsewhere else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
-    gradients = {phase: passing_gradients(rank, phase) for phase in ("loss", "head", "backward", "optimizer")}
+    gradients = {phase: passing_gradients(rank, phase) for phase in PHASES}
     during = [Moment(phase, {**gradients[phase], **kept, **at}) for phase, at in moments(rank)]
     stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
     return (*during, Moment("optimizer", stepping))

@@ -1,4 +1,4 @@
-"""One pipeline rank under a plan, in the quantities of which the moments of a step are made.
+"""One pipeline rank under a plan: the sizes that its memory is made of, at whatever moment.
 
 Elements are those of trained weights, which have gradients; bytes that are gathered are those of frozen ones, too.
 """
@@ -6,6 +6,7 @@ Elements are those of trained weights, which have gradients; bytes that are gath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
@@ -31,6 +32,13 @@ def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
     """
     left = software.accumulates_whole == "in pipelines" and plan.zero_stage == 3
     return plan.virtual_stages if plan.pipeline > 1 and left else 1
+
+
+class Moment(NamedTuple):
+    """What is there at one moment, by component [bytes]."""
+
+    phase: str
+    passing: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,16 @@ class Rank:
     def head(self) -> float:
         """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
         return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
+
+    @cached_property
+    def layers(self) -> float:
+        """Elements of all layers over those of the largest."""
+        return (self.elements - self.ends) / self.largest if self.largest else 0.0
+
+    @cached_property
+    def earlier_activations(self) -> float:
+        """In flight as a micro-batch's forward begins: those of others [bytes]."""
+        return max(0.0, self.activations - kept_share(self.plan) * sum(s.saved_bytes for s in self.stages))
 
     @cached_property
     def shards_weights(self) -> bool:
@@ -174,7 +192,7 @@ class Rank:
         """Bytes of the head, gathered; none on ranks without it."""
         return max(self.gathered_ends, default=0.0) if any(s.loss_bytes for s in self.stages) else 0.0
 
-    def layers(self, elements: float) -> float:
+    def gathered_layers(self, elements: float) -> float:
         """Bytes of so many elements of layers, gathered with what is frozen of these."""
         frozen = elements / self.largest * self.frozen_unit if self.frozen_unit else 0.0
         return elements * self.weight + frozen
@@ -201,3 +219,18 @@ class Rank:
         if self.plan.num_microbatches > 1 or not self.elements:
             return {}
         return {"gradients": self.gradients * max(0.0, elements) / self.elements}
+
+
+def reduces(plan: Parallelism) -> bool:
+    """Whether ranks have gradients to sum."""
+    return plan.data * plan.context > 1
+
+
+def passing(activations: float, gathered: float, buffers: float, workspace: float) -> dict[str, float]:
+    """What comes and goes while weights are gathered and gradients made, by component [bytes]."""
+    return {
+        "activations": activations,
+        "gathered_weights": gathered,
+        "gradient_buffers": buffers,
+        "workspace": workspace,
+    }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from cluster_specs.cluster import ClusterSpec
+from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import (
     SoftwareSpec,
@@ -14,6 +14,7 @@ from cluster_specs.software import (
     load_software,
     replayed,
     software_on,
+    updating,
 )
 from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
@@ -45,9 +46,7 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
 
     Raises ``InputError`` where adapters fit neither model nor stack.
     """
-    software = software_on(load_software(job.stack), cluster.device)
-    if job.cuda_graphs:
-        software = replayed(software)
+    software = software_of(job, cluster.device)
     device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
     runs_on = cluster.model_copy(update={"device": in_training(device)})
     graph = build_graph(model, job.seq_len)
@@ -56,6 +55,14 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
         graph = adapted(graph, job.adapter)
     matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
     return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
+
+
+def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:
+    """The job's stack as it is on such a device, with the habits that the job changes."""
+    software = software_on(load_software(job.stack), device)
+    if job.cuda_graphs:
+        software = replayed(software)
+    return software if job.fused_optimizer is None else updating(software, job.fused_optimizer)
 
 
 def check_adapter(job: Job, software: SoftwareSpec) -> None:

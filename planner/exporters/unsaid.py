@@ -36,6 +36,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.attention != "flash",
             "attention by the kernel that the job names: plain, or the one written for the device",
         ),
+        "fused_optimizer": (
+            lambda plan: plan.job.fused_optimizer is not None,
+            "an update of one kernel, or of several, as the job says",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (

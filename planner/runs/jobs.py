@@ -47,6 +47,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
+            "fused_optimizer": _fused_optimizer(parallel.optim),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
@@ -64,6 +65,12 @@ def _stored_gradient(run: RunFile, stack: str) -> str | None:
         return parallel.reduce_dtype or "bf16"
     late = load_software(stack).gradient_life == "late"
     return parallel.master_dtype if late else parallel.reduce_dtype
+
+
+def _fused_optimizer(text: str | None) -> bool | None:
+    """By PyTorch's words for its kernels."""
+    kernel = re.search(r"fused|foreach", text or "", re.IGNORECASE)
+    return kernel and kernel[0].lower() == "fused"
 
 
 def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:

@@ -74,7 +74,7 @@ def test_the_tracker_saw_as_much_at_the_same_moment(run: str, phase: str, tolera
 @pytest.mark.parametrize("run", OWN)
 def test_peaks_where_sharded_gradients_and_the_root_count(run: str) -> None:
     measured = OWN[run]["measured"]["tensor_gib_per_gpu"]
-    assert predicted(run, OWN).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.04)
+    assert predicted(run, OWN).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.02)
 
 
 NARROW = {
@@ -111,6 +111,17 @@ def test_experts_are_padded_to_whole_ones_where_ranks_are_more() -> None:
     memory = predicted("torch-transformers/mixtral-8x7b/none-2048", MODULES).memory
     assert memory["master_weights"] / 2**30 == pytest.approx(21.1873, rel=1e-4)
     assert memory["optimizer"] / 2**30 == pytest.approx(42.3746, rel=1e-4)
+
+
+def test_grouped_updates_have_square_roots_that_fused_ones_have_not() -> None:
+    """7b-6/dp2-full-256-clipped is fused; PyTorch's tracker has 4 bytes for each sharded parameter more of foreach."""
+    row = OWN["torch-tracked/7b-6/dp2-full-256-clipped"]
+    grouped = row | {"parallel": row["parallel"] | {"optim": "adamw_foreach"}}
+    (one, several) = (predicted("run", {"run": r}) for r in (row, grouped))
+    assert "optimizer_temporaries" not in one.memory_over_step[-1].tensors
+    found = several.memory_over_step[-1].tensors
+    assert found["optimizer_temporaries"] == pytest.approx(found["master_weights"])
+    assert several.time["optimizer"] > 1.2 * one.time["optimizer"]
 
 
 def test_most_of_these_peaks_are_known_to_a_thousandth() -> None:

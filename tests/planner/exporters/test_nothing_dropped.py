@@ -78,6 +78,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "reduce_dtype": "bf16",
         "attention": "plain",
         "fused_loss": True,
+        "fused_optimizer": False,
         "cuda_graphs": True,
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",

@@ -1,0 +1,163 @@
+"""Moments of FSDP's steps: weights come layer by layer, gradients are made so, and leave each layer for their shards.
+
+Source: torch.distributed FSDPMemTracker of torch 2.13; order of events within FSDP2: pytorch/pytorch
+``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``.
+"""
+
+from collections.abc import Iterator
+
+from cost_models.memory import gathered_bytes
+from planner.evaluation.rank import Rank, passing, reduces
+
+
+def as_weights_are_gathered(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP2's forward: parameters that are sharded one by one are copied out of the buffer that they are gathered in.
+
+    That of the unit before goes only once this copy is done. So it is as the first layer's weights come, and the last
+    one's, or the head's where it is a unit of its own.
+    """
+    if not (rank.shards_weights and rank.software.pads_shards and rank.layers):
+        return
+    layer, head = rank.layer, rank.gathered_head
+    keeps = rank.plan.zero_stage == 2
+    if rank.software.wraps_ends:
+        first = (rank.root - head) * (2 if keeps else 1) + 2 * layer
+        last = head + layer + (rank.whole if keeps else head)
+    else:
+        first = 2 * (rank.root + layer)
+        last = 2 * layer + (rank.whole if keeps else rank.root + layer)
+    yield passing(rank.earlier_activations, first, 0.0, rank.boundary)
+    if rank.layers > 1:
+        left = rank.activations - (0.0 if rank.software.wraps_ends else rank.layer_activations)
+        yield passing(left, last, 0.0, 0.0)
+
+
+def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP: gradients are copied into a buffer in the type of the wire, which stays until the next layer's are.
+
+    The layer after the one that computes is gathered ahead, or as many as there are.
+    """
+    plan = rank.plan
+    layer, root = rank.layer, 0.0 if rank.software.wraps_ends else rank.root
+    gathered = 0.0
+    if plan.zero_stage == 2:
+        gathered = rank.whole
+    elif rank.shards_weights:
+        gathered = gathered_bytes(layer, root, 1.0, rank.software.prefetch_units)
+    if not rank.frees_gradients:
+        bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if reduces(plan) else 0.0
+        yield passing(rank.activations, gathered, bucket, rank.workspace)
+        return
+    head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
+    yield passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
+    if rank.software.wraps_ends:
+        yield from _head_reduced(rank)
+    if rank.software.wraps_ends and not rank.adds_up_whole:
+        # The head's buffer stays until the last layer's gradients are copied into theirs.
+        left = rank.activations - rank.layer_activations
+        waiting = head + rank.made
+        yield passing(left, min(gathered, rank.whole), waiting, rank.boundary) | rank.sharded(rank.head)
+    following = rank.whole - layer if plan.zero_stage == 2 else gathered
+    yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
+    yield from _backward_done(rank)
+
+
+def _head_reduced(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP where the head is a unit: its gradients, and their reduction.
+
+    The last layer is gathered ahead; the head until its gradients are made, which stay until they are in the buffer.
+    The result of the reduction has memory beside it; sums of several micro-batches are that buffer, but for the type.
+    """
+    ahead, head = (rank.layer, rank.gathered_head) if rank.shards_weights else (0.0, 0.0)
+    whole = rank.whole if rank.plan.zero_stage == 2 else 0.0
+    own, reduced = rank.head * rank.weight, rank.head * rank.reduced
+    yield passing(rank.activations, whole or head + ahead, own, 0.0)
+    kept = 0.0 if rank.adds_up_whole and rank.reduced == rank.weight else own
+    result = reduced / rank.plan.shard_degree
+    yield passing(rank.activations, whole - head if whole else ahead, kept + reduced + result, 0.0)
+
+
+def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[str, float]]:
+    """FSDP after the last layer's backward: its gradients wait whole; then the layer before it, and the second one.
+
+    Between these two, activations go and sharded gradients come evenly. ``head`` is what the root's gradients take,
+    which stay to the end. Where gradients of several micro-batches are added up whole, the buffer takes their place.
+    """
+    layer = rank.layer
+    buffer, own = rank.largest * rank.reduced, rank.made
+    waiting = buffer
+    if rank.adds_up_whole:
+        waiting = own = 0.0
+    left = rank.activations - rank.layer_activations
+    ahead = rank.whole - layer if rank.plan.zero_stage == 2 else following - layer
+    yield passing(left, ahead, head + buffer + own, rank.boundary)
+    yield from _next_layer(rank, left, following, (head + waiting, own), rank.largest)
+    before = rank.layers - 2
+    if before > 1:
+        left = max(0.0, rank.activations - before * rank.layer_activations)
+        if rank.plan.zero_stage == 2:
+            following -= (before - 1) * layer
+        yield from _next_layer(rank, left, following, (head + waiting, own), before * rank.largest)
+
+
+def _next_layer(
+    rank: Rank, left: float, gathered: float, gradients: tuple[float, float], done: float
+) -> Iterator[dict[str, float]]:
+    """A layer's weights leave the buffer of their gather; its backward; its end, with its own gradients whole.
+
+    ``left`` bytes of activations; ``gradients`` are those that wait and its own [bytes]; ``done`` elements before it.
+    """
+    waiting, own = gradients
+    sharded = rank.sharded(done + (rank.head if rank.software.wraps_ends else 0.0))
+    during = min(gathered, rank.whole - rank.gathered_layers(done))
+    saved = rank.layer_activations
+    yield passing(left, gathered, waiting, rank.boundary) | sharded
+    yield passing(left, during, waiting, rank.workspace) | sharded
+    yield passing(max(0.0, left - saved), during, waiting + own, rank.boundary) | sharded
+
+
+def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
+    """FSDP at the end of the backward: gradients of the first layer, then of the root, wait whole; others are sharded.
+
+    Where embedding and head are units of their own, the embedding's gradients come last.
+    """
+    others, layer = rank.elements - rank.ends, rank.made + rank.largest * rank.reduced
+    embedding = rank.ends - rank.head
+    if rank.adds_up_whole:
+        yield from _sums_complete(rank)
+        return
+    if rank.software.wraps_ends:
+        ahead = rank.root - rank.gathered_head if rank.shards_weights else 0.0
+        both = ahead + (rank.layer if rank.shards_weights else 0.0)
+        yield passing(0.0, both, layer, rank.boundary) | rank.sharded(
+            rank.elements - embedding - rank.largest
+        )
+        yield passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
+        yield passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
+        return
+    root = rank.root if rank.shards_weights else 0.0
+    yield passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
+    yield passing(0.0, root, _of_ends(rank) + rank.largest * rank.reduced, 0.0) | rank.sharded(others)
+    yield passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
+
+
+def _of_ends(rank: Rank) -> float:
+    """Gradients of the root as a backward ends [bytes]; of a table that both ends use, two and their sum."""
+    return max(rank.ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
+
+
+def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
+    """The end of a backward beside the sums of all gradients, which only the last micro-batch reduces."""
+    if rank.plan.num_microbatches > 2:
+        apart = rank.software.wraps_ends
+        made = (rank.ends - rank.head) * rank.weight if apart else _of_ends(rank)
+        last = rank.root - rank.gathered_head if apart else rank.root
+        whole = rank.whole if rank.plan.zero_stage == 2 else last
+        yield passing(0.0, whole if rank.shards_weights else 0.0, made, 0.0)
+
+
+def _last_reduced(rank: Rank, elements: float) -> float:
+    """Whole gradients with the buffer of their reduction; then its result, beside those that were made last [bytes]."""
+    made_last = (rank.ends - rank.head) * rank.weight
+    result = elements * rank.reduced / rank.plan.shard_degree
+    return elements * rank.reduced + max(elements * rank.weight, made_last + result)
