@@ -1,13 +1,15 @@
 """A Llama whose backward keeps what fused kernels keep, and its FSDP2 units: what tracking.py measures."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -30,6 +32,22 @@ class FusedNorm(torch.autograd.Function):
         """Of input and weight."""
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), torch.empty_like(weight)
+
+
+class FusedAttention(torch.autograd.Function):
+    """Shapes of attention in one kernel: it keeps queries, keys, values, its result and a number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+        """As large as ``q``."""
+        result = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, result, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Of all three."""
+        return tuple(torch.empty_like(t) for t in ctx.saved_tensors[:3])
 
 
 class Norm(nn.Module):
@@ -64,7 +82,12 @@ class Layer(nn.Module):
         normed = self.norms[0](x)
         q, k, v = (p(normed).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = (_rotated(t, cosine, sine) for t in (q, k))
-        context = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        if q.device.type == "cpu":
+            context = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self.grouped
+            )
+        else:
+            context = FusedAttention.apply(q, k, v)
         x = x + self.o(context.transpose(1, 2).flatten(2))
         normed = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
@@ -78,9 +101,9 @@ def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
 class Model(nn.Module):
     """Embedding, layers under a recomputation policy, norm and head."""
 
-    def __init__(self, sizes: Mapping[str, Any], recompute: str) -> None:
+    def __init__(self, sizes: Mapping[str, Any], recompute: str, saved_away: bool) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.saving = recompute, save_on_cpu if saved_away else nullcontext
         self.embedding = nn.Embedding(sizes["vocab"], sizes["hidden"])
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes["layers"]))
         self.norm = Norm(sizes["hidden"])
@@ -99,7 +122,8 @@ class Model(nn.Module):
             keep["context_fn"] = partial(_selective, self.recompute)
         for layer in self.layers:
             given = (x, self.cosine, self.sine)
-            x = layer(*given) if self.recompute == "none" else checkpoint(layer, *given, **keep)
+            with self.saving():
+                x = layer(*given) if self.recompute == "none" else checkpoint(layer, *given, **keep)
         return self.head(self.norm(x))
 
 
@@ -117,16 +141,22 @@ def _selective(kind: str) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def parallelised(model: Any, plan: Mapping[str, Any], layers: Iterable[Any] | None = None) -> None:
-    """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
+def data_ranks(plan: Mapping[str, Any], device: str) -> Any:
+    """Mesh of the ranks that share the weights."""
     shape = (plan["dp_replicate"], plan["dp_shard"])
     shape, names = (shape, ("replicate", "shard")) if shape[0] > 1 else (shape[1:], ("shard",))
+    return init_device_mesh(device, shape, mesh_dim_names=names)
+
+
+def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:
+    """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
     dtypes = {name: getattr(torch, plan[name]) for name in ("param_dtype", "reduce_dtype")}
     reshard = plan["reshard_after_forward"]
     shard = partial(
         fully_shard,
-        mesh=init_device_mesh("cpu", shape, mesh_dim_names=names),
+        mesh=mesh,
         mp_policy=MixedPrecisionPolicy(**dtypes),
+        offload_policy=CPUOffloadPolicy(pin_memory=False) if plan["cpu_offload_weights"] else OffloadPolicy(),
     )
     if plan["wrap"] == "titan":
         shard(model.embedding, reshard_after_forward=reshard)

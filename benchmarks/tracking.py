@@ -4,8 +4,9 @@
     python benchmarks/tracking.py    # write tests/published/torch_tracked.jsonl again
 
 A Llama of few layers runs two steps under FSDP2 with fake tensors, on one process that takes itself for rank 0 of
-many; the peak of the second step counts. Norm and rotary positions keep what fused kernels keep. Updates need no
-temporaries: AdamW is fused, SGD in place.
+many; the peak of the second step counts. What is offloaded leaves a device that is imagined (tracked_device.py). Norm
+and rotary positions keep what fused kernels keep. Updates need no temporaries but where they are grouped (foreach):
+AdamW is fused, SGD in place.
 
 Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
 """
@@ -116,13 +117,23 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "8b-6/dp4-full-256-fp32-kept": {
         "seq": 256, "recompute": "full", "shard": 4, "precision": "fp32", "param_dtype": "float32", "reshard": False,
     },
+    "7b-6/dp8-none-512-weights_away": {"seq": 512, "cpu_offload_weights": True},
+    "8b-6/dp4-none-256-ends-weights_away": {"seq": 256, "shard": 4, "wrap": "titan", "cpu_offload_weights": True},
+    "1b-8/dp8-none-1024-weights_away": {"seq": 1024, "cpu_offload_weights": True, "reduce_dtype": "bfloat16"},
+    "70b-3/dp8-none-256-weights_away": {"seq": 256, "cpu_offload_weights": True, "optim": "adamw_foreach"},
+    "1b-8/dp4-none-512-ends-accumulated-weights_away": {
+        "seq": 512, "shard": 4, "wrap": "titan", "grad_accum": 4, "cpu_offload_weights": True,
+    },
+    "7b-6/dp8-none-4096-saved_away": {"seq": 4096, "act_offload": True},
+    "8b-6/dp8-none-2048-ends-saved_away": {"seq": 2048, "wrap": "titan", "act_offload": True},
+    "1b-16/dp8-none-8192-both_away": {"seq": 8192, "act_offload": True, "cpu_offload_weights": True},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 
 USUAL: Mapping[str, Any] = {
     "shard": 8, "replicate": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none", "precision": "bf16",
     "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "optim": "adamw_fused",
-    "wrap": "block", "reshard": True, "tied": False,
+    "wrap": "block", "reshard": True, "tied": False, "act_offload": False, "cpu_offload_weights": False,
 }  # fmt: skip
 
 SHARDINGS: Mapping[tuple[bool, bool], str] = {
@@ -162,7 +173,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 
     def built() -> Any:
         torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
-        model = Model(row["model"], row["parallel"]["recompute"])
+        model = Model(row["model"], row["parallel"]["recompute"], row["parallel"]["act_offload"])
         torch.set_default_dtype(torch.float32)
         return model
 
@@ -172,30 +183,33 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 def tracked(
     row: Mapping[str, Any],
     built: Callable[[], Any],
-    parallelised: Callable[[Any, Mapping[str, Any]], None],
+    parallelised: Callable[[Any, Mapping[str, Any], Any], None],
     loss: Callable[[Any, Any], Any],
 ) -> dict[str, float]:
     """Peak in the second step of the model that is ``built``; ``loss`` takes it and its tokens."""
     import torch
     import torch.distributed as dist
+    import tracked_device
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.testing._internal.distributed.fake_pg import FakeStore
+    from tracked_model import data_ranks
 
     sizes, plan = row["model"], row["parallel"]
+    device = tracked_device.registered() if plan["act_offload"] or plan["cpu_offload_weights"] else "cpu"
     dist.init_process_group("fake", rank=0, world_size=plan["dp"], store=FakeStore())
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    mesh, fake = data_ranks(plan, device), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
-        model = built()
-    parallelised(model, plan)
-    with fake:
+        with torch.device(device):
+            model = built()
+            tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
+        parallelised(model, plan, mesh)
         optimizers = OPTIMIZERS[plan["optim"]](model)
-        tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
         tracker = FSDPMemTracker(model, optimizers[0])
         tracker.track_inputs((tokens,))
         with tracker:
             step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)
-            peaks = [step() for _ in range(2)]
+            peaks = [step()[device] for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
 
@@ -253,7 +267,8 @@ OPTIMIZERS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
 
 def _step(
     model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], plan: Mapping[str, Any]
-) -> int:
+) -> dict[str, int]:
+    """One step; its peak by device."""
     import torch
 
     micro_batches = plan["grad_accum"]
@@ -268,8 +283,9 @@ def _step(
     for optimizer in optimizers:
         optimizer.step()
     model.zero_grad()
-    snapshot = next(iter(tracker.get_tracker_snapshot("peak").values()))
-    return int(snapshot["Total"])
+    return {
+        device.type: int(sizes["Total"]) for device, sizes in tracker.get_tracker_snapshot("peak").items()
+    }
 
 
 if __name__ == "__main__":

@@ -132,12 +132,12 @@ def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
     return model
 
 
-def sharded(model: Any, plan: Mapping[str, Any]) -> None:
+def sharded(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
     """Shard ``model`` by its layers."""
     from tracked_model import parallelised
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
+    parallelised(model, plan, mesh, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
 
 
 def loss_of(model: Any, tokens: Any) -> Any:

@@ -163,7 +163,7 @@ def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded, or on the host."""
     whole = software.accumulates_whole == "always"
     whole |= software.accumulates_whole == "in pipelines" and plan.pipeline > 1
-    return "weights" in plan.offload or (plan.zero_stage >= 2 and not whole)
+    return not whole if plan.zero_stage >= 2 else "weights" in plan.offload
 
 
 def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:

@@ -323,7 +323,9 @@ def _offload(run: RunFile) -> tuple[str, ...]:
     optimizer = parallel.cpu_offload_optimizer or "CPU-offloaded Adam" in (parallel.sharding or "")
     share = parallel.act_offload_fraction or parallel.cpu_offload_layers
     activations = parallel.act_offload or "offload" in (parallel.recompute or "") or bool(share)
-    return tuple(name for name, on in (("optimizer", optimizer), ("activations", activations)) if on)
+    weights = bool(parallel.cpu_offload_weights)
+    found = {"optimizer": optimizer or weights, "weights": weights, "activations": activations}
+    return tuple(name for name, on in found.items() if on)
 
 
 def _offload_share(run: RunFile) -> float:

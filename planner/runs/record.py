@@ -43,6 +43,7 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "loss",
             "loss_parallel",
             "param_dtype",
+            "clip",
         ]
     ),
     "measured": frozenset({"hfu", "derived", "memory_model_gib"}),
@@ -179,6 +180,9 @@ class ParallelSection(Section):
     act_offload: bool | None = None
     act_offload_fraction: float | None = Field(default=None, ge=0, le=1)
     cpu_offload_optimizer: bool | None = None
+    cpu_offload_weights: bool | None = None
+    """Weights live on the host with their gradients and states (FSDP2's ``CPUOffloadPolicy``, ZeRO-Offload's
+    parameters), so that the host steps them."""
     cpu_offload_layers: int | None = None
 
 
