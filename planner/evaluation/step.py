@@ -9,6 +9,7 @@ from cluster_specs.topology import CommGroup, comm_group, has_own_wires, route
 from cost_models.collectives import all_reduce, broadcast, send
 from cost_models.compute import optimizer_seconds, stream_seconds
 from planner.evaluation.host import host_step_seconds
+from planner.evaluation.overlap import left_over
 from planner.evaluation.setting import Setting, copies_of, places_of, ranks_of
 from planner.evaluation.stages import (
     PARTS,
@@ -29,7 +30,7 @@ from planner.evaluation.states import (
     wire_widths,
 )
 from planner.evaluation.weights import WeightGroup
-from planner.pipeline.generators import splits_backward
+from planner.pipeline.generators import schedule_entry, splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism
@@ -238,7 +239,7 @@ def last_tail(ends: Sequence[float], tails: Sequence[Tail]) -> Tail:
 def tail_of(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], shared: float = 0.0
 ) -> Tail:
-    """Reduction hides behind the last micro-batch's backward, gathering behind the next step's first forward.
+    """Reduction hides behind the last backwards, gathering behind the next step's first forwards (`left_over`).
 
     Where copies are summed with every micro-batch, as much shows of each. Gradients that are summed whole though states
     are sharded wait for the end of the backward.
@@ -248,11 +249,16 @@ def tail_of(
     sync = _rank_sync(setting, plan, mesh, stages)
     last_reduce = shared + sync.copy + sync.replicate
     last_reduce += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
-    exposed = max(0.0, last_reduce - overlap * sum(s.backward_input + s.backward_weight for s in stages))
-    exposed *= plan.num_microbatches if sums_every_microbatch(plan, setting.software) else 1
+    backward = [s.backward_input + s.backward_weight for s in stages]
+    slowdown = setting.software.overlap_slowdown
+    turn = schedule_entry(plan.schedule).turn(plan.pipeline, plan.num_microbatches)
+    if sums_every_microbatch(plan, setting.software):
+        exposed = plan.num_microbatches * left_over(last_reduce, backward, 1, overlap, slowdown)
+    else:
+        exposed = left_over(last_reduce, backward, turn, overlap, slowdown)
     if gathers_once(plan):
-        hidden = setting.software.overlap_gather * sum(s.forward for s in stages)
-        exposed += max(0.0, sync.gather - hidden)
+        forward, overlap = [s.forward for s in stages], setting.software.overlap_gather
+        exposed += left_over(sync.gather, forward, turn, overlap, slowdown)
     elements = sum(
         sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
     )

@@ -3,17 +3,18 @@
 p is the number of ranks, m of microbatches, v of stages on each rank; ranks and stages count from 0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.errors import InputError, UnknownName
 from planner.pipeline.controllable import v_half, v_min
 from planner.pipeline.dualpipe import dualpipe, dualpipev
-from planner.pipeline.looped import breadth_first, interleaved, interleaved_zb
+from planner.pipeline.looped import breadth_first, interleaved, interleaved_zb, round_size
 from planner.pipeline.one_way import eager_one_f_one_b, gpipe, one_f_one_b, zb_h1, zb_h2
-from planner.pipeline.schedule import Pass, Schedule, from_csv
+from planner.pipeline.schedule import Action, Pass, Schedule, from_csv
 from planner.pipeline.token_slices import terapipe
 from planner.pipeline.v_shaped import zb_v
 from planner.pipeline.waves import chimera, hanayo, wave_homes
@@ -24,6 +25,10 @@ Generator = Callable[[int, int, int], Schedule]
 
 def _any(p: int, v: int, m: int) -> bool:
     return True
+
+
+def _one(p: int, m: int) -> int:
+    return 1
 
 
 def _equal_rounds(p: int, v: int, m: int) -> bool:
@@ -51,6 +56,8 @@ class ScheduleEntry(NamedTuple):
     """What the schedule needs of the numbers of ranks and microbatches; empty is nothing."""
     accepts: Callable[[int, int, int], bool] = _any
     """Whether p, v and m meet the requirement."""
+    turn: Callable[[int, int], int] = _one
+    """Microbatches, by p and m, that a rank runs through one of its stages before it turns to the next."""
     torch_name: str | None = None
     """Class in torch.distributed.pipelining, less ``Schedule``; None where it has none."""
     also: tuple[str, ...] = ()
@@ -143,7 +150,15 @@ def _written_entry(csv: str) -> ScheduleEntry:
         copies=2 if schedule.mirrored else 1,
         requirement=f"{p} ranks with {v} stages each and {m} microbatches",
         accepts=lambda *numbers: numbers == (p, v, m),
+        turn=lambda *_: min(_last_turn(actions) for actions in schedule.ranks),
     )
+
+
+def _last_turn(actions: Sequence[Action]) -> int:
+    """Microbatches that a rank runs through the stage that ends its order, without another in between."""
+    passes = (action for action in reversed(actions) if action.work is not Pass.W)
+    last = takewhile(lambda a: a.stage == actions[-1].stage and a.work is not Pass.F, passes)
+    return max(1, sum(1 for _ in last))
 
 
 def refusal(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> str:
@@ -197,6 +212,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             stages_per_rank=(2, None),
             requirement=_EQUAL_ROUNDS,
             accepts=_equal_rounds,
+            turn=round_size,
             torch_name="Interleaved1F1B",
         ),
         "breadth-first": ScheduleEntry(
@@ -205,6 +221,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             source="breadth-first pipeline parallelism, arXiv:2211.05953",
             also=("looped-bfs", "loopedbfs", "bfs"),
             stages_per_rank=(1, None),
+            turn=lambda p, m: m,
             torch_name="LoopedBFS",
         ),
         "zb-h1": ScheduleEntry(
@@ -230,6 +247,7 @@ SCHEDULES: Mapping[str, ScheduleEntry] = MappingProxyType(
             splits_backward=True,
             requirement=_EQUAL_ROUNDS,
             accepts=_equal_rounds,
+            turn=round_size,
             torch_name="InterleavedZeroBubble",
         ),
         "zb-v": ScheduleEntry(

@@ -10,7 +10,7 @@ from planner.pipeline.one_way import Visit, alternate
 from planner.pipeline.schedule import Action, Schedule
 
 
-def _round_size(p: int, m: int) -> int:
+def round_size(p: int, m: int) -> int:
     """Microbatches that a rank runs through one stage before it turns to its next; p where p divides m."""
     return m // max(1, m // p)
 
@@ -33,7 +33,7 @@ def _looped(p: int, v: int, m: int, rank_actions: Callable[[int, Sequence[int]],
 
 def interleaved(p: int, v: int, m: int) -> Schedule:
     """1F1B depth first over v stages per rank; the warm-up is 2(p-r-1) + (v-1) x round."""
-    size = _round_size(p, m)
+    size = round_size(p, m)
 
     def actions(rank: int, stages: Sequence[int]) -> list[Action]:
         warmup = min(m * v, (v - 1) * size + 2 * (p - rank - 1))
@@ -44,7 +44,7 @@ def interleaved(p: int, v: int, m: int) -> Schedule:
 
 def interleaved_zb(p: int, v: int, m: int) -> Schedule:
     """Interleaved with the backward split: the warm-up is p-r-1 + (v-1) x round, and r weights wait."""
-    size = _round_size(p, m)
+    size = round_size(p, m)
 
     def actions(rank: int, stages: Sequence[int]) -> list[Action]:
         warmup = min(m * v, (v - 1) * size + p - rank - 1)

@@ -136,13 +136,14 @@ def test_nanotron_sums_gradients_of_zero_1_whole_and_after_the_backward(micro_ba
 
 
 def test_internevo_broadcasts_the_weights_of_each_rank_in_turn() -> None:
-    """Gradients hide behind the last backward; 64 broadcasts of a 64th of the bf16 weights do not."""
+    """Gradients hide behind the last backward, and slow it; 64 broadcasts of a 64th of the bf16 weights show."""
     ranks, weights = 64, 1_235_814_400
     job = Job(global_batch=4 * ranks, seq_len=8192, stack="internevo")
     plan = Parallelism(data=ranks, micro_batch=4, zero_stage=1, shard_degree=ranks)
     evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-h100:8"), job)
     each = broadcast(2 * weights / ranks, evaluator.mesh(plan).group(("data",))).seconds
-    assert evaluator.estimate(plan).time["data"] == pytest.approx(ranks * each, rel=0.01)
+    slowed = evaluator.software.overlap_slowdown * evaluator.stages(plan)[0].sync.reduce
+    assert evaluator.estimate(plan).time["data"] == pytest.approx(ranks * each + slowed, rel=0.01)
 
 
 def test_a_gather_after_the_step_is_exposed_where_the_stack_does_not_overlap_it() -> None:
