@@ -11,6 +11,7 @@ Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not wh
 import sys
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 from own_cases import measure_cases
 from tracking import USUAL, tracked
@@ -53,7 +54,7 @@ def row_of(name: str) -> dict[str, Any]:
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
         "adapter": adapter,
         "parallel": {
-            "stack": "transformers-fsdp2", "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
+            "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
             "cp": 1, "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP",
             "reshard_after_forward": reshard, "loss": "ce_fp32",
             "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
@@ -69,12 +70,15 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     plan, adapter = row["parallel"], row["adapter"]
     targets = adapter["target_modules"]
     targets = targets if targets == "all-linear" else targets.split(",")
-    wide = plan["master_dtype"] == "float32"
 
     def built() -> Any:
         model = named_model(row["model"]["name"], plan, torch.bfloat16)
+        torch.set_default_dtype(getattr(torch, plan["master_dtype"]))
         config = LoraConfig(r=adapter["r"], target_modules=targets)
-        model = get_peft_model(model, config, autocast_adapter_dtype=wide)
+        # Fake tensors cannot be moved in place: adapters are made where, and as what, they belong.
+        with patch.object(torch.nn.Module, "to", lambda module, *arguments, **options: module):
+            model = get_peft_model(model, config, autocast_adapter_dtype=False)
+        torch.set_default_dtype(torch.float32)
         if plan["recompute"] == "full":
             model.enable_input_require_grads()
         return model

@@ -27,7 +27,11 @@ class Quantized(NamedTuple):
 
 
 QUANTIZED: Mapping[str, Quantized] = MappingProxyType(
-    {"nf4": Quantized(0.5, (1 + 4 / NF4_CONSTANTS) / NF4_BLOCK), "int8": Quantized(1.0, 0.0)}
+    {
+        "nf4": Quantized(0.5, (1 + 4 / NF4_CONSTANTS) / NF4_BLOCK),
+        "int8": Quantized(1.0, 0.0),
+        "bf16": Quantized(2.0, 0.0),
+    }
 )
 """By the names of ``planner.models.adapters.Base``."""
 

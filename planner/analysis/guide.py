@@ -13,6 +13,7 @@ from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
+from planner.evaluation.setting import describe_trained
 from planner.plans import Plan
 from planner.search.pooled import stage_list
 
@@ -32,11 +33,12 @@ def explain(plan: Plan) -> str:
     """
     estimate = known(plan)
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in plan.cluster.pools)
+    trained = describe_trained(plan.model, plan.job)
     lines = [
         *textwrap.wrap(
             f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
             f"{plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
-            f"A device has {format_bytes(estimate.memory_limit_bytes)}. "
+            f"{trained + '. ' if trained else ''}A device has {format_bytes(estimate.memory_limit_bytes)}. "
             f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
             f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
             WIDTH,

@@ -10,7 +10,7 @@ import typer
 from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
 from planner.cli.files import print_json, read_plan, with_schedule, write_files
 from planner.cli.imports import ImportOptions
-from planner.cli.options import JobOptions, OutputOptions, PinOptions, ScheduleOption
+from planner.cli.options import AdapterOptions, JobOptions, OutputOptions, PinOptions, ScheduleOption
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.thresholds import check_thresholds
@@ -43,6 +43,7 @@ def plan(
     model: ModelArgument,
     cluster: ClusterArgument,
     job: JobOptions,
+    adapter: AdapterOptions,
     pins: PinOptions,
     output: OutputOptions,
     objective: Annotated[str, typer.Option(help="What to minimise: time, cost or devices.")] = "time",
@@ -56,11 +57,12 @@ def plan(
     from planner import api
 
     with Progress(output.quiet) as progress:
+        given = job.to_job(cluster, adapter.to_adapter())
         found = api.plan(
             model,
             cluster,
-            job.to_job(cluster),
-            pins.to_pins(job.to_job(cluster).global_batch),
+            given,
+            pins.to_pins(given.global_batch),
             objective=cast("Objective", objective),
             top=top,
             progress=_counted(progress),
@@ -71,7 +73,12 @@ def plan(
 
 
 def fit(
-    model: ModelArgument, cluster: ClusterArgument, job: JobOptions, pins: PinOptions, output: OutputOptions
+    model: ModelArgument,
+    cluster: ClusterArgument,
+    job: JobOptions,
+    adapter: AdapterOptions,
+    pins: PinOptions,
+    output: OutputOptions,
 ) -> None:
     """Say whether MODEL fits on CLUSTER, where it is tightest, and the least change that makes it fit.
 
@@ -80,7 +87,7 @@ def fit(
     from planner import api
 
     with Progress(output.quiet) as progress:
-        given = job.to_job(cluster)
+        given = job.to_job(cluster, adapter.to_adapter())
         answer = api.fit(model, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress))
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:

@@ -19,6 +19,7 @@ from planner.errors import InputError
 
 if TYPE_CHECKING:
     from cluster_specs.record import Record
+    from planner.models.adapters import Adapter
     from planner.plans import Job, Pins
 
 JOB, PINS, OUTPUT = "Job", "Pins: parts of the plan to fix", "Output"
@@ -54,6 +55,8 @@ SPELLED: Mapping[str, str] = MappingProxyType(
         "repair_s": "repair-time",
         "straggler_fraction": "stragglers",
         "deadline_s": "deadline",
+        "r": "lora",
+        "target_modules": "lora-targets",
     }
 )
 """Fields whose option is called otherwise."""
@@ -108,8 +111,8 @@ class JobOptions:
     ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
 
-    def to_job(self, cluster: str) -> "Job":
-        """The `Job`, with what is usual on the devices of ``cluster`` where nothing else is said.
+    def to_job(self, cluster: str, adapter: "Adapter | None" = None) -> "Job":
+        """The `Job` that trains the model, or an ``adapter``; what else it says is usual on the devices of ``cluster``.
 
         Raises ``InputError`` where a token batch is no whole number of sequences.
         """
@@ -132,6 +135,7 @@ class JobOptions:
                 "context_exchange": self.context_exchange,
                 "expert_imbalance": self.expert_imbalance,
                 "memory_headroom": self.headroom,
+                "adapter": adapter,
             },
         )
 
@@ -146,6 +150,37 @@ class JobOptions:
                 f"the nearest is {near}"
             )
         return sequences
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOptions:
+    """What is trained in place of a model's own weights."""
+
+    lora: Annotated[int | None, _job("--lora", help="Train adapters of this rank; all else is frozen.")] = (
+        None
+    )
+    lora_targets: Annotated[
+        str | None, _job("--lora-targets", help="Adapted modules: q_proj,v_proj, or all-linear.")
+    ] = None
+    lora_dropout: Annotated[
+        float | None, _job("--lora-dropout", help="Share of an adapter's inputs that is dropped.")
+    ] = None
+    base: Annotated[
+        str | None, _job("--base", help="Stored type of frozen weights: nf4 (QLoRA), int8 or bf16.")
+    ] = None
+
+    def to_adapter(self) -> "Adapter | None":
+        """The `Adapter`, where there is one; ``InputError`` for options that mean nothing without a rank."""
+        from planner.models.adapters import Adapter
+
+        fields = {"target_modules": self.lora_targets, "lora_dropout": self.lora_dropout, "base": self.base}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if self.lora is None and given:
+            option = SPELLED.get(next(iter(given)), next(iter(given)))
+            raise InputError(
+                f"--{option.replace('_', '-')} is about adapters: give their rank too, --lora 16"
+            )
+        return None if self.lora is None else from_options(Adapter, {"r": self.lora, **given})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models
 from planner.cli.files import print_json, write_files
-from planner.cli.options import OutputOptions, PinOptions
+from planner.cli.options import AdapterOptions, OutputOptions, PinOptions
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.sweep_options import (
@@ -44,6 +44,7 @@ def what_if(
         ),
     ],
     job: SweptJobOptions,
+    adapter: AdapterOptions,
     pins: PinOptions,
     terms: TermsOptions,
     run: RunningOptions,
@@ -71,6 +72,7 @@ def what_if(
         raise InputError("give the global batch: --global-batch in sequences or --batch-tokens in tokens")
     axes = {"model": values_of(models, "MODEL"), "cluster": tuple(clusters), **job.to_axes()}
     fixed = {name: value for name, value in pins.to_pins().model_dump().items() if value is not None}
+    fixed |= adapted(adapter)
     with Progress(output.quiet) as progress:
         answer = sweep(
             axes,
@@ -88,6 +90,7 @@ def what_if(
 def size(
     wanted: WantedOptions,
     job: SweptJobOptions,
+    adapter: AdapterOptions,
     terms: TermsOptions,
     run: RunningOptions,
     output: OutputOptions,
@@ -112,6 +115,7 @@ def size(
 
     name, tokens, assumed = wanted.to_workload()
     fixed, usual = _single_job(job)
+    fixed |= adapted(adapter)
     with Progress(output.quiet) as progress:
         answer = find(
             name,
@@ -146,6 +150,12 @@ def _answer(answer: "Sweep | Sizing", report: str, output: OutputOptions) -> Non
 
 USUAL_BATCH_TOKENS = 4 * 2**20
 """Of Llama 3's first stage (arXiv:2407.21783, section 3.4.1)."""
+
+
+def adapted(adapter: AdapterOptions) -> dict[str, Any]:
+    """The adapter as an input of every point, where there is one."""
+    given = adapter.to_adapter()
+    return {} if given is None else {"adapter": given}
 
 
 def _single_job(job: SweptJobOptions) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -21,7 +21,8 @@ def as_weights_are_gathered(rank: Rank) -> Iterator[dict[str, float]]:
     layer, head = rank.layer, rank.gathered_head
     keeps = rank.plan.zero_stage == 2
     if rank.software.wraps_ends:
-        first = (rank.root - head) * (2 if keeps else 1) + 2 * layer
+        embedding = rank.root - head
+        first = embedding + max(embedding, (embedding if keeps else 0.0) + 2 * layer)
         last = head + layer + (rank.whole if keeps else head)
     else:
         first = 2 * (rank.root + layer)

@@ -49,10 +49,8 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
     software = software_of(job, cluster.device)
     device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
     runs_on = cluster.model_copy(update={"device": in_training(device)})
-    graph = build_graph(model, job.seq_len)
-    if job.adapter is not None:
-        check_adapter(job, software)
-        graph = adapted(graph, job.adapter)
+    check_adapter(job, software)
+    graph = graph_of(model, job)
     matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
     return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
 
@@ -65,8 +63,25 @@ def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:
     return software if job.fused_optimizer is None else updating(software, job.fused_optimizer)
 
 
+def graph_of(model: Model, job: Job) -> Graph:
+    """The model's operators as they are trained: with adapters, where the job has any."""
+    graph = build_graph(model, job.seq_len)
+    return graph if job.adapter is None else adapted(graph, job.adapter)
+
+
+def describe_trained(model: Model, job: Job) -> str:
+    """What is trained where that is not all: adapters, and how many parameters of how many; else nothing."""
+    if job.adapter is None:
+        return ""
+    trained = count_parameters(graph_of(model, job))
+    everything = model.parameters + trained
+    return f"{job.adapter}: {trained / 1e6:.1f}M of {everything / 1e9:.2f}B parameters trained"
+
+
 def check_adapter(job: Job, software: SoftwareSpec) -> None:
     """Refuse adapters where nothing is known of how a stack trains them, or of what it would quantise."""
+    if job.adapter is None:
+        return
     if software.gradient_life != "late":
         raise InputError(
             f"adapters are priced for PyTorch's FSDP and DDP, not for stack {job.stack}: use --stack hf-fsdp or "

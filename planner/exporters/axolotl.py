@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from planner.exporters.adapters import axolotl_keys
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits
 from planner.exporters.script import (
@@ -54,6 +55,7 @@ def _config(plan: Plan) -> dict[str, Any]:
         "optimizer": OPTIMIZERS[job.optimizer],
         "bf16": job.precision == "bf16",
         "fp16": job.precision == "fp16",
+        **axolotl_keys(job.adapter),
     }
     if p.zero_stage == 0:
         return config | {"gradient_checkpointing": policy_of(p) == "full"}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from cluster_specs.units import GIB
+from planner.evaluation.setting import describe_trained
 from planner.plans import Estimate, Plan
 
 
@@ -38,6 +39,8 @@ def describe(plan: Plan) -> tuple[str, ...]:
         f"states: ZeRO {p.zero_stage} ({p.sharding}) over {p.shard_degree} ranks; recompute: {p.recompute}",
         f"micro-batch: {p.micro_batch} sequences a data-parallel rank, {p.num_microbatches} of them a step",
     ]
+    if job.adapter is not None:
+        lines.insert(3, f"trained: {describe_trained(plan.model, job)}")
     return (*lines, *(_estimate(plan.estimate) if plan.estimate else ()), *plan.warnings)
 
 

@@ -20,6 +20,7 @@ from planner.exporters import (
     nanotron,
     torchtitan,
 )
+from planner.exporters.adapters import check_adapter, peft_files
 from planner.exporters.limits import Limits, expresses, refused
 from planner.exporters.nearest import nearest_within
 from planner.exporters.unsaid import unsaid
@@ -221,8 +222,9 @@ def export(plan: Plan, target: str) -> dict[str, str]:
     if target not in EXPORTERS:
         raise UnknownName("export target", target, EXPORTERS, see="`meshwright targets` lists them")
     _refuse_unlike(plan, target)
+    check_adapter(plan, target)
     noted = plan.model_copy(update={"warnings": (*plan.warnings, *unsaid(plan, target))})
-    return dict(EXPORTERS[target].export(noted))
+    return {**EXPORTERS[target].export(noted), **peft_files(plan, target)}
 
 
 def _refuse_unlike(plan: Plan, target: str) -> None:

@@ -25,7 +25,7 @@ ALL_LINEAR = "all-linear"
 RANK = "adapter_rank"
 """Dim between the two products of an adapter."""
 
-Base = Literal["nf4", "int8"]
+Base = Literal["nf4", "int8", "bf16"]
 
 
 def _listed(given: object) -> object:
@@ -47,6 +47,13 @@ class Adapter(Given):
     base: Base | None = None
     """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
     Embedding, head, norms and biases are never quantised."""
+
+    def __str__(self) -> str:
+        """As people say it: ``LoRA r=16 on q_proj, v_proj``."""
+        kind = "QLoRA" if self.base == "nf4" else "LoRA"
+        stored = f", frozen weights in {self.base}" if self.base else ""
+        dropped = f", dropout {self.lora_dropout:g}" if self.lora_dropout else ""
+        return f"{kind} r={self.r} on {', '.join(self.target_modules)}{dropped}{stored}"
 
 
 class _Adapted(NamedTuple):

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
 from planner.analysis.naming import short_name
+from planner.evaluation.setting import describe_trained
 from planner.pipeline.generators import schedule_label
 from planner.plans import Estimate, Optimality, Parallelism, Plan
 from planner.report.console import Bar, columns, heading
@@ -65,6 +66,8 @@ def _choices(plan: Plan) -> Table:
 def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
     """Every choice of a plan as a name and a phrase."""
     choice = plan.plan
+    if plan.job.adapter is not None:
+        yield "trained", describe_trained(plan.model, plan.job)
     if choice.stages_differ or plan.cluster.others:
         yield from _stages(plan)
     else:

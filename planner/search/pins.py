@@ -30,6 +30,7 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
     Raises ``InputError``.
     """
     check_choices(evaluator, pins)
+    _check_adapter(evaluator, pins)
     _check_pipeline(pins)
     _check_devices(evaluator, pins)
     _check_model(evaluator, pins)
@@ -80,6 +81,19 @@ def _check_offload(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError(f"--offload: the bandwidth between {device.name} and its host is not known")
     if "weights" in (pins.offload or ()) and "optimizer" not in (pins.offload or ()):
         raise InputError("--offload weights: the host steps them, so add --offload optimizer")
+
+
+def _check_adapter(evaluator: Evaluator, pins: Pins) -> None:
+    if evaluator.job.adapter is None:
+        return
+    for name in ("tensor", "pipeline", "context", "expert", "virtual_stages"):
+        if (getattr(pins, name) or 1) > 1:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} {getattr(pins, name)}: adapters are planned data-parallel only")
+    if pins.unequal_stages or stage_policies(pins) or evaluator.whole.others:
+        raise InputError("adapters are planned data-parallel only: they have no stages that could differ")
+    if "weights" in (pins.offload or ()):
+        raise InputError("--offload weights: what it costs of frozen weights is not known")
 
 
 def _check_pipeline(pins: Pins) -> None:

@@ -9,7 +9,7 @@ micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside 
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
 `AUTOMATIC` those as well.
 Layers are cut by what the slowest stage takes. The best plans of this space are finished outside of it: boundaries are
-moved and recomputation relaxed stage by stage, where that makes them faster.
+moved and recomputation relaxed stage by stage, where that makes them faster. Of adapters, all ranks are data-parallel.
 """
 
 import math
@@ -139,6 +139,8 @@ def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
     For smaller ones memory optimisations and copies of the domain do the job: the order in which practitioners
     decide. A search that finds nothing without pipelines looks at them too.
     """
+    if evaluator.job.adapter is not None:
+        return False
     if stage_policies(pins) or any(
         p is not None for p in (pins.pipeline, pins.virtual_stages, pins.schedule)
     ):
@@ -185,6 +187,14 @@ def _layouts(
                 for e in _pinned(divisors(experts), pins.expert):
                     if spreads_experts(evaluator, d, c, e):
                         yield d, t, p, c, e
+
+
+def _data_parallel(
+    evaluator: Evaluator, pins: Pins, devices: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """As `_layouts`, of data-parallel ranks alone."""
+    if pins.data in (None, devices) and evaluator.job.global_batch % devices == 0:
+        yield devices, 1, 1, 1, 1
 
 
 def spreads_experts(evaluator: Evaluator, data: int, context: int, expert: int) -> bool:
@@ -272,7 +282,10 @@ def candidates(
     pipelines = searches_pipelines(evaluator, pins) if pipelines is None else pipelines
     offload = pins.offload or ()
     for devices in device_counts(evaluator.cluster, pins, objective):
-        for d, t, p, c, e in _layouts(evaluator, pins, devices, pipelines):
+        layouts = _layouts(evaluator, pins, devices, pipelines)
+        if evaluator.job.adapter is not None:
+            layouts = _data_parallel(evaluator, pins, devices)
+        for d, t, p, c, e in layouts:
             for b in micro_batches(evaluator.job.global_batch, d, pins):
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m):

@@ -23,7 +23,7 @@ def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     it was found under.
     """
     pins = pins or Pins()
-    if answer.cluster.others or pins.unequal_stages:
+    if answer.cluster.others or pins.unequal_stages or answer.job.adapter is not None:
         return None
     evaluator = Evaluator(answer.model, answer.cluster, answer.job)
     near = answer.plan.num_devices <= scale_up_size(answer.cluster)

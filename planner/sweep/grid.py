@@ -123,6 +123,7 @@ def _inputs(
 ) -> Inputs:
     """As given where there is no question, as understood where there is one."""
     asked = question.job.model_dump() if question else job
+    adapter = {"adapter": str(job["adapter"])} if "adapter" in job else {}
     return Inputs(
         model=str(values["model"]),
         cluster=str(values["cluster"]),
@@ -132,6 +133,6 @@ def _inputs(
         seq_len=int(asked["seq_len"]),
         precision=str(asked.get("precision", "bf16")),
         changes={name: value if isinstance(value, str) else float(value) for name, value in changes.items()},
-        job={name: asked[name] for name in job if name not in HEADLINES},
+        job={name: asked[name] for name in job if name not in HEADLINES} | adapter,
         pins=dict(pins),
     )
