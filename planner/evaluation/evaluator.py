@@ -13,14 +13,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.topology import pool_of
 from cost_models.compute import product_peak
 from planner.evaluation import sites
-from planner.evaluation.blocks import (
-    Assignment,
-    BlockCost,
-    BlockTerms,
-    block_cost,
-    block_terms,
-    exit_of,
-)
+from planner.evaluation.blocks import BlockCost, block_cost
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
 from planner.evaluation.lookup import with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
@@ -37,6 +30,7 @@ from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
 from planner.evaluation.states import Sync, gathers_of, products_of, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
+from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
 from planner.graph import commonest_layer, counted, tied_share
 from planner.models.model import Model
 from planner.operators import model_flops

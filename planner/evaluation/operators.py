@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from planner.evaluation.blocks import Assignment
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.terms import Assignment
 from planner.graph import Block, Op
 from planner.operators import ArithmeticClass, Counting, op_flops, operator_rule
 from planner.plans import Parallelism

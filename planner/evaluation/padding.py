@@ -2,7 +2,7 @@
 
 import math
 
-from planner.evaluation.blocks import Assignment
+from planner.evaluation.terms import Assignment
 from planner.evaluation.weights import Weights, weights_of
 from planner.graph import Block, Tensor
 from planner.operators import INNER_DIMS

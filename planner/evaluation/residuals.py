@@ -75,12 +75,12 @@ def _arrays(software: SoftwareSpec, op: Op) -> float:
 
 
 def _fused(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
-    """Results of products by one parameter: parts that nothing reads stay with one that is kept."""
+    """Results of products by one parameter, or sums with them: parts that nothing reads stay with one that is kept."""
     kept = set(saved_tensors(block, "none", pricer.job.attention_kernel))
     found = {}
-    for op in (op for op in block.ops if len(op.outputs) > 1 and op.kind == "matmul"):
+    for op in (op for op in block.ops if len(op.outputs) > 1 and op.kind in ("matmul", "add")):
         modules = {block.tensor[name].path.rpartition(".")[0] for name in op.weights}
         parts = [name for name in op.outputs if name in kept]
-        if len(modules) == 1 and all(modules) and parts:
+        if (op.kind == "add" or (len(modules) == 1 and all(modules))) and parts:
             found[parts[0]] = sum(sizes[name] for name in op.outputs if name not in kept)
     return found

@@ -14,9 +14,10 @@ from typing import Any
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
-from planner.evaluation.blocks import Assignment, BlockCost, BlockTerms
+from planner.evaluation.blocks import BlockCost
 from planner.evaluation.stages import StageCost, UnitCost
 from planner.evaluation.states import Sync
+from planner.evaluation.terms import Assignment, BlockTerms
 from planner.models.model import Model
 from planner.plans import Job
 from planner.sharding.costs import EdgeCost, OpCost

@@ -164,8 +164,8 @@ def _steps(
     deltas = [out.model_copy(update={"name": f"{out.name}_lora"}) for out in results]
     steps.append(_op(ups[0].name, "matmul", (narrow,), deltas, ups))
     bases = [tensors[f"{out.name}_base"] for out in results]
-    for base, delta, out in zip(bases, deltas, results, strict=True):
-        steps.append(_op(f"{out.name}_lora_add", "add", (base, delta), (out,)))
+    # One sum for all parts of a fused module, as they are views of one array.
+    steps.append(_op(f"{name}_lora_add", "add", (*bases, *deltas), results))
     return [*added, *ups, *deltas], steps
 
 

@@ -7,8 +7,8 @@ search falls back on the lean one where the fast one does not fit.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from planner.evaluation.blocks import Assignment, exit_of
 from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.evaluation.terms import Assignment, exit_of
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph
 from planner.intra_op.ilp import solve
 from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block

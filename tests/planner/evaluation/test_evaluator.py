@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from cluster_specs.catalog import load_cluster
-from planner.evaluation.blocks import block_cost, block_terms
+from planner.evaluation.blocks import block_cost
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.terms import block_terms
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
 

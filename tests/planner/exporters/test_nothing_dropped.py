@@ -14,6 +14,7 @@ from planner.exporters.limits import CHECKS
 from planner.exporters.registry import EXPORTERS, export
 from planner.exporters.stages import with_cuts
 from planner.exporters.unsaid import CHOICES, SAYS, unsaid
+from planner.models.adapters import Adapter
 from planner.models.catalog import load_model
 from planner.operators import RECOMPUTE_POLICIES
 from planner.plans import Job, Parallelism, Plan
@@ -83,6 +84,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
         "overlap_experts": True,
+        "adapter": Adapter(r=8, target_modules=("q_proj",), base="nf4"),
     }
 )
 """Field of `Job` -> another choice."""

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
-from planner.evaluation.blocks import BlockCost, block_terms, exit_of
+from planner.evaluation.blocks import BlockCost
 from planner.evaluation.edges import edges_of
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.terms import block_terms, exit_of
 from planner.graph import Block
 from planner.intra_op.ilp import solve
 from planner.intra_op.pricing import Ends, PricedBlock, Situation, StateCost, price_block

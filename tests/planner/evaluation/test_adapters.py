@@ -1,0 +1,133 @@
+"""Adapters beside frozen weights: what ranks hold, gather and reduce, and what is refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.errors import InputError
+from planner.evaluation import Evaluator
+from planner.models.adapters import Adapter
+from planner.models.catalog import load_model
+from planner.plans import Estimate, Job, Parallelism
+
+TRAINED, FROZEN = 6_815_744, 8_030_261_248
+"""Of Llama 3.1 8B with r = 16 on queries and values (peft)."""
+
+QUANTISED = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+"""Of these, in linear modules of layers."""
+
+
+def estimated(
+    adapter: Mapping[str, Any] | None, plan: Mapping[str, Any] | None = None, **job: Any
+) -> Estimate:
+    given = Job(
+        global_batch=8,
+        seq_len=1024,
+        stack="hf-fsdp",
+        adapter=None if adapter is None else Adapter(**{"r": 16, **adapter}),
+        **job,
+    )
+    degrees = {"data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8, **(plan or {})}
+    cluster = load_cluster("dgx-h100:1")
+    return Evaluator(load_model("llama-3.1-8b"), cluster, given).estimate(Parallelism(**degrees))
+
+
+REPLICAS = {"zero_stage": 0, "sharding": "NO_SHARD", "shard_degree": 1}
+
+
+def test_frozen_weights_have_no_masters_and_no_states() -> None:
+    """Two bytes each over eight ranks; of adapters fp32 masters and two fp32 moments."""
+    memory = estimated({}).memory
+    assert memory["frozen_weights"] == pytest.approx(2 * FROZEN / 8)
+    assert memory["master_weights"] == pytest.approx(4 * TRAINED / 8)
+    assert memory["optimizer"] == pytest.approx(8 * TRAINED / 8)
+
+
+def test_ranks_gather_all_weights_and_reduce_gradients_of_adapters() -> None:
+    """All twice but the root's once (2 bytes each, 7/8 of them sent); 16-bit gradients of adapters scattered."""
+    sent = estimated({}).communication
+    ends = 2 * 128256 * 4096 + 4096
+    gathered = 2 * (2 * (FROZEN + TRAINED) - ends) * 7 / 8
+    assert sent["all_gather"] == pytest.approx(gathered, rel=1e-9)
+    assert sent["reduce_scatter"] == pytest.approx(2 * TRAINED * 7 / 8, rel=1e-9)
+
+
+def test_replicas_hold_all_and_sum_gradients_of_adapters_only() -> None:
+    replicas = estimated({}, REPLICAS)
+    assert replicas.memory["frozen_weights"] == pytest.approx(2 * FROZEN)
+    assert set(replicas.communication) == {"all_reduce"}
+    assert replicas.communication["all_reduce"] == pytest.approx(2 * 2 * TRAINED * 7 / 8)
+
+
+def test_four_bits_are_half_a_byte_and_constants_that_are_not_sharded() -> None:
+    """0.127 bits of constants for each weight (arXiv:2305.14314, section 3), whole on every rank."""
+    memory = estimated({"base": "nf4"}).memory
+    constants = (8 / 64 + 32 / (64 * 256)) / 8
+    assert constants * 8 == pytest.approx(0.127, abs=1e-3)
+    wide = 2 * (FROZEN - QUANTISED) / 8
+    assert memory["frozen_weights"] == pytest.approx(wide + QUANTISED * (0.5 / 8 + constants))
+
+
+@pytest.mark.parametrize(("base", "width"), [("nf4", 0.5), ("int8", 1.0), ("bf16", 2.0)])
+def test_quantised_weights_travel_as_they_are_stored(base: str, width: float) -> None:
+    ends = 2 * 128256 * 4096 + 4096
+    layers = width * QUANTISED + 2 * (FROZEN - QUANTISED - ends + TRAINED)
+    sent = estimated({"base": base}).communication
+    assert sent["all_gather"] == pytest.approx((2 * layers + 2 * ends) * 7 / 8, rel=1e-9)
+
+
+def test_widening_takes_time_and_a_buffer() -> None:
+    """Each way every quantised weight is read and written in 16 bits; the largest is there for a moment."""
+    wide, narrow = estimated({}, REPLICAS), estimated({"base": "nf4"}, REPLICAS)
+    device = load_cluster("dgx-h100:1").device
+    moved = 2 * QUANTISED * (0.5 + 2)
+    least = moved / device.memory_bandwidth
+    assert least < narrow.time["compute"] - wide.time["compute"] < 1.5 * least
+    assert workspace(narrow) - workspace(wide) == pytest.approx(2 * 4096 * 14336)
+
+
+def workspace(estimate: Estimate) -> float:
+    return max(moment.tensors.get("workspace", 0.0) for moment in estimate.memory_over_step)
+
+
+def test_adapters_take_less_of_everything_than_the_whole_model() -> None:
+    adapters, whole = estimated({}), estimated(None)
+    assert adapters.step_time_s < whole.step_time_s
+    assert adapters.memory_bytes < whole.memory_bytes
+
+
+def test_more_rank_costs_more() -> None:
+    small, large = estimated({"r": 8}), estimated({"r": 256})
+    assert small.step_time_s < large.step_time_s
+    assert small.memory_bytes < large.memory_bytes
+
+
+def test_a_tied_table_is_frozen_once() -> None:
+    """Llama 3.2 1B: embedding and head are one parameter."""
+    model = load_model("llama-3.2-1b")
+    job = Job(global_batch=1, seq_len=512, stack="hf-fsdp", adapter=Adapter(r=8))
+    estimate = Evaluator(model, load_cluster("dgx-h100:1"), job).estimate(Parallelism())
+    assert estimate.memory["frozen_weights"] == pytest.approx(2 * model.parameters)
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "words"),
+    [
+        ({"stack": "megatron"}, {}, "not for stack megatron"),
+        ({"precision": "fp8"}, {}, "found precision fp8"),
+        ({}, {"data": 4, "tensor": 2, "shard_degree": 4}, "data-parallel only .*, found tensor 2"),
+        ({}, {"offload": ("optimizer", "weights")}, "offload of weights"),
+    ],
+)
+def test_what_is_not_known_is_refused(job: dict[str, Any], plan: dict[str, Any], words: str) -> None:
+    degrees = {"data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8, **plan}
+    choice = Parallelism(num_microbatches=8 // degrees["data"], **degrees)
+    with pytest.raises(InputError, match=words):
+        evaluated(choice, **job)
+
+
+def evaluated(choice: Parallelism, **job: Any) -> Estimate:
+    given = Job(**{"global_batch": 8, "seq_len": 512, "stack": "hf-fsdp", "adapter": Adapter(r=8), **job})
+    return Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), given).estimate(choice)

@@ -1,0 +1,98 @@
+"""Adapters in a model's graph: what is trained and computed, against peft's and torch's own counts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import InputError
+from planner.flops import Counting
+from planner.graph import Graph, count_parameters
+from planner.models.adapters import Adapter, adapted
+from planner.models.catalog import build_graph, load_model
+from planner.operators import backward_flops, forward_flops, model_flops, saved_tensors
+
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "adapters_truth.jsonl").read_text().splitlines()
+]
+"""Of benchmarks/counting_adapters.py."""
+
+by_case = pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['r']}")
+FULL = Counting(causal=False, attention_kernel="plain")
+
+
+def graph_of(row: dict[str, Any]) -> Graph:
+    adapter = Adapter(r=row["r"], target_modules=tuple(row["target_modules"]))
+    return adapted(build_graph(load_model(row["model"]), row["seq"]), adapter)
+
+
+def llama(**fields: Any) -> Graph:
+    return adapted(build_graph(load_model("llama-3.1-8b"), 512), Adapter(**{"r": 16, **fields}))
+
+
+@by_case
+def test_as_many_parameters_are_trained_as_peft_says(row: dict[str, Any]) -> None:
+    trained = count_parameters(graph_of(row))
+    assert trained == row["trainable"]
+    assert load_model(row["model"]).parameters + trained == row["all"]
+
+
+@by_case
+def test_flops_equal_torchs_counter(row: dict[str, Any]) -> None:
+    graph = graph_of(row)
+    assert forward_flops(graph, 1, FULL) == row["fwd_flops"]
+    assert backward_flops(graph, 1, FULL) == row["bwd_flops"]
+
+
+@by_case
+def test_without_a_gradient_of_the_embedding_the_first_layer_has_less_to_do(row: dict[str, Any]) -> None:
+    """Which is left out: at most a layer's attention, half of one of 32."""
+    assert row["bwd_flops_without_input"] <= backward_flops(graph_of(row), 1, FULL)
+    assert backward_flops(graph_of(row), 1, FULL) < 1.025 * row["bwd_flops_without_input"]
+
+
+def test_model_flops_count_frozen_weights_twice_and_adapters_three_times() -> None:
+    """Of Llama 3.1 8B: 2 x 2 x 7.505e9 x tokens of matrices, 6 x 6.8e6 of adapters, and causal attention thrice."""
+    tokens, layers, width = 512, 32, 4096
+    matrices = 8_030_261_248 - 128256 * 4096 - 65 * 4096
+    attention = 3 * 2 * layers * tokens * width * tokens
+    expected = tokens * (4 * matrices + 6 * 6_815_744) + attention
+    assert model_flops(llama(), 1) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_frozen_product_keeps_its_input_only_for_an_adapter() -> None:
+    graph = llama()
+    kept = saved_tensors(graph.block[graph.sequence[0]], "none")
+    everything = saved_tensors(build_graph(load_model("llama-3.1-8b"), 512).block["layer"], "none")
+    assert {"mlp_normed", "activated"} <= set(everything)
+    assert not {"mlp_normed", "activated"} & set(kept)
+    assert {"attn_normed", "wq_lora_down", "wv_lora_down", "up", "gate"} <= set(kept)
+
+
+def test_dropout_keeps_a_mask_and_what_is_left_for_each_adapter() -> None:
+    kept = set(saved_tensors(llama(lora_dropout=0.1).block["layer"], "none"))
+    assert {"wq_lora_mask", "wq_lora_input", "wv_lora_mask", "wv_lora_input"} <= kept
+    assert "attn_normed" not in kept
+
+
+def test_a_fused_module_has_one_adapter() -> None:
+    """Phi-3's query, key and value share a parameter: rank x (3072 + 9216)."""
+    fused = adapted(build_graph(load_model("phi-3-mini-4k"), 512), Adapter(r=4, target_modules=("qkv_proj",)))
+    assert count_parameters(fused) == 32 * 4 * (3072 + 9216)
+
+
+def test_targets_that_are_no_modules_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="'c_attn'; adapters go on down_proj, gate_proj"):
+        llama(target_modules=("c_attn",))
+
+
+def test_experts_are_not_adapted_by_a_word_whose_meaning_changes() -> None:
+    mixtral = build_graph(load_model("mixtral-8x7b"), 512)
+    with pytest.raises(InputError, match="stacked experts"):
+        adapted(mixtral, Adapter(r=8, target_modules=("all-linear",)))
+
+
+def test_targets_may_be_one_text() -> None:
+    assert Adapter(r=8, target_modules="q_proj, v_proj").target_modules == ("q_proj", "v_proj")  # type: ignore[arg-type]
