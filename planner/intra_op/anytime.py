@@ -41,6 +41,9 @@ BEFORE, BRANCHING, PARTING, AFTER = 0.15, 0.35, 0.5, 0.8
 decision leaves, and into more branches below what that gave."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
+UNSETTLED = 0.1
+"""Of the best choice: the gap above which messages that still gain have no say on hubs; what follows a decision made
+by them takes most of the time, and finds nothing."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -185,6 +188,10 @@ class _Anytime:
     def _open(self) -> bool:
         return self.lower_bound <= self.cutoff - 1 and time.monotonic() < self.deadline
 
+    def _apart(self, share: float) -> bool:
+        """Whether the gap is at least this share of the best choice."""
+        return self.cutoff - self.lower_bound >= share * abs(self.cutoff)
+
     def _time_for(self, looks: float) -> bool:
         return self.deadline - time.monotonic() > looks * self.looking
 
@@ -192,8 +199,8 @@ class _Anytime:
         now = time.monotonic()
         return now + share * (self.deadline - now)
 
-    def _relax(self, deadline: float) -> None:
-        """Better messages and prices, as long as they close the gap fast enough."""
+    def _relax(self, deadline: float) -> bool:
+        """Better messages and prices, as long as they close the gap fast enough; whether they no longer do."""
         gaining = True
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
@@ -208,6 +215,7 @@ class _Anytime:
             self._look(2 * time.monotonic() - start)
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
         self.relaxation.return_to_best()
+        return not gaining
 
     def _prove_by(self, bound: Bound) -> None:
         self._prove(bound.value - MARGIN * abs(bound.value))
@@ -247,11 +255,13 @@ class _Anytime:
     def _part(self) -> None:
         """Decide hubs, and solve what is left then: little ties it together."""
         hubs = hubs_of(self.proof)
-        if not hubs or not self._open():
+        if not hubs or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
-        self._relax(self._soon(BEFORE))
-        near = self.cutoff - self.lower_bound < FAR_APART * abs(self.cutoff)
-        if near or not self._open() or not self._time_for(LOOKS_PER_DIVE):
+        if not any(
+            self._relax(self._soon(share)) or not self._apart(UNSETTLED) for share in (BEFORE, RELAXING)
+        ):
+            return
+        if not self._apart(FAR_APART) or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
         at_ease = self._time_for(LOOKS_PER_BRANCHES)
         tree = HubTree(self.relaxation, hubs)

@@ -66,6 +66,7 @@ def test_equals_brute_force_where_every_node_is_a_hub(problem):
         take_turns(patch)
         patch.setattr(anytime, "BEFORE", 0.001)
         patch.setattr(anytime, "FAR_APART", 0.0)
+        patch.setattr(anytime, "UNSETTLED", np.inf)
         patch.setattr(hubs, "MANY", 1)
         check(problem)
 
@@ -101,11 +102,29 @@ def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch)
     monkeypatch.setattr(anytime, "RELAXING", 0.02)
     monkeypatch.setattr(anytime, "SEARCHING", 0.02)
     monkeypatch.setattr(anytime, "BEFORE", 0.001)
+    monkeypatch.setattr(anytime, "UNSETTLED", np.inf)
     monkeypatch.setattr(hubs, "MANY", 3)
     monkeypatch.setattr(hub_branches, "dive", greediest)
     answer = solve_contest_problem(problem, soon(5.0))
     assert decided
     assert answer.lower_bound <= least <= answer.cost
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_hubs_wait_for_messages_that_still_gain_far_below_the_best_choice(monkeypatch, settled):
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    decided = []
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
+    monkeypatch.setattr(anytime, "UNSETTLED", 1e-9)
+    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(anytime, "HubTree", lambda *given: decided.append(given[1]) or HubTree(*given))
+    if not settled:  # no round of messages has the time to end by itself
+        monkeypatch.setattr(anytime, "BEFORE", 0.0)
+        monkeypatch.setattr(anytime, "RELAXING", 0.0)
+    solution = solve_contest_problem(problem, soon(3.0))
+    assert problem.fits(solution.choice)
+    assert bool(decided) == settled
 
 
 @settings(max_examples=100, deadline=None)
