@@ -11,12 +11,16 @@ NVIDIA/nccl@5067397 ``src/graph/tuning.cc`` (hops of rings, trees and switches o
 jax-ml/scaling-book@0819a7d ``sharding.md`` (tori).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby
 from math import ceil, log2, prod
 from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup, Level
+
+GROUPS = 1 << 12
+"""Of which is kept what does not depend on bytes."""
 
 
 class Steps(NamedTuple):
@@ -39,17 +43,15 @@ def ring(full_bytes: float, group: CommGroup) -> Steps:
 
     Of a rank's ``n - 1`` hops ``s - 1`` cross the outermost level, ``(s_i - 1) n / (k_i s_i)`` level ``i``.
     """
-    hops = tuple(
-        (level.size - 1) * (group.size / (inside * level.size)) / level.ring_directions
-        for inside, level in _inside(group)
-    )
-    transfer = (group.size - 1) / group.size * full_bytes / _ring_bandwidth(group)
-    return Steps(hops, transfer, (group.size - 1) * max(level.ring_step for level in group.active_levels))
+    around = _around(group)
+    transfer = (group.size - 1) / group.size * full_bytes / around.bandwidth
+    return Steps(around.hops, transfer, around.lockstep)
 
 
 def chain(full_bytes: float, group: CommGroup) -> Steps:
     """Broadcast or reduce along a ring, in a pipeline of chunks: ``V / min_i k_i B_i``."""
-    return Steps(ring(full_bytes, group).hops, full_bytes / _ring_bandwidth(group))
+    around = _around(group)
+    return Steps(around.hops, full_bytes / around.bandwidth)
 
 
 def recursive_halving(full_bytes: float, group: CommGroup) -> Steps:
@@ -146,16 +148,32 @@ def twice(pass_: Callable[[float, CommGroup], Steps]) -> Callable[[float, CommGr
     return all_reduce
 
 
-def _inside(group: CommGroup) -> Iterator[tuple[int, Level]]:
+@lru_cache(maxsize=GROUPS)
+def _inside(group: CommGroup) -> tuple[tuple[int, Level], ...]:
     """(k_i, level i) of the active levels."""
-    inside = 1
-    for level in group.active_levels:
-        yield inside, level
-        inside *= level.size
+    sizes = [level.size for level in group.active_levels]
+    return tuple((prod(sizes[:i]), level) for i, level in enumerate(group.active_levels))
 
 
-def _ring_bandwidth(group: CommGroup) -> float:
-    return min(inside * level.bandwidth * level.ring_directions for inside, level in _inside(group))
+class _Ring(NamedTuple):
+    """What a ring of a group is like, whatever goes around it; hops and lockstep as in `Steps`."""
+
+    hops: tuple[float, ...]
+    bandwidth: float
+    """[bytes/s]"""
+    lockstep: float
+
+
+@lru_cache(maxsize=GROUPS)
+def _around(group: CommGroup) -> _Ring:
+    return _Ring(
+        tuple(
+            (level.size - 1) * (group.size / (inside * level.size)) / level.ring_directions
+            for inside, level in _inside(group)
+        ),
+        min(inside * level.bandwidth * level.ring_directions for inside, level in _inside(group)),
+        (group.size - 1) * max(level.ring_step for level in group.active_levels),
+    )
 
 
 def _crossed(level: Level) -> float:
@@ -163,6 +181,7 @@ def _crossed(level: Level) -> float:
     return level.bandwidth * level.crossing
 
 
+@lru_cache(maxsize=GROUPS)
 def _log_hops(group: CommGroup) -> tuple[float, ...]:
     return tuple(float(ceil(log2(level.size))) for level in group.active_levels)
 

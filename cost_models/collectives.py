@@ -9,7 +9,7 @@ Groups on NVLink, xGMI, PCIe, InfiniBand and Ethernet are timed as NCCL (and RCC
 protocols; groups on TPU links as XLA does, with none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -20,9 +20,11 @@ from cluster_specs.topology import CommGroup
 from cost_models import algorithms as by
 from cost_models.algorithms import Steps
 from cost_models.costs import CommTime
-from cost_models.protocols import Protocol, fill, in_switch_constants, launch_latency, protocols
+from cost_models.protocols import fill, in_switch_constants, launch_latency, protocols
 
 Collective = Callable[[float, CommGroup], CommTime]
+
+Stepping = Callable[[float, CommGroup], Steps]
 
 NETWORKS = ("infiniband", "ethernet")
 """Kinds of links between nodes of GPUs."""
@@ -31,7 +33,7 @@ NETWORKS = ("infiniband", "ethernet")
 class Algorithm(NamedTuple):
     """One way to run a collective, and the groups on which the library uses it."""
 
-    steps: Callable[[float, CommGroup], Steps]
+    steps: Stepping
     applies: Callable[[CommGroup], bool]
 
 
@@ -117,9 +119,14 @@ def algorithm_times(name: str, full_bytes: float, group: CommGroup) -> Mapping[s
         raise UnknownName("collective", name, ALGORITHMS)
     return {
         algorithm: _timed(algorithm, steps(full_bytes, group), full_bytes, group)
-        for algorithm, (steps, applies) in ALGORITHMS[name].items()
-        if applies(group)
+        for algorithm, steps in _applicable(name, group)
     }
+
+
+@lru_cache(maxsize=by.GROUPS)
+def _applicable(name: str, group: CommGroup) -> tuple[tuple[str, Stepping], ...]:
+    known = ALGORITHMS[name].items()
+    return tuple((algorithm, steps) for algorithm, (steps, applies) in known if applies(group))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -237,21 +244,29 @@ def _timed(algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) ->
         return CommTime(_dot(steps.hops, [level.latency for level in levels]), steps.transfer)
     if algorithm == "in_switch":
         return _in_switch_time(steps, full_bytes, group)
-    times = [_over(protocol, algorithm, steps, full_bytes, group) for protocol in protocols()]
-    return min(times, key=lambda time: time.seconds)
+    return min(_by_protocol(algorithm, steps, full_bytes, group), key=lambda time: time.seconds)
 
 
-def _over(protocol: Protocol, algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
-    """Latencies added, and the bytes at what the protocol, the tree and the filling pipeline leave."""
-    tree = algorithm == "double_tree"
-    hops = _dot(steps.hops, [protocol.hop_latency(level, tree) for level in group.active_levels])
-    if algorithm == "ring":
-        hops *= protocol.ring_rounds(full_bytes, group.size)
-    bandwidth = protocol.bandwidth * (protocol.tree_share(full_bytes) if tree else 1.0)
-    transfer = steps.transfer / bandwidth
-    if algorithm in _PIPELINED:
-        transfer *= _network_fill(full_bytes, group)
-    return CommTime(launch_latency() + protocol.kernel_latency + hops + steps.lockstep, transfer)
+def _by_protocol(algorithm: str, steps: Steps, full_bytes: float, group: CommGroup) -> Iterator[CommTime]:
+    """Latencies added, and the bytes at what each protocol, the tree and the filling pipeline leave."""
+    ring, tree = algorithm == "ring", algorithm == "double_tree"
+    filling = _network_fill(full_bytes, group) if algorithm in _PIPELINED else 1.0
+    for protocol, hops in zip(protocols(), _hop_latencies(steps.hops, tree, group), strict=True):
+        rounds = protocol.ring_rounds(full_bytes, group.size) if ring else 1.0
+        share = protocol.tree_share(full_bytes) if tree else 1.0
+        yield CommTime(
+            launch_latency() + protocol.kernel_latency + hops * rounds + steps.lockstep,
+            steps.transfer / (protocol.bandwidth * share) * filling,
+        )
+
+
+@lru_cache(maxsize=by.GROUPS)
+def _hop_latencies(hops: tuple[float, ...], tree: bool, group: CommGroup) -> tuple[float, ...]:
+    """Of all hops, by protocol [s]."""
+    levels = group.active_levels
+    return tuple(
+        _dot(hops, [protocol.hop_latency(level, tree) for level in levels]) for protocol in protocols()
+    )
 
 
 def _in_switch_time(steps: Steps, full_bytes: float, group: CommGroup) -> CommTime:
