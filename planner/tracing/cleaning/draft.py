@@ -90,8 +90,12 @@ class Draft:
 
     def rename(self, to: Mapping[int, tuple[int, ...]]) -> None:
         """Write other factors in the place of some."""
-        self.reads = [renamed(d, to) for d in self.reads]
-        self.writes = [renamed(d, to) for d in self.writes]
+        known: dict[Dims, Dims] = {}
+
+        def anew(arrays: Iterable[Dims]) -> list[Dims]:
+            return [known[d] if d in known else known.setdefault(d, renamed(d, to)) for d in arrays]
+
+        self.reads, self.writes = anew(self.reads), anew(self.writes)
         self.whole = {g for f in self.whole for g in to.get(f, (f,))}
         self.reductions = [
             r.model_copy(update={"dims": _flat(r.dims, to), "over": _flat(r.over, to)})
@@ -106,11 +110,7 @@ class Draft:
         if self.manual is not None:
             self.manual = {axis: to.get(f, (f,))[0] for axis, f in self.manual.items()}
         self.members = [
-            Member.model_construct(
-                name=m.name,
-                reads=tuple(renamed(d, to) for d in m.reads),
-                writes=tuple(renamed(d, to) for d in m.writes),
-            )
+            Member.model_construct(name=m.name, reads=tuple(anew(m.reads)), writes=tuple(anew(m.writes)))
             for m in self.members
         ]
 

@@ -5,7 +5,6 @@ it needs besides waits for that one. Products, gathers and scans stay by themsel
 up products notes which (`planner.tracing.program.Operation.addends`): those may arrive as partial sums.
 """
 
-import heapq
 from collections.abc import Mapping
 
 from planner.tracing.cleaning.draft import Draft, finished
@@ -143,25 +142,16 @@ class _Groups:
     def ordered(self, ends: set[str]) -> list[Draft]:
         """Groups in an order in which they can run, with only the outputs that others need."""
         users = {n for d in self.groups for n in d.inputs} | ends
-        waiting = [mask.bit_count() for mask in self.before]
-        ready = [g for g, count in enumerate(waiting) if count == 0]
+        left, done = list(range(len(self.groups))), 0
         order: list[Draft] = []
-        after: list[list[int]] = [[] for _ in self.groups]
-        for g, mask in enumerate(self.before):
-            while mask:
-                low = mask & -mask
-                after[low.bit_length() - 1].append(g)
-                mask ^= low
-        while ready:
-            g = heapq.heappop(ready)
+        while left:
+            g = next(g for g in left if not self.before[g] & ~done)
+            left.remove(g)
+            done |= 1 << g
             draft = self.groups[g]
             pairs = [(n, w) for n, w in zip(draft.outputs, draft.writes, strict=True) if n in users]
             draft.outputs, draft.writes = [n for n, _ in pairs], [w for _, w in pairs]
             order.append(draft)
-            for later in after[g]:
-                waiting[later] -= 1
-                if not waiting[later]:
-                    heapq.heappush(ready, later)
         return order
 
 

@@ -131,9 +131,14 @@ def _worthwhile(pricer: ProgramPricer, joint: Joint) -> tuple[tuple[Pattern, ...
 def _first_with_common(patterns: Sequence[Layouts]) -> list[npt.NDArray[np.intp]]:
     """Of each, the first rows that have the patterns that all have, these in the order in which the first has them."""
     base = 1 + max(int(rows.max(initial=0)) for rows in patterns) - OWN
-    worth = base ** np.arange(patterns[0].shape[1])
-    firsts = [np.unique((rows - OWN) @ worth, return_index=True) for rows in patterns]
-    common = reduce(np.intersect1d, [numbers for numbers, _ in firsts])
-    found = [first[np.searchsorted(numbers, common)] for numbers, first in firsts]
-    order = np.argsort(found[0])
-    return [first[order] for first in found]
+    axes = patterns[0].shape[1]
+    firsts = []
+    for rows in patterns:
+        first = np.full(base**axes, len(rows))  # few, so that they need no sorting
+        np.minimum.at(first, (rows - OWN) @ base ** np.arange(axes), np.arange(len(rows)))
+        firsts.append(first)
+    common = np.flatnonzero(
+        reduce(np.logical_and, [f < len(r) for f, r in zip(firsts, patterns, strict=True)])
+    )
+    order = common[np.argsort(firsts[0][common])]
+    return [first[order] for first in firsts]

@@ -82,9 +82,11 @@ class Options(Sequence[Option]):
 
     def rows(self, row: Codes) -> "Options":
         """Some of them, or one several times; arrays that are indexed alike stay one."""
-        taken = {id(w): w[row] for w in (*self.reads, *self.writes)}
+        taken = {id(w): w.take(row, axis=0) for w in (self.split, *self.reads, *self.writes)}
         reads, writes = (tuple(taken[id(w)] for w in arrays) for arrays in (self.reads, self.writes))
-        return Options(self.split[row], reads, writes, None if self.brought is None else self.brought[row])
+        return Options(
+            taken[id(self.split)], reads, writes, None if self.brought is None else self.brought[row]
+        )
 
     def __len__(self) -> int:
         return len(self.split)
@@ -142,7 +144,7 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
     evenly = divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})
     if ring is not None:
         evenly &= divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})
-    return split[evenly]
+    return split.take(np.flatnonzero(evenly), axis=0)
 
 
 def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:
@@ -159,13 +161,14 @@ def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMe
         # an inner axis already splits this dim: its blocks would have to change places
         meets = (after[:, a] == before[row, b]) & (after[:, a] != WHOLE)
         allowed &= ~(summed[row, a] & meets)
-    row, after = row[allowed], after[allowed]
+    kept = np.flatnonzero(allowed)
+    row, after = row[kept], after.take(kept, axis=0)
     if lasting:
         first = np.flatnonzero(summed.any(axis=1))
         row = np.concatenate([first, row])
         after = np.concatenate([np.where(summed, PARTS, before)[first], after])
         order = np.argsort(row, kind="stable")
-        row, after = row[order], after[order]
+        row, after = row[order], after.take(order, axis=0)
     return replace(plain.rows(row), writes=(after,))
 
 
@@ -173,7 +176,7 @@ def _each(row: Codes, after: Layouts, counts: Codes) -> tuple[Codes, Layouts, Co
     """Every entry as often as ``counts`` says, and which time it is."""
     at = np.repeat(np.arange(row.size), counts)
     times = np.arange(at.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row[at], after[at], times
+    return row[at], after.take(at, axis=0), times
 
 
 def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
