@@ -43,6 +43,14 @@ class Values(NamedTuple):
         return tuple(self.tensors[index]["dims"])
 
 
+class Part(NamedTuple):
+    """A matrix (inputs, outputs) within an array of several: some of its columns."""
+
+    whole: Any
+    start: int
+    size: int
+
+
 LOGITS = {"vocab"}
 """Dims of results that leave their product in fp32, as the loss wants them."""
 
@@ -66,11 +74,19 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
 
     x, results = inputs.arrays[0], []
     pending = list(zip(weights.arrays, map(weights.dims, range(len(weights.arrays))), strict=True))
+    products: dict[int, Any] = {}
     for output in outputs:
         array, dims = pending.pop(0)
-        equation = f"{spell(inputs.dims(0))},{spell(dims)}->{spell(output['dims'])}"
-        logits = jnp.float32 if set(output["dims"]) >= LOGITS else None
-        result = jnp.einsum(equation, x, array, preferred_element_type=logits)
+        if isinstance(array, Part):
+            key = id(array.whole)
+            products[key] = products[key] if key in products else x @ array.whole
+            own = products[key][..., array.start : array.start + array.size]
+            sizes = [setting.sizes[d] for d in output["dims"] if d not in inputs.dims(0)]
+            result = own.reshape(*x.shape[:-1], *sizes)
+        else:
+            equation = f"{spell(inputs.dims(0))},{spell(dims)}->{spell(output['dims'])}"
+            logits = jnp.float32 if set(output["dims"]) >= LOGITS else None
+            result = jnp.einsum(equation, x, array, preferred_element_type=logits)
         while pending and set(pending[0][1]) < set(output["dims"]):
             bias, bias_dims = pending.pop(0)
             result = result + align(bias, bias_dims, output["dims"])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.verification.programs.jax_graph import Attention, Pin, Setting, run_block
+from planner.verification.programs.jax_graph import Attention, Part, Pin, Setting, run_block
 
 LEARNING_RATE, MOMENTUM, SECOND_MOMENT, EPSILON = 0.1, 0.9, 0.95, 1e-8
 
@@ -42,14 +42,24 @@ def shapes(task: Task) -> dict[str, Any]:
 
 
 def weights_of(entries: Any, params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """A block's weights by tensor name, in the graph's order of dims, from its parameters by path."""
-    found = {}
+    """A block's weights by tensor name, in the graph's order of dims, from its parameters by path.
+
+    Matrices that lie in one array are parts of it, so that one product reads it.
+    """
+    found: dict[str, Any] = {}
     for entry in entries:
         array, dims = params[entry["path"]].astype(dtype), entry["dims"]
         parts = [array]
         if len(entry["weights"]) > 1:
             sizes = [w["fused"] for w in entry["weights"]]
-            parts = jnp.split(array, [sum(sizes[:i]) for i in range(1, len(sizes))], axis=-1)
+            starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            if len(dims) == 2:
+                found |= {
+                    w["name"]: Part(array, start, size)
+                    for w, start, size in zip(entry["weights"], starts, sizes, strict=True)
+                }
+                continue
+            parts = jnp.split(array, starts[1:], axis=-1)
         for weight, part in zip(entry["weights"], parts, strict=True):
             own = dims if len(parts) == 1 else [*dims[:-1], *(d for d in weight["dims"] if d not in dims)]
             part = part.reshape([weight["sizes"][weight["dims"].index(d)] for d in own])
