@@ -21,6 +21,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "7b": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 32000},
     "xl": {"hidden": 1600, "heads": 25, "kv_heads": 25, "head_dim": 64, "ffn_hidden": 4304, "vocab": 50257},
+    "3b": {"hidden": 2048, "heads": 16, "kv_heads": 2, "head_dim": 128, "ffn_hidden": 11008, "vocab": 151936},
     "2b": {"hidden": 2048, "heads": 8, "kv_heads": 1, "head_dim": 256, "ffn_hidden": 16384, "vocab": 256128},
 }  # fmt: skip
 """Widths of models; layers are few, as all are alike."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.setting import check_zero_stage
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
@@ -44,7 +45,7 @@ def check_choices(evaluator: Evaluator, pins: Pins) -> None:
     """
     _check_names(pins)
     _check_policies(pins)
-    _check_sharding(pins)
+    _check_sharding(evaluator, pins)
     _check_offload(evaluator, pins)
 
 
@@ -64,12 +65,15 @@ def _check_names(pins: Pins) -> None:
         raise InputError(f"--schedule {pins.schedule!r}: use one of {', '.join(SCHEDULES)} or {AUTOMATIC}")
 
 
-def _check_sharding(pins: Pins) -> None:
+def _check_sharding(evaluator: Evaluator, pins: Pins) -> None:
     if pins.sharding is not None and pins.zero_stage not in (None, *ZERO_STAGES[pins.sharding]):
         stages = " or ".join(map(str, ZERO_STAGES[pins.sharding]))
         raise InputError(
             f"--zero {pins.zero_stage} contradicts --sharding {pins.sharding}, which is ZeRO {stages}: leave out one"
         )
+    named = ZERO_STAGES[pins.sharding] if pins.sharding is not None else ()
+    for stage in (pins.zero_stage,) if pins.zero_stage is not None else named[-1:]:
+        check_zero_stage(evaluator.software, stage)
 
 
 def _check_offload(evaluator: Evaluator, pins: Pins) -> None:

@@ -63,8 +63,8 @@ def predicted(job: Job, **degrees: object) -> dict[str, float]:
     )
 
 
-def in_jax(data: int, tensor: int, zero_stage: int) -> dict[str, float]:
-    job = Job(global_batch=BATCH, seq_len=SEQ_LEN, precision="fp32", stack="jax-xla", attention="plain")
+def in_jax(data: int, tensor: int, zero_stage: int, stack: str = "jax-xla") -> dict[str, float]:
+    job = Job(global_batch=BATCH, seq_len=SEQ_LEN, precision="fp32", stack=stack, attention="plain")
     degrees = {"data": data, "tensor": tensor, "micro_batch": BATCH // data, "sequence_parallel": False}
     return predicted(job, **degrees, zero_stage=zero_stage, shard_degree=data if zero_stage else 1)
 
@@ -84,11 +84,11 @@ def test_replicas_and_tensor_ranks_in_jax(data: int, tensor: int) -> None:
     [pytest.param(*case, marks=needs("jax", pytest.mark.jax)) for *case, shard in JAX_CASES if shard],
 )
 def test_shards_in_jax(data: int, tensor: int) -> None:
-    """Nothing is computed again, so that what the forward gathered serves the backward (as SHARD_GRAD_OP).
+    """Nothing is computed again, so that what the forward gathered serves the backward: FSDP's SHARD_GRAD_OP.
 
     XLA has no reduce-scatter on CPU: it sums whole gradients, which moves twice as much.
     """
-    ours = in_jax(data, tensor, zero_stage=2)
+    ours = in_jax(data, tensor, zero_stage=2, stack="hf-fsdp")
     theirs = sent("check_xla_bytes.py", JAX_CASES, data, tensor, True)
     # The script does not shard the norms.
     assert ours["all_gather"] == pytest.approx(theirs["all_gather"], rel=0.02)
