@@ -15,6 +15,7 @@ from cost_models import economics as physics
 from cost_models import goodput
 from cost_models.memory import state_bytes
 from planner.analysis.questions import known
+from planner.evaluation.setting import trained_parameters
 from planner.plans import Estimate, Job, Parallelism, Plan
 
 
@@ -102,7 +103,8 @@ def economics(plan: Plan, terms: Terms | None = None) -> Economics:
     terms = terms or Terms()
     estimate, parts = known(plan), _rented(plan.cluster, plan.plan)
     notes = _Notes({}, [])
-    rates, recovery, repair = _failures(estimate, plan.model.parameters, parts, plan.job, terms, notes)
+    trained = trained_parameters(plan.model, plan.job)
+    rates, recovery, repair = _failures(estimate, trained, parts, plan.job, terms, notes)
     shares = goodput.goodput(rates, recovery, repair, terms.spares, terms.straggler_fraction)
     if shares.useful <= 0:
         raise InputError(

@@ -90,7 +90,7 @@ def steps(plan: Plan) -> Iterator[Decision]:
         yield _one_domain(walk)
     if devices > walk.domain:
         yield _all_data_parallel(walk)
-    if devices > 1 and (split := _split_operators(walk)).tried:
+    if plan.job.adapter is None and devices > 1 and (split := _split_operators(walk)).tried:
         yield split
     if (faster := faster_pipeline(plan)) is not None:
         yield _cut_layers(walk, faster.plan)

@@ -11,10 +11,12 @@ from cluster_specs.catalog import list_devices, what_if
 from cluster_specs.errors import InputError
 from cluster_specs.record import Record
 from cluster_specs.units import GIB
-from cost_models.memory import state_bytes
+from cost_models.memory import state_bytes, weight_bytes
+from cost_models.quantization import quantized_bytes
 from planner.analysis.limits import longest_sequence
 from planner.analysis.questions import Progress, Question, answer, known, priced
 from planner.errors import Infeasible
+from planner.evaluation.setting import trained_parameters
 from planner.plans import Parallelism, Plan, Sharding
 from planner.search.space import SEARCHED_POLICIES, scale_up_size
 
@@ -105,6 +107,7 @@ def _ladders(question: Question, judged: Plan) -> Iterator[Iterator[Change]]:
     for axis in ("tensor", "context", "pipeline"):
         yield _degree(question, axis)
     yield _optimizer(question)
+    yield _base(question)
     yield _offload(question)
     yield _more_nodes(question)
     yield _larger_device(question, known(judged).memory_bytes)
@@ -162,6 +165,13 @@ def _optimizer(question: Question) -> Iterator[Change]:
         yield Change("--optimizer adamw8bit: states in 8 bits instead of 32", "training", changed)
 
 
+def _base(question: Question) -> Iterator[Change]:
+    adapter = question.job.adapter
+    if adapter is not None and adapter.base != "nf4":
+        changed = question.working(adapter=adapter.model_copy(update={"base": "nf4"}))
+        yield Change("--base nf4: frozen weights in 4 bits, as QLoRA has them", "training", changed)
+
+
 def _offload(question: Question) -> Iterator[Change]:
     now = question.pins.offload or ()
     if "optimizer" not in now:
@@ -184,16 +194,19 @@ def _more_nodes(question: Question) -> Iterator[Change]:
 
 def _least_states(question: Question) -> float:
     """Weights, gradients and optimizer states of one copy of the model [bytes]."""
-    job = question.job
+    job, model, frozen = question.job, question.model, 0.0
+    if job.adapter is not None:
+        base = quantized_bytes(job.adapter.base).data if job.adapter.base else weight_bytes(job.precision)
+        frozen = base * model.parameters
     states = state_bytes(
-        question.model.parameters,
+        trained_parameters(model, job),
         job.precision,
         job.optimizer,
         job.master_weights,
         job.grad_dtype,
         keeps_copy=False,
     )
-    return states.total
+    return states.total + frozen
 
 
 def _larger_device(question: Question, needed: float) -> Iterator[Change]:

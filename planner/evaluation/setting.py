@@ -69,11 +69,16 @@ def graph_of(model: Model, job: Job) -> Graph:
     return graph if job.adapter is None else adapted(graph, job.adapter)
 
 
+def trained_parameters(model: Model, job: Job) -> int:
+    """Of the model, or of what is trained in its place."""
+    return model.parameters if job.adapter is None else count_parameters(graph_of(model, job))
+
+
 def describe_trained(model: Model, job: Job) -> str:
     """What is trained where that is not all: adapters, and how many parameters of how many; else nothing."""
     if job.adapter is None:
         return ""
-    trained = count_parameters(graph_of(model, job))
+    trained = trained_parameters(model, job)
     everything = model.parameters + trained
     return f"{job.adapter}: {trained / 1e6:.1f}M of {everything / 1e9:.2f}B parameters trained"
 
