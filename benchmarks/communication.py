@@ -50,9 +50,9 @@ AFTER = """
 * **One input for two.** What attention and MLP read together (`phi-2`) is gathered once, as is the gradient of the sum
   that both are added to. Gradients by products without rings are summed together, but one by one once a ring has made
   a sum that they are added to.
-* **One array for several weights.** Gradients are summed whole where weights are cut out of an array before products read
-  them (`falcon-7b/v5e:4x4/fsdp16`: 1,151 MiB more). Programs that `verify` compiles multiply by the array and cut what
-  that makes.
+* **One array for several weights.** Gradients are summed whole where weights are cut out of an array before products
+  read them (`falcon-7b/v5e:4x4/fsdp16`: 1,151 MiB more). Programs that `verify` compiles multiply by the array and cut
+  what that makes.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence, and of both where
   each is more than 28 MiB (v6e: 48 MiB).
