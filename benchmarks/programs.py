@@ -2,7 +2,8 @@
 
     python benchmarks/programs.py [--seconds 60] [--times 5]
 
-CPU milliseconds of one core, each the least of so many runs, as other work on a machine can double them. ``nodes`` are
+CPU milliseconds of one core, each the least of so many runs, as other work on a machine can double them, but for
+``first``: tables and solution in the first run of a row, for which no price of a collective is known yet. ``nodes`` are
 inputs, operators and copies after clean-up, which is a part of the tables' time; ``decide`` is how many of them are
 left to decide once repeated blocks share their choice.
 """
@@ -35,7 +36,18 @@ BLOCK_MESHES = (
     ("dgx-h100:128", {"pod": 16, "data": 8, "model": 8}),
     ("dgx-h100:512", {"pod": 32, "data": 16, "model": 8}),
     ("dgx-h100:512", {"pod": 64, "data": 16, "model": 4}),
+    ("dgx-h100:128", {"model": 1024}),
+    ("dgx-h100:2", {"data": 3, "model": 5}),
+    ("dgx-h100:512", {"data": 512, "model": 8}),
+    ("dgx-h100:6", {"pod": 6, "data": 4, "model": 2}),
+    ("dgx-h100:16", {"pod": 2, "data": 4, "model": 16}),
+    ("dgx-h100:64", {"pod": 8, "data": 8, "model": 8}),
+    ("dgx-h100:64", {"pod": 2, "data": 16, "model": 16}),
+    ("dgx-h100:256", {"pod": 256, "data": 4, "model": 2}),
+    ("tpu-v5p:4x4x8", {"x": 4, "y": 4, "z": 8}),
+    ("tpu-v5p:8x8x8", {"x": 8, "y": 8, "z": 8}),
 )
+"""Of one to three axes: few devices and many, powers of two and others, within nodes and across them, in a torus."""
 
 THREE_AXES = (BLOCK_MESHES[3], BLOCK_MESHES[5])
 
@@ -87,7 +99,8 @@ def cases() -> Iterator[Row]:
 def measure(row: Row, seconds: float, times: int) -> list[str]:
     runs = [run(row, seconds) for _ in range(times)]
     spans = [f"{1000 * min(run.spans[phase] for run in runs):,.0f}" for phase in range(len(PHASES))]
-    return [row.name, " x ".join(map(str, row.mesh.values())), *map(str, runs[0].counts), *spans, runs[0].gap]
+    mesh, first = " x ".join(map(str, row.mesh.values())), f"{1000 * runs[0].spans[-1]:,.0f}"
+    return [row.name, mesh, *map(str, runs[0].counts), *spans, first, runs[0].gap]
 
 
 class Run(NamedTuple):
@@ -122,7 +135,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="wall time for each solution")
     parser.add_argument("--times", type=int, default=5, help="runs of each, of which the fastest counts")
     options = parser.parse_args()
-    table = Table("program", "mesh", "operators", "nodes", "decide", *PHASES, "gap")
+    table = Table("program", "mesh", "operators", "nodes", "decide", *PHASES, "first", "gap")
     for row in cases():
         table.add_row(*measure(row, options.seconds, options.times))
     Console(width=130).print(table)

@@ -348,7 +348,7 @@ class ProgramPricer:
 
     def _traffic(self, op: Operation, options: Options) -> Array:
         """Every input read and every output written once; a total of parts is written and read beside."""
-        local = self._local(op.inputs, options.reads) + self._written(op, options)
+        local = self._local(op.inputs, options.reads) + self._local(op.outputs, options.writes)
         if not op.addends:
             return self._streamed(local)
         before, after = total_layouts(op, options)

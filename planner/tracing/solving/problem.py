@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -107,9 +107,11 @@ def _unlimited(options: NodeOptions) -> npt.NDArray[np.intp] | None:
     """Options to keep without a limit: a copy may as well hold its own, and what a loop goes over be brought."""
     if isinstance(options, Options):
         return None if options.brought is None else np.flatnonzero(options.brought)
-    if not isinstance(options[0], CopyOption):
-        return None
-    return np.array([i for i, o in enumerate(options) if isinstance(o, CopyOption) and o.held])
+    return np.flatnonzero([o.held for o in options]) if _are_copies(options) else None
+
+
+def _are_copies(options: NodeOptions) -> TypeGuard[tuple[CopyOption, ...]]:
+    return isinstance(options[0], CopyOption)
 
 
 def layout_problem(
