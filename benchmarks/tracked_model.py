@@ -10,12 +10,27 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 PRODUCT = torch.ops.aten.mm.default
-LISTED = (PRODUCT, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
-"""What selective recomputation keeps."""
+LISTED = (
+    PRODUCT,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+)
+"""What selective recomputation keeps.
+
+Source: pytorch/torchtitan ``torchtitan/distributed/activation_checkpoint.py``.
+"""
 
 
 class FusedNorm(torch.autograd.Function):
@@ -58,29 +73,28 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Any) -> Any:
-        """Normed ``x``."""
-        return FusedNorm.apply(x, self.weight)
+        """Normed ``x``, of which tensor ranks may have a part of the sequence each."""
+        if not isinstance(x, DTensor):
+            return FusedNorm.apply(x, self.weight)
+        weight = self.weight.to_local(grad_placements=[Partial()])
+        normed = FusedNorm.apply(x.to_local(), weight)
+        return DTensor.from_local(normed, x.device_mesh, x.placements, run_check=False)
 
 
-class Layer(nn.Module):
-    """Attention and gated feed-forward, each with its norm and residual."""
+class Attention(nn.Module):
+    """Projections around scaled dot products of whole heads, as many as this rank has."""
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         super().__init__()
-        width, self.dim, ffn = sizes["hidden"], sizes["head_dim"], sizes["ffn_hidden"]
+        width, self.dim = sizes["hidden"], sizes["head_dim"]
         heads, kv = sizes["heads"] * self.dim, sizes["kv_heads"] * self.dim
         self.grouped = heads != kv
-        self.norms = nn.ModuleList([Norm(width), Norm(width)])
-        linear = partial(nn.Linear, bias=False)
-        self.q, self.k, self.v, self.o = (
-            linear(width, n) if n else linear(heads, width) for n in (heads, kv, kv, 0)
-        )
-        self.gate, self.up, self.down = linear(width, ffn), linear(width, ffn), linear(ffn, width)
+        self.q, self.k, self.v = (nn.Linear(width, n, bias=False) for n in (heads, kv, kv))
+        self.o = nn.Linear(heads, width, bias=False)
 
     def forward(self, x: Any, cosine: Any, sine: Any) -> Any:
         """As large as ``x``."""
-        normed = self.norms[0](x)
-        q, k, v = (p(normed).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = (_rotated(t, cosine, sine) for t in (q, k))
         if q.device.type == "cpu":
             context = functional.scaled_dot_product_attention(
@@ -88,9 +102,35 @@ class Layer(nn.Module):
             )
         else:
             context = FusedAttention.apply(q, k, v)
-        x = x + self.o(context.transpose(1, 2).flatten(2))
-        normed = self.norms[1](x)
-        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return self.o(context.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Gated by SiLU."""
+
+    def __init__(self, width: int, ffn: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, ffn, bias=False), nn.Linear(width, ffn, bias=False)
+        self.down = nn.Linear(ffn, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        """As large as ``x``."""
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its norm and residual."""
+
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([Norm(sizes["hidden"]), Norm(sizes["hidden"])])
+        self.attention = Attention(sizes)
+        self.feed_forward = FeedForward(sizes["hidden"], sizes["ffn_hidden"])
+
+    def forward(self, x: Any, cosine: Any, sine: Any) -> Any:
+        """As large as ``x``."""
+        x = x + self.attention(self.norms[0](x), cosine, sine)
+        return x + self.feed_forward(self.norms[1](x))
 
 
 def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
@@ -141,20 +181,52 @@ def _selective(kind: str) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def data_ranks(plan: Mapping[str, Any], device: str) -> Any:
-    """Mesh of the ranks that share the weights."""
-    shape = (plan["dp_replicate"], plan["dp_shard"])
-    shape, names = (shape, ("replicate", "shard")) if shape[0] > 1 else (shape[1:], ("shard",))
-    return init_device_mesh(device, shape, mesh_dim_names=names)
+def ranks_of(plan: Mapping[str, Any], device: str) -> Any:
+    """Mesh of all ranks: copies of shards, shards, and within these parts of each tensor."""
+    sizes = {"replicate": plan["dp_replicate"], "shard": plan["dp_shard"], "tensor": plan["tp"]}
+    shape = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    return init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
+    """Deal ``model`` out to tensor ranks, as torchtitan does; between products the sequence may be split.
+
+    Source: pytorch/torchtitan ``torchtitan/models/llama3/infra/parallelize.py``.
+    """
+    between = Shard(1) if plan["sequence_parallel"] else Replicate()
+    norm = SequenceParallel() if plan["sequence_parallel"] else None
+    logits = {"output_layouts": Shard(-1) if plan["loss_parallel"] else Replicate()}
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "norm": norm,
+        "head": ColwiseParallel(input_layouts=between, use_local_output=not plan["loss_parallel"], **logits),
+    }
+    whole = {"desired_input_layouts": (Replicate(), None, None), "input_layouts": (between, None, None)}
+    layer = {
+        "norms.0": norm,
+        "attention": PrepareModuleInput(**whole),
+        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
+        "attention.o": RowwiseParallel(output_layouts=between),
+        "norms.1": norm,
+        "feed_forward": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+        "feed_forward.gate": ColwiseParallel(),
+        "feed_forward.up": ColwiseParallel(),
+        "feed_forward.down": RowwiseParallel(output_layouts=between),
+    }
+    for module, styles in ((model, ends), *((m, layer) for m in model.layers)):
+        parallelize_module(module, mesh, {name: style for name, style in styles.items() if style})
 
 
 def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:
     """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
+    if plan["tp"] > 1:
+        split(model, plan, mesh["tensor"])
+    data = tuple(name for name in mesh.mesh_dim_names if name != "tensor")
     dtypes = {name: getattr(torch, plan[name]) for name in ("param_dtype", "reduce_dtype")}
     reshard = plan["reshard_after_forward"]
     shard = partial(
         fully_shard,
-        mesh=mesh,
+        mesh=mesh[data],
         mp_policy=MixedPrecisionPolicy(**dtypes),
         offload_policy=CPUOffloadPolicy(pin_memory=False) if plan["cpu_offload_weights"] else OffloadPolicy(),
     )

@@ -13,6 +13,7 @@ Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not wh
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -127,12 +128,23 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7b-6/dp8-none-4096-saved_away": {"seq": 4096, "act_offload": True},
     "8b-6/dp8-none-2048-ends-saved_away": {"seq": 2048, "wrap": "titan", "act_offload": True},
     "1b-16/dp8-none-8192-both_away": {"seq": 8192, "act_offload": True, "cpu_offload_weights": True},
+    "8b-6/dp8-tp8-none-4096": {"seq": 4096, "tp": 8},
+    "8b-6/dp8-tp4-products-4096": {"seq": 4096, "tp": 4, "recompute": "selective_op_all"},
+    "8b-6/dp4-tp8-every_second-8192-ends": {
+        "seq": 8192, "tp": 8, "shard": 4, "recompute": "selective_op", "wrap": "titan",
+    },
+    "70b-4/dp8-tp8-every_second-4096": {"seq": 4096, "tp": 8, "recompute": "selective_op"},
+    "7b-6/dp8-tp2-full-1024-ends": {"seq": 1024, "tp": 2, "recompute": "full", "wrap": "titan"},
+    "7b-6/dp4-tp4-none-2048-whole": {"seq": 2048, "tp": 4, "shard": 4, "sequence_parallel": False},
+    "8b-6/dp8-tp2-full-2048-whole": {"seq": 2048, "tp": 2, "recompute": "full", "sequence_parallel": False},
+    "1b-8/dp8-tp2-none-2048-kept-accumulated": {"seq": 2048, "tp": 2, "reshard": False, "grad_accum": 4},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 
 USUAL: Mapping[str, Any] = {
     "shard": 8, "replicate": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none", "precision": "bf16",
     "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "optim": "adamw_fused",
+    "tp": 1, "sequence_parallel": True, "loss_parallel": True,
     "wrap": "block", "reshard": True, "tied": False, "act_offload": False, "cpu_offload_weights": False,
 }  # fmt: skip
 
@@ -157,9 +169,9 @@ def row_of(name: str) -> dict[str, Any]:
         "quality": "A",
         "series": "torch-tracker",
         "model": {**model, "gated_mlp": True, "tied": case.pop("tied")},
-        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks * case["tp"]},
         "parallel": {
-            "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1, "cp": 1, "ep": 1,
+            "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": 1, "ep": 1,
             "sharding": sharding, "reshard_after_forward": reshard, "attn": "flash", "loss": "ce_fp32",
             "global_batch": ranks * case["micro_batch"] * case["grad_accum"], **case,
         },
@@ -192,24 +204,31 @@ def tracked(
     import tracked_device
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.tensor import _sharding_prop
+    from torch.distributed.tensor.parallel import loss_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from tracked_model import data_ranks
+    from tracked_model import ranks_of
 
     sizes, plan = row["model"], row["parallel"]
+    # Whole tensors of which DTensor asks only for their shapes are then of another mode, which is not tracked.
+    _sharding_prop.detect_fake_mode = lambda *inputs: None
     device = tracked_device.registered() if plan["act_offload"] or plan["cpu_offload_weights"] else "cpu"
-    dist.init_process_group("fake", rank=0, world_size=plan["dp"], store=FakeStore())
-    mesh, fake = data_ranks(plan, device), FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:
-        with torch.device(device):
-            model = built()
-            tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
+    dist.init_process_group("fake", rank=0, world_size=plan["dp"] * plan["tp"], store=FakeStore())
+    mesh, fake = ranks_of(plan, device), FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, torch.device(device):
+        model = built()
+        tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
+    # Meshes that are made of two need real ranks; nothing real is on a device that is imagined.
+    with nullcontext() if device == "cpu" else fake:
         parallelised(model, plan, mesh)
+    with fake:
         optimizers = OPTIMIZERS[plan["optim"]](model)
         tracker = FSDPMemTracker(model, optimizers[0])
         tracker.track_inputs((tokens,))
         with tracker:
             step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)
-            peaks = [step()[device] for _ in range(2)]
+            with loss_parallel() if plan["tp"] > 1 and plan["loss_parallel"] else nullcontext():
+                peaks = [step()[device] for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
 

@@ -91,7 +91,7 @@ def row_of(name: str) -> dict[str, Any]:
         "model": {"name": model, "seq": int(seq)},
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
         "parallel": {
-            "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1, "cp": 1,
+            "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": 1,
             "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP", "reshard_after_forward": reshard,
             "loss": "ce_fp32", "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
         },

@@ -7,7 +7,7 @@ from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
 from planner.evaluation.rematerialisation import rematerialised
-from planner.evaluation.residuals import unread
+from planner.evaluation.residuals import listed_sums, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Op, trained_weights
@@ -220,6 +220,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
     saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
+    saved += listed_sums(pricer, block, policy, sizes, terms.sums)
     everything = _recomputed_bytes(block, terms, kernel, software)
     widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
@@ -251,5 +252,5 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         tensors=sum(bool(trained_weights(op, block)) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,
-        lone=lone_gathers(pricer.graph, block, repeated, terms.summed),
+        lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
     )

@@ -134,6 +134,8 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
             rank.elements - embedding - rank.largest
         )
         yield passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
+        made = _of_embedding(rank) * rank.weight + rank.largest * rank.reduced
+        yield passing(0.0, ahead, made, 0.0) | rank.sharded(others + rank.head)
         yield passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
         return
     root = rank.root if rank.shards_weights else 0.0
@@ -144,14 +146,21 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
 
 def _of_ends(rank: Rank) -> float:
     """Gradients of the root as a backward ends [bytes]; of a table that both ends use, two and their sum."""
-    return max(rank.ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
+    ends = rank.head + _of_embedding(rank)
+    return max(ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
+
+
+def _of_embedding(rank: Rank) -> float:
+    """Elements of its gradient; of one that tensor ranks make whole, with the part that each takes."""
+    own = rank.ends - rank.head
+    return rank.looked_up + (own if rank.looked_up > own else 0.0)
 
 
 def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
     """The end of a backward beside the sums of all gradients, which only the last micro-batch reduces."""
     if rank.plan.num_microbatches > 2:
         apart = rank.software.wraps_ends
-        made = (rank.ends - rank.head) * rank.weight if apart else _of_ends(rank)
+        made = _of_embedding(rank) * rank.weight if apart else _of_ends(rank)
         last = rank.root - rank.gathered_head if apart else rank.root
         whole = rank.whole if rank.plan.zero_stage == 2 else last
         yield passing(0.0, whole if rank.shards_weights else 0.0, made, 0.0)

@@ -165,7 +165,8 @@ def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
         return {"gradients": summed + made_in_loop(rank)}
     if plan.num_microbatches == 1:
         return {}
-    return {"gradients": earlier_gradients(rank.gradients, rank.elements, rank.job, plan, rank.software)}
+    whole = rank.head + rank.looked_up + rank.elements - rank.ends
+    return {"gradients": earlier_gradients(rank.gradients, whole, rank.job, plan, rank.software)}
 
 
 def made_in_loop(rank: Rank) -> float:

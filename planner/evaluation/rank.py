@@ -116,6 +116,16 @@ class Rank:
         return max(0.0, self.activations - kept_share(self.plan) * sum(s.saved_bytes for s in self.stages))
 
     @cached_property
+    def looked_up(self) -> float:
+        """Elements of the embedding's gradient as DTensor makes it: of the whole vocabulary on every tensor rank.
+
+        Source: pytorch/pytorch ``torch/distributed/tensor/_ops/_embedding_ops.py``, which has no rule for a backward
+        that is split by rows; the memory tracker agrees.
+        """
+        whole = self.plan.tensor if self.software.gradient_life == "late" else 1
+        return whole * (self.ends - self.head)
+
+    @cached_property
     def shards_weights(self) -> bool:
         """Whether weights are gathered to be used."""
         return any(gathers_weights(self.plan))

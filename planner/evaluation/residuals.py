@@ -5,7 +5,12 @@ from collections.abc import Mapping
 
 from cluster_specs.software import SoftwareSpec
 from planner.graph import Block, Op, Tensor, trained_weights
-from planner.operators import INNER_DIMS, saved_tensors
+from planner.operators import (
+    INNER_DIMS,
+    RECOMPUTE_POLICIES,
+    SELECTIVE_POLICIES,
+    saved_tensors,
+)
 from planner.sharding.pricing import Pricer
 from planner.sharding.widths import DTYPE_BYTES
 
@@ -63,6 +68,28 @@ def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:
         return kept - element
     wider = DTYPE_BYTES["fp32"] - element
     return kept + wider if kept and op.attributes.get("wide") else kept
+
+
+def listed_sums(
+    pricer: Pricer, block: Block, policy: str, sizes: Mapping[str, float], sums: Mapping[str, float]
+) -> float:
+    """What a selective policy that stores what its list names has of ``sums`` beyond what the backward reads [bytes].
+
+    Products are on the list, as they come, before their sum; so is what is scattered of these, but not what is summed
+    whole. ``sizes`` are those of the tensors that are made of them.
+
+    Source: pytorch/torchtitan ``torchtitan/distributed/activation_checkpoint.py``.
+    """
+    if not (pricer.software.stores_listed and policy in SELECTIVE_POLICIES):
+        return 0.0
+    kept = saved_tensors(block, policy, pricer.job.attention_kernel, stores_listed=True)
+    keeps, more = RECOMPUTE_POLICIES[policy], 0.0
+    for op in (op for op in block.ops if op.kind == "matmul"):
+        for name in (name for name in op.outputs if name in sums):
+            stored = sums[name] if keeps(block, op, name) else 0.0
+            scattered = sizes[name] if sizes[name] < sums[name] else 0.0
+            more += stored + scattered - (sizes[name] if name in kept else 0.0)
+    return more
 
 
 def unread(software: SoftwareSpec, block: Block) -> frozenset[str]:

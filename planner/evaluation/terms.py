@@ -35,8 +35,8 @@ class BlockTerms(NamedTuple):
     """What the kernels of the stack keep beyond that, by auxiliary tensor."""
     exit: ShardingSpec
     """How the block's last output is left."""
-    summed: frozenset[str]
-    """Operators that leave sums to be made between ranks."""
+    sums: Mapping[str, float]
+    """What is left as a sum to be made between ranks, on one of them before it is made."""
 
     @property
     def seconds(self) -> float:
@@ -98,9 +98,10 @@ def block_terms(
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
     weights = weights_of(pricer, block, assignment, lambda weight, strategy: 1.0)
-    summed = frozenset(op.name for op in block.ops if any(specs[name].partial for name in op.outputs))
+    made = {name: spec for name, spec in specs.items() if name in block.producer}
+    sums = {n: pricer.tensor_bytes(block.tensor[n], spec) for n, spec in made.items() if spec.partial}
     kept = residuals(pricer, block, sizes)
-    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, summed)
+    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, sums)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
