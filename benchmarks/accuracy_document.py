@@ -10,7 +10,9 @@ import collectives
 import intervals
 import peers
 import stalls
+import versions
 from accuracy_text import (
+    ATTAINABLE,
     COLLECTIVES,
     FAR_OFF,
     INTERVALS,
@@ -26,9 +28,8 @@ from accuracy_text import (
 from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
-    LATER_SERIES,
-    LATEST_SERIES,
     LIVE,
+    ROUNDS,
     RUNS,
     Judged,
     LeftOut,
@@ -91,15 +92,12 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
         time_line(f"**all: {split}, quality A**", rows)
         for split, rows in grouped(printed, lambda r: r.split).items()
     ]
-    later = [row for row in everything if row.series in LATER_SERIES]
-    lines += [
-        time_line(f"**transcribed last: {kind}**", rows)
-        for kind, rows in grouped(
-            later, lambda r: "mixtures" if intervals.has_experts(r) else "dense"
-        ).items()
-    ]
-    latest = [row for row in everything if row.series in LATEST_SERIES]
-    lines.append(time_line("**transcribed after those: dense**", latest))
+    for name, series in ROUNDS.items():
+        rows_of = grouped(
+            (r for r in everything if r.series in series),
+            lambda r: "mixtures" if intervals.has_experts(r) else "dense",
+        )
+        lines += [time_line(f"**{name}: {kind}**", rows) for kind, rows in rows_of.items()]
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
     return (
         table(TIME_HEADER, lines)
@@ -169,7 +167,25 @@ def rank_section(judged: Sequence[Judged]) -> str:
         [f"{model.removeprefix('nanotron-')} on {nodes}", *_places(everything), *_places(steady)]
         for (model, nodes), (everything, steady) in stalls.groups(judged).items()
     ]
-    return text + "\n" + table(GROUP_HEADER, groups)
+    return text + "\n" + table(GROUP_HEADER, groups) + "\n" + attainable_section(judged)
+
+
+def attainable_section(judged: Sequence[Judged]) -> str:
+    """What order an exact model would find, and ours if it were told versions."""
+    runs = versions.versions_of(judged)
+    ours = stalls.groups(judged)
+    unknown = sum(run.slower is not None for run in runs)
+    text = ATTAINABLE.format(slower=sum(run.was_slower for run in runs), unknown=unknown)
+    lines = [
+        [
+            f"{model.removeprefix('nanotron-')} on {nodes}",
+            f"{ours[model, nodes][0].spearman:.2f}",
+            *(f"{value:.2f}" for value in found),
+        ]
+        for (model, nodes), found in versions.attainable(runs).items()
+    ]
+    head = ("model and nodes", "ours", "attainable: median of draws", "a tenth below", "ours, told")
+    return text + table(head, lines)
 
 
 GROUP_HEADER = (

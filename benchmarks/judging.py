@@ -39,23 +39,33 @@ was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
 
-LATER_SERIES = frozenset(
-    {
-        "Aleph Alpha layouts",
-        "DeepSeek-V3 report, HAI-LLM",
-        "FlagPerf",
-        "Megatron-Bridge verification cards",
-        "Nemotron-4 340B report",
-        "ms-swift",
-        "torchtitan notes on Qwen3",
-    }
-)
-"""Series transcribed when everything else was in place."""
-
-LATEST_SERIES = frozenset(
-    {"AWS Neuron Trn1", "Fast-LLM", "NeMo launcher, July 2022", "OLMo-core", "PaLM"},
-)
-"""Series transcribed after those."""
+ROUNDS: Mapping[str, frozenset[str]] = {
+    "transcribed last": frozenset(
+        {
+            "Aleph Alpha layouts",
+            "DeepSeek-V3 report, HAI-LLM",
+            "FlagPerf",
+            "Megatron-Bridge verification cards",
+            "Nemotron-4 340B report",
+            "ms-swift",
+            "torchtitan notes on Qwen3",
+        }
+    ),
+    "transcribed after those": frozenset(
+        {"AWS Neuron Trn1", "Fast-LLM", "NeMo launcher, July 2022", "OLMo-core", "PaLM"}
+    ),
+    "transcribed since": frozenset(
+        {
+            "AMD Primus notes",
+            "IBM float8 on torchtitan",
+            "JAX-Toolbox MaxText",
+            "MLPerf GPT-3 175B",
+            "Megatron-LLaMA",
+            "llm.c",
+        }
+    ),
+}
+"""Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
 
 RUNS = {
     "runs_gpu": "published GPU runs",

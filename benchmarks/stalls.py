@@ -71,10 +71,10 @@ class Group(NamedTuple):
 
 def runs_of(judged: Iterable[Judged]) -> list[Run]:
     """Rows with a measured time."""
-    return [_run(row) for row in judged if row.row.step_time_error is not None]
+    return [run_of(row) for row in judged if row.row.step_time_error is not None]
 
 
-def _run(row: Judged) -> Run:
+def run_of(row: Judged) -> Run:
     assert row.row.predicted is not None
     assert row.row.step_time_error is not None
     parallel, nodes = row.source["parallel"], row.source["nodes"]

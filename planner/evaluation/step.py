@@ -243,19 +243,21 @@ def tail_of(
 
     Where copies are summed with every micro-batch, as much shows of each. Gradients that are summed whole though states
     are sharded wait for the end of the backward.
-    ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction.
+    ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction, once a step
+    (alpa-projects/alpa alpa/pipeline_parallel/apply_grad.py sums them between meshes before it applies gradients).
     """
     overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
     sync = _rank_sync(setting, plan, mesh, stages)
-    last_reduce = shared + sync.copy + sync.replicate
-    last_reduce += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
+    own = sync.copy + sync.replicate
+    own += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
     backward = [s.backward_input + s.backward_weight for s in stages]
-    slowdown = setting.software.overlap_slowdown
+    # Where every micro-batch is reduced, block by block, those reductions slow the same passes already.
+    slowdown = 0.0 if reduces_every_microbatch(plan, setting.software) else setting.software.overlap_slowdown
     turn = schedule_entry(plan.schedule).turn(plan.pipeline, plan.num_microbatches)
     if sums_every_microbatch(plan, setting.software):
-        exposed = plan.num_microbatches * left_over(last_reduce, backward, 1, overlap, slowdown)
+        exposed = plan.num_microbatches * left_over(own, backward, 1, overlap, slowdown) + shared
     else:
-        exposed = left_over(last_reduce, backward, turn, overlap, slowdown)
+        exposed = left_over(own + shared, backward, turn, overlap, slowdown)
     if gathers_once(plan):
         forward, overlap = [s.forward for s in stages], setting.software.overlap_gather
         exposed += left_over(sync.gather, forward, turn, overlap, slowdown)

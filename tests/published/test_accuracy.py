@@ -10,6 +10,7 @@ import intervals
 import judging
 import pytest
 import stalls
+import versions
 
 from planner import validation
 
@@ -73,6 +74,32 @@ def test_stalls_are_found_and_explain_the_order(measured: tuple[dict[str, Any], 
     assert 0 < stalled < len(judged["sweep_h100"]) / 3
     assert beforehand.median < min(everything.median, ceiling.median)
     assert everything.median < steady.median
+
+
+def test_versions_are_what_misorders_the_sweep(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    judged, _ = measured
+    runs = versions.versions_of(judged["sweep_h100"])
+    found, ours = versions.attainable(runs), stalls.groups(judged["sweep_h100"])
+    assert len(found) == 13
+    assert all(0 < share < 0.2 for share in versions.shares(runs).values())
+    assert min(group.told for group in found.values()) > 0.98
+    assert min(ours[name][0].spearman or 0.0 for name in found) < 0.9
+    assert sum((ours[name][0].spearman or 0.0) >= group.tenth - 0.005 for name, group in found.items()) >= 11
+
+
+def test_an_order_without_versions_is_lost_to_repeats_alone() -> None:
+    def runs(slower: float | None, measured: float = 1.0) -> list[versions.Versions]:
+        return [
+            versions.Versions(("m", 1), "s", 2.0**n, slower and slower * 2.0**n, measured * 2.0**n)
+            for n in range(8)
+        ]
+
+    known = versions.attainable(runs(None))["m", 1]
+    assert known.tenth == known.median == known.told == pytest.approx(1.0)  # doublings are no matter of 4 %
+    assert versions.shares(runs(100.0, measured=1.1)) == {"s": 0.0}
+    assert versions.shares(runs(100.0, measured=90.0)) == {"s": 1.0}
+    half = [*runs(100.0, measured=1.0)[:4], *runs(100.0, measured=100.0)[4:]]
+    assert versions.attainable(half)["m", 1].tenth < 0.9
 
 
 def test_a_stall_is_a_micro_batch_slower_than_a_larger_one() -> None:
