@@ -54,7 +54,7 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
     except Infeasible:
         if search.nearest is None:
             raise
-        choice = with_stages(search, search.nearest)
+        choice = with_stages(search, search.nearest.candidate, search.nearest.plan, search.nearest.cuts)
     return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=evaluator.estimate(choice))
 
 

@@ -119,7 +119,8 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     """Less than `step_time` will say, without a simulation [s]: for the search to prune by.
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
-    one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits.
+    one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits,
+    nor than one micro-batch takes through all stages beside the others (`through_all`).
     """
     sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
     copies = copies_of(plan)
@@ -135,6 +136,9 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
             before += (
                 stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
             )
+    if copies == 1 and not split:
+        longest = max(max(stage.forward, stage.seconds - stage.forward) for stage in stages)
+        span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
     tails = tails_of(setting, plan, mesh, stages)
     # Where backwards are not split, everything comes before the first rank's last one: it ends last.
     data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
@@ -143,6 +147,16 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     return (span + tail_seconds + setting.software.step_overhead) * (
         1 + straggling(setting, plan.num_devices)
     )
+
+
+def through_all(work: float, longest: float, num_microbatches: int) -> float:
+    """Least makespan of a pipeline that has every stage once and does whole backwards [s].
+
+    ``work`` is that of all stages for one micro-batch, forth and back, one after the other. A stage does m forwards,
+    the last of which goes on to all stages behind, and m backwards, the first of which has come from there: either adds
+    m - 1 of them, ``longest`` being the longest of these passes, or any shorter.
+    """
+    return work + (num_microbatches - 1) * longest
 
 
 def _waits_behind(plan: Parallelism, work: Sequence[float], sends: Sequence[float]) -> list[float]:

@@ -126,12 +126,17 @@ class Search:
 
     def price(self, c: Candidate) -> Found:
         """Evaluate the candidate with its layers cut into stages."""
-        plan, shardings = parallelism(c), self.sharding(c)
+        plan, cuts = self.unpriced(c)
+        return Found(c, plan, cuts, self.evaluator.estimate(plan, self.sharding(c), cuts))
+
+    def unpriced(self, c: Candidate) -> tuple[Parallelism, tuple[int, ...]]:
+        """The candidate as a plan, and the boundaries of its stages."""
         if c not in self.floors.cuts:
             self.floors.staged(c)
-        plan, cuts = self.floors.with_stages(c, plan), self.floors.cuts[c]
-        plan = plan.model_copy(update={"sequence_parallel": splits_sequence(shardings)})
-        return Found(c, plan, cuts, self.evaluator.estimate(plan, shardings, cuts))
+        plan = self.floors.with_stages(c, parallelism(c))
+        return plan.model_copy(
+            update={"sequence_parallel": splits_sequence(self.sharding(c))}
+        ), self.floors.cuts[c]
 
     def sharding(self, c: Candidate) -> Shardings:
         """The ILP's strategies for every block on the candidate's mesh."""

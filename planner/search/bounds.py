@@ -15,6 +15,7 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.host import states_on_host
 from planner.evaluation.memory import held_in_backward, states_of
 from planner.evaluation.stages import StageCost
+from planner.evaluation.step import through_all
 from planner.graph import Block, tied_share
 from planner.plans import Job, Parallelism
 from planner.search.space import Candidate
@@ -29,11 +30,19 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
     ``m w_r + rho sum_(s<r) w_s <= M`` with equality for the largest total work W gives
     ``M >= rho W / (1 - (1 - rho / m)^p)``, whatever the split. Under 1F1B it also waits for the ranks behind it
     (`one_by_one`). With more stages on each rank only one layer of each earlier rank, ``lightest``, is certain to come
-    before: ``M >= m W / p + (p - 1) / 2 lightest``.
+    before: ``M >= m W / p + (p - 1) / 2 lightest``. With few micro-batches it is their way through all stages that
+    counts (`through_all`), the longest pass being no shorter than a mean backward.
     """
     p, m, work = c.pipeline, c.num_microbatches, whole.seconds
     if p == 1 or work <= 0:
         return m * work
+    passes = 0.0 if splits_backward else through_all(work, (work - whole.forward) / (p * c.virtual_stages), m)
+    return max(passes, _around_ranks(whole, lightest, c, splits_backward))
+
+
+def _around_ranks(whole: StageCost, lightest: float, c: Candidate, splits_backward: bool) -> float:
+    """Least makespan by what ranks do and what comes before and after it [s]."""
+    p, m, work = c.pipeline, c.num_microbatches, whole.seconds
     if c.schedule == "1f1b" and m > p:
         return one_by_one(work, p, m)
     if c.virtual_stages > 1:
@@ -76,11 +85,13 @@ def busiest_rank(layer: float, number: int, ends: tuple[float, ...], pipeline: i
 def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
     """The same from the seconds of ``work`` alone, which may be part of what the ranks do.
 
-    ``alternates``: one stage on each rank, and a whole backward before the next stage's begins.
+    ``alternates``: every stage once, and a whole backward before the next stage's begins.
     """
     p, m = c.pipeline, c.num_microbatches
     if p == 1 or work <= 0 or not alternates:
         return m * work / p
+    if c.virtual_stages > 1:  # of forward and backward one is half of the work at least
+        return max(m * work / p, through_all(work, work / (2 * p * c.virtual_stages), m))
     if c.schedule == "1f1b" and m > p:
         return one_by_one(work, p, m)
     return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))

@@ -1,7 +1,8 @@
 """From what a search found to plans whose stages are written out.
 
-Boundaries are moved and late stages recompute less where that makes a plan faster; neither is part of the space that is
-searched. The best plan of each family is finished, and any other that may be the best of all once it is.
+Boundaries are moved and late stages recompute less where that makes a plan faster; neither is in the searched
+space. The best plan of each family is finished, and any other that may be the best of all once it is: those that were
+priced, and those whose stages may be faster with policies of their own than any that was.
 """
 
 from planner.pipeline.generators import stage_to_rank
@@ -9,10 +10,12 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Parallelism, StagePlan
 from planner.search.best_first import VALUES, Found, Outcome, Search, family_of
 from planner.search.branches import Answer
+from planner.search.mixing import worth_mixing
 from planner.search.placing import sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import relaxed
 from planner.search.scheduling import tailored_schedule
+from planner.search.space import Candidate, candidates, searches_pipelines
 
 MOST_MOVED = 0.02
 """Share of a step that finishing may save beyond what it saves for the best of the same family."""
@@ -39,7 +42,31 @@ def finished_plans(search: Search, outcome: Outcome) -> list[Answer]:
         answer = _answer(search, found, least, known=least)
         if answer.seconds < least:
             best[family_of(found.candidate)], least = answer, answer.seconds
+    if search.objective == "time" and search.pins.recompute is None:
+        mixed = _mixed(search, outcome, least)
+        best |= {family_of(c): answer for c, answer in mixed}
     return _unlike(sorted(best.values(), key=value))
+
+
+def _mixed(search: Search, outcome: Outcome, least: float) -> list[tuple[Candidate, Answer]]:
+    """Plans with policies by stage that take less than ``least`` [s], ever faster, of what is not finished yet."""
+    evaluator, answers = search.evaluator, list[tuple[Candidate, Answer]]()
+    pipelines = searches_pipelines(evaluator, search.pins) or any(
+        f.plan.pipeline > 1 for f in outcome.fitting
+    )
+    space = candidates(evaluator, search.pins, search.objective, pipelines)
+    for bound, c in worth_mixing(search.floors, space, least):
+        if bound >= least:
+            break
+        plan = with_stages(search, c, *search.unpriced(c))
+        mixed = relaxed(evaluator, plan, search.sharding(c), search.limit, least)
+        if mixed == plan or evaluator.estimate(mixed).step_time_s * (1 - MOST_MOVED) >= least:
+            continue
+        answer = _answer(search, search.price(c), least, known=least)
+        if answer.seconds < least and answer.estimate.memory_bytes <= search.limit:
+            answers.append((c, answer))
+            least = answer.seconds
+    return answers
 
 
 def _unlike(answers: list[Answer]) -> list[Answer]:
@@ -62,16 +89,15 @@ def finished(search: Search, found: Found, known: float = NOTHING) -> Parallelis
     Recomputation is left as it is where a step cannot take less than ``known`` [s] by it.
     """
     evaluator, shardings = search.evaluator, search.sharding(found.candidate)
-    cuts, estimate = polished(evaluator, found.plan, shardings, (found.cuts, found.estimate), search.limit)
-    written = with_stages(search, found._replace(cuts=cuts, estimate=estimate))
+    cuts, _ = polished(evaluator, found.plan, shardings, (found.cuts, found.estimate), search.limit)
+    written = with_stages(search, found.candidate, found.plan, cuts)
     free = search.pins.recompute is None
     return relaxed(evaluator, written, shardings, search.limit, known) if free else written
 
 
-def with_stages(search: Search, found: Found) -> Parallelism:
+def with_stages(search: Search, c: Candidate, plan: Parallelism, cuts: tuple[int, ...]) -> Parallelism:
     """The plan with its stages written out: layers, devices, mesh and every operator's sharding."""
-    evaluator, plan, cuts = search.evaluator, found.plan, found.cuts
-    graph, shardings = evaluator.graph, search.sharding(found.candidate)
+    graph, shardings = search.evaluator.graph, search.sharding(c)
     per_stage = plan.num_devices // plan.pipeline
     rank_of = stage_to_rank(plan.schedule, plan.pipeline, plan.virtual_stages)
     stages = []

@@ -165,12 +165,12 @@ class Floors:
         if key not in self._least:
             self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
         copies = schedule_entry(c.schedule).copies
-        alternates = c.virtual_stages == 1 and copies == 1 and not splits_backward(c)
+        alternates = copies == 1 and not splits_backward(c)
         span = least_pipeline(self._least[key], c, alternates)
         if copies == 1:  # layers are whole
             number = self._main_layers
             span = max(span, c.num_microbatches * -(-number // c.pipeline) * self._least[key] / number)
-        return self._step(c, span)
+        return self.step(c, span)
 
     def first(self, c: Candidate) -> float:
         """The same under no policy, which is faster than any: all that has to be known of a mesh to queue it [s]."""
@@ -187,7 +187,8 @@ class Floors:
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
         return (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, self._policies)
 
-    def _whole(self, c: Candidate) -> Whole:
+    def as_one(self, c: Candidate) -> Whole:
+        """The candidate's model as one stage."""
         key = self._key(c)
         if key not in self._wholes:
             plan, shardings = parallelism(c), self.sharding(c)
@@ -229,11 +230,12 @@ class Floors:
             min(cost.workspace_bytes for cost in costs),
         )
 
-    def _rank_loads(self, c: Candidate) -> RankLoads:
+    def rank_loads(self, c: Candidate) -> RankLoads:
+        """What there is to be spread over the candidate's ranks."""
         key = (*self._key(c), c.num_microbatches > 1, c.virtual_stages)
         if key not in self._loads:
             plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
-            *_, layers, ends = self._whole(c)
+            *_, layers, ends = self.as_one(c)
 
             def held(part: Part | None, looked_up: bool = False) -> float:
                 if part is None:
@@ -254,8 +256,10 @@ class Floors:
         split, copies = splits_backward(c), schedule_entry(c.schedule).copies
         # With two copies of every stage, some ranks start at once: nothing but their work is certain.
         certain = c if copies == 1 else c._replace(virtual_stages=2)
-        bound = pipeline_seconds(whole.stage, whole.lightest if copies == 1 else 0.0, certain, split)
-        return self._step(c, max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0))
+        bound = pipeline_seconds(
+            whole.stage, whole.lightest if copies == 1 else 0.0, certain, split or copies > 1
+        )
+        return self.step(c, max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0))
 
     def _busiest(self, c: Candidate, whole: Whole) -> float:
         """Least seconds of the busiest rank for one micro-batch."""
@@ -264,7 +268,7 @@ class Floors:
         ends = whole.end_seconds if apart else (sum(whole.end_seconds),)
         return max(busiest_rank(seconds, number, ends, c.pipeline) for seconds, number in whole.slowest)
 
-    def _step(self, c: Candidate, span: float) -> float:
+    def step(self, c: Candidate, span: float) -> float:
         """The step whose pipeline takes ``span`` [s], with all that is certain to come on top."""
         setting = self.evaluator.setting
         span += stage_wait(setting, c.pipeline, c.virtual_stages, c.num_microbatches)
@@ -278,17 +282,17 @@ class Floors:
         """
         few = c.data if c.data % c.expert else c.expert * divisors(c.data // c.expert)[:2][-1]
         whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
-        return Floor(self._pipeline(c, self._whole(whole)), 0.0)
+        return Floor(self._pipeline(c, self.as_one(whole)), 0.0)
 
     def whole(self, c: Candidate) -> Floor:
         """What no cut of this candidate can be below."""
-        layers, ends, beside = self._rank_loads(c)
+        layers, ends, beside = self.rank_loads(c)
         memory = fullest_rank(layers, ends, c) + beside + overhead(c, self.evaluator.software)
-        return Floor(self._pipeline(c, self._whole(c)), memory)
+        return Floor(self._pipeline(c, self.as_one(c)), memory)
 
     def states(self, c: Candidate) -> float:
         """Memory without any activations [bytes], however operators are split."""
-        layers, ends, _ = self._rank_loads(c)
+        layers, ends, _ = self.rank_loads(c)
         bare = tuple(load._replace(activations=0.0) for load in layers)
         return fullest_rank(bare, ends, c) + overhead(c, self.evaluator.software)
 

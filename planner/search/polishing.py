@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.evaluation.step import step_time
 from planner.plans import Estimate, Parallelism
 
 MOST_ACTIONS = 200_000
@@ -27,20 +28,27 @@ def polished(
     limit: float,
 ) -> tuple[Cuts, Estimate]:
     """Cuts that are no slower than those of ``start`` within ``limit`` bytes on each device, and their estimate."""
-    (cuts, best), left = start, _simulations(plan)
+    (cuts, estimate), left = start, _simulations(plan)
+    best = estimate.step_time_s
     improving = plan.pipeline > 1 and left >= 2 * len(cuts)
-    while improving:
+    while improving and left:
         improving = False
         for moved in _moved(cuts):
             if left == 0:
-                return cuts, best
+                break
             left -= 1
-            if evaluator.floor(plan, shardings, moved) >= LESS * best.step_time_s:
+            if evaluator.floor(plan, shardings, moved) >= LESS * best:
                 continue
-            estimate = evaluator.estimate(plan, shardings, moved)
-            if estimate.memory_bytes <= limit and estimate.step_time_s < LESS * best.step_time_s:
-                cuts, best, improving = moved, estimate, True
-    return cuts, best
+            seconds = _seconds(evaluator, plan, shardings, moved)
+            if seconds < LESS * best and evaluator.memory(plan, shardings, moved) <= limit:
+                cuts, best, improving = moved, seconds, True
+    return cuts, estimate if cuts == start[0] else evaluator.estimate(plan, shardings, cuts)
+
+
+def _seconds(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> float:
+    """What `Evaluator.estimate` says of the step [s], without all else that it says."""
+    stages = evaluator.stages(plan, shardings, cuts)
+    return step_time(evaluator.setting, plan, evaluator.mesh(plan), stages).total
 
 
 def _simulations(plan: Parallelism) -> int:

@@ -37,11 +37,14 @@ def relaxed(
         return plan
     options = [by_rank(evaluator, plan)]
     if plan.virtual_stages == 1 and evaluator.graph.num_layers >= LAYERS_TO_MOVE * plan.pipeline:
-        options.append(_recut(evaluator, plan, shardings, limit))
+        options.append(_recut(evaluator, plan, shardings, limit, known / plan.num_microbatches))
+    floors = [(evaluator.floor(option, shardings, evaluator.cuts(option)), option) for option in options]
+    if all(floor >= known for floor, _ in floors):
+        return plan
     estimate = evaluator.estimate(plan)
     best, least = plan, estimate.step_time_s if estimate.memory_bytes <= limit else float("inf")
-    for option in options:
-        if evaluator.floor(option, shardings, evaluator.cuts(option)) >= min(least, known):
+    for floor, option in floors:
+        if floor >= min(least, known):
             continue
         estimate = evaluator.estimate(option)
         if estimate.memory_bytes <= limit and estimate.step_time_s < least:
@@ -101,10 +104,11 @@ class OwnPolicies:
         shardings: Shardings,
         limit: float,
         policies: Sequence[Sequence[str]],
+        slowest: float = float("inf"),
     ) -> None:
-        """``policies`` are those that each stage may have."""
+        """``policies`` are those that each stage may have; none may take more than ``slowest`` [s]."""
         self._evaluator, self._plan, self._shardings, self._limit = evaluator, plan, shardings, limit
-        self._policies = [tuple(of_stage) for of_stage in policies]
+        self._policies, self._slowest = [tuple(of_stage) for of_stage in policies], slowest
         order = programs(plan.schedule, plan.pipeline, 1, steady_microbatches(plan))
         self._in_flight = peak_in_flight(order)
         self._known: dict[tuple[object, ...], tuple[float, str] | None] = {}
@@ -117,6 +121,8 @@ class OwnPolicies:
             found = []
             for policy in self._policies[stage]:
                 cost = self._evaluator.stage(self._plan, shape, policy, self._shardings)
+                if cost.seconds > self._slowest:
+                    continue
                 held = self._in_flight[stage] * cost.saved_bytes
                 evaluator, mesh = self._evaluator, self._evaluator.mesh(self._plan)
                 job, software, capacity = evaluator.job, evaluator.software, evaluator.cluster.device.memory
@@ -137,10 +143,12 @@ class OwnPolicies:
         return self.best(start, end, stage) is not None
 
 
-def _recut(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float) -> Parallelism:
-    """Layers cut anew, every stage with its own policy; the plan as it was where that is impossible."""
+def _recut(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, limit: float, slowest: float
+) -> Parallelism:
+    """Layers cut anew, stages with policies of their own, none above ``slowest`` [s]; the plan where there is none."""
     bare, free = plan.model_copy(update={"stages": ()}), [SEARCHED_POLICIES] * plan.pipeline
-    stages, layers = OwnPolicies(evaluator, bare, shardings, limit, free), evaluator.graph.num_layers
+    stages, layers = OwnPolicies(evaluator, bare, shardings, limit, free, slowest), evaluator.graph.num_layers
     try:
         cut = partition_layers(layers, plan.pipeline, stages.seconds, stages.fits, plan.num_microbatches)
     except Infeasible:
