@@ -1,16 +1,19 @@
 """Adapters beside frozen weights: what ranks hold, gather and reduce, and what is refused."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster_specs.catalog import load_cluster
 from planner.errors import InputError
-from planner.evaluation import Evaluator
+from planner.evaluation import Evaluator, evaluate
 from planner.models.adapters import Adapter
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
+from planner.runs.mapping import plan_from_run
 
 TRAINED, FROZEN = 6_815_744, 8_030_261_248
 """Of Llama 3.1 8B with r = 16 on queries and values (peft)."""
@@ -34,7 +37,33 @@ def estimated(
     return Evaluator(load_model("llama-3.1-8b"), cluster, given).estimate(Parallelism(**degrees))
 
 
+PUBLISHED = {
+    row["id"]: row
+    for row in map(
+        json.loads, (Path(__file__).parents[2] / "published" / "adapters.jsonl").read_text().splitlines()
+    )
+}
+"""Peaks of live tensors that others measured on devices."""
+
+QUANTISED_RUNS = {run for run, row in PUBLISHED.items() if "base" in row["adapter"]}
+
 REPLICAS = {"zero_stage": 0, "sharding": "NO_SHARD", "shard_degree": 1}
+
+
+def error_of(run: str) -> float:
+    predicted = evaluate(plan_from_run(PUBLISHED[run])[0]).tensor_bytes / 2**30
+    return predicted / PUBLISHED[run]["measured"]["tensor_gib_per_gpu"] - 1
+
+
+@pytest.mark.parametrize("run", sorted(PUBLISHED.keys() - QUANTISED_RUNS))
+def test_published_peaks_of_adapters_on_16_bits(run: str) -> None:
+    assert abs(error_of(run)) < 0.04
+
+
+@pytest.mark.parametrize("run", sorted(QUANTISED_RUNS))
+def test_litgpt_keeps_more_beside_four_bits_than_is_predicted(run: str) -> None:
+    """Of 2024, by some 4 GB that are not explained; bitsandbytes 0.50 keeps no more than beside 16 bits."""
+    assert -0.32 < error_of(run) < -0.2
 
 
 def test_frozen_weights_have_no_masters_and_no_states() -> None:
