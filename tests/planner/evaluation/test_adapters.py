@@ -45,7 +45,8 @@ PUBLISHED = {
 }
 """Peaks of live tensors that others measured on devices."""
 
-QUANTISED_RUNS = {run for run, row in PUBLISHED.items() if "base" in row["adapter"]}
+UNEXPLAINED = {run for run in PUBLISHED if run.startswith("litgpt") and run.endswith("qlora")}
+"""Of litgpt beside 4 bits."""
 
 REPLICAS = {"zero_stage": 0, "sharding": "NO_SHARD", "shard_degree": 1}
 
@@ -55,14 +56,20 @@ def error_of(run: str) -> float:
     return predicted / PUBLISHED[run]["measured"]["tensor_gib_per_gpu"] - 1
 
 
-@pytest.mark.parametrize("run", sorted(PUBLISHED.keys() - QUANTISED_RUNS))
-def test_published_peaks_of_adapters_on_16_bits(run: str) -> None:
-    assert abs(error_of(run)) < 0.04
+@pytest.mark.parametrize("run", sorted(PUBLISHED.keys() - UNEXPLAINED))
+def test_published_peaks_of_adapters(run: str) -> None:
+    assert abs(error_of(run)) < 0.06
 
 
-@pytest.mark.parametrize("run", sorted(QUANTISED_RUNS))
+def test_a_published_step_of_adapters_is_within_the_interval() -> None:
+    row = PUBLISHED["torchtune/llama-3.1-70b/lora"]
+    low, high = evaluate(plan_from_run(row)[0]).step_time_interval_s
+    assert low < 16 * 2048 / row["measured"]["tokens_per_s"] < high
+
+
+@pytest.mark.parametrize("run", sorted(UNEXPLAINED))
 def test_litgpt_keeps_more_beside_four_bits_than_is_predicted(run: str) -> None:
-    """Of 2024, by some 4 GB that are not explained; bitsandbytes 0.50 keeps no more than beside 16 bits."""
+    """Some 4 GB that are not explained: torchtune's agrees, and bitsandbytes 0.50 keeps what 16 bits keep."""
     assert -0.32 < error_of(run) < -0.2
 
 
