@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.evaluation.evaluator import StageShape
 from planner.evaluation.memory import steady_microbatches
-from planner.evaluation.moments import kept_share
+from planner.evaluation.rank import kept_share
 from planner.evaluation.setting import ranks_of
 from planner.evaluation.step import step_floor
 from planner.graph import counted
