@@ -68,12 +68,15 @@ AFTER = """
   gathers what they read once more, and keys and values too.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
   are summed whole like that too, and the updated weights gathered as they are stored, in fp32; but of several
-  micro-batches those of embedding and head are scattered, as their sums lie as the states do.
+  micro-batches those of embedding and head are scattered, as their sums lie as the states do. ZeRO-2 gathers weights
+  as ZeRO-1 does (`8b-2/v5e:4x4/tp2-dp8`: 2,594 MiB) and scatters gradients as ZeRO-3 does (1,332 MiB); it is not
+  priced.
 
 ## All
 
 With embedding, head, loss and norms. XLA looks tokens up in shards of the embedding table and exchanges what it finds
-(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32.
+(`planner.evaluation.lookup`) unless the table is smaller than that, and sums the head's gradients in fp32. Of a
+table that both read it sums those of each by themselves.
 
 """
 
@@ -95,9 +98,11 @@ they were first compiled: errors of `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55
 Whole models had been compiled before, for their memory, but what they send was not looked at.
 
 * **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not where
-  they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`). Seven
-  whole models were compiled for their memory when all of this was in place: four are priced, and why `t5-small` and
-  `pythia-12b` send something else was not looked into.
+  they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`). Where
+  heads of keys and values are fewer than tensor ranks but more than one (`3b-4`), gradients of what projections read
+  change places between copies, and XLA may make one sum of the head's gradient and the loss, which is whole. Layers
+  that are no part of a loop are gathered once or twice (`t5-small`). Why `pythia-12b` sends something else was not
+  found.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

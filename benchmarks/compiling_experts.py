@@ -22,13 +22,14 @@ from own_cases import measure_cases
 from planner.verification.programs.hlo import collectives
 from planner.verification.with_xla import NO_TPU
 
-USUAL: Mapping[str, Any] = {"experts": 16, "topk": 2, "micro_batch": 1, "shard": 1}
+USUAL: Mapping[str, Any] = {"experts": 16, "topk": 2, "micro_batch": 1, "tp": 1}
 CASES: Mapping[str, Mapping[str, Any]] = {
     "v5e:4x4/ep16": {"ep": 16},
     "v5e:4x4/ep8-fsdp2": {"ep": 8},
     "v5e:4x4/ep4-fsdp4": {"ep": 4},
     "v5e:4x4/ep4-fsdp4-mb4": {"ep": 4, "micro_batch": 4},
     "v5e:4x4/ep16-top4": {"ep": 16, "experts": 32, "topk": 4},
+    "v5e:4x4/ep8-tp2": {"ep": 8, "tp": 2},
 }
 """Slice and degrees -> what differs from `USUAL`."""
 SIZES: Mapping[str, Any] = {
@@ -41,6 +42,7 @@ def row_of(name: str) -> dict[str, Any]:
     case = {**USUAL, **CASES[name]}
     generation, _, topology = name.split("/")[0].partition(":")
     devices = math.prod(map(int, topology.split("x")))
+    data = devices // case["tp"]
     experts = {"experts": case["experts"], "topk": case["topk"], "moe_ffn_hidden": SIZES["ffn_hidden"]}
     return {
         "id": f"xla-experts/{name}",
@@ -50,10 +52,10 @@ def row_of(name: str) -> dict[str, Any]:
         "model": {"name": "mixture", "layers": 1, **SIZES, **experts, "gated_mlp": True, "tied": False},
         "hardware": {"gpu": f"tpu-{generation}", "n_gpus": devices, "slices": 1, "topology": topology},
         "parallel": {
-            "dp_shard": devices, "dp_replicate": 1, "sharding": "FULL_SHARD", "dp": devices, "tp": 1, "cp": 1, "pp": 1,
-            "ep": case["ep"], "micro_batch": case["micro_batch"], "grad_accum": 1, "recompute": "none",
+            "dp_shard": data, "dp_replicate": 1, "sharding": "FULL_SHARD", "dp": data, "tp": case["tp"], "cp": 1,
+            "pp": 1, "ep": case["ep"], "micro_batch": case["micro_batch"], "grad_accum": 1, "recompute": "none",
             "attention": "splash", "precision": "bf16", "master_dtype": "float32", "optim": "adamw",
-            "global_batch": devices * case["micro_batch"],
+            "global_batch": data * case["micro_batch"],
         },
     }  # fmt: skip
 
@@ -77,7 +79,8 @@ def layer(row: Mapping[str, Any], split: Any, x: Any, router: Any, gate: Any, up
     combine = split(jnp.einsum("bsk,bskec->bsec", weights.astype(dtype), masks), ranks)
     own = partial(split, first="expert")
     routed = own(jnp.einsum("bsm,bsec->ebcm", split(x, ranks), dispatch), "fsdp")
-    parts = (own(jnp.einsum("ebcm,emf->ebcf", routed, w.astype(dtype)), "fsdp") for w in (gate, up))
+    width = "fsdp", None, "tensor"
+    parts = (own(jnp.einsum("ebcm,emf->ebcf", routed, w.astype(dtype)), *width) for w in (gate, up))
     gated = jax.nn.silu(next(parts)) * next(parts)
     made = own(jnp.einsum("ebcf,efm->ebcm", gated, down.astype(dtype)), "fsdp")
     return split(jnp.einsum("ebcm,bsec->bsm", made, combine), ranks)
@@ -92,13 +95,14 @@ def measured(row: Mapping[str, Any]) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     model, devices, expert = row["model"], row["hardware"]["n_gpus"], row["parallel"]["ep"]
+    tensor = row["parallel"]["tp"]
     name = f"{row['hardware']['gpu'].removeprefix('tpu-')}:{row['hardware']['topology']}"
     topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
     mesh = jax.make_mesh(
-        (devices // expert, expert),
-        ("fsdp", "expert"),
+        (devices // expert // tensor, expert, tensor),
+        ("fsdp", "expert", "tensor"),
         devices=topology.devices,
-        axis_types=(AxisType.Auto,) * 2,
+        axis_types=(AxisType.Auto,) * 3,
     )
 
     def split(array: Any, *axes: Any, first: str | None = None) -> Any:
@@ -116,7 +120,8 @@ def measured(row: Mapping[str, Any]) -> dict[str, Any]:
     shapes = (hidden, experts), (experts, hidden, width), (experts, hidden, width), (experts, width, hidden)
     arrays = tokens, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), tokens
     own = P(("fsdp", "expert"))
-    specs = own, P(), P("expert", "fsdp"), P("expert", "fsdp"), P("expert", None, "fsdp"), own
+    into, back = P("expert", "fsdp", "tensor"), P("expert", "tensor", "fsdp")
+    specs = own, P(), into, into, back, own
     given = tuple(NamedSharding(mesh, spec) for spec in specs)
     jitted = jax.jit(step, in_shardings=given, out_shardings=(given[0], given[:-1]))
     found = collectives(jitted.lower(*arrays).compile().as_text(), devices)

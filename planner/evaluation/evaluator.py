@@ -15,7 +15,7 @@ from cost_models.compute import product_peak
 from planner.evaluation import sites
 from planner.evaluation.blocks import BlockCost, block_cost
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
-from planner.evaluation.lookup import with_lookup
+from planner.evaluation.lookup import beside_first, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
@@ -209,7 +209,7 @@ class Evaluator:
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
         frozen = tuple(g.times(1 - share) for g in unit.block.frozen)
         block = unit.block._replace(weights=kept, frozen=frozen)
-        sync = unit.sync if first.looked_up else self._sync(plan, block, name)
+        sync = beside_first(unit, first, self._sync(plan, block, name), self.pricer(plan))
         return unit._replace(block=block, sync=sync)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:

@@ -9,7 +9,8 @@ scatter the sums over rows. If there are copies of the shards, all data ranks ga
 if that is summed whole; if context ranks split the tokens, both.
 
 A table that the head shares is gathered, and its gradient summed, for the head alone where tokens are looked up so.
-Where there are copies of its shards it is gathered for both, as it was priced.
+Elsewhere, also where there are copies of its shards, it is gathered once for both, and what each makes of its gradient
+is summed by itself.
 
 Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (trivially sliced and passed-through operand dims);
 programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
@@ -58,6 +59,19 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     if plan.tensor > 1 and found_bytes > table_bytes:
         back += (pricer.comm("reduce_scatter", ("tensor",), table_bytes / shards.inner.size),)
     return _exchanging(unit, there, back)
+
+
+def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer) -> Sync:
+    """What keeps the weights of the last ``unit`` in step, where the ``first`` has its table; ``apart`` without that.
+
+    A partitioner gathers a table once for both, but sums what each makes of its gradient by itself.
+    """
+    if first.looked_up:
+        return unit.sync
+    if pricer.partitioned is None:
+        return apart
+    gathers = ("gather", "gather_bytes", "summed_bytes", "ring", "ring_bytes")
+    return unit.sync._replace(**{name: getattr(apart, name) for name in gathers})
 
 
 def _without(sync: Sync, share: float) -> Sync:

@@ -212,7 +212,8 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     if partitioner is None:
         return None
     graph = setting.graph
-    tokens = 0.0 if block.name == graph.first else float(plan.micro_batch * plan.data * setting.job.seq_len)
+    looks_up = any(op.kind == "embedding" for op in block.ops)
+    tokens = 0.0 if looks_up else float(plan.micro_batch * plan.data * setting.job.seq_len)
     routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
     share = min(routed, default=1.0) if plan.expert > 1 else 1.0
     nearest = plan.tensor == plan.context == 1
