@@ -30,6 +30,9 @@ from planner.sharding.costs import Comm
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import Pricer
 
+GATHERS = ("gather", "gather_bytes", "summed_bytes", "ring", "ring_bytes")
+"""What `Sync` says of gathers."""
+
 
 def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism) -> UnitCost:
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
@@ -39,6 +42,9 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         return unit
     table, found = block.tensor[lookups[0].weights[0]], block.tensor[lookups[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
+    share = pricer.graph.elements(table) / plan.tensor / unit.block.elements
+    if block.name != pricer.graph.first:
+        unit = unit._replace(sync=_gathered_before(unit.sync, share))
     if pricer.graph.tied and shards.outer.size > 1:
         return unit
     width = pricer.element_bytes(found)
@@ -47,7 +53,6 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     by_row = plan.tensor == 1 and pricer.graph.dims["vocab"] % shards.inner.size == 0
     if shards.inner.size == 1 or (by_row and found_bytes > table_bytes):
         return unit
-    share = pricer.graph.elements(table) / plan.tensor / unit.block.elements
     unit = unit._replace(sync=_without(unit.sync, share), looked_up=True)
     if by_row:
         return _exchanging(unit, *_by_row(found_bytes, shards.inner, partitioner))
@@ -70,8 +75,12 @@ def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer) -
         return unit.sync
     if pricer.partitioned is None:
         return apart
-    gathers = ("gather", "gather_bytes", "summed_bytes", "ring", "ring_bytes")
-    return unit.sync._replace(**{name: getattr(apart, name) for name in gathers})
+    return unit.sync._replace(**{name: getattr(apart, name) for name in GATHERS})
+
+
+def _gathered_before(sync: Sync, share: float) -> Sync:
+    """``sync`` less gathers of a ``share`` of the weights: of a table that the first block has gathered for all."""
+    return sync._replace(**{name: (1 - share) * getattr(sync, name) for name in GATHERS})
 
 
 def _without(sync: Sync, share: float) -> Sync:
