@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from planner.errors import InputError
 from planner.evaluation.blocks import block_cost
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.terms import block_terms
@@ -302,3 +303,15 @@ def test_every_second_layer_recomputes_half_and_keeps_half() -> None:
     )
     kept = [found.memory["activations"] for found in (full, half, none)]
     assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("cluster", ["tpu-v5e:4x4", "dgx-h100:2"])
+def test_sharded_gradients_beside_whole_weights_are_not_priced_as_shards(cluster: str) -> None:
+    """Compiled for 16 TPUs such a step gathers weights once, in fp32; ZeRO 1 and 3 are priced as compiled."""
+    evaluator = evaluator_of("llama-3.1-8b", 16, cluster, stack="jax-xla")
+    plan = Parallelism(data=16, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=16)
+    with pytest.raises(InputError, match="ZeRO 2 under stack jax-xla: .* take ZeRO 1 or 3"):
+        evaluator.estimate(plan)
+    for stage, sharding in ((1, "NO_SHARD"), (3, "FULL_SHARD")):
+        other = plan.model_copy(update={"zero_stage": stage, "sharding": sharding})
+        assert evaluator.estimate(other).communication["all_gather"] > 0
