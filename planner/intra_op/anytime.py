@@ -55,9 +55,15 @@ SETTLING = 10
 """Sweeps before known prices move: steps are the longer the lower the bound is."""
 PRICES_PER_LOOK = 50
 """Changes of the prices between two looks at the bound."""
-LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING = 15.0, 15.0, 60.0, 2.0
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER_ROUND = (
+    15.0,
+    15.0,
+    60.0,
+    2.0,
+    4.0,
+)
 """Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
-time, and before a fixing."""
+time, before a fixing, and before one more round of messages where these still gain."""
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
@@ -154,7 +160,9 @@ class _Anytime:
             self._start()
             self._part()
             while self._open() and self.proof.size > SMALL:
-                self._relax(self._soon(RELAXING))
+                settled = self._relax(self._soon(RELAXING))
+                if not settled and self._apart(UNSETTLED) and self._time_for(LOOKS_PER_ROUND):
+                    continue  # messages still gain more than a search would
                 self._fix()
                 self._guess()
                 self._search(self._soon(SEARCHING))

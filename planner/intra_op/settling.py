@@ -68,7 +68,7 @@ class Settling:
         self.tables = {v: _capped(network.tables[v], most) for v in sorted(network.nodes)}
         """Node -> neighbour -> [own strategy, the neighbour's]; finite, since inf - inf is not a number."""
         charges = _charges(network, prices)
-        self.scores = {v: np.minimum(network.costs[v], most) + charges[v] for v in self.tables}
+        self.scores = {v: np.minimum(network.costs[v], most) + charges.get(v, 0.0) for v in self.tables}
         """Per node, what each strategy costs beside the others' choice, memory by its price."""
         for v, tables in self.tables.items():
             for w, table in tables.items():
@@ -182,12 +182,13 @@ class Settling:
 
 
 def _charges(network: Network, prices: Array) -> dict[int, Array]:
-    """Per node, what each strategy pays for memory."""
-    total = np.concatenate([[0.0], np.cumsum(prices)])
-    charges = {v: np.zeros(costs.size) for v, costs in network.costs.items()}
-    for v, charge in charges.items():
-        for (first, last), bytes_ in network.pieces[v].items():
-            charge += (total[last] - total[first]) * bytes_
+    """What each strategy pays for memory, of the nodes that pay at all."""
+    total = np.concatenate([[0.0], np.cumsum(prices)]).tolist()
+    charges: dict[int, Array] = {}
+    for v, pieces in network.pieces.items():
+        for (first, last), bytes_ in pieces.items():
+            if price := total[last] - total[first]:
+                charges[v] = charges.get(v, 0.0) + price * bytes_
     return charges
 
 

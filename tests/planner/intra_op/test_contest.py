@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, hub_branches, hubs, local_polytope, tree
+from planner.intra_op import anytime, contest, hub_branches, hubs, local_polytope, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided
@@ -122,7 +122,7 @@ def test_hubs_wait_for_messages_that_still_gain_far_below_the_best_choice(monkey
     if not settled:  # no round of messages has the time to end by itself
         monkeypatch.setattr(anytime, "BEFORE", 0.0)
         monkeypatch.setattr(anytime, "RELAXING", 0.0)
-    solution = solve_contest_problem(problem, soon(3.0))
+    solution = solve_contest_problem(problem, soon(60.0 if settled else 3.0))
     assert problem.fits(solution.choice)
     assert bool(decided) == settled
 
@@ -294,7 +294,7 @@ def test_reductions_do_not_change_the_answer_of_the_program(share):
     network = network_of(problem)
     shrink(network, deadline=-math.inf)
     alone = solve_program(network, soon(60.0))
-    solution = solve_contest_problem(problem, soon(60.0))
+    solution = solve_contest_problem(problem, soon(60.0 if settled else 3.0))
     assert solution.cost == solution.lower_bound == network.cost(alone.choice)
 
 
@@ -328,6 +328,21 @@ def test_ctrl_c_before_any_choice_is_no_answer(monkeypatch):
     monkeypatch.setattr(anytime._Anytime, "_start", interrupt)
     with pytest.raises(KeyboardInterrupt):
         solve_contest_problem(random_contest_problem(400, 5, seed=6, share=0.2), soon())
+
+
+def test_time_is_kept_back_for_the_answer(monkeypatch):
+    def slowly(problem):
+        time.sleep(0.2)
+        return network_of(problem)
+
+    given = []
+    monkeypatch.setattr(contest, "network_of", slowly)
+    monkeypatch.setattr(
+        contest, "solve_network", lambda *args: given.append(args[1]) or anytime.solve_network(*args)
+    )
+    deadline = soon()
+    solve_contest_problem(random_contest_problem(20, 3, seed=1), deadline)
+    assert given[0] <= deadline - 0.2
 
 
 def test_too_little_memory_says_so():
