@@ -42,8 +42,9 @@ decision leaves, and into more branches below what that gave."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 UNSETTLED = 0.1
-"""Of the best choice: the gap above which messages that still gain have no say on hubs; what follows a decision made
-by them takes most of the time, and finds nothing."""
+"""Of the best choice: the gap above which messages that still gain have no say on hubs, since what follows a decision
+made by them takes most of the time and finds nothing; and above which a choice is searched for before costs are
+guessed."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -163,6 +164,8 @@ class _Anytime:
                 settled = self._relax(self._soon(RELAXING))
                 if not settled and self._apart(UNSETTLED) and self._time_for(LOOKS_PER_ROUND):
                     continue  # messages still gain more than a search would
+                if self._apart(UNSETTLED):  # guesses, which lie above the bound, are far below any choice
+                    self._search(self._soon(SEARCHING))
                 self._fix()
                 self._guess()
                 self._search(self._soon(SEARCHING))

@@ -23,7 +23,9 @@ from planner.intra_op.shrinking import shrink
 SECONDS_PER_PART, QUICK_PART = 4.0, 0.25
 """Most that is spent on one part, and how long one may take before they get smaller [s]."""
 SMALLEST_PART = 30
-FIRST_PART = 200
+FIRST_PART, FIRST_ENTRIES = 200, 50_000
+"""Nodes of the first part at most, and entries of its tables, about: whole problems of few nodes with many strategies
+have no more than 200 nodes, and take all the time given."""
 GROWTH = 1.15
 
 NODES_PER_SEED = 4
@@ -94,7 +96,7 @@ class NeighbourhoodSearch:
         self.prices = {k: known[row] for k, row in enumerate(network.rows.tolist()) if row in known}
         self.found = found
         self.taken = demand(network, one_hot(network, found.choice))
-        self.size = FIRST_PART
+        self.size = _first_size(network)
         self.order = sorted(network.nodes)
         self.crowds: dict[int, list[int]] = {}
         """Row -> nodes alive at it, as far as looked up."""
@@ -177,3 +179,8 @@ class NeighbourhoodSearch:
             regrets = self.regrets(self.found)
             self.weights = [1.0 + regrets.get(v, 0.0) for v in self.order]
         return self.random.choices(self.order, self.weights)[0]
+
+
+def _first_size(network: Network) -> int:
+    entries = sum(table.size for tables in network.tables.values() for table in tables.values()) / 2
+    return max(SMALLEST_PART, int(min(FIRST_PART, FIRST_ENTRIES * len(network.nodes) / max(entries, 1.0))))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import anytime, contest, hub_branches, hubs, local_polytope, tree
+from planner.intra_op import anytime, contest, hub_branches, hubs, local_polytope, neighbourhood, tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided
@@ -286,6 +286,14 @@ def test_turns_end_with_the_same_proof(monkeypatch):
     monkeypatch.setattr(anytime, "SEARCHING", 0.02)
     in_turns = solve_contest_problem(problem, soon(60.0))
     assert in_turns.cost == in_turns.lower_bound == at_once.cost == at_once.lower_bound
+
+
+def test_search_starts_with_parts_that_the_program_decides_soon():
+    """However many strategies nodes have; parts of as many nodes took all the time that one may."""
+    few, many = (network_of(random_contest_problem(250, n, seed=4, share=0.25)) for n in (3, 90))
+    start = dict.fromkeys(range(250), 0)
+    sizes = [NeighbourhoodSearch(n, Found(start, n.cost(start))).size for n in (few, many)]
+    assert sizes == [neighbourhood.FIRST_PART, neighbourhood.SMALLEST_PART]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
