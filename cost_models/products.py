@@ -1,9 +1,10 @@
-"""Seconds of many matrix products at once: `cost_models.matmul.matmul_seconds` in arrays, equal to the last bit.
+"""Seconds of many kernels at once: `matmul_seconds` and `stream_seconds` in arrays, equal to the last bit.
 
-To lay a program out on a mesh takes hundreds of products of their own sizes, which one by one take longer than all
-that is decided about them.
+To lay a program out on a mesh takes hundreds of kernels of their own sizes, which one by one take longer than all that
+is decided about them.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from cost_models.roofline import sustained_bandwidth
 
 Counts = npt.NDArray[np.integer[Any]]
 Seconds = npt.NDArray[np.float64]
+
+EXPONENTS = 63
+"""Powers of two that a count can be."""
 
 
 def products_seconds(shapes: Counts, device: DeviceSpec, dtype: str, bytes_per_element: float = 2) -> Seconds:
@@ -57,8 +61,17 @@ def _systolic_seconds(shapes: Counts, rate: float, tile: tuple[int, int]) -> Sec
 
 
 def _alignment_shares(n: Counts, k: Counts, bytes_per_element: float) -> Seconds:
-    """Looked up by the largest power of two that divides both: there are few."""
+    """Looked up by the largest power of two that divides both."""
     both = np.maximum(n | k, 1)
-    powers, which = np.unique(both & -both, return_inverse=True)
-    shares = [alignment_share(power, power, bytes_per_element) for power in powers.tolist()]
-    return np.array(shares)[which]
+    return np.asarray(_shares_by_exponent(bytes_per_element)[np.frexp(both & -both)[1] - 1])
+
+
+@cache
+def _shares_by_exponent(bytes_per_element: float) -> Seconds:
+    return np.array([alignment_share(2**e, 2**e, bytes_per_element) for e in range(EXPONENTS)])
+
+
+def streams_seconds(num_bytes: Seconds, device: DeviceSpec) -> Seconds:
+    """Of kernels that only move data, of so many bytes each [s]."""
+    longest = np.maximum(num_bytes / sustained_bandwidth(device), device.kernel_launch)
+    return np.where(num_bytes <= 0, 0.0, longest)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_device
 from cluster_specs.errors import InputError
 from cost_models.matmul import matmul_seconds
-from cost_models.products import products_seconds
+from cost_models.products import products_seconds, streams_seconds
+from cost_models.roofline import stream_seconds
 
 SIDE = st.one_of(st.integers(0, 300), st.integers(0, 14).map(lambda n: 2**n), st.integers(1, 200_000))
 SHAPES = st.lists(st.tuples(SIDE, SIDE, SIDE, st.integers(0, 64)), min_size=1, max_size=8)
@@ -29,3 +30,13 @@ def test_each_is_what_it_is_alone(
         return
     alone = [matmul_seconds(m, n, k, device, dtype, batch, size).seconds for m, n, k, batch in shapes]
     assert products_seconds(np.array(shapes), device, dtype, size).tolist() == alone
+
+
+@given(
+    st.lists(st.one_of(st.just(0.0), st.floats(0.0, 1e12)), min_size=1, max_size=8),
+    st.sampled_from(["h100-sxm-80g", "b200-sxm-180g", "tpu-v5p"]),
+)
+def test_streams_together_are_what_each_is_alone(sizes: list[float], name: str) -> None:
+    device = load_device(name)
+    alone = [stream_seconds(size, device).seconds for size in sizes]
+    assert streams_seconds(np.array(sizes), device).tolist() == alone

@@ -14,9 +14,9 @@ import numpy as np
 
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import memory_seconds, stream_seconds
+from cost_models.compute import memory_seconds
 from cost_models.matmul import matmul_seconds
-from cost_models.products import products_seconds
+from cost_models.products import products_seconds, streams_seconds
 from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
@@ -342,9 +342,7 @@ class ProgramPricer:
         return iter(()) if op.attention is None else self._attending(op, options).passed()
 
     def _streamed(self, bytes_: Array) -> Array:
-        distinct, place = np.unique(bytes_, return_inverse=True)
-        device = self.mesh.cluster.device
-        return np.array([stream_seconds(b, device).seconds for b in distinct.tolist()])[place]
+        return streams_seconds(bytes_, self.mesh.cluster.device)
 
     def _traffic(self, op: Operation, options: Options) -> Array:
         """Every input read and every output written once; a total of parts is written and read beside."""
