@@ -34,6 +34,8 @@ def settle(network: Network) -> set[int]:
 
     Raises `Infeasible` where even the least memory is too much.
     """
+    if not network.capacity.size and not any(network.pieces.values()):
+        return set()
     _take_off_the_least(network)
     if (network.capacity < 0).any():
         excess = -network.capacity.min()
