@@ -61,6 +61,10 @@ class CommGroup:
         """Worked out once: caches of prices ask for it far more often than groups are made."""
         return self._hash
 
+    def __reduce__(self) -> tuple[type["CommGroup"], tuple[int, tuple[Level, ...]]]:
+        """Without the hash, which is another one in another process."""
+        return CommGroup, (self.size, self.levels)
+
 
 class _Axis(NamedTuple):
     """Ranks ``0, stride, ..., (size - 1) * stride`` from a base."""

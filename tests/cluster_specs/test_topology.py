@@ -1,6 +1,10 @@
 """Groups of ranks against hand-worked levels, and against counting ranks one by one."""
 
 import math
+import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from itertools import product
 
@@ -260,3 +264,18 @@ def test_a_card_is_its_senders_alone() -> None:
     assert route(SLOW, (0, 2), (2, 4)).levels[-1].kind == "nvlink"
     own = route(DGX, (7, 8), (8, 9)).levels[-1]
     assert own.bandwidth == DGX.links[-1].bandwidth * DGX.links[-1].efficiency
+
+
+def test_a_group_takes_no_hash_along_to_another_process() -> None:
+    script = "import pickle, sys; sys.stdout.write(str(hash(pickle.load(sys.stdin.buffer)) == HERE))"
+    group = comm_group(load_cluster("dgx-h100:2"), [(8, 1), (2, 8)])
+    here = f"hash(pickle.loads({pickle.dumps(CommGroup(group.size, group.levels))!r}))"
+    assert hash(group) == hash(pickle.loads(pickle.dumps(group)))
+    run = subprocess.run(
+        [sys.executable, "-c", script.replace("HERE", here)],
+        input=pickle.dumps(group),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+    )
+    assert run.stdout == b"True"
