@@ -186,6 +186,14 @@ class Program(Record):
         return {name: tuple(at) for name, at in found.items()}
 
     @cached_property
+    def returned(self) -> Mapping[str, tuple[str, ...]]:
+        """Inputs -> what is to lie as they do where the program ends."""
+        found: dict[str, tuple[str, ...]] = {}
+        for tie in (tie for tie in self.ties if tie.target not in self.producer):
+            found[tie.target] = (*found.get(tie.target, ()), tie.source)
+        return found
+
+    @cached_property
     def kept(self) -> frozenset[str]:
         """Inputs that a call hands on to the next one: weights and optimizer states."""
         tied = {t.target for t in self.ties}

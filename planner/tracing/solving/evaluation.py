@@ -4,6 +4,7 @@ Seconds add up: every operator computes, then exchanges; every array is moved wh
 The optimiser's objective is made of the same terms.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from planner.tracing.solving.nodes import (
     wanted_layout,
 )
 from planner.tracing.solving.options import SUMMING, Option
+from planner.tracing.solving.own_copies import moved
 from planner.tracing.solving.pricing import Exchange, ProgramPricer
 
 
@@ -99,7 +101,10 @@ def evaluate_program(
             exchanges += [Priced(operators[link.target.node], e) for e in found]
     communication = sum(p.exchange.seconds * p.exchange.times for p in exchanges)
     return ProgramEstimate(
-        compute, communication, peak_bytes(pricer, nodes, chosen, state_share), tuple(exchanges)
+        compute,
+        communication,
+        max(held_bytes(pricer, nodes, chosen, state_share), default=0.0),
+        tuple(exchanges),
     )
 
 
@@ -121,7 +126,7 @@ def _saved(nodes: Nodes, chosen: Sequence[NodeOption], number: int) -> float:
 def node_bytes(
     pricer: ProgramPricer, nodes: Nodes, node: int, option: NodeOption, state_share: float
 ) -> list[float]:
-    """Bytes of what a node makes, output by output, then of what it brings for a loop, or scatters [B].
+    """Bytes of what a node makes, output by output, then of what it brings for a loop, scatters, or has returned [B].
 
     ``state_share``: bytes kept for the optimizer beside each parameter, as a multiple of it.
     """
@@ -152,8 +157,9 @@ def node_bytes(
         return found
     if isinstance(option, JointOption):
         return []
-    name = nodes.inputs[node]
-    return [pricer.full_bytes(name) * share(mesh, option) * held_share(program, name, state_share)]
+    name, part = nodes.inputs[node], share(mesh, option)
+    returned = (pricer.full_bytes(n) * part for n in program.returned.get(name, ()))
+    return [pricer.full_bytes(name) * part * held_share(program, name, state_share), *returned]
 
 
 def held_share(program: Program, name: str, state_share: float) -> float:
@@ -161,18 +167,17 @@ def held_share(program: Program, name: str, state_share: float) -> float:
     return 1 + state_share if program.value[name].role == "parameter" else 1.0
 
 
-def peak_bytes(
+def held_bytes(
     pricer: ProgramPricer, nodes: Nodes, chosen: Sequence[NodeOption], state_share: float = 0.0
-) -> float:
-    """The most that is held at once [B]."""
-    change = [0.0] * (len(nodes.operations) + 1)
+) -> list[float]:
+    """What is held at each operator, and after the last [B]."""
+    change = [0.0] * (len(nodes.operations) + 2)
     for node, intervals in enumerate(node_intervals(pricer.program, nodes)):
         taken = node_bytes(pricer, nodes, node, chosen[node], state_share)
         for (first, last), size in zip(intervals, taken, strict=True):
             change[first] += size
             change[last] -= size
-    held = peak = 0.0
-    for step in change:
-        held += step
-        peak = max(peak, held)
-    return peak
+    for _, position, size in moved(pricer, nodes, chosen):
+        change[position] += size
+        change[position + 1] -= size
+    return list(itertools.accumulate(change[:-1]))

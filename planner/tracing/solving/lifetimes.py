@@ -2,8 +2,9 @@
 
 Inputs are held throughout. A value lives from the operator that makes it to the last that reads it; rows that a
 scan collects live from its first operator on, and what a scan has from outside, or goes over, lives until it ends.
-Sums are held whole while they are scattered; what one operator moves and reads once is not counted. Where an operator
-may run again, what its first run makes lives to the last early reader, then it is up to the second run.
+Sums are held whole while they are scattered. Where an operator may run again, what its first run makes lives to the
+last early reader, then it is up to the second run. After the last operator comes a moment at which what is returned
+lies as it is to, beside all inputs.
 """
 
 from functools import cache
@@ -29,7 +30,7 @@ def value_intervals(program: Program) -> dict[str, Interval]:
         for name in op.outputs:
             home = loops.around_output(op, name)
             last = max((i + 1, *(loops.after(r, home) for r in program.readers.get(name, ()))))
-            found[name] = (begin, end if name in program.outputs else last)
+            found[name] = (begin, end + 1 if name in program.outputs else last)
             if name in kept and name not in program.outputs:
                 found[name] = (begin, max(found[name][1], _region_end(program, op.region, i)))
     return found
@@ -64,7 +65,7 @@ class Loops:
 
 
 def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
-    """Per node, the intervals of what it makes, output by output."""
+    """Per node, the intervals of what it makes, output by output; of an input, then of what is returned as it lies."""
     values, loops = value_intervals(program), Loops(program)
     for late in (v for again in nodes.agains for v in again.values if v.rows == 1):
         begin = values[late.name][0]
@@ -72,7 +73,8 @@ def node_intervals(program: Program, nodes: Nodes) -> list[list[Interval]]:
         values[late.name] = (begin, early + 1)
         if late.held != late.name:
             values[late.held] = (late.since, late.since)  # up to the second run, if it is kept
-    found: list[list[Interval]] = [[(0, len(program.operations))] for _ in nodes.inputs]
+    end = len(program.operations)
+    found = [[(0, end + 1), *((end, end + 1) for _ in program.returned.get(n, ()))] for n in nodes.inputs]
     for i, op in enumerate(nodes.operations):
         beside = [(i, loops.after(i))] if op.takes_rows_for else [(i, i + 1)] if op.kind in SUMMING else []
         found.append([*(values[name] for name in op.outputs), *beside])

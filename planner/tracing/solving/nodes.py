@@ -55,6 +55,8 @@ class Link(NamedTuple):
     """All rows that a loop goes over, to what hands them out."""
     seen: tuple[Seen, tuple[int, ...]] | None = None
     """Under other dims than those that a second run's operator has, on a mesh of these sizes."""
+    own: bool = False
+    """From the copy that the target has for itself, which lies as it is wanted."""
 
 
 class Copy(NamedTuple):
@@ -366,13 +368,17 @@ def refused(link: Link, source: NodeOption, target: NodeOption) -> bool:
     have, want = given_layout(source, link), wanted_layout(target, link)
     if have is None:
         return want is not None
-    if want is not None and any((h == PARTS) != (w == PARTS) for h, w in zip(have, want, strict=True)):
+    if want is None:
+        return False
+    if any((h == PARTS) != (w == PARTS) for h, w in zip(have, want, strict=True)):
         return True
     return not _may_move(link, target) and want != have
 
 
 def _may_move(link: Link, target: NodeOption) -> bool:
     """Whether a link's target takes memory for the value as it wants it, or must find it so."""
+    if link.own:
+        return False
     if isinstance(target, CopyOption):
         return target.held or not link.copied
     return not link.stack or not isinstance(target, Option) or target.brought

@@ -20,7 +20,7 @@ from planner.tracing.program import Operation, Program, elements
 from planner.tracing.sharded import CollectiveUse, OperatorSharding, ShardedProgram, SharedCopy
 from planner.tracing.solving.baselines import BASELINES, Rules, by_rules, fixed_inputs, follow
 from planner.tracing.solving.concatenation import joints
-from planner.tracing.solving.evaluation import ProgramEstimate, evaluate_program
+from planner.tracing.solving.evaluation import ProgramEstimate, evaluate_program, held_bytes
 from planner.tracing.solving.nodes import (
     AgainOption,
     CopyOption,
@@ -33,6 +33,7 @@ from planner.tracing.solving.nodes import (
     without_idle_copies,
 )
 from planner.tracing.solving.options import Option
+from planner.tracing.solving.own_copies import moved, with_own_copies
 from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options, layout_problem
 from planner.tracing.solving.recomputing import agains
@@ -156,7 +157,7 @@ def shard(
         if conditions.get("recompute", True):
             best = _in_little_memory(best, conditions.get("fold"), deadline)
         else:
-            best = _solved(setting, setting.memory_limit, deadline)
+            best = _fitting(setting, conditions.get("fold"), deadline)
     baselines = baseline_estimates(setting).items()
     return _result(best.setting, best.chosen, best.estimate).model_copy(
         update={
@@ -187,17 +188,38 @@ def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
     return _Solved(setting, chosen, setting.estimate(chosen), bound, answer.lower_bound > answer.cost - 1)
 
 
+def _fitting(setting: Setting, fold: bool | None, deadline: float) -> _Solved:
+    """Within the limit, which counts what operators move for themselves where a choice without that exceeds it."""
+    while True:
+        best = _solved(setting, setting.memory_limit, deadline)
+        values = _moved_too_much(best)
+        if not values:
+            return best
+        nodes = with_own_copies(setting.nodes, values)
+        setting = _tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
+
+
+def _moved_too_much(best: _Solved) -> set[str]:
+    """Values that operators move for themselves where memory is exceeded, and all that are as large."""
+    pricer, limit = best.setting.pricer, best.setting.memory_limit
+    if best.estimate.memory_bytes <= limit:
+        return set()
+    held = held_bytes(pricer, best.setting.nodes, best.chosen, best.setting.optimizer_share)
+    too_much = {m.value for m in moved(pricer, best.setting.nodes, best.chosen) if held[m.position] > limit}
+    large = max(map(pricer.full_bytes, too_much), default=math.inf)
+    return too_much | {v.name for v in pricer.program.values if pricer.full_bytes(v.name) >= large}
+
+
 def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Solved:
     """With second runs, unless without them the limit costs nothing; ``free`` is without a limit."""
-    limit = free.setting.memory_limit
     try:
-        first = _solved(free.setting, limit, (time.monotonic() + deadline) / 2)
+        first = _fitting(free.setting, fold, (time.monotonic() + deadline) / 2)
     except (Infeasible, SolverStopped):
         first = None
     if first and free.proven and first.estimate.seconds <= free.estimate.seconds * (1 + 1 / TICKS):
         return first._replace(proven=True)
     try:
-        second = _solved(may_recompute(free.setting, fold), limit, deadline)
+        second = _fitting(may_recompute(free.setting, fold), fold, deadline)
     except SolverStopped:
         if first is None:
             raise
@@ -308,11 +330,12 @@ def _copies(
     for node, copy in enumerate(nodes.copies, first + len(nodes.operations)):
         option = chosen[node]
         if isinstance(option, CopyOption) and option.held:
-            targets = dict.fromkeys(link.target.node for link in nodes.links if link.source.node == node)
-            readers = tuple(nodes.operations[target - first].name for target in targets)
-            yield SharedCopy(
-                value=copy.value, readers=readers, partition=partition(copy.value, option.layout)
-            )
+            links = [link for link in nodes.links if link.source.node == node]
+            if not any(link.own for link in links):
+                readers = tuple(dict.fromkeys(nodes.operators[link.target.node] for link in links))
+                yield SharedCopy(
+                    value=copy.value, readers=readers, partition=partition(copy.value, option.layout)
+                )
 
 
 def _operator(

@@ -54,6 +54,10 @@ class Spots(NamedTuple):
         """What all spots have in common that are the same, whoever's options have them."""
         return self.layouts.tobytes(), self.state.tobytes()
 
+    def found_so(self) -> "Spots":
+        """The same where nothing is moved to."""
+        return self._replace(state=np.where(self.state == HERE, AS_IT_LIES, self.state))
+
 
 @dataclass(frozen=True, eq=False)
 class Moves:
@@ -134,6 +138,9 @@ class Tables:
             np.where(held, self._shares(choices, k) * (self.pricer.full_bytes(name) * states), 0.0)
             for k, name in enumerate(outputs)
         ]
+        if node < first:
+            returned = self.pricer.program.returned.get(outputs[0], ())
+            found += [self._shares(choices, 0) * self.pricer.full_bytes(name) for name in returned]
         if isinstance(choices, Options):
             found += self._beside(self.nodes.operations[node - first], choices)
         return tuple(found)
@@ -186,6 +193,7 @@ class Tables:
         else:
             left = self._given(before, link)
             right = self._wanted(after, link)
+            right = right.found_so() if link.own else right
         same = link.kept or link.joint
         key = (left.key, right.key, self.pricer.full_bytes(link.value), link.times, same)
         if key not in self.tables:
