@@ -8,11 +8,13 @@ from typing import Any
 
 import collectives
 import intervals
+import peer_calculon
 import peers
 import stalls
 import versions
 from accuracy_text import (
     ATTAINABLE,
+    CALCULON,
     COLLECTIVES,
     FAR_OFF,
     INTERVALS,
@@ -307,4 +309,10 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
 def peer_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     """Ours beside theirs."""
     about = json.loads(peers.PREDICTIONS.read_text())
-    return PEERS.format(version=about["version"], command=about["command"]) + peers.section(judged, RUNS)
+    head = ("runs", "n", "ours", "its 90th", "Calculon", "its 90th")
+    return (
+        PEERS.format(version=about["version"], command=about["command"])
+        + peers.section(judged, RUNS)
+        + CALCULON.format(commit=peer_calculon.COMMIT)
+        + table(head, peer_calculon.section(judged, RUNS))
+    )

@@ -213,8 +213,15 @@ What [llm-analysis](https://github.com/cli99/llm-analysis) {version} says of the
 16 bits, without context parallelism, on devices that it knows. It divides FLOPs by peak rate and an efficiency:
 "llm-analysis" is as it comes, with none; "with fitted efficiency" has the one per device that brings its median error
 on the fit split of the published GPU runs to zero. Its answers are data, tests/published/peers.json, written by
-`{command}`. For scale, Calculon's published error on the whole of the measured A100 grid is 39 % on one
-node and 15 % on several.
+`{command}`.
+
+"""
+
+CALCULON = """
+[Calculon](https://github.com/calculon-ai/calculon) at {commit}, asked by `benchmarks/peer_calculon.py` with the
+A100-80GB and H100 of its own `systems` (memory lifted), of the runs that it can take: dense models in 16 bits, stages
+of equal layers, states sharded at most. It knows no vocabulary, gated layers (taken as half as wide again) or grouped
+queries. Its published error on the whole of the A100 grid is 39 % on one node and 15 % on several.
 
 """
 
