@@ -280,7 +280,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"AutoModel", Origin("nemo")),
     (
-        r"nemo-launcher/|nemo-v2\.[01]\.0/(gpt3|llama2|nemotron-340b)|dgxc/v2(4|5\.0[12])\S*/(gpt3|grok)",
+        r"nemo-launcher/|nemo-v2\.[01]\.0/(gpt3|llama2|nemotron-340b)|dgxc/v2(4|5\.0[12])\S*/(gpt3|grok)|"
+        r"mlperf/v(3\.\d|4\.0)/gpt3",
         Origin("nemo-unfused", fills_stages=True),
     ),
     (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
@@ -305,7 +306,8 @@ products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh`
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations of
 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher
-``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``).
+``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``). MLPerf's GPT-3 has it from 4.1 on (mlcommons/training_results_v4.1@b87b9e3
+``NVIDIA/benchmarks/gpt3/implementations/eos_n32_ngc24.09_nemo/conf/custom.yaml``; 4.0's has not).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
