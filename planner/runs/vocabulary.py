@@ -304,9 +304,10 @@ recompute every other product where there is room, else everything (pytorch/torc
 ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``). DGXC's recipe of MaxText keeps the
 products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
 
-NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations of
-24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher
-``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``). MLPerf's GPT-3 has it from 4.1 on (mlcommons/training_results_v4.1@b87b9e3
+NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
+of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher
+``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``). MLPerf's GPT-3 has it
+from 4.1 on (mlcommons/training_results_v4.1@b87b9e3
 ``NVIDIA/benchmarks/gpt3/implementations/eos_n32_ngc24.09_nemo/conf/custom.yaml``; 4.0's has not).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
