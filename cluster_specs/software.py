@@ -251,13 +251,18 @@ def _completed(fields: dict[str, Any], files: Mapping[str, dict[str, Any]]) -> d
     return {**base, **own, "sources": base["sources"] | own["sources"]}
 
 
-USUAL_STACKS: Mapping[str, str] = MappingProxyType({"gpu": "torch-fsdp2", "tpu": "jax-xla"})
-"""Kind of device -> the stack that is meant where nobody names one."""
+USUAL_STACKS: Mapping[str, str] = MappingProxyType(
+    {"nvidia": "torch-fsdp2", "amd": "torch-fsdp2", "google": "jax-xla", "aws": "neuronx"}
+)
+"""Who makes a device -> the stack that is meant where nobody names one."""
+
+OTHER_STACKS: Mapping[str, str] = MappingProxyType({"gpu": "torch-fsdp2", "tpu": "jax-xla"})
+"""The same by the kind of device, for those of other makers."""
 
 
 def usual_stack(device: DeviceSpec) -> str:
     """The stack that most jobs on such a device run."""
-    return USUAL_STACKS[device.kind]
+    return USUAL_STACKS.get(device.vendor.lower(), OTHER_STACKS[device.kind])
 
 
 def list_software() -> tuple[SoftwareSpec, ...]:

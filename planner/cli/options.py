@@ -61,6 +61,11 @@ SPELLED: Mapping[str, str] = MappingProxyType(
 )
 """Fields whose option is called otherwise."""
 
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {option.replace("-", "_"): field for field, option in SPELLED.items()}
+)
+"""The other way round, as `--set` takes both."""
+
 
 R = TypeVar("R", bound="Record")
 
@@ -107,7 +112,10 @@ class JobOptions:
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
     ] = 1.0
     stack: Annotated[
-        str | None, _job("--stack", help="Software whose habits count; torch-fsdp2, on TPUs jax-xla.")
+        str | None,
+        _job(
+            "--stack", help="Software whose habits count; torch-fsdp2, on TPUs jax-xla, on Trainium neuronx."
+        ),
     ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.catalogues import complete_models
-from planner.cli.options import from_options
+from planner.cli.options import FIELDS, from_options
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -118,7 +118,10 @@ class SweptJobOptions:
         str, swept("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"
     stack: Annotated[
-        str | None, swept("--stack", help="Software stacks; torch-fsdp2 by default, jax-xla on TPUs.")
+        str | None,
+        swept(
+            "--stack", help="Software stacks; by default torch-fsdp2, on TPUs jax-xla, on Trainium neuronx."
+        ),
     ] = None
     settings: Annotated[
         list[str] | None,
@@ -150,7 +153,8 @@ class SweptJobOptions:
             name, equals, text = setting.partition("=")
             if not equals:
                 raise InputError(f"--set {setting!r}: write it as NAME=VALUE,VALUE")
-            axes[name.strip()] = values_of(text, f"--set {name}")
+            field = name.strip().replace("-", "_")
+            axes[FIELDS.get(field, field)] = values_of(text, f"--set {name}")
         return axes
 
 

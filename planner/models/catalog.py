@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from cluster_specs.record import validated
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
-from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER
+from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER, UNPRICED
 from planner.models.measured import transformer_from_run
 from planner.models.model import Model
 from planner.models.reading import ConfigReader, read_mapping
@@ -189,11 +189,16 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         left_out = _tower_sizes().get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
         origin = f"{path} (text tower)"
+    _check_quantization(config, path)
     family = config.get("model_type")
     if family is None:
         raise InputError(f"{path}: missing key 'model_type'")
     family = SAME_TOWER.get(str(family), family)
     if not isinstance(family, str) or family not in FAMILIES:
+        if family in UNPRICED:
+            raise InputError(
+                f"{path}: model_type {family} {UNPRICED[family]}, which is not read from a file; {TRACE}"
+            )
         raise UnknownName(f"model_type in {path}:", str(family), FAMILIES, see=TRACE)
     read = ConfigReader(config, origin)
     length = FIXED_LENGTHS[family](read) if family in FIXED_LENGTHS else 1
@@ -206,6 +211,25 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         architecture=ARCHITECTURES[family],
         source=origin,
     )
+
+
+FROZEN = frozenset({"aqlm", "awq", "bitsandbytes", "eetq", "gptq", "higgs", "hqq", "spqr", "vptq"})
+"""Ways to store weights that no optimizer steps: only adapters beside them are trained.
+
+Source: huggingface/transformers 5.23.0, ``quantizers/auto.py`` (their names) and ``trainer_utils.py``, which refuses to
+train them without adapters. Those left out (fp8, mxfp4, ...) come with weights that are made wide again to be trained.
+"""
+
+
+def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse weights that cannot be trained; others are stored as the job says, whatever their file holds."""
+    stored = config.get("quantization_config")
+    method = str(stored.get("quant_method", "")) if isinstance(stored, Mapping) else ""
+    if method.lower() in FROZEN:
+        raise InputError(
+            f"{path}: quantization_config stores weights with {method}, which are not trained; "
+            "leave it out to plan the training of all weights"
+        )
 
 
 def _first_problem(error: ValidationError) -> str:

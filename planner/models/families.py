@@ -41,6 +41,7 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
         "kimi_k2": mixtures.deepseek,
         "llama": decoders.llama,
         "llama4_text": mixtures.llama4,
+        "minimax_m2": mixtures.minimax_m2,
         "mistral": decoders.mistral,
         "mixtral": mixtures.mixtral,
         "mpt": classics.mpt,
@@ -84,6 +85,24 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
     }
 )
 """Everything else: ``model_type`` -> builder."""
+
+_SCANNED = "has state-space layers (Mamba)"
+_LINEAR = "has linear attention (a gated delta rule, or a decay)"
+UNPRICED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _SCANNED),
+        **dict.fromkeys(("mamba", "mamba2", "nemotron_h", "zamba", "zamba2"), _SCANNED),
+        **dict.fromkeys(
+            ("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"), _LINEAR
+        ),
+        **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "has recurrent layers"),
+        "chatglm": "names its sizes in a way of its own, from before transformers had the class",
+    }
+)
+"""``model_type`` that is known and has no builder -> why: layers whose kernels no operator here stands for.
+
+Source: the classes of huggingface/transformers 5.23.0; of ``chatglm`` the code beside the weights.
+"""
 
 FIXED_LENGTHS: Mapping[str, Callable[[ConfigReader], int]] = MappingProxyType(
     {

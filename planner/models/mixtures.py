@@ -74,6 +74,17 @@ def olmoe(read: ConfigReader, name: str) -> TransformerConfig:
     )
 
 
+def minimax_m2(read: ConfigReader, name: str) -> TransformerConfig:
+    """MiniMax M2: experts everywhere, norms over all heads of queries and keys; released without linear attention."""
+    return TransformerConfig(
+        **common(read, name, kv_default=False, head_dim_default=False),
+        layers=_kinds(attention_kinds(read, lambda i: "full"), lambda i: True),
+        ffn=0,
+        qk_norm="full",
+        experts=_experts(read, "num_local_experts", "num_experts", ffn="intermediate_size"),
+    )
+
+
 def _qwen_layers(read: ConfigReader) -> tuple[LayerKind, ...]:
     """Experts in every ``decoder_sparse_step``-th layer that is not in ``mlp_only_layers``."""
     step = read.integer("decoder_sparse_step", default=1)

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from cluster_specs.catalog import list_devices, load_device
+from cluster_specs.catalog import list_devices, load_cluster, load_device
 from cluster_specs.errors import UnknownName
 from cluster_specs.software import (
     SoftwareSpec,
@@ -17,6 +17,7 @@ from cluster_specs.software import (
     load_software,
     replayed,
     software_on,
+    usual_stack,
 )
 
 STACKS = list_software()
@@ -124,3 +125,19 @@ def test_a_split_backward_costs_what_zero_bubble_measured() -> None:
     assert load_software("megatron").split_backward == pytest.approx(median(shares), abs=5e-4)
     assert min(shares) > -0.016
     assert max(shares) < 0.0285
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stack"),
+    [
+        ("dgx-h100", "torch-fsdp2"),
+        ("mi300x-8x", "torch-fsdp2"),
+        ("tpu-v5p", "jax-xla"),
+        ("trn1.32xlarge", "neuronx"),
+    ],
+)
+def test_devices_have_the_stack_of_their_maker(cluster: str, stack: str) -> None:
+    device = load_cluster(cluster).device
+    assert usual_stack(device) == stack
+    unknown = usual_stack(device.model_copy(update={"vendor": "another"}))
+    assert unknown == {"gpu": "torch-fsdp2", "tpu": "jax-xla"}[device.kind]

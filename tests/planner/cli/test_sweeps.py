@@ -61,6 +61,13 @@ def test_json_is_all_there_is_on_stdout(cli: Cli) -> None:
     assert spent["carbon_kg"] == pytest.approx(0.4 * spent["energy_j"] / 3.6e6)
 
 
+def test_settings_have_the_names_of_options_too(cli: Cli) -> None:
+    found = [cli(*SWEEP, "--set", f"{name}=0.1", "--json") for name in ("headroom", "memory_headroom")]
+    axes = [json.loads(result.stdout)["axes"] for result in found]
+    assert axes[0] == axes[1]
+    assert axes[0]["memory_headroom"] == [0.1]
+
+
 def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
     journal = tmp_path / "points.jsonl"
     first = cli(*SWEEP, "--json", "--resume", str(journal))

@@ -110,3 +110,22 @@ def test_every_family_is_compared_with_its_class() -> None:
     compared = {row["config"]["model_type"] for row in rows("hf_parameters")}
     assert set(FAMILIES) - compared == {"dit", "kimi_k2", "transformer"}
     assert set(ARCHITECTURES) == set(FAMILIES)
+
+
+def test_minimax_m2_has_the_parameters_of_its_class() -> None:
+    """With the defaults of ``MiniMaxM2Config`` in transformers 5.23.0, which are the released sizes, on meta device."""
+    config = {
+        "model_type": "minimax_m2",
+        "vocab_size": 200064,
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "tie_word_embeddings": False,
+    }
+    graph = build_graph(Model(name="minimax-m2", family="minimax_m2", config=config), 8)
+    assert count_parameters(graph) == 228_689_748_992

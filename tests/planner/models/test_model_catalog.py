@@ -153,6 +153,13 @@ BROKEN_FILES = [
     ("{}", "missing key 'model_type'"),
     ('{"model_type": "lama"}', "unknown model_type in .*'lama'; did you mean"),
     ('{"model_type": 3}', "unknown model_type"),
+    ('{"model_type": "jamba"}', "jamba has state-space layers .*trace the model as FILE.py:NAME"),
+    ('{"model_type": "qwen3_next"}', "qwen3_next has linear attention .*trace the model"),
+    (
+        '{"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}',
+        "stores weights with bitsandbytes, which are not trained",
+    ),
+    ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "missing key"),
     ('{"blocks": [], "layers": [], "dims": {}}', "config.json: name: Field required"),
 ]
 
