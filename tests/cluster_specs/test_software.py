@@ -132,7 +132,7 @@ def test_a_split_backward_costs_what_zero_bubble_measured() -> None:
     [
         ("dgx-h100", "torch-fsdp2"),
         ("mi300x-8x", "torch-fsdp2"),
-        ("tpu-v5p", "jax-xla"),
+        ("tpu-v5p:2x2x1", "jax-xla"),
         ("trn1.32xlarge", "neuronx"),
     ],
 )
