@@ -18,7 +18,10 @@ from planner.plans import Plan
 from planner.search.pooled import stage_list
 
 WIDTH = 80
-"""Columns of the text."""
+"""Columns of the text, where nobody says otherwise."""
+
+INDENT = "  "
+"""Of sentences under a title."""
 
 MOST_PARTS = 6
 """Parts of the step that are named."""
@@ -26,23 +29,20 @@ MOST_PARTS = 6
 MOST_ALTERNATIVES = 3
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: Plan, width: int = WIDTH) -> str:
     """The decisions behind ``plan``, where its time goes, what binds, what was assumed, why others lost.
 
-    Plain text of some 60 lines. Raises ``InputError`` for a plan without an estimate.
+    Plain text of some 60 lines of ``width`` columns at most. Raises ``InputError`` for a plan without an estimate.
     """
     estimate = known(plan)
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in plan.cluster.pools)
     trained = describe_trained(plan.model, plan.job)
     lines = [
-        *textwrap.wrap(
-            f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
-            f"{plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
-            f"{trained + '. ' if trained else ''}A device has {format_bytes(estimate.memory_limit_bytes)}. "
-            f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
-            f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
-            WIDTH,
-        ),
+        f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
+        f"{plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
+        f"{trained + '. ' if trained else ''}A device has {format_bytes(estimate.memory_limit_bytes)}. "
+        f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
+        f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
         *_walk(plan),
         *_section("Where the time goes", _time(plan)),
         *_section("What binds", _bounds(plan)),
@@ -50,7 +50,12 @@ def explain(plan: Plan) -> str:
         *_section("What was assumed", assumptions(plan)),
         *_section("Why not the next best", _alternatives(plan)),
     ]
-    return "\n".join(lines)
+    return "\n".join(each for line in lines for each in _broken(line, width))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Columns of a line: of a sentence under a title, which is indented, or of any other."""
+    return wrapped(line.strip(), width) if line.startswith(INDENT) else textwrap.wrap(line, width) or [""]
 
 
 def _days(tokens_per_s: float) -> str:
@@ -59,16 +64,16 @@ def _days(tokens_per_s: float) -> str:
 
 
 def _section(title: str, sentences: Iterator[str]) -> Iterator[str]:
-    text = [line for sentence in sentences for line in wrapped(sentence)]
+    text = [INDENT + sentence for sentence in sentences]
     if text:
         yield ""
         yield title
         yield from text
 
 
-def wrapped(sentence: str) -> list[str]:
+def wrapped(sentence: str, width: int = WIDTH) -> list[str]:
     """Lines of a sentence under a title."""
-    return textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return textwrap.wrap(sentence, width, initial_indent=INDENT, subsequent_indent=2 * INDENT)
 
 
 def _walk(plan: Plan) -> Iterator[str]:
@@ -81,9 +86,9 @@ def _walk(plan: Plan) -> Iterator[str]:
         yield ""
         yield f"{number}. {question.title}"
         for step in question.tried:
-            yield from wrapped(_tried(step))
+            yield INDENT + _tried(step)
         if question.remark:
-            yield from wrapped(question.remark)
+            yield INDENT + question.remark
 
 
 def _tried(step: Step) -> str:

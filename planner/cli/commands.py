@@ -1,5 +1,6 @@
 """Commands that make, judge and hand on plans."""
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ ClusterArgument = Annotated[
     ),
 ]
 PlanArgument = Annotated[str, typer.Argument(help="A plan.json or a run file; - reads a plan from stdin.")]
+LEAST_COLUMNS, MOST_COLUMNS = 40, 120
+"""Of running text, whatever the terminal has."""
+
 PlanFile = Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")]
 
 
@@ -217,12 +221,15 @@ def explain(
     """
     from planner.analysis import explain as walk
     from planner.analysis.economics import economics
+    from planner.analysis.guide import WIDTH
     from planner.analysis.sensitivity import next_bottleneck, sensitivity
     from planner.api import judged
 
     judged_plan = judged(read_plan(plan)[0])
     around = _outlook(judged_plan, jobs, output) if outlook else None
-    text = walk(judged_plan) + ("" if around is None else f"\n\n{_report('outlook_text')(around)}")
+    columns = WIDTH if output.json else shutil.get_terminal_size().columns
+    text = walk(judged_plan, min(max(LEAST_COLUMNS, columns), MOST_COLUMNS))
+    text += "" if around is None else f"\n\n{_report('outlook_text')(around)}"
     bottleneck = next_bottleneck(judged_plan)
     answer = {
         "schema": "meshwright/explanation/1",

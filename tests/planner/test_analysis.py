@@ -5,6 +5,7 @@ import re
 import pytest
 
 from planner import compare, evaluate, explain, fit, load_cluster, plan
+from planner.analysis import guide
 from planner.analysis.fitting import SHARDED_FROM, FitReport
 from planner.analysis.limits import largest_micro_batch, longest_sequence, usable_bytes
 from planner.analysis.remedies import KINDS
@@ -186,6 +187,13 @@ def test_the_guide_fits_on_a_page(found: Plan) -> None:
     lines = explain(found).splitlines()
     assert len(lines) <= 66
     assert max(map(len, lines)) <= 80
+
+
+def test_the_guide_says_the_same_in_any_width(found: Plan) -> None:
+    for width in (40, 120):
+        text = guide.explain(found, width)
+        assert width - 16 < max(map(len, text.splitlines())) <= width
+        assert "".join(text.split()) == "".join(explain(found).split())
 
 
 def test_the_guide_walks_in_order(found: Plan) -> None:
