@@ -17,7 +17,8 @@ from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
 from planner.search.floors import Floors, parallelism
-from planner.search.space import Candidate, candidates, rounder, searches_pipelines
+from planner.search.numbers import rounder
+from planner.search.space import Candidate, candidates, searches_pipelines
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""

@@ -30,8 +30,9 @@ from planner.search.bounds import (
     pipeline_seconds,
     unavoidable,
 )
+from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
-from planner.search.space import Candidate, divisors, policies, stage_policies
+from planner.search.space import Candidate, policies, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit
 
 ROUNDING = 1e-9

@@ -8,7 +8,7 @@ from planner.evaluation.slices import slice_seconds
 from planner.models.model import Model
 from planner.pipeline.token_slices import best_slices, slice_latency
 from planner.plans import Job, Parallelism
-from planner.search.space import divisors
+from planner.search.numbers import divisors
 
 USUAL_PIECES = 16
 """Pieces that a sequence is cut into at most, where no granularity is given."""

@@ -24,6 +24,7 @@ from planner.graph import Graph
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Objective, Offload, Pins, Sharding, ZeroStage
+from planner.search.numbers import divisors, powers_of_two
 
 MIN_CONTEXT_TOKENS = 2048
 """Shorter pieces of a sequence leave attention kernels too small to be worth context parallelism."""
@@ -79,31 +80,6 @@ class Candidate(NamedTuple):
     def num_devices(self) -> int:
         """Devices used."""
         return self.data * self.tensor * self.pipeline * self.context
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
-def rounder(number: int) -> list[int]:
-    """Smaller numbers that divide better: the largest ones with ever smaller odd factors."""
-    found, least = list[int](), _odd(number)
-    for smaller in range(number - 1, 0, -1):
-        if _odd(smaller) < least:
-            found.append(smaller)
-            least = _odd(smaller)
-    return found
-
-
-def _odd(number: int) -> int:
-    return number // (number & -number)
-
-
-def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, ... up to ``limit``."""
-    return [1 << k for k in range(max(1, limit).bit_length()) if 1 << k <= max(1, limit)]
 
 
 def scale_up_size(cluster: ClusterSpec) -> int:

@@ -14,10 +14,10 @@ from planner.evaluation.step import Tail, tail_of
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments
+from planner.search.numbers import divisors
 from planner.search.space import (
     SEARCHED_POLICIES,
     context_degrees,
-    divisors,
     spreads_experts,
     stage_policies,
     tensor_degrees,

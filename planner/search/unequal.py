@@ -21,10 +21,11 @@ from planner.inter_op.ordered import Bounded, cuts_in_order, pools_bound
 from planner.inter_op.partition import Array, StagePartition, Submesh
 from planner.plans import Pins, Sharding, ZeroStage
 from planner.search.branches import Answer, Best, Branch, Known, Progress, Searched, priced, search
+from planner.search.numbers import divisors
 from planner.search.offers import Offers
 from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE, Rescheduling, only_others
-from planner.search.space import divisors, stage_policies
+from planner.search.space import stage_policies
 from planner.search.stage_tables import all_shapes, least_tables
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 

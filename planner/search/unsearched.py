@@ -8,8 +8,9 @@ from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Change, Estimate, Faster, Pins, Plan
 from planner.search.best_first import Search
+from planner.search.numbers import rounder
 from planner.search.recommend import recommended
-from planner.search.space import rounder, scale_up_size, searches_pipelines
+from planner.search.space import scale_up_size, searches_pipelines
 
 WORTH_NAMING = 0.03
 """Share of a step that must be saved to be named."""
