@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from cluster_specs.errors import InputError
 from planner.errors import Unsupported
+from planner.evaluation.setting import graph_of
 from planner.graph import Block, Graph, Op, Tensor
-from planner.models.catalog import build_graph
 from planner.plans import Parallelism, Plan, StagePlan
 from planner.sharding.layouts import named_layout
 from planner.sharding.mesh import AXES, Mesh
@@ -263,7 +263,7 @@ def layout_of(plan: Plan, target: str, pipelines: bool = False) -> Layout:
     if p.recompute_every > 1:
         raise Unsupported(f"target {target} has no recomputation in one of {p.recompute_every} layers only")
     refuse_experts_over_context(p)
-    graph = build_graph(plan.model, plan.job.seq_len)
+    graph = graph_of(plan.model, plan.job)
     stage = _only_stage(p, target)
     axes = p.axes | (dict(stage.mesh) if stage else {})
     return Layout(plan, graph, axes, _strategies(plan, graph, stage), state_mesh(p))

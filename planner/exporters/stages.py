@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from planner.evaluation.setting import even_cuts, stage_plans
+from planner.evaluation.setting import even_cuts, graph_of, stage_plans
 from planner.models.catalog import build_graph
 from planner.plans import Parallelism, Plan
 from planner.sharding.layouts import named_layout
@@ -67,7 +67,7 @@ def departures(plan: Plan) -> Iterator[str]:
     p = plan.plan
     if not any(stage.sharding for stage in p.stages):
         return
-    graph = build_graph(plan.model, plan.job.seq_len)
+    graph = graph_of(plan.model, plan.job)
     mesh = Mesh(plan.cluster, p.axes)
     sizes = Sizes(graph, mesh, p.micro_batch * p.data)
     given = {name: ops for stage in p.stages for name, ops in stage.sharding.items()}

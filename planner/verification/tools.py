@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from planner.errors import UnknownName
+from planner.errors import UnknownName, Unsupported
 from planner.plans import Plan
 from planner.verification.record import Verification
 from planner.verification.with_jax import verify_with_jax
@@ -20,8 +20,10 @@ def verify(plan: Plan, tool: str, python: str | None = None) -> Verification:
     """Run or compile the exported ``plan`` with ``tool`` (a key of `TOOLS`), and compare.
 
     Raises ``UnknownName`` for the tool, ``InputError`` where its packages are missing or it has nothing to say of
-    the plan, ``ProgramFailed`` where the framework raises an error.
+    the plan, ``Unsupported`` for adapters, ``ProgramFailed`` where the framework raises an error.
     """
     if tool not in TOOLS:
         raise UnknownName("tool", tool, TOOLS)
+    if plan.job.adapter is not None:
+        raise Unsupported("verify trains whole models: plan without --lora to verify how states are sharded")
     return TOOLS[tool](plan, python)

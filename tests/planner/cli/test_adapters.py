@@ -38,6 +38,41 @@ def test_explain_and_export_take_the_plan(cli: Cli, tmp_path: Path) -> None:
     assert "torchtitan cannot express adapters; export to hf-trainer" in refused.stderr
 
 
+def test_axolotl_gets_the_plan_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    """Operators of adapters are no departure from the named layout, which it would have to leave out."""
+    path = str(tmp_path / "plan.json")
+    words(cli("plan", *QUESTION, "--lora", "16", "--zero", "3", "-o", path))
+    result = cli("export", path, "--to", "axolotl", "-o", str(tmp_path))
+    assert "changed" not in result.stderr
+    assert "adapter: lora" in (tmp_path / "axolotl.yaml").read_text()
+
+
+def test_verify_refuses_adapters(cli: Cli, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    words(cli("plan", *QUESTION, "--lora", "16", "-o", path))
+    result = cli("verify", path, "--with", "torch")
+    assert result.exit_code == 2
+    assert "verify trains whole models" in result.stderr
+
+
+def test_the_answer_is_that_of_an_exhaustive_search(cli: Cli) -> None:
+    """Every plan priced in turn."""
+    found = {
+        (zero, micro, policy): json.loads(
+            cli("plan", *QUESTION, "--lora", "16", "--json", *pins(zero, micro, policy)).stdout
+        )["estimate"]["step_time_s"]
+        for zero in (0, 2, 3)
+        for micro in (1, 2)
+        for policy in ("none", "selective", "full")
+    }
+    best = json.loads(cli("plan", *QUESTION, "--lora", "16", "--json").stdout)["estimate"]["step_time_s"]
+    assert best == min(found.values())
+
+
+def pins(zero: int, micro: int, policy: str) -> tuple[str, ...]:
+    return ("--zero", str(zero), "--micro-batch", str(micro), "--recompute", policy)
+
+
 def test_four_bits_make_a_model_fit(cli: Cli) -> None:
     question = ("llama-3.1-70b", "dgx-h100:1", *QUESTION[2:], "--lora", "16", "--zero", "0")
     assert cli("fit", *question, "--quiet").exit_code == 3
