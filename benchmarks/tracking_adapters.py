@@ -30,8 +30,15 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gpt2-xl/none-1024-mb4": {"shard": 2, "micro_batch": 4, "targets": "c_attn"},
     "gemma-2-9b/full-2048": {"shard": 8, "recompute": "full", "attn": "plain"},
     "phi-3-mini-4k/none-2046": {"shard": 8, "targets": "all-linear"},
+    "llama-3.1-8b/none-1024-ends": {"shard": 8, "wrap": "titan"},
+    "llama-3.1-8b/full-256-ends": {"shard": 4, "recompute": "full", "wrap": "titan", "targets": "all-linear"},
+    "qwen2.5-7b/full-2048-ends": {"shard": 8, "recompute": "full", "wrap": "titan"},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
+
+
+STACKS: Mapping[str, str] = {"block": "hf-fsdp", "titan": "torch-eager"}
+"""``wrap`` -> software stack whose units are so."""
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -54,7 +61,7 @@ def row_of(name: str) -> dict[str, Any]:
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
         "adapter": adapter,
         "parallel": {
-            "stack": "hf-fsdp", "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
+            "stack": STACKS[case["wrap"]], "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
             "cp": 1, "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP",
             "reshard_after_forward": reshard, "loss": "ce_fp32",
             "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
@@ -83,7 +90,25 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
             model.enable_input_require_grads()
         return model
 
+    if plan["wrap"] == "titan":
+        return tracked(row, built, _sharded_by_units, _loss_outside)
     return tracked(row, built, sharded, loss_of)
+
+
+def _sharded_by_units(model: Any, plan: Mapping[str, Any]) -> None:
+    """Embedding and head are units, too, as torchtitan wraps them."""
+    from tracked_model import parallelised
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    whole = model.get_base_model()
+    model.embedding, model.head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
+
+
+def _loss_outside(model: Any, tokens: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.cross_entropy(model(input_ids=tokens).logits.flatten(0, 1).float(), tokens.flatten())
 
 
 if __name__ == "__main__":

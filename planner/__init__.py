@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.api import validate as validate
     from planner.errors import Infeasible as Infeasible
     from planner.graph import Graph as Graph
+    from planner.models.adapters import Adapter as Adapter
     from planner.models.catalog import build_graph as build_graph
     from planner.models.catalog import list_models as list_models
     from planner.models.model import Model as Model
@@ -68,6 +69,7 @@ _HOMES = MappingProxyType(
         ),
         "planner.errors": ("Infeasible",),
         "planner.graph": ("Graph",),
+        "planner.models.adapters": ("Adapter",),
         "planner.models.catalog": ("build_graph", "list_models"),
         "planner.models.model": ("Model",),
         "planner.plans": ("Estimate", "Job", "Parallelism", "Pins", "Plan"),
