@@ -189,12 +189,18 @@ def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
 
 
 def _fitting(setting: Setting, fold: bool | None, deadline: float) -> _Solved:
-    """Within the limit, which counts what operators move for themselves where a choice without that exceeds it."""
+    """Within the limit, which counts what operators move for themselves where a choice without that exceeds it.
+
+    That takes half as long again as has been spent, where the time is up.
+    """
+    began = time.monotonic()
     while True:
         best = _solved(setting, setting.memory_limit, deadline)
         values = _moved_too_much(best)
         if not values:
             return best
+        now = time.monotonic()
+        deadline = max(deadline, now + (now - began) / 2)
         nodes = with_own_copies(setting.nodes, values)
         setting = _tabulated(setting.pricer, nodes, setting.memory_limit, setting.optimizer_share, fold)
 
