@@ -21,6 +21,9 @@ from planner.search.space import SEARCHED_POLICIES
 LAYERS_TO_MOVE = 3
 """Layers on each stage from which on it is tried to move some: with fewer, one is too much."""
 
+MOST_CUTS = 200_000
+"""Stages, by place and by their first and last layer, that are priced to cut layers again."""
+
 
 def relaxed(
     evaluator: Evaluator,
@@ -36,7 +39,9 @@ def relaxed(
     if plan.pipeline == 1 or plan.recompute not in SEARCHED_POLICIES[1:] or copies_of(plan) > 1:
         return plan
     options = [by_rank(evaluator, plan)]
-    if plan.virtual_stages == 1 and evaluator.graph.num_layers >= LAYERS_TO_MOVE * plan.pipeline:
+    layers = evaluator.graph.num_layers
+    few = plan.pipeline * (layers - plan.pipeline + 1) ** 2 <= MOST_CUTS
+    if plan.virtual_stages == 1 and few and layers >= LAYERS_TO_MOVE * plan.pipeline:
         options.append(_recut(evaluator, plan, shardings, limit, known / plan.num_microbatches))
     floors = [(evaluator.floor(option, shardings, evaluator.cuts(option)), option) for option in options]
     if all(floor >= known for floor, _ in floors):
