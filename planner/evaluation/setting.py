@@ -200,19 +200,19 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
             f"expert {plan.expert} does not divide data {plan.data}, and stack {job.stack} spreads experts over data "
             "ranks only"
         )
-    check_zero_stage(setting.software, plan.zero_stage)
     check_stages(plan, graph)
     if job.adapter is not None:
         check_data_parallel(plan)
 
 
-def check_zero_stage(software: SoftwareSpec, stage: int) -> None:
-    """Refuse a ZeRO stage that the stack's programs run in a way that is not priced."""
-    if stage in (software.refused_zero_stages or ()):
-        raise InputError(
-            f"ZeRO {stage} under stack {software.name}: weights lie whole between its steps, and ZeRO {stage} is "
-            "priced with shards of them; take ZeRO 1 or 3"
-        )
+def unlike_priced(software: SoftwareSpec, stage: int) -> str:
+    """What to say of a ZeRO stage that the stack's programs run otherwise than it is priced; nothing of others."""
+    if stage not in (software.unlike_zero_stages or ()):
+        return ""
+    return (
+        f"ZeRO {stage} under stack {software.name}: weights lie whole between its steps, and ZeRO {stage} is priced "
+        "with shards of them"
+    )
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:

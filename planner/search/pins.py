@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import check_zero_stage
+from planner.evaluation.setting import unlike_priced
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
@@ -73,7 +73,8 @@ def _check_sharding(evaluator: Evaluator, pins: Pins) -> None:
         )
     named = ZERO_STAGES[pins.sharding] if pins.sharding is not None else ()
     for stage in (pins.zero_stage,) if pins.zero_stage is not None else named[-1:]:
-        check_zero_stage(evaluator.software, stage)
+        if unlike := unlike_priced(evaluator.software, stage):
+            raise InputError(f"{unlike}; take ZeRO 1 or 3")
 
 
 def _check_offload(evaluator: Evaluator, pins: Pins) -> None:

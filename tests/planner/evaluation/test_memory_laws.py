@@ -24,7 +24,7 @@ def evaluator(stack: str, optimizer: str = "adamw") -> Evaluator:
 
 
 def estimate(stack: str, zero: int, micro: int, recompute: str, data: int, pipeline: int) -> Estimate:
-    assume(zero not in (load_software(stack).refused_zero_stages or ()))
+    assume(zero not in (load_software(stack).unlike_zero_stages or ()))
     plan = Parallelism(
         data=data,
         pipeline=pipeline,
