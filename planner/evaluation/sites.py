@@ -20,7 +20,8 @@ from planner.evaluation.memory import DeviceMemory, activation_peaks, device_mem
 from planner.evaluation.setting import Setting, copies_of, ranks_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes
-from planner.evaluation.step import Devices, StepTime, Tail, assembled, handed_on, ports_of, tail_of
+from planner.evaluation.step import Devices, StepTime, assembled, handed_on, ports_of
+from planner.evaluation.tails import Tail, tail_of
 from planner.plans import Parallelism, StagePlan
 from planner.sharding.mesh import Mesh
 

@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.topology import CommGroup, comm_group, has_own_wires, route
-from cost_models.collectives import all_reduce, broadcast, send
-from cost_models.compute import optimizer_seconds, stream_seconds
-from planner.evaluation.host import host_step_seconds
-from planner.evaluation.overlap import left_over
+from cluster_specs.topology import has_own_wires, route
+from cost_models.collectives import send
 from planner.evaluation.setting import Setting, copies_of, places_of, ranks_of
 from planner.evaluation.stages import (
     PARTS,
@@ -18,19 +15,8 @@ from planner.evaluation.stages import (
     split_stages,
     sums_every_microbatch,
 )
-from planner.evaluation.states import (
-    Sync,
-    gradient_bytes,
-    reduced_bytes,
-    reduces_after,
-    sharded_elements,
-    shards_of,
-    sync_of,
-    weight_bytes,
-    wire_widths,
-)
-from planner.evaluation.weights import WeightGroup
-from planner.pipeline.generators import schedule_entry, splits_backward
+from planner.evaluation.tails import Tail, gathers_once, last_tail, sync_over, tails_of
+from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Parallelism
@@ -51,19 +37,6 @@ class StepTime(NamedTuple):
     def total(self) -> float:
         """Seconds of the step."""
         return sum(self.parts.values())
-
-
-class Tail(NamedTuple):
-    """After the last backward on one rank [s]."""
-
-    data: float
-    """Reduction of gradients and gathering of weights that nothing hides."""
-    optimizer: float
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.data + self.optimizer
 
 
 def step_time(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> StepTime:
@@ -225,158 +198,10 @@ def handed_on(cluster: ClusterSpec, sizes: Sequence[float], places: Sequence[Dev
     return tuple(found)
 
 
-def tails_of(
-    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
-) -> tuple[Tail, ...]:
-    """The tail of every rank; ranks that run the same stages have the same."""
-    known: dict[tuple[int, ...], Tail] = {}
-    found = []
-    for rank, ss in enumerate(ranks_of(plan)):
-        same = (*(id(stages[s]) for s in ss), abs(plan.pipeline - 1 - 2 * rank) * (copies_of(plan) > 1))
-        if same not in known:
-            beside = shared_seconds(setting, plan, mesh, [stages[s] for s in ss], rank)
-            known[same] = tail_of(setting, plan, mesh, [stages[s] for s in ss], beside)
-        found.append(known[same])
-    return tuple(found)
-
-
-def last_tail(ends: Sequence[float], tails: Sequence[Tail]) -> Tail:
-    """What the step waits for after the pipeline's end; ``ends`` is when each rank is done with it [s].
-
-    A rank that is done early reduces its gradients while the others drain. The update waits for all, as it needs
-    the norm of all gradients.
-    """
-    reduced = max(end + tail.data for end, tail in zip(ends, tails, strict=True))
-    return Tail(reduced - max(ends), max(tail.optimizer for tail in tails))
-
-
-def tail_of(
-    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], shared: float = 0.0
-) -> Tail:
-    """Reduction hides behind the last backwards, gathering behind the next step's first forwards (`left_over`).
-
-    Where copies are summed with every micro-batch, as much shows of each. Gradients that are summed whole though states
-    are sharded wait for the end of the backward.
-    ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction, once a step
-    (alpa-projects/alpa alpa/pipeline_parallel/apply_grad.py sums them between meshes before it applies gradients).
-    """
-    overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
-    sync = _rank_sync(setting, plan, mesh, stages)
-    own = sync.copy + sync.replicate
-    own += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
-    backward = [s.backward_input + s.backward_weight for s in stages]
-    # Where every micro-batch is reduced, block by block, those reductions slow the same passes already.
-    slowdown = 0.0 if reduces_every_microbatch(plan, setting.software) else setting.software.overlap_slowdown
-    turn = schedule_entry(plan.schedule).turn(plan.pipeline, plan.num_microbatches)
-    if sums_every_microbatch(plan, setting.software):
-        exposed = plan.num_microbatches * left_over(own, backward, 1, overlap, slowdown) + shared
-    else:
-        exposed = left_over(own + shared, backward, turn, overlap, slowdown)
-    if gathers_once(plan):
-        forward, overlap = [s.forward for s in stages], setting.software.overlap_gather
-        exposed += left_over(sync.gather, forward, turn, overlap, slowdown)
-    elements = sum(
-        sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
-    )
-    return Tail(exposed, _optimizer_seconds(setting, plan, elements))
-
-
-def shared_seconds(
-    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], rank: int
-) -> float:
-    """All-reduce of gradients with the other pipeline rank that holds the same weights [s].
-
-    Schedules with two copies of every stage share all weights with the rank opposite; otherwise first and last
-    stage share the tied embedding.
-    """
-    p, per_stage = plan.pipeline, plan.num_devices // plan.pipeline
-    if copies_of(plan) > 1:
-        distance = abs(p - 1 - 2 * rank)
-        elements = sum(gradient_elements(s.weights, plan, mesh) for s in stages)
-    else:
-        last = p * plan.virtual_stages - 1
-        distance = next(r for r, ss in enumerate(ranks_of(plan)) if last in ss) - rank
-        elements = sum(s.tied_elements for s in stages) / (plan.shard_degree if plan.zero_stage >= 2 else 1)
-    if not elements or not distance:
-        return 0.0
-    group = comm_group(setting.cluster, ((2, distance * per_stage),))
-    return all_reduce(elements * reduced_bytes(setting.job, setting.software), group).seconds
-
-
-def gradient_elements(weights: Sequence[WeightGroup], plan: Parallelism, mesh: Mesh) -> float:
-    """Gradients that one device holds once they are reduced over its data ranks."""
-    if plan.zero_stage >= 2:
-        return sharded_elements(weights, mesh, plan.shard_degree)
-    return sum(group.elements for group in weights)
-
-
-def gathers_once(plan: Parallelism) -> bool:
-    """Whether updated weights are gathered once a step: ZeRO-1, and ZeRO-2 that keeps them over a pipeline."""
-    return plan.zero_stage == 1 or (plan.zero_stage == 2 and plan.pipeline > 1)
-
-
-def _rank_sync(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
-    """Communication that keeps a rank's weights in step: block by block, of all at once, or broadcast in turns."""
-    if reduces_after(plan, setting.software):
-        return _at_once(setting, plan, mesh, stages)
-    sync = _sync(stages)
-    if setting.software.broadcasts_weights and gathers_once(plan):
-        return sync._replace(gather=_broadcasts(setting, plan, mesh, stages))
-    return sync
-
-
-def _at_once(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
-    """Of all weights at once: the host cuts each into the parts of all ranks, and copies them back once gathered."""
-    job, software = setting.job, setting.software
-    groups = [group for stage in stages for group in stage.weights]
-    sync = sync_of(groups, mesh, plan, wire_widths(job, software, last=False), whole=True)
-    parts = plan.shard_degree * sum(stage.tensors for stage in stages)
-    return sync._replace(gather=sync.gather + parts * software.host_part)
-
-
-def _broadcasts(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> float:
-    """Broadcasts by the ranks that step whole weights, one after the other [s]; more ranks than weights have none."""
-    turns = min(plan.shard_degree, sum(stage.tensors for stage in stages))
-    sizes: dict[CommGroup, float] = {}
-    for group in (group for stage in stages for group in stage.weights):
-        ranks = shards_of(group, mesh, plan.shard_degree).inner
-        sizes[ranks] = sizes.get(ranks, 0.0) + group.elements * weight_bytes(setting.job)
-    return sum(turns * broadcast(size / turns, ranks).seconds for ranks, size in sizes.items())
-
-
-def _sync(stages: Sequence[StageCost]) -> Sync:
-    total = Sync()
-    for stage in stages:
-        total = total.plus(stage.sync)
-    return total
-
-
-def _optimizer_seconds(setting: Setting, plan: Parallelism, elements: float) -> float:
-    """Gradient norm and clip (one read, one read and write), and the update; by the host what is offloaded."""
-    device, job = setting.cluster.device, setting.job
-    if "weights" in plan.offload:
-        return host_step_seconds(setting, plan, elements)
-    clip = stream_seconds(3 * elements * gradient_bytes(job), device).seconds
-    if "optimizer" in plan.offload:
-        return clip + host_step_seconds(setting, plan, elements)
-    share = elements / setting.parameters
-    update = optimizer_seconds(
-        elements,
-        job.optimizer,
-        device,
-        weight_bytes=weight_bytes(job),
-        grad_bytes=gradient_bytes(job),
-        master_weights=job.master_weights,
-        fused=setting.software.fused_optimizer,
-        matrix_flops=share * setting.matrix_flops,
-    )
-    return clip + update.seconds
-
-
 def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost]) -> Mapping[str, float]:
     """Bytes that one device of the rank sends in a step, by collective."""
     m = plan.num_microbatches / copies_of(plan)
-    sync = _sync(stages)
+    sync = sync_over(stages)
     sent: dict[str, float] = {}
 
     def add(name: str, num_bytes: float) -> None:

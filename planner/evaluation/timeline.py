@@ -11,16 +11,8 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import DeviceMemory, device_memory, held_activations
 from planner.evaluation.setting import ranks_of
 from planner.evaluation.stages import StageCost, split_stages
-from planner.evaluation.step import (
-    StepTime,
-    Tail,
-    last_tail,
-    ports_of,
-    send_seconds,
-    stage_times,
-    step_time,
-    tails_of,
-)
+from planner.evaluation.step import StepTime, ports_of, send_seconds, stage_times, step_time
+from planner.evaluation.tails import Tail, last_tail, tails_of
 from planner.pipeline.activations import Held
 from planner.pipeline.dependencies import peak_bytes
 from planner.pipeline.generators import generate

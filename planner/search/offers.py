@@ -10,7 +10,7 @@ from planner.evaluation.evaluator import Evaluator, StageShape
 from planner.evaluation.memory import device_memory
 from planner.evaluation.rank import kept_share, stages_gathered
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import tail_of
+from planner.evaluation.tails import tail_of
 from planner.inter_op.partition import Array
 from planner.inter_op.ranks import Rank, Rates
 from planner.plans import Parallelism

@@ -15,7 +15,8 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.step import Tail, handed_on, stage_wait, straggling
+from planner.evaluation.step import handed_on, stage_wait, straggling
+from planner.evaluation.tails import Tail
 from planner.inter_op.dealing import Dealer, Dealt
 from planner.inter_op.filling import filled
 from planner.inter_op.ordered import pools_bound

@@ -10,7 +10,7 @@ from cluster_specs.errors import InputError
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, held_in_backward, model_states
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import Tail, tail_of
+from planner.evaluation.tails import Tail, tail_of
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage
 from planner.search.assignments import Assignments

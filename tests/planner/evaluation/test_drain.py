@@ -7,7 +7,8 @@ from cluster_specs.topology import comm_group
 from cost_models.collectives import all_reduce
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import memory_by_rank
-from planner.evaluation.step import Tail, handed_on, last_tail, tails_of
+from planner.evaluation.step import handed_on
+from planner.evaluation.tails import Tail, last_tail, tails_of
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
 

@@ -8,7 +8,7 @@ from cluster_specs.pools import join
 from cluster_specs.topology import pool_of
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import ranks_of
-from planner.evaluation.step import Tail
+from planner.evaluation.tails import Tail
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search.placing import placed
 from planner.search.submeshes import Choice, Share

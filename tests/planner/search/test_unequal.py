@@ -8,7 +8,7 @@ from cluster_specs.catalog import load_cluster, what_if
 from cluster_specs.pools import join
 from planner.errors import InputError, Unsupported
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.step import Tail
+from planner.evaluation.tails import Tail
 from planner.evaluation.timeline import step_timeline
 from planner.exporters.registry import export
 from planner.models.catalog import load_model
