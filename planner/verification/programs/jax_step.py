@@ -53,7 +53,7 @@ def weights_of(entries: Any, params: Mapping[str, Any], dtype: Any) -> dict[str,
         if len(entry["weights"]) > 1:
             sizes = [w["fused"] for w in entry["weights"]]
             starts = [sum(sizes[:i]) for i in range(len(sizes))]
-            if len(dims) == 2:
+            if len(dims) == 2 and "experts" not in dims:  # biases of experts have two dims as well
                 found |= {
                     w["name"]: Part(array, start, size)
                     for w, start, size in zip(entry["weights"], starts, sizes, strict=True)
