@@ -1,14 +1,14 @@
 """Options of sweeps: inputs with several values, what economics need, how the work is done."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.cli.catalogues import complete_models
-from planner.cli.options import FIELDS, from_options
+from planner.cli.options import FIELDS, AdapterOptions, from_options
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,6 +103,9 @@ class TermsOptions:
         return from_options(Terms, fields)
 
 
+ADAPTER_OPTIONS = frozenset(field.name for field in fields(AdapterOptions))
+
+
 @dataclass(frozen=True, slots=True)
 class SweptJobOptions:
     """What is trained, each with one value or several."""
@@ -154,6 +157,8 @@ class SweptJobOptions:
             if not equals:
                 raise InputError(f"--set {setting!r}: write it as NAME=VALUE,VALUE")
             field = name.strip().replace("-", "_")
+            if field in ADAPTER_OPTIONS:
+                raise InputError(f"--set {name}: all points train the same adapter; give --{name} by itself")
             axes[FIELDS.get(field, field)] = values_of(text, f"--set {name}")
         return axes
 

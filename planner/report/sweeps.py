@@ -155,7 +155,8 @@ def _reasons(failed: Sequence[Point]) -> Iterator[str]:
 
 def _assumed(sweep: Sweep) -> Iterator[str]:
     currencies = sorted({point.economics.currency for point in sweep.points if point.economics})
-    yield f"{sweep.terms.tokens:.3g} tokens; {sweep.terms.price_kind} prices in {', '.join(currencies)}"
+    prices = f"; {sweep.terms.price_kind} prices in {', '.join(currencies)}" if currencies else ""
+    yield f"{sweep.terms.tokens:.3g} tokens{prices}"
     priced = [point.economics.assumed for point in sweep.points if point.economics is not None]
     every = dict.fromkeys(item for assumed in priced for item in assumed.items())
     common = [(name, text) for name, text in every if all(text == assumed.get(name) for assumed in priced)]

@@ -31,7 +31,6 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
     Raises ``InputError``.
     """
     check_choices(evaluator, pins)
-    _check_adapter(evaluator, pins)
     _check_pipeline(pins)
     _check_devices(evaluator, pins)
     _check_model(evaluator, pins)
@@ -47,6 +46,7 @@ def check_choices(evaluator: Evaluator, pins: Pins) -> None:
     _check_policies(pins)
     _check_sharding(evaluator, pins)
     _check_offload(evaluator, pins)
+    _check_adapter(evaluator, pins)
 
 
 def _check_names(pins: Pins) -> None:
@@ -95,7 +95,11 @@ def _check_adapter(evaluator: Evaluator, pins: Pins) -> None:
         if (getattr(pins, name) or 1) > 1:
             option = name.replace("_", "-")
             raise InputError(f"--{option} {getattr(pins, name)}: adapters are planned data-parallel only")
-    if pins.unequal_stages or stage_policies(pins) or evaluator.whole.others:
+    if evaluator.whole.others:
+        raise InputError(
+            "adapters are planned data-parallel only, and unlike devices are joined by a pipeline: name one"
+        )
+    if pins.unequal_stages or stage_policies(pins):
         raise InputError("adapters are planned data-parallel only: they have no stages that could differ")
     if "weights" in (pins.offload or ()):
         raise InputError("--offload weights: what it costs of frozen weights is not known")

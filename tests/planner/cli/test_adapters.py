@@ -79,6 +79,15 @@ def test_four_bits_make_a_model_fit(cli: Cli) -> None:
     assert "It fits" in words(cli("fit", *question, "--base", "nf4"))
 
 
+def test_what_cannot_be_swept_or_joined_by_pipelines_is_refused(cli: Cli) -> None:
+    swept = cli("what-if", *QUESTION, "--set", "lora=8,16")
+    assert (swept.exit_code, swept.stdout) == (2, "")
+    assert "--set lora: all points train the same adapter; give --lora by itself" in swept.stderr
+    pools = cli("plan", QUESTION[0], "dgx-a100-80g:1+dgx-h100:1", *QUESTION[2:], "--lora", "16")
+    assert (pools.exit_code, pools.stdout) == (2, "")
+    assert "unlike devices are joined by a pipeline" in pools.stderr
+
+
 def test_a_run_file_has_adapters_in_the_words_of_peft(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("""
