@@ -88,8 +88,8 @@ def tail_of(
     else:
         exposed = left_over(own + shared, backward, turn, overlap, slowdown)
     if gathers_once(plan):
-        forward, overlap = [s.forward for s in stages], setting.software.overlap_gather
-        exposed += left_over(sync.gather, forward, turn, overlap, slowdown)
+        forward = [s.forward for s in stages]
+        exposed += left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown)
     elements = sum(
         sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
     )

@@ -53,6 +53,9 @@ AT_THE_LOSS = [
 ]
 """Peaks of which every part is known."""
 
+TWO_PEAKS = {"torch/70b-dp64-tp8-full"}
+"""Here two moments are equal to 0.02 per mille: the loss, and the embedding's whole gradient."""
+
 IN_BACKWARD = ["torch/13b-dp32-noreshard-full", "torch/34b-dp64-tp2-full"]
 """Here what one operator's backward holds for a moment is approximate."""
 
@@ -70,7 +73,7 @@ def test_the_tracker_saw_as_much_at_the_same_moment(run: str, phase: str, tolera
     estimate = predicted(run, TRACKED)
     measured = TRACKED[run]["measured"]["tensor_gib_per_gpu"]
     assert estimate.tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
-    # Of 70b-dp64-tp8-full two moments are equal to 0.02 per mille: the loss, and the embedding's whole gradient.
+    assert estimate.peak_phase == phase or run in TWO_PEAKS
     there = max(moment.tensor_bytes for moment in estimate.memory_over_step if moment.phase == phase)
     assert there == pytest.approx(estimate.tensor_bytes, rel=1e-4)
 
