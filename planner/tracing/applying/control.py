@@ -39,8 +39,7 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
         return place(made[:carried], "carry", "writes"), place(collected, "stack", "reads")
 
     start = place([plain(x) for x in operands[consts : consts + carried]], "carry", "writes")
-    begins = next((x for x in start if x.ndim), None)
-    scanned = [*place([plain(x) for x in arrays], "slice", "reads", begins), *besides]
+    scanned = [*place([plain(x) for x in arrays], "slice", "reads"), *besides]
     options = {k: params[k] for k in ("length", "reverse", "unroll")}
     state, stacked = jax.lax.scan(step, start, scanned, **options)
     state, stacked = place(state, "carry", "writes"), place(stacked, "stack", "writes")
@@ -114,13 +113,11 @@ def _from_outside(runner: Any, arrays: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _all_at_boundary(
-    runner: Any, title: str, arrays: Sequence[Any], kind: str, side: str, after: Any = None
-) -> list[Any]:
-    return [_at_boundary(runner, x, f"{title}/{kind}.{i}", side, after) for i, x in enumerate(arrays)]
+def _all_at_boundary(runner: Any, title: str, arrays: Sequence[Any], kind: str, side: str) -> list[Any]:
+    return [_at_boundary(runner, x, f"{title}/{kind}.{i}", side) for i, x in enumerate(arrays)]
 
 
-def _at_boundary(runner: Any, array: Any, name: str, side: str, after: Any) -> Any:
+def _at_boundary(runner: Any, array: Any, name: str, side: str) -> Any:
     """What enters or leaves a loop, as the plan has it there."""
     import jax
 
@@ -129,7 +126,7 @@ def _at_boundary(runner: Any, array: Any, name: str, side: str, after: Any) -> A
         return array
     reader = name if side == "reads" else ""
     with jax.named_scope(scope_of(name)):
-        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split), reader, after)
+        return runner.put(array, partition_of(getattr(site, side)[0], site.sharding.split), reader)
 
 
 def _numbered(beginning: str, arrays: Sequence[Any]) -> list[str]:

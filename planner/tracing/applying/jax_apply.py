@@ -118,8 +118,6 @@ class _Runner:
         """Equation -> operator that it is part of."""
         self.lies: dict[int, tuple[Any, Partition]] = {}
         """Arrays that were constrained, by identity, with how they lie."""
-        self.moved: dict[tuple[int, Partition], Any] = {}
-        """Arrays that were moved, by identity and where to."""
         self.views: dict[int, View] = {}
         """Those of them that are views of others."""
         for op in sharded.program.operations:
@@ -145,38 +143,22 @@ class _Runner:
         inside.second, inside.rows = SecondRuns(inside), RowsAnew(inside)
         return inside
 
-    def put(self, array: Any, partition: Partition, reader: str = "", after: Any = None) -> Any:
-        """``array`` constrained, for an operator; scalars and what does not divide are left alone.
-
-        What is moved to the same place again is held back until ``after`` is there, or XLA would keep it from before.
-        """
+    def put(self, array: Any, partition: Partition, reader: str = "") -> Any:
+        """``array`` constrained, for an operator; scalars and what does not divide are left alone."""
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
         _, known = self.lies.get(id(array), (array, partition))
         view = self.views.get(id(array))
         behind = None if view is None or known == partition else view.behind(partition, self.sharded.mesh)
         if view is not None and behind is not None:
-            (shown,) = bound(view.equation, [self.put(view.source, behind, reader, after)])
+            (shown,) = bound(view.equation, [self.put(view.source, behind, reader)])
             return self._moved(shown, partition, partition)
         shared = self.copies.lying(array, reader)
         if shared is None:
-            return self._moved(self._apart_from_before(array, known, partition, after), known, partition)
+            return self._moved(array, known, partition)
         if (id(array), shared) not in self.copies.made:
             self.copies.made[id(array), shared] = (array, self._moved(array, known, shared))
         return self._moved(self.copies.made[id(array), shared][1], shared, partition)
-
-    def _apart_from_before(self, array: Any, known: Partition, partition: Partition, after: Any) -> Any:
-        """``array``, or if it has been moved so already, the same as XLA sees it only ``after`` something else."""
-        import jax
-
-        if known == partition:
-            return array
-        again = (id(array), partition) in self.moved
-        self.moved[id(array), partition] = array
-        if not again or after is None:
-            return array
-        held, _ = jax.lax.optimization_barrier((array, after))
-        return jax.lax.with_sharding_constraint(held, _named(self.mesh, known))
 
     def _moved(self, array: Any, known: Partition, partition: Partition) -> Any:
         """``array`` from where it lies to ``partition``."""
@@ -273,8 +255,7 @@ class _Runner:
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
             for i, dims in zip(places, site.reads, strict=True):
-                others = (plain(operands[j]) for j in places if operands[j] is not operands[i])
-                operands[i] = self.put(operands[i], site.lies(dims), site.operation.name, next(others, None))
+                operands[i] = self.put(operands[i], site.lies(dims), site.operation.name)
             if site.ring and equation.primitive.name == "dot_general":
                 return self._in_ring(equation, operands, site, site.ring)
             if site.sharding.parts and not site.operation.addends:
