@@ -97,7 +97,7 @@ def _check_adapter(evaluator: Evaluator, pins: Pins) -> None:
             raise InputError(f"--{option} {getattr(pins, name)}: adapters are planned data-parallel only")
     if evaluator.whole.others:
         raise InputError(
-            "adapters are planned data-parallel only, and unlike devices are joined by a pipeline: name one"
+            "adapters are planned data-parallel only, and unlike devices are joined by a pipeline: name one kind"
         )
     if pins.unequal_stages or stage_policies(pins):
         raise InputError("adapters are planned data-parallel only: they have no stages that could differ")

@@ -61,6 +61,14 @@ def test_json_is_all_there_is_on_stdout(cli: Cli) -> None:
     assert spent["carbon_kg"] == pytest.approx(0.4 * spent["energy_j"] / 3.6e6)
 
 
+def test_where_nothing_is_planned_no_prices_are_named(cli: Cli) -> None:
+    arguments = ("llama-3.2-1b", "tpu-v5p:2x2x1", "--batch", "8", "--seq-len", "512", "--lora", "8")
+    text = cli("what-if", *arguments).stdout
+    assert "not for stack jax-xla" in " ".join(text.split())
+    assert "1e+12 tokens" in text
+    assert "prices in" not in text
+
+
 def test_settings_have_the_names_of_options_too(cli: Cli) -> None:
     found = [cli(*SWEEP, "--set", f"{name}=0.1", "--json") for name in ("headroom", "memory_headroom")]
     axes = [json.loads(result.stdout)["axes"] for result in found]
