@@ -145,7 +145,7 @@ USUAL: Mapping[str, Any] = {
     "shard": 8, "replicate": 1, "micro_batch": 1, "grad_accum": 1, "recompute": "none", "precision": "bf16",
     "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "optim": "adamw_fused",
     "tp": 1, "sequence_parallel": True, "loss_parallel": True,
-    "wrap": "block", "reshard": True, "tied": False, "act_offload": False, "cpu_offload_weights": False,
+    "wrap": "block", "reshard": True, "act_offload": False, "cpu_offload_weights": False,
 }  # fmt: skip
 
 SHARDINGS: Mapping[tuple[bool, bool], str] = {
@@ -168,7 +168,7 @@ def row_of(name: str) -> dict[str, Any]:
         "source": "benchmarks/tracking.py (FSDPMemTracker of PyTorch, fake tensors, second step)",
         "quality": "A",
         "series": "torch-tracker",
-        "model": {**model, "gated_mlp": True, "tied": case.pop("tied")},
+        "model": {**model, "gated_mlp": True, "tied": case.pop("tied", False)},
         "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks * case["tp"]},
         "parallel": {
             "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": 1, "ep": 1,

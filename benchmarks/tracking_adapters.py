@@ -95,14 +95,14 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
     return tracked(row, built, sharded, loss_of)
 
 
-def _sharded_by_units(model: Any, plan: Mapping[str, Any]) -> None:
+def _sharded_by_units(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
     """Embedding and head are units, too, as torchtitan wraps them."""
     from tracked_model import parallelised
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     whole = model.get_base_model()
     model.embedding, model.head = whole.get_input_embeddings(), whole.get_output_embeddings()
-    parallelised(model, plan, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
+    parallelised(model, plan, mesh, [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)])
 
 
 def _loss_outside(model: Any, tokens: Any) -> Any:

@@ -1,0 +1,28 @@
+"""Cases of our own are measured as the runs that are stored: a setting that one script gains is no other's."""
+
+from types import ModuleType
+
+import judging
+import pytest
+import tracking
+import tracking_adapters
+import tracking_transformers
+
+from planner.runs.record import parse_run
+
+SCRIPTS = {
+    "torch_tracked": tracking,
+    "torch_transformers": tracking_transformers,
+    "torch_adapters": tracking_adapters,
+}
+
+
+@pytest.mark.parametrize(("file", "script"), SCRIPTS.items(), ids=list(SCRIPTS))
+def test_stored_runs_are_those_of_the_script(file: str, script: ModuleType) -> None:
+    rows = judging.load(file)
+    assert [row["id"].partition("/")[2] for row in rows] == list(script.CASES)
+    for row in rows:
+        case = script.row_of(row["id"].partition("/")[2])
+        assert not parse_run(case).unknown_fields()
+        for part in ("model", "hardware", "parallel"):
+            assert case[part].items() >= row[part].items()
