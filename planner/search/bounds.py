@@ -43,13 +43,18 @@ def pipeline_seconds(whole: StageCost, lightest: float, c: Candidate, splits_bac
 def _around_ranks(whole: StageCost, lightest: float, c: Candidate, splits_backward: bool) -> float:
     """Least makespan by what ranks do and what comes before and after it [s]."""
     p, m, work = c.pipeline, c.num_microbatches, whole.seconds
-    if c.schedule == "1f1b" and m > p:
+    if waits_behind(c.schedule, p, m):
         return one_by_one(work, p, m)
     if c.virtual_stages > 1:
         return m * work / p + (p - 1) / 2 * lightest
     ramp = whole.forward if splits_backward else work
     rho = ramp / work
     return rho * work / -math.expm1(p * math.log1p(-min(rho / m, 1 - 1e-12)))
+
+
+def waits_behind(schedule: str, p: int, m: int) -> bool:
+    """Whether ranks wait for those behind them, as `one_by_one` has it."""
+    return schedule == "1f1b" and m > p
 
 
 def one_by_one(work: float, p: int, m: int) -> float:
@@ -60,6 +65,20 @@ def one_by_one(work: float, p: int, m: int) -> float:
     in the sum of these, and they are equal for equal w_r: ``M >= (m + p - 1) W / p``.
     """
     return (m + p - 1) * work / p
+
+
+def around_busiest(work: float, busiest: float, p: int, m: int) -> float:
+    """The same where one rank takes ``busiest`` [s] for a micro-batch, or more.
+
+    The ranks before it take no longer than it does, so `one_by_one`'s inequality for that rank gives
+    ``M >= 2 W + (m - p - 1) w_r``.
+    """
+    return 2 * work + (m - p - 1) * busiest
+
+
+def busiest_within(span: float, work: float, p: int, m: int) -> float:
+    """What no rank takes more of for a micro-batch [s] where ``work`` or more is done within ``span`` [s]."""
+    return (span - 2 * work) / (m - p - 1) if m - p > 1 else span / m
 
 
 def busiest_rank(layer: float, number: int, ends: tuple[float, ...], pipeline: int) -> float:
@@ -92,7 +111,7 @@ def least_pipeline(work: float, c: Candidate, alternates: bool) -> float:
         return m * work / p
     if c.virtual_stages > 1:  # of forward and backward one is half of the work at least
         return max(m * work / p, through_all(work, work / (2 * p * c.virtual_stages), m))
-    if c.schedule == "1f1b" and m > p:
+    if waits_behind(c.schedule, p, m):
         return one_by_one(work, p, m)
     return work / -math.expm1(p * math.log1p(-min(1 / m, 1 - 1e-12)))
 

@@ -301,12 +301,17 @@ class Floors:
 
     def staged_time(self, c: Candidate) -> Floor:
         """What no simulation of this candidate's actual stages can be below; their memory is not looked at."""
+        plan, cuts = parallelism(c), self.cut(c)
+        return Floor(self.evaluator.floor(self.with_stages(c, plan), self.sharding(c), cuts), 0.0)
+
+    def cut(self, c: Candidate) -> tuple[int, ...]:
+        """Boundaries of the candidate's stages; memory is not looked at the first time."""
         plan, shardings = parallelism(c), self.sharding(c)
         if c not in self.cuts and self._policies:
             self.cuts[c] = cut_by_policy(self.evaluator, plan, shardings, self._policies, self.limit)
         elif c not in self.cuts:
             self.cuts[c] = cut_layers(self.evaluator, plan, shardings)
-        return Floor(self.evaluator.floor(self.with_stages(c, plan), shardings, self.cuts[c]), 0.0)
+        return self.cuts[c]
 
     def with_stages(self, c: Candidate, plan: Parallelism) -> Parallelism:
         """The plan with its stages' policies, where those are fixed."""

@@ -22,7 +22,14 @@ from planner.graph import counted
 from planner.pipeline.dependencies import programs
 from planner.pipeline.generators import schedule_entry
 from planner.pipeline.schedule import Pass
-from planner.search.bounds import Load, most_in_flight, overhead, pipeline_seconds
+from planner.search.bounds import (
+    Load,
+    around_busiest,
+    most_in_flight,
+    overhead,
+    pipeline_seconds,
+    waits_behind,
+)
 from planner.search.floors import Floors, RankLoads, parallelism, splits_backward
 from planner.search.space import SEARCHED_POLICIES, Candidate
 
@@ -98,6 +105,8 @@ def mixed_floor(floors: Floors, c: Candidate) -> float:
     stage = fastest._replace(backward_weight=fastest.backward_weight + more)
     around = pipeline_seconds(stage, whole.lightest, c, splits_backward(c))
     busiest = least_busiest(lines, number, whole.end_seconds)
+    if waits_behind(c.schedule, c.pipeline, c.num_microbatches):
+        around = max(around, around_busiest(stage.seconds, busiest, c.pipeline, c.num_microbatches))
     return floors.step(c, max(around, c.num_microbatches * busiest))
 
 
@@ -106,8 +115,7 @@ def staged_mixed_floor(floors: Floors, c: Candidate) -> float:
 
     What a rank holds too much while it holds most is recomputed.
     """
-    floors.staged_time(c)
-    evaluator, shardings, cuts = floors.evaluator, floors.sharding(c), floors.cuts[c]
+    evaluator, shardings, cuts = floors.evaluator, floors.sharding(c), floors.cut(c)
     plan = parallelism(c._replace(recompute=SEARCHED_POLICIES[0]))
     stages, loads = list(evaluator.stages(plan, shardings, cuts)), floors.rank_loads(c)
     ways, kept, states = (
