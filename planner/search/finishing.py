@@ -13,9 +13,9 @@ from planner.search.branches import Answer
 from planner.search.mixing import worth_mixing
 from planner.search.placing import sharding_of
 from planner.search.polishing import polished
-from planner.search.recomputing import relaxed
+from planner.search.recomputing import is_cut_anew, relaxed
 from planner.search.scheduling import tailored_schedule
-from planner.search.space import Candidate, candidates, searches_pipelines
+from planner.search.space import SEARCHED_POLICIES, Candidate, candidates, searches_pipelines
 
 MOST_MOVED = 0.02
 """Share of a step that finishing may save beyond what it saves for the best of the same family."""
@@ -55,12 +55,19 @@ def _mixed(search: Search, outcome: Outcome, least: float) -> list[tuple[Candida
         f.plan.pipeline > 1 for f in outcome.fitting
     )
     space = candidates(evaluator, search.pins, search.objective, pipelines)
+    slower = dict[Candidate, list[tuple[object, ...]]]()
     for bound, c in worth_mixing(search.floors, space, least):
         if bound >= least:
             break
-        plan = with_stages(search, c, *search.unpriced(c))
+        bare, cuts = search.unpriced(c)
+        alike = search.sharding(c), () if is_cut_anew(evaluator, bare) else cuts
+        tried = slower.setdefault(c._replace(recompute=SEARCHED_POLICIES[0]), [])
+        if alike in tried:  # all policies are open to either
+            continue
+        plan = with_stages(search, c, bare, cuts)
         mixed = relaxed(evaluator, plan, search.sharding(c), search.limit, least)
         if mixed == plan or evaluator.estimate(mixed).step_time_s * (1 - MOST_MOVED) >= least:
+            tried.append(alike)
             continue
         answer = _answer(search, search.price(c), least, known=least)
         if answer.seconds < least and answer.estimate.memory_bytes <= search.limit:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.evaluation.evaluator import StageShape
+from planner.evaluation.evaluator import Shardings, StageShape
 from planner.evaluation.memory import steady_microbatches
 from planner.evaluation.rank import kept_share
 from planner.evaluation.setting import ranks_of
@@ -76,12 +76,17 @@ def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[floa
     """Those that are split for one of the policies that recompute, if they may take less than ``least`` [s]."""
     if none.virtual_stages > 1 and floors.staged_time(none).seconds >= least:
         return
+    known: list[tuple[Shardings, float]] = []
     for c in (none._replace(recompute=policy) for policy in SEARCHED_POLICIES[1:]):
-        if floors.states(c) <= floors.limit and (bound := mixed_floor(floors, c)) < least:
-            if c.virtual_stages > 1:
-                bound = max(bound, staged_mixed_floor(floors, c))
-            if bound < least:
-                yield bound, c
+        shardings = floors.sharding(c)
+        bound = next((least for split, least in known if split == shardings), None)
+        if bound is None:  # split alike, all policies are open to either
+            bound = mixed_floor(floors, c) if floors.states(c) <= floors.limit else np.inf
+            known.append((shardings, bound))
+        if bound < least and c.virtual_stages > 1:
+            bound = max(bound, staged_mixed_floor(floors, c))
+        if bound < least:
+            yield bound, c
 
 
 def mixed_floor(floors: Floors, c: Candidate) -> float:

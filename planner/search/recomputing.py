@@ -45,10 +45,8 @@ def relaxed(
     if plan.pipeline == 1 or plan.recompute not in SEARCHED_POLICIES[1:] or copies_of(plan) > 1:
         return plan
     slowest = slowest_within(evaluator, plan, shardings, known)
-    options = [by_rank(evaluator, plan, slowest)]
-    layers = evaluator.graph.num_layers
-    few = plan.pipeline * (layers - plan.pipeline + 1) ** 2 <= MOST_CUTS
-    if plan.virtual_stages == 1 and few and layers >= LAYERS_TO_MOVE * plan.pipeline:
+    options = [by_rank(evaluator, plan, shardings, slowest)]
+    if is_cut_anew(evaluator, plan):
         options.append(_recut(evaluator, plan, shardings, limit, slowest))
     options = [option for option in options if option is not plan]
     floors = [(evaluator.floor(option, shardings, evaluator.cuts(option)), option) for option in options]
@@ -63,6 +61,13 @@ def relaxed(
         if estimate.memory_bytes <= limit and estimate.step_time_s < least:
             best, least = option, estimate.step_time_s
     return best
+
+
+def is_cut_anew(evaluator: Evaluator, plan: Parallelism) -> bool:
+    """Whether `relaxed` moves layers, so that where a plan has them does not matter."""
+    layers = evaluator.graph.num_layers
+    few = plan.pipeline * (layers - plan.pipeline + 1) ** 2 <= MOST_CUTS
+    return plan.virtual_stages == 1 and few and layers >= LAYERS_TO_MOVE * plan.pipeline
 
 
 def with_policies(plan: Parallelism, policies: Sequence[str]) -> Parallelism:
@@ -87,12 +92,18 @@ def slowest_within(evaluator: Evaluator, plan: Parallelism, shardings: Shardings
     return min(span / m, busiest_within(span, work, p, m))
 
 
-def by_rank(evaluator: Evaluator, plan: Parallelism, slowest: float = float("inf")) -> Parallelism:
+def by_rank(
+    evaluator: Evaluator,
+    plan: Parallelism,
+    shardings: Shardings | None = None,
+    slowest: float = float("inf"),
+) -> Parallelism:
     """The same cut, every rank with the policies that are fastest for it; what a rank holds is its own affair.
 
-    The plan itself where a rank takes more than ``slowest`` [s] for a micro-batch under any that fit.
+    The plan itself where a rank takes more than ``slowest`` [s] for a micro-batch under any that fit. Stages that are
+    alike have ``shardings``, which are then not read from each of them.
     """
-    costs = _Mixed(evaluator, plan)
+    costs = _Mixed(evaluator, plan, shardings)
     chosen = [plan.recompute] * len(plan.stages)
     for rank, stages in enumerate(ranks_of(plan)):
         policies = costs.fastest(rank, slowest)
@@ -106,12 +117,10 @@ def by_rank(evaluator: Evaluator, plan: Parallelism, slowest: float = float("inf
 class _Mixed:
     """A plan's stages under all `_mixtures` of policies."""
 
-    def __init__(self, evaluator: Evaluator, plan: Parallelism) -> None:
+    def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings | None) -> None:
+        """Nothing is known of memory yet."""
         self._plan, self._room = plan, 1 - evaluator.job.memory_headroom
-        self._places = {
-            policy: evaluator.sites(with_policies(plan, [policy] * len(plan.stages)))
-            for policy in SEARCHED_POLICIES
-        }
+        self._places = {policy: _places(evaluator, plan, policy, shardings) for policy in SEARCHED_POLICIES}
         self._mixtures = [
             (policies, [self._places[policy][s] for s, policy in enumerate(policies)])
             for policies in _mixtures(plan)
@@ -136,6 +145,21 @@ class _Mixed:
         if n not in self._peaks:
             self._peaks[n] = activation_peaks(self._plan, [place.cost for place in self._mixtures[n][1]])
         return self._peaks[n]
+
+
+def _places(
+    evaluator: Evaluator, plan: Parallelism, policy: str, shardings: Shardings | None
+) -> Sequence[sites.Site]:
+    """The plan's stages, all under one policy."""
+    if shardings is None:
+        return evaluator.sites(with_policies(plan, [policy] * len(plan.stages)))
+    bare, mesh = plan.model_copy(update={"stages": (), "recompute": policy}), evaluator.mesh(plan)
+    return [
+        sites.Site(evaluator.setting, bare, mesh, cost, stage.devices)
+        for cost, stage in zip(
+            evaluator.stages(bare, shardings, evaluator.cuts(plan)), plan.stages, strict=True
+        )
+    ]
 
 
 def _mixtures(plan: Parallelism) -> Iterator[list[str]]:
