@@ -73,7 +73,7 @@ class Evaluator:
     """
 
     def __init__(self, model: Model, cluster: ClusterSpec, job: Job) -> None:
-        """Raises ``InputError`` where a device has no rate for the job's precision."""
+        """Raises ``InputError`` where a device has no rate for the job's precision, and as `setting_of`."""
         self.model, self.whole = model, cluster
         cluster, *others = cluster.pools
         self.pools: tuple[Evaluator, ...] = (self, *(Evaluator(model, pool, job) for pool in others))

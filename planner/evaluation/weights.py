@@ -59,11 +59,8 @@ def weights_of(
             if weight.role == "weight":
                 trained[axes] = trained.get(axes, 0.0) + local
                 continue
-            size, before = (
-                frozen_bytes(pricer, block, op, weight),
-                frozen.get(axes, FrozenGroup(axes, 0.0, 0.0)),
-            )
-            frozen[axes] = FrozenGroup(
-                axes, before.data + local * size.data, before.scales + local * size.scales
-            )
+            each = frozen_bytes(pricer, block, op, weight)
+            before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
+            data, scales = before.data + local * each.data, before.scales + local * each.scales
+            frozen[axes] = FrozenGroup(axes, data, scales)
     return Weights(tuple(WeightGroup(*group) for group in trained.items()), tuple(frozen.values()))

@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from cost_models.roofline import product_peak
+from planner.evaluation.setting import graph_of
 from planner.graph import Graph
-from planner.models.catalog import build_graph
 from planner.operators import Counting, forward_flops, model_flops
 from planner.plans import Plan
 from planner.runs.record import MeasuredSection, RunFile
@@ -50,7 +50,7 @@ def step_flops(plan: Plan, convention: Convention) -> float | None:
 
     Source: arXiv:2104.04473, equation 3: layers that are recomputed count four times their forward, the head three.
     """
-    graph, batch = build_graph(plan.model, plan.job.seq_len), plan.job.global_batch
+    graph, batch = graph_of(plan.model, plan.job), plan.job.global_batch
     model = model_flops(graph, batch, convention.causal)
     if not convention.recomputed or plan.plan.recompute == "none":
         return model

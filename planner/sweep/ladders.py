@@ -6,13 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster_specs.record import Given
+from cluster_specs.record import Given, validated
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
 from cost_models.compute import product_peak
 from cost_models.economics import HOUR, least_device_hours
 from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
+from planner.models.adapters import Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.operators import model_flops
 from planner.sweep.records import Point
@@ -96,9 +97,12 @@ def node_of(kind: str) -> int:
 
 
 def flops(model: str, job: Mapping[str, Any], tokens: float) -> float:
-    """Of the whole run, recomputation apart."""
-    seq_len = int(job["seq_len"])
-    return tokens * model_flops(build_graph(load_model(model), seq_len), 1) / seq_len
+    """Of the whole run, recomputation apart; frozen weights have no gradients to compute."""
+    seq_len, adapter = int(job["seq_len"]), job.get("adapter")
+    graph = build_graph(load_model(model), seq_len)
+    if adapter is not None:
+        graph = adapted(graph, validated(Adapter, adapter, "the job: adapter"))
+    return tokens * model_flops(graph, 1) / seq_len
 
 
 def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:

@@ -11,7 +11,8 @@ from small import PINS, point
 from cluster_specs.catalog import load_cluster, what_if
 from planner.analysis.economics import Terms
 from planner.errors import InputError
-from planner.sweep.ladders import Goal, Ladder, best, meets, money
+from planner.models.adapters import Adapter
+from planner.sweep.ladders import Goal, Ladder, best, flops, meets, money
 from planner.sweep.records import Point
 from planner.sweep.refining import MOST_BETWEEN, between, near
 from planner.sweep.running import sweep
@@ -163,6 +164,16 @@ def run(ladder: Ladder, points: list[Point]) -> list[int]:
 
 def ladder(*up: int, down: tuple[int, ...] = (), days: float = 6) -> Ladder:
     return Ladder("k", up, down, Goal(deadline_s=days))
+
+
+def test_adapters_take_less_work_than_the_whole_model() -> None:
+    """Or sizes that do would be left out: 4 FLOPs for a frozen weight and a token, 6 for a trained one."""
+    matrices, trained, tokens = 8_030_261_248 - 128256 * 4096 - 65 * 4096, 6_815_744, 512
+    attention = 3 * 2 * 32 * tokens * 4096 * tokens
+    found = flops("llama-3.1-8b", {"seq_len": tokens, "adapter": Adapter(r=16)}, 1e9)
+    assert found == pytest.approx(1e9 * (4 * matrices + 6 * trained + attention / tokens), rel=1e-12)
+    with pytest.raises(InputError, match="the job: adapter: r: must be greater than 0"):
+        flops("llama-3.1-8b", {"seq_len": tokens, "adapter": {"r": 0}}, 1e9)
 
 
 def test_a_ladder_ends_where_money_rises() -> None:
