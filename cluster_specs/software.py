@@ -314,7 +314,12 @@ Source: torch.distributed FSDPMemTracker of torch 2.13 (``foreach`` AdamW peaks 
 
 
 def updating(software: SoftwareSpec, fused: bool) -> SoftwareSpec:
-    """The stack with an update that is one kernel, or that is several."""
+    """The stack with an update that is one kernel, or that is several; as it is where that is its habit.
+
+    DeepSpeed's own has temporaries though it is one kernel.
+    """
+    if fused == software.fused_optimizer:
+        return software
     temporaries = 0.0 if fused else GROUPED_TEMPORARIES
     return software.model_copy(update={"fused_optimizer": fused, "optimizer_temporaries": temporaries})
 

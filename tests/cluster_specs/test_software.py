@@ -17,6 +17,7 @@ from cluster_specs.software import (
     load_software,
     replayed,
     software_on,
+    updating,
     usual_stack,
 )
 
@@ -141,3 +142,11 @@ def test_devices_have_the_stack_of_their_maker(cluster: str, stack: str) -> None
     assert usual_stack(device) == stack
     unknown = usual_stack(device.model_copy(update={"vendor": "another"}))
     assert unknown == {"gpu": "torch-fsdp2", "tpu": "jax-xla"}[device.kind]
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_what_is_said_of_the_update_changes_only_what_is_unusual(stack: SoftwareSpec) -> None:
+    assert updating(stack, stack.fused_optimizer) == stack
+    other = updating(stack, not stack.fused_optimizer)
+    assert other.fused_optimizer is not stack.fused_optimizer
+    assert other.optimizer_temporaries == (0.0 if other.fused_optimizer else 4.0)
