@@ -261,7 +261,7 @@ MEMORY = """\
 
   | kinds not seen before | n | largest | since: largest |
   | --- | ---: | ---: | ---: |
-  | one layer and a hundred, uneven rows, tied tables, clipping, fp16, copies of shards | 28 | 13.4 % | 0.8 % |
+  | one layer and a hundred, uneven rows, tied tables, clipping, fp16, copies of shards | 28 | 13.4 % | 0.7 % |
   | tensor ranks | 8 | 32 % | 1.0 % |
   | weights on the host | 5 | 63 % | 0.7 % |
 
