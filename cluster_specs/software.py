@@ -64,6 +64,8 @@ class SoftwareSpec(Record):
 
     name: str
     summary: str
+    modules: Literal["transformers"] | None = None
+    """Whose modules models are made of, which keep more of plain attention, and for some families less in fp32."""
     fused_elementwise: bool
     """Chains of element-wise operators run as one kernel (a compiler, or hand-written fused kernels)."""
     fused_products: bool

@@ -32,6 +32,8 @@ class Tensor(Record):
     role: TensorRole = "activation"
     dtype: Literal["compute", "fp32", "int32", "bool"] = "compute"
     """``compute`` is the job's precision (bf16, fp16; fp8 activations are kept in bf16)."""
+    narrow: bool = False
+    """In the job's precision, whatever ``dtype`` says, where modules are those of transformers."""
     scale: float = Field(default=1.0, gt=0)
     """Elements per product of dims: topk/experts for routed tokens, 2 for a fused gate and up."""
     path: str = ""

@@ -143,7 +143,7 @@ def _saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[s
 
 def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     if kernel == "plain":
-        return (*op.inputs, *_named(op, "probabilities"))
+        return (*op.inputs, *_named(op, "score_cap", "probabilities"))
     return (*op.inputs, *op.outputs, *_named(op, "log_sum_exp"))
 
 

@@ -130,7 +130,8 @@ def _gradients_in_flight(
     for op in block.ops:
         own = operator_rule(op).saved(op, block, kernel) if op.kind == "attention" else ()
         made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs))
-        for name in (n for n in own if n not in (*op.inputs, *op.outputs) and n in sizes):
+        beside = (*op.inputs, *op.outputs, op.attributes.get("score_cap"))
+        for name in (n for n in own if n not in beside and n in sizes):
             again = softmax.get(name, 0.0)
             made += 2 * again - sizes[name] if again else 2 * sizes[name]
         most = max(most, made)

@@ -1,7 +1,7 @@
 """What the kernels of a stack keep for their backward beside the tensors of the graph."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cluster_specs.software import SoftwareSpec
 from planner.graph import Block, Op, Tensor, trained_weights
@@ -47,13 +47,40 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
             found[gate] = (software.activation_residuals - 1) * sizes[gate]
         if log_sum_exp in sizes:
             made = block.tensor[op.outputs[0]]
-            found[log_sum_exp] = software.attention_copies * sizes[made.name] / padding(pricer, made)
+            copies = software.attention_copies + _laid_out_again(software, op)
+            found[log_sum_exp] = copies * sizes[made.name] / padding(pricer, made)
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
-            found[probabilities] = software.softmax_residuals * sizes[probabilities] / element
+            wide = 0.0 if software.modules and op.attributes.get("narrow") else software.softmax_residuals
+            found[probabilities] = wide * sizes[probabilities] / element
+            found |= dict(_repeated_keys(pricer, block, op, sizes))
         if op.kind == "combine":
             found[str(op.attributes["routing"])] = software.combine_residuals * sizes[op.inputs[0]]
     return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
+
+
+def _laid_out_again(software: SoftwareSpec, op: Op) -> bool:
+    """Whether the product after a kernel of attention keeps a copy of its result.
+
+    That has the layout of the queries: heads come first where these are joined of parts, for which PyTorch makes a new
+    array, and not where they are views or sums of what a product made.
+
+    Source: huggingface/transformers ``integrations/sdpa_attention.py`` (``transpose(1, 2).contiguous()``);
+    pytorch/pytorch ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp`` (``empty_like`` of queries).
+    """
+    return bool(software.modules and op.attributes.get("joined"))
+
+
+def _repeated_keys(
+    pricer: Pricer, block: Block, op: Op, sizes: Mapping[str, float]
+) -> Iterator[tuple[str, float]]:
+    """Keys and values of fewer heads, repeated for each query's head, beyond their own ``sizes`` [bytes].
+
+    Source: huggingface/transformers ``repeat_kv`` of eager_attention_forward, whose results the products keep.
+    """
+    if pricer.software.modules:
+        for name in (n for n in op.inputs[1:3] if n in sizes and "kv_heads" in block.tensor[n].dims):
+            yield name, sizes[name] * (pricer.sizes.full("heads") / pricer.sizes.full("kv_heads") - 1)
 
 
 def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:

@@ -1,7 +1,10 @@
 """The attention half of a transformer layer: projections, positions, the attention itself."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from planner.graph import BATCH
-from planner.models.building import BlockBuilder
+from planner.models.building import Attribute, BlockBuilder
 from planner.models.config import LayerKind, TransformerConfig
 
 QKV = tuple[str, str, str]
@@ -17,8 +20,16 @@ def self_attention(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, 
         window=config.window if kind.attention == "window" else 0,
         chunk=config.chunk if kind.attention == "chunk" else 0,
         weights=_score_weights(b, config, kind),
+        capped=config.score_cap,
+        habits=_habits(config),
     )
     return output_projection(b, config, context)
+
+
+def _habits(config: TransformerConfig) -> dict[str, Attribute]:
+    """What transformers' modules of the family do otherwise than others, where they do."""
+    habits: dict[str, Attribute] = {"narrow": config.narrow_softmax, "joined": config.joined_heads}
+    return {name: value for name, value in habits.items() if value}
 
 
 def _score_weights(b: BlockBuilder, config: TransformerConfig, kind: LayerKind) -> tuple[str, ...]:
@@ -40,7 +51,7 @@ def cross_attention(b: BlockBuilder, config: TransformerConfig, x: str, memory: 
     v = b.tensor("cross_v", BATCH, keys, "kv_heads", "head_dim")
     weights = _key_value_weights(b, config, "cross_")
     b.op("cross_kv", "matmul", (memory,), (k, v), weights)
-    context = core_attention(b, (q, k, v), causal=False, prefix="cross_")
+    context = core_attention(b, (q, k, v), causal=False, prefix="cross_", habits=_habits(config))
     return output_projection(b, config, context, prefix="cross_")
 
 
@@ -124,15 +135,20 @@ def core_attention(
     chunk: int = 0,
     weights: tuple[str, ...] = (),
     prefix: str = "",
+    capped: bool = False,
+    habits: Mapping[str, Attribute] = MappingProxyType({}),
 ) -> str:
     """Append softmax(QK')V. ``window`` and ``chunk`` limit the keys that a query sees; 0 is no limit.
 
     The rows' log-sum-exp and the probabilities are auxiliary: a flash kernel keeps the first, a plain one
-    the second.
+    the second. So are the tangents of scores that are ``capped``, which a plain one keeps as well. Of modules of
+    transformers ``habits`` say whether the softmax is in the training type (``narrow``), and queries ``joined``.
     """
     q, k, v = qkv
     seq, keys = b.dims(q)[1], b.dims(k)[1]
     context = b.tensor(f"{prefix}context", *b.dims(q)[:-1], b.dims(v)[-1])
+    scores = (BATCH, "heads", seq, f"kv_{seq}" if seq == keys else keys)
+    caps = {"score_cap": b.tensor(f"{prefix}score_tangents", *scores)} if capped else {}
     b.op(
         f"{prefix}attention",
         "attention",
@@ -144,9 +160,9 @@ def core_attention(
         chunk=chunk,
         kv_dim=keys,
         log_sum_exp=b.tensor(f"{prefix}log_sum_exp", BATCH, seq, "heads", dtype="fp32"),
-        probabilities=b.tensor(
-            f"{prefix}probabilities", BATCH, "heads", seq, f"kv_{seq}" if seq == keys else keys
-        ),
+        probabilities=b.tensor(f"{prefix}probabilities", *scores),
+        **caps,
+        **habits,
     )
     return context
 

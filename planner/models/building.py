@@ -48,9 +48,13 @@ class BlockBuilder:
         self._inputs.append(self.tensor(name, *dims))
         return self._inputs[-1]
 
-    def tensor(self, name: str, *dims: str, dtype: Dtype = "compute", scale: float = 1.0) -> str:
+    def tensor(
+        self, name: str, *dims: str, dtype: Dtype = "compute", scale: float = 1.0, narrow: bool = False
+    ) -> str:
         """Declare an activation."""
-        return self._declare(Tensor(name=self.prefix + name, dims=dims, dtype=dtype, scale=scale))
+        return self._declare(
+            Tensor(name=self.prefix + name, dims=dims, dtype=dtype, scale=scale, narrow=narrow)
+        )
 
     def data(self, name: str, *dims: str, dtype: Dtype = "int32") -> str:
         """Declare an array of the training batch."""

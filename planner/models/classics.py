@@ -33,6 +33,7 @@ def gpt2(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
         positions=positions,
         max_seq=positions,
+        narrow_softmax=True,
         **BIASES,
     )
 
@@ -63,6 +64,7 @@ def gpt_neox(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=read.integer("intermediate_size"),
         parallel=read.flag("use_parallel_residual", default=True),
         parallel_norms=2,
+        joined_heads=True,
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=True,
@@ -168,6 +170,7 @@ def phi(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=read.integer("intermediate_size"),
         parallel=True,
         qk_norm="head" if read.flag("qk_layernorm", default=False) else "none",
+        joined_heads=True,
         head_bias=True,
         **BIASES,
     )

@@ -91,6 +91,16 @@ class TransformerConfig(Record):
     parallel_norms: Literal[1, 2] = 1
     qk_norm: Literal["none", "head", "full", "plain"] = "none"
     """Over each head, over all heads, or over each head without weights."""
+    joined_heads: bool = False
+    """Transformers puts rotated and other parts of heads together (Phi, GPT-NeoX)."""
+    narrow_softmax: bool = False
+    """Transformers' plain attention takes the softmax in the training type, not in fp32."""
+    narrow_loss: bool = False
+    """Its class takes the loss of logits in the training type."""
+    score_cap: bool = False
+    """Attention's scores pass a tanh before their softmax (Gemma 2)."""
+    logit_cap: bool = False
+    """So do the logits before their loss."""
     sinks: bool = False
     """One learned logit per head takes part in the softmax."""
     qkv_bias: bool = False

@@ -169,19 +169,36 @@ def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
         norm_placement="sandwich",
         qkv_bias=bias,
         out_bias=bias,
+        score_cap=_capped(read, "attn_logit_softcapping", default=True),
+        logit_cap=_capped(read, "final_logit_softcapping", default=True),
     )
+
+
+def _capped(read: ConfigReader, key: str, *, default: bool) -> bool:
+    """Whether ``key`` has a cap: null is none, and absent what the class has, ``default``."""
+    return read.has(key) or (default and key not in read.used())
 
 
 def gemma3(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 3, the text tower: Gemma 2 with normalised heads and five local layers to a global one."""
     period = read.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     layers = dense_layers(read, lambda i: "window" if (i + 1) % period else "full")
-    return gemma2(read, name).model_copy(update={"layers": layers, "qk_norm": "head"})
+    caps = {
+        "score_cap": _capped(read, "attn_logit_softcapping", default=False),
+        "logit_cap": _capped(read, "final_logit_softcapping", default=False),
+    }
+    return gemma2(read, name).model_copy(update={"layers": layers, "qk_norm": "head", **caps})
 
 
 def phi3(read: ConfigReader, name: str) -> TransformerConfig:
     """Phi-3 and 4: Llama with fused projections."""
-    return _modern(read, common(read, name), scheme="phi3", layers=dense_layers(read, window_where_set(read)))
+    return _modern(
+        read,
+        common(read, name),
+        scheme="phi3",
+        layers=dense_layers(read, window_where_set(read)),
+        joined_heads=True,
+    )
 
 
 def olmo2(read: ConfigReader, name: str) -> TransformerConfig:
@@ -229,7 +246,9 @@ def stablelm(read: ConfigReader, name: str) -> TransformerConfig:
         if read.flag(key, default=False):
             raise read.fail(key, "is not supported")
     sizes = common(read, name, kv_default=False)
-    return _modern(read, sizes, norm="layer", qkv_bias=read.flag("use_qkv_bias", default=False))
+    return _modern(
+        read, sizes, norm="layer", joined_heads=True, qkv_bias=read.flag("use_qkv_bias", default=False)
+    )
 
 
 def nemotron(read: ConfigReader, name: str) -> TransformerConfig:
@@ -237,7 +256,14 @@ def nemotron(read: ConfigReader, name: str) -> TransformerConfig:
     bias = read.flag("attention_bias", default=False)
     mlp_bias = read.flag("mlp_bias", default=False)
     return _modern(
-        read, common(read, name), norm="layer", gated=False, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias
+        read,
+        common(read, name),
+        norm="layer",
+        gated=False,
+        joined_heads=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=mlp_bias,
     )
 
 

@@ -26,7 +26,8 @@ def t5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """T5: both sequences of ``seq_len`` tokens, one embedding for encoder, decoder and head.
 
     The first layer of each stack holds the table of relative position biases (32 buckets in the class). The
-    class ties the head whatever ``tie_word_embeddings`` says: the key only rescales the decoder's result.
+    class ties the head whatever ``tie_word_embeddings`` says: the key only rescales the decoder's result. Its norms
+    keep their input beside a copy in fp32, which is what norms keep that multiply in fp32.
     """
     encoder, decoder = _t5_stacks(read, name)
     check_length(decoder, seq_len)
@@ -66,6 +67,9 @@ def _t5_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, Transf
         causal=False,
         gated=gated,
         activation="gelu" if gated else "relu",
+        norm="rms_wide",
+        narrow_softmax=True,
+        narrow_loss=True,
     )
     depth = read.integer("num_decoder_layers", default=depth, most=MOST_LAYERS)
     changes = {
@@ -125,6 +129,7 @@ def _whisper_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, T
         causal=False,
         gated=False,
         activation=read.text("activation_function", default="gelu"),
+        narrow_softmax=True,
         norm="layer",
         qkv_bias=True,
         key_bias=False,

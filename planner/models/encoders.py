@@ -45,6 +45,8 @@ def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         positions=positions,
         max_seq=positions,
         token_types=read.integer("type_vocab_size"),
+        narrow_softmax=True,
+        narrow_loss=True,
         embedding_norm=True,
     )
     dims = {"transform": config.hidden, "next_sentence": 2}
@@ -65,7 +67,9 @@ def _bert_head(config: TransformerConfig, masked: bool, pooled: bool) -> Block:
             role="transform_norm",
             over="transform",
         )
-        outputs.append(language_model_loss(b, normed, width="transform", bias=True))
+        outputs.append(
+            language_model_loss(b, normed, width="transform", bias=True, narrow=config.narrow_loss)
+        )
     if pooled:
         pooled_state = _dense(b, "pooler", first_token(b, x))
         outputs.append(_next_sentence(b, pooled_state) if masked else pooled_state)

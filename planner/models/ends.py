@@ -53,23 +53,38 @@ def language_model_head(b: BlockBuilder, config: TransformerConfig, x: str) -> s
             "w_project_out", width, "hidden", role="project_out", columns=1, bias=False
         )
         x = b.op("project_out", "matmul", (x,), (projected,), weights)
-    return language_model_loss(b, x, width=width, bias=config.head_bias)
+    return language_model_loss(
+        b, x, width=width, bias=config.head_bias, capped=config.logit_cap, narrow=config.narrow_loss
+    )
 
 
 def language_model_loss(
-    b: BlockBuilder, x: str, *, name: str = "weight", width: str = "hidden", bias: bool = False
+    b: BlockBuilder,
+    x: str,
+    *,
+    name: str = "weight",
+    width: str = "hidden",
+    bias: bool = False,
+    capped: bool = False,
+    narrow: bool = False,
 ) -> str:
-    """Append the projection onto the vocabulary and the loss."""
+    """Append the projection onto the vocabulary and the loss, of logits that are ``capped`` by a tanh (Gemma 2)."""
     logits = b.tensor("logits", *b.dims(x)[:-1], "vocab")
     weights = b.linear_weights(name, "vocab", width, role="head", columns=1, bias=bias)
     b.op("lm_head", "matmul", (x,), (logits,), weights)
-    return cross_entropy(b, logits)
+    if capped:
+        within = b.tensor("capped_logits", *b.dims(logits))
+        logits = b.op("logit_cap", "elementwise", (logits,), (within,), function="tanh")
+    return cross_entropy(b, logits, narrow=narrow)
 
 
-def cross_entropy(b: BlockBuilder, logits: str) -> str:
-    """Append the loss over the last dim of ``logits``; its fp32 log-probabilities are auxiliary."""
+def cross_entropy(b: BlockBuilder, logits: str, *, narrow: bool = False) -> str:
+    """Append the loss over the last dim of ``logits``; its fp32 log-probabilities are auxiliary.
+
+    ``narrow`` are those of classes of transformers that take it in the training type.
+    """
     dims = b.dims(logits)
     labels = b.data("labels", *dims[:-1])
     loss = b.tensor("loss", *dims[:-1], dtype="fp32")
-    kept = b.tensor("log_probabilities", *dims, dtype="fp32")
+    kept = b.tensor("log_probabilities", *dims, dtype="fp32", narrow=narrow)
     return b.op("loss", "cross_entropy", (logits, labels), (loss,), log_probabilities=kept)

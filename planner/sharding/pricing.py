@@ -71,7 +71,7 @@ class Pricer:
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
-        return stored_bytes(tensor, self.job.precision)
+        return stored_bytes(tensor, self.job.precision, self.software.modules)
 
     def tensor_bytes(self, tensor: Tensor, spec: ShardingSpec) -> float:
         """Bytes of ``tensor`` on one device."""
