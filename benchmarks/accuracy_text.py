@@ -247,16 +247,19 @@ MEMORY = """\
   | kinds not seen before | n | median | largest | since: median | largest |
   | --- | ---: | ---: | ---: | ---: | ---: |
   | tracker, cases of our own | 7 | 3.3 % | 4.8 % | 0.1 % | 3.1 % |
-  | tracker, modules of transformers | 14 | 8.4 % | 85 % | 1.4 % | 71 % |
+  | tracker, modules of transformers | 14 | 8.4 % | 85 % | 0.6 % | 11 % |
   | XLA, shipped models | 8 | 5.0 % | 40 % | 1.6 % | 6.9 % |
 
   They led to eight parts: FSDP without resharding shards its only copy of 16-bit weights (+46 %); stacked experts are
   padded to whole ones where ranks are more (Mixtral over 32 and 64 ranks, -61 and -85 %), and what they make is kept to
   be weighed (Qwen3-30B, -9 %); Muon leaves embedding and head to AdamW; 8-bit states share a scale in blocks of 256;
   the root's gradients are whole before its weights go; under XLA gelu keeps four arrays (BERT and Phi-2, -33 and -40 %)
-  and relu one byte of its input. Open are T5 (+47 and +71 %) and BERT (+17 %), whose softmax and loss are in 16 bits in
-  transformers, and Gemma-2 (-7.5 %), whose soft caps keep their tangents. Not measured: Adafactor, of which neither
-  PyTorch's nor transformers' version runs on FSDP2's shards.
+  and relu one byte of its input. What transformers' modules then were off by was read in their source: softmax and loss
+  in 16 bits (GPT-2 +55 %, T5 +47 and +71 %, BERT +17 %), tangents of Gemma-2's soft caps and keys repeated for plain
+  attention (-7.5 %), attention laid out again behind rotated parts of heads (Phi-3 and 4, Pythia, -2 to -4 %). T5 with
+  full recomputation is now 11 % below the tracker, which holds 44 sums of gradients of positions, a sixth of its peak,
+  that autograd frees without it. Not measured: Adafactor, of which neither PyTorch's nor transformers' version runs on
+  FSDP2's shards.
 * The last 44 tracked cases of our own, each priced before it was measured:
 
   | kinds not seen before | n | largest | since: largest |
@@ -268,7 +271,7 @@ MEMORY = """\
   They led to moments of FSDP2's gathers and reductions, to the update's kernel as the run names it, to products stored
   before tensor ranks sum them, to embeddings' gradients that are whole on every tensor rank, and to sums that wait on
   the device where a stack does not reduce each micro-batch. A ninth case with tensor ranks, whose loss is not parallel,
-  was left out, as runs cannot say so. The other three save activations on the host, each tensor for itself; layers
+  was left out, as runs could not say so. The other three save activations on the host, each tensor for itself; layers
   under way, which are predicted, are 9 to 12 % more.
 * Adapters (LoRA): of the last three of 15 tracked cases, priced before they were measured, one led to the gather of a
   head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are not explained (-27 to -30 %).

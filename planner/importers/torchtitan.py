@@ -38,7 +38,7 @@ IGNORED = (
     r"optimizer\.(lr|eps|beta1|beta2|weight_decay|implementation|early_step_in_backward)",
     r"training\.(dataset|dataset_path|steps|max_norm|gc_.*|seed|deterministic)", r"training\.dataloader\..*",
     r"training\.mixed_precision_reduce", r"activation_checkpoint\.(early_stop|preserve_rng_state|.*debug.*)",
-    r"parallelism\.(disable_loss_parallel|context_parallel_rotate_method|context_parallel_load_balancer)",
+    r"parallelism\.(context_parallel_rotate_method|context_parallel_load_balancer)",
 )  # fmt: skip
 
 
@@ -90,6 +90,8 @@ def _inexact(keys: Keys, tensor: int, expert: int) -> list[str]:
     split = keys.degree("parallelism.expert_tensor_parallel_degree")
     if expert > 1 and tensor > 1 and split != tensor and (split > 1 or expert % tensor):
         found.append("experts split over tensor ranks (expert_tensor_parallel_degree says otherwise)")
+    if keys.flag("parallelism.disable_loss_parallel") and tensor > 1:
+        found.append("a loss of split logits (disable_loss_parallel gathers them whole)")
     return found
 
 

@@ -77,9 +77,24 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         offload=_offload(run),
         offload_share=_offload_share(run),
     )
+    _say_unpriced(run, parallelism, assume)
     stages = _stages(run, _graph(model, job), parallelism, origin, assume)
     parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
+
+
+def _say_unpriced(run: RunFile, plan: Parallelism, assume: Assumptions) -> None:
+    """Note what changes memory and traffic, and is priced as if it were not so.
+
+    A number as ``reshard_after_forward`` keeps weights in that many parts after the forward, in place of the whole or
+    of shards; without ``loss_parallel`` every tensor rank has all logits.
+    """
+    given = run.parallel.model_extra or {}
+    reshard, freed = given.get("reshard_after_forward"), plan.zero_stage == 3
+    if reshard is not None and plan.zero_stage >= 2 and reshard is not freed:
+        assume.made.append(f"reshard_after_forward={freed} ({reshard} is not priced)")
+    if given.get("loss_parallel") is False and plan.tensor > 1:
+        assume.made.append("loss_parallel=True (False is not priced: it gathers logits whole)")
 
 
 def _origin(run: RunFile, assume: Assumptions) -> Origin:

@@ -230,3 +230,15 @@ def test_torchtitan_says_that_it_drains_the_pipeline_more_often() -> None:
     )
     found = import_text(text, "a.toml", MODEL, TWO, GIVEN)
     assert "one pipeline pass a step (torchtitan makes 4, each with a bubble of its own)" in found.assumed
+
+
+def test_torchtitan_says_that_logits_are_priced_as_split() -> None:
+    text = (
+        "[training]\nlocal_batch_size = 1\nseq_len = 4096\n[parallelism]\ntensor_parallel_degree = 2\n"
+        "disable_loss_parallel = {}\n"
+    )
+    said = "a loss of split logits (disable_loss_parallel gathers them whole)"
+    for flag in ("true", "false"):
+        assert (said in import_text(text.format(flag), "a.toml", MODEL, TWO, GIVEN).assumed) is (
+            flag == "true"
+        )

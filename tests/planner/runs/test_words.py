@@ -196,3 +196,29 @@ def test_configurations_of_a_release_say_whether_its_loss_is_fused(name: str, st
     origin = find_origin(name)
     assert origin is not None
     assert origin.stack == stack
+
+
+SHARDED = {"tp": 2, "dp": 4, "sharding": "FULL_SHARD"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reshard_after_forward": 2}, "reshard_after_forward=True (2 is not priced)"),
+        ({"reshard_after_forward": False}, "reshard_after_forward=True (False is not priced)"),
+        (
+            {"reshard_after_forward": 4, "sharding": "SHARD_GRAD_OP"},
+            "reshard_after_forward=False (4 is not priced)",
+        ),
+        ({"loss_parallel": False}, "loss_parallel=True (False is not priced: it gathers logits whole)"),
+        ({"reshard_after_forward": True, "loss_parallel": True}, None),
+        ({"reshard_after_forward": False, "sharding": "SHARD_GRAD_OP"}, None),
+        ({"loss_parallel": False, "tp": 1, "dp": 8}, None),
+        ({"reshard_after_forward": 2, "sharding": "NO_SHARD"}, None),
+    ],
+)
+def test_what_is_priced_as_if_it_were_otherwise_is_said(given: dict[str, Any], said: str | None) -> None:
+    row = changed(**SHARDED, pp=1, global_batch=8, micro_batch=1) | {"hardware": "dgx-h100:1"}
+    row = {**row, "parallel": {**row["parallel"], **given}}
+    found = [text for text in plan_from_run(row)[1] if text.startswith(("reshard", "loss_parallel"))]
+    assert found == ([said] if said else [])
