@@ -63,6 +63,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-9b/none-1024": {"attn": "plain", "shard": 16},
     "falcon-40b/none-1024": {"shard": 64},
     "gpt-oss-120b/full-1024": {"attn": "plain", "recompute": "full", "shard": 64},
+    "bert-base/none-512-mb8": {"attn": "plain", "micro_batch": 8},
+    "t5-small/none-256-mb8": {"attn": "plain", "micro_batch": 8},
+    "gemma-2-27b/full-512-mb2": {"attn": "plain", "recompute": "full", "micro_batch": 2, "shard": 32},
+    "phi-2/none-512-mb4": {"attn": "plain", "micro_batch": 4},
+    "gpt-neox-20b/none-1024": {"shard": 32},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 

@@ -121,11 +121,14 @@ def test_sums_that_the_tracker_holds_are_not_predicted() -> None:
 
 
 EXACT = [
+    "torch-transformers/bert-base/none-512-mb8",
     "torch-transformers/bert-large/none-512-mb16",
     "torch-transformers/gemma-2-9b/none-1024",
+    "torch-transformers/gemma-2-27b/full-512-mb2",
     "torch-transformers/gpt2-large/none-1024-plain",
     "torch-transformers/llama-3.2-1b/none-2048-plain",
     "torch-transformers/phi-2/none-2048",
+    "torch-transformers/phi-2/none-512-mb4",
     "torch-transformers/phi-3-mini-4k/none-2046",
     "torch-transformers/phi-4-14b/none-4096",
 ]
