@@ -19,6 +19,7 @@ from planner.errors import InputError, UnknownName
 from planner.evaluation.setting import unlike_priced
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
+from planner.search.best_first import USUAL_TOP
 
 if TYPE_CHECKING:
     from planner.tracing.program import Program
@@ -43,7 +44,7 @@ def plan(
     pins: Pins | None = None,
     *,
     objective: Objective = "time",
-    top: int = 5,
+    top: int = USUAL_TOP,
     progress: Progress | None = None,
     **options: Any,
 ) -> Plan:

@@ -8,8 +8,8 @@ from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.models.model import Model
 from planner.plans import Estimate, Job, Parallelism, Pins, Plan
-from planner.search.best_first import Search
-from planner.search.finishing import finished, with_stages
+from planner.search.best_first import USUAL_TOP, Search
+from planner.search.finishing import finished_plans, with_stages
 from planner.search.pins import check_pins
 from planner.search.pooled import plan_pools
 
@@ -50,7 +50,7 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, "time")
     try:
-        choice = finished(search, search.run(1, progress).found[0])
+        choice = finished_plans(search, search.run(USUAL_TOP, progress))[0].plan
     except Infeasible:
         if search.nearest is None:
             raise

@@ -29,6 +29,9 @@ PROGRESS_EVERY = 16
 ALTERNATIVES_WITHIN = 1.1
 """Alternatives are looked for up to this factor of the best plan."""
 
+USUAL_TOP = 5
+"""Families that are reported unless asked otherwise; the best of several may change places when they are finished."""
+
 LEAST_MEMORY_TRIES = 64
 """Candidates with the least memory bounds whose stages are looked at to say how far a model is from fitting."""
 

@@ -96,10 +96,12 @@ def finished(search: Search, found: Found, known: float = NOTHING) -> Parallelis
     Recomputation is left as it is where a step cannot take less than ``known`` [s] by it.
     """
     evaluator, shardings = search.evaluator, search.sharding(found.candidate)
-    cuts, _ = polished(evaluator, found.plan, shardings, (found.cuts, found.estimate), search.limit)
+    cuts, estimate = polished(evaluator, found.plan, shardings, (found.cuts, found.estimate), search.limit)
     written = with_stages(search, found.candidate, found.plan, cuts)
-    free = search.pins.recompute is None
-    return relaxed(evaluator, written, shardings, search.limit, known) if free else written
+    if search.pins.recompute is not None:
+        return written
+    own = estimate.step_time_s if estimate.memory_bytes <= search.limit else NOTHING
+    return relaxed(evaluator, written, shardings, search.limit, min(known, own))
 
 
 def with_stages(search: Search, c: Candidate, plan: Parallelism, cuts: tuple[int, ...]) -> Parallelism:

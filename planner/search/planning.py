@@ -6,7 +6,7 @@ from planner.garbage import uncollected
 from planner.models.model import Model
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Pins, Plan
-from planner.search.best_first import Progress
+from planner.search.best_first import USUAL_TOP, Progress
 from planner.search.pooled import plan_pools
 from planner.search.recommend import recommended
 from planner.search.scheduling import with_schedule
@@ -18,7 +18,7 @@ def plan(
     job: Job,
     pins: Pins | None = None,
     objective: Objective = "time",
-    top: int = 5,
+    top: int = USUAL_TOP,
     progress: Progress | None = None,
 ) -> Plan:
     """The best plan for training ``model`` on ``cluster``, with its estimate and the next best.

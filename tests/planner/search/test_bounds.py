@@ -11,7 +11,15 @@ from planner.evaluation.states import Sync
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES
 from planner.pipeline.simulator import StageTimes, makespan
-from planner.search.bounds import Load, busiest_rank, fullest_rank, pipeline_seconds
+from planner.search.bounds import (
+    Load,
+    around_busiest,
+    busiest_rank,
+    busiest_within,
+    fullest_rank,
+    pipeline_seconds,
+    waits_behind,
+)
 from planner.search.space import Candidate
 
 BACKWARD = 1.5
@@ -52,6 +60,24 @@ def test_no_split_is_faster_than_the_bound(
     split = SCHEDULES[schedule].splits_backward
     bound = pipeline_seconds(whole_model(sum(forwards)), min(forwards), candidate(schedule, p, v, m), split)
     assert bound <= simulated(schedule, p, v, m, forwards) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+@given(forwards=FORWARDS, more=st.integers(1, 12))
+def test_no_1f1b_is_faster_than_its_busiest_rank_allows(p: int, forwards: list[float], more: int) -> None:
+    forwards, m = forwards[:p], p + more
+    assert waits_behind("1f1b", p, m)
+    span = simulated("1f1b", p, 1, m, forwards)
+    seconds = [(1 + 2 * BACKWARD) * forward for forward in forwards]
+    assert around_busiest(sum(seconds), max(seconds), p, m) <= span * (1 + 1e-9)
+    assert max(seconds) <= busiest_within(span, sum(seconds), p, m) * (1 + 1e-9)
+
+
+def test_even_1f1b_takes_what_its_busiest_rank_allows() -> None:
+    p, m, each = 4, 16, 1 + 2 * BACKWARD
+    span = simulated("1f1b", p, 1, m, [1.0] * p)
+    assert around_busiest(p * each, each, p, m) == pytest.approx(span)
+    assert busiest_within(span, p * each, p, m) == pytest.approx(each)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 64), (8, 64)])
