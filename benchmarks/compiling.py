@@ -119,6 +119,8 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "70b-2/v4:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 4096, "recompute": "full"},
     "1b-4/v5e:4x4/tp4-fsdp4-none-fp32": {"tp": 4, "dp": 4, "seq": 2048, "precision": "fp32"},
     "3b-4/v5p:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 4096, "recompute": "full"},
+    "7b-2/v5e:4x4/fsdp4x4-full": {"dp": 16, "dp_shard": 4, "seq": 4096, "recompute": "full"},
+    "7b-2/v5e:8x8/fsdp16x4-full": {"dp": 64, "dp_shard": 16, "seq": 4096, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -1,12 +1,15 @@
 """Tokens that ranks look up in each other's shards of an embedding table, by a partitioner, instead of gathering it.
 
-Where each rank has some rows of the table, it looks up the tokens of all ranks and what is found is summed, each rank
-keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is done where
-what is looked up is smaller than the table. Where each has some columns, as the tensor axis splits the rows, ranks
-exchange the columns of their tokens, there and back. If they are no fewer than the tensor ranks, these sum what they
-found whole. If their tokens are more than the table has rows, tensor ranks add up gradients of some tokens each, and
-scatter the sums over rows. If there are copies of the shards, all data ranks gather all gradients, and what was found
-if that is summed whole; if context ranks split the tokens, both.
+Where each rank has some columns of the table, which is how programs are exported, ranks exchange the columns of their
+tokens, there and back. Where tensor ranks split its rows and are no more than the data ranks, these sum what they found
+whole; if their tokens are more than the table has rows, they add up gradients of some tokens each, and scatter the sums
+over rows. If there are copies of the shards, all data ranks gather all gradients, and what was found if that is summed
+whole; without tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If
+context ranks split the tokens, both are gathered, or the table, which is gathered if it is smaller.
+
+Where the columns do not divide, each has some rows: it looks up the tokens of all ranks and what is found is summed,
+each rank keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is
+done where what is looked up is smaller than the table.
 
 A table that the head shares is gathered, and its gradient summed, for the head alone where tokens are looked up so.
 Elsewhere, also where there are copies of its shards, it is gathered once for both, and what each makes of its gradient
@@ -18,13 +21,14 @@ programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import BlockCost
 from planner.evaluation.stages import UnitCost
 from planner.evaluation.states import Shards, Sync, shards_of
-from planner.graph import Block
+from planner.graph import Block, Tensor
 from planner.plans import Parallelism
 from planner.sharding.costs import Comm
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
@@ -47,23 +51,48 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         unit = unit._replace(sync=_gathered_before(unit.sync, share))
     if pricer.graph.tied and shards.outer.size > 1:
         return unit
-    width = pricer.element_bytes(found)
-    table_bytes = width * pricer.graph.elements(table)
-    found_bytes = width * math.prod(pricer.sizes.full(d) for d in found.dims) / shards.outer.size
-    by_row = plan.tensor == 1 and pricer.graph.dims["vocab"] % shards.inner.size == 0
-    if shards.inner.size == 1 or (by_row and found_bytes > table_bytes):
+    size = _sizes(pricer, table, found, shards)
+    by_row, split = plan.tensor == 1 and size.by_row, plan.context > 1
+    gathers_all = by_row or (plan.tensor == 1 and split)
+    if shards.inner.size == 1 or (gathers_all and size.found > size.table):
         return unit
-    unit = unit._replace(sync=_without(unit.sync, share), looked_up=True)
+    copies = shards.outer.size > 1
+    adds_up = plan.tensor == 1 and copies and not gathers_all and size.found * shards.outer.size > size.table
+    unit = unit._replace(sync=_without(unit.sync, share, kept=not adds_up), looked_up=True)
     if by_row:
-        return _exchanging(unit, *_by_row(found_bytes, shards.inner, partitioner))
+        return _exchanging(unit, *_by_row(size.found, shards.inner, partitioner))
     summed = 1 < plan.tensor <= shards.inner.size
     if summed:
         unit = unit._replace(block=_summed_whole(unit.block, pricer))
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
-    there, back = _by_column(found_bytes, shards, everyone, summed, plan.context > 1)
-    if plan.tensor > 1 and found_bytes > table_bytes:
-        back += (pricer.comm("reduce_scatter", ("tensor",), table_bytes / shards.inner.size),)
+    there, back = _by_column(size.found, shards, everyone, summed, split)
+    if adds_up:
+        back = (_of_data("all_reduce", size.table, everyone),)
+    if plan.tensor > 1 and size.found > size.table:
+        back += (pricer.comm("reduce_scatter", ("tensor",), size.table / shards.inner.size),)
     return _exchanging(unit, there, back)
+
+
+class _Sizes(NamedTuple):
+    """Of one look-up, in the type that it is computed in [bytes]."""
+
+    table: float
+    found: float
+    """By all ranks of a shard group."""
+    by_row: bool
+    """Whether the group's ranks have rows of the table: where they divide, and its columns do not."""
+
+
+def _sizes(pricer: Pricer, table: Tensor, found: Tensor, shards: Shards) -> _Sizes:
+    width, dims, ranks = pricer.element_bytes(found), pricer.graph.dims, shards.inner.size
+    columns = math.prod(dims[d] for d in table.dims if d in found.dims)
+    rows = math.prod(dims[d] for d in table.dims if d not in found.dims)
+    made = math.prod(pricer.sizes.full(d) for d in found.dims)
+    return _Sizes(
+        width * pricer.graph.elements(table),
+        width * made / shards.outer.size,
+        rows % ranks == 0 and columns % ranks > 0,
+    )
 
 
 def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer) -> Sync:
@@ -83,9 +112,11 @@ def _gathered_before(sync: Sync, share: float) -> Sync:
     return sync._replace(**{name: (1 - share) * getattr(sync, name) for name in GATHERS})
 
 
-def _without(sync: Sync, share: float) -> Sync:
-    """``sync`` less the gathers and sums over a shard group of a ``share`` of the weights; copies stay in step."""
+def _without(sync: Sync, share: float, kept: bool) -> Sync:
+    """``sync`` less what a ``share`` of the weights is gathered and summed; sums over copies may be ``kept``."""
     rest = sync.times(1 - share)
+    if not kept:
+        return rest
     return rest._replace(
         replicate=sync.replicate,
         replicate_bytes=sync.replicate_bytes,

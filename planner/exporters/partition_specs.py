@@ -87,7 +87,8 @@ def parameter_spec(layout: Layout, parameter: Parameter, sharded: bool) -> Parti
     """Mesh axes on each dim of a parameter; ``sharded`` adds those over which ZeRO shards it.
 
     ZeRO takes the largest dim that it divides evenly, whole ones first (GSPMD asks for even splits of
-    arguments); a parameter that has none, which is a small one, stays whole.
+    arguments), and the rows of a table last: ranks with columns of it find parts of all tokens, which they exchange,
+    where ranks with rows would sum what they find. A parameter that has none, which is a small one, stays whole.
     Raises ``Unsupported`` where the plan splits a dim unevenly.
     """
     entries = [_split_dim(layout, parameter, dim) for dim in parameter.dims]
@@ -97,7 +98,8 @@ def parameter_spec(layout: Layout, parameter: Parameter, sharded: bool) -> Parti
     local = [dim.extent // _degree(layout, entry) for dim, entry in zip(parameter.dims, entries, strict=True)]
     fitting = [i for i, extent in enumerate(local) if extent % _degree(layout, extra) == 0]
     if fitting:
-        best = min(fitting, key=lambda i: (bool(entries[i]), -local[i]))
+        looked_up = parameter.inputs if parameter.is_table else ()
+        best = min(fitting, key=lambda i: (parameter.dims[i] in looked_up, bool(entries[i]), -local[i]))
         entries[best] = (*entries[best], *extra)
     return tuple(entries)
 

@@ -3,6 +3,9 @@
 Whole compiled steps are in `test_communication`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from cluster_specs.catalog import load_cluster
@@ -12,18 +15,27 @@ from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
 
 TABLE = 2 * 128256 * 4096
-GATHERED = 15 / 16 * TABLE
+SEEN = 2 * 16 * 4096 * 4096
+"""Vectors of 16 sequences of 4,096 tokens."""
 
 
-def gathered(model: str, micro_batch: int, seq_len: int) -> float:
-    """Bytes of embedding and head that a device sends for gathers, with ZeRO-3 over 16 ranks."""
-    job = Job(global_batch=16 * micro_batch, seq_len=seq_len, stack="jax-xla")
-    plan = Parallelism(data=16, micro_batch=micro_batch, zero_stage=3, sharding="FULL_SHARD", shard_degree=16)
-    evaluator = Evaluator(load_model(model), load_cluster("tpu-v5p:2x2x4"), job)
-    sent = evaluator.estimate(plan).communication["all_gather"]
-    layers = evaluator.graph.num_layers * 2 * 15 / 16
-    weights = sum(evaluator.graph.elements(w) for w in layer_weights(evaluator))
-    return sent - layers * 2 * weights  # bytes, twice
+def sent(
+    model: str, tokens: tuple[int, int], cluster: str = "tpu-v5p:2x2x4", **degrees: Any
+) -> Mapping[str, float]:
+    """Bytes of embedding and head that a device sends, by kind; ``tokens`` are sequences of a rank and their length."""
+    devices = load_cluster(cluster).num_devices
+    plan = Parallelism.model_validate(
+        {"data": devices, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": devices, **degrees}
+        | {"micro_batch": tokens[0]}
+    )
+    job = Job(global_batch=plan.data * tokens[0], seq_len=tokens[1], stack="jax-xla")
+    evaluator = Evaluator(load_model(model), load_cluster(cluster), job)
+    layers = (
+        sum(2 * evaluator.graph.elements(w) for w in layer_weights(evaluator)) * evaluator.graph.num_layers
+    )
+    found = dict(evaluator.estimate(plan).communication)
+    found["all_gather"] -= 2 * layers * (1 - 1 / plan.shard_degree)
+    return found
 
 
 def layer_weights(evaluator: Evaluator) -> list[Tensor]:
@@ -31,15 +43,28 @@ def layer_weights(evaluator: Evaluator) -> list[Tensor]:
     return [block.tensor[name] for op in block.ops for name in op.weights]
 
 
-def test_few_tokens_are_looked_up_and_many_gather_the_table() -> None:
-    """The gradient of 16 x 4,096 tokens is gathered where those are fewer than the table's 128,256 rows."""
-    head, few = GATHERED, 15 / 16 * 2 * 16 * 4096 * 4096
-    assert gathered("llama-3.1-8b", 1, 4096) == pytest.approx(head + few, rel=1e-3)
-    assert gathered("llama-3.1-8b", 2, 8192) == pytest.approx(2 * head, rel=1e-3)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-1b"], ids=["own head", "shared with the head"])
+def test_columns_of_few_and_of_many_tokens_are_exchanged(model: str) -> None:
+    """The head gathers its weights; tokens' columns go there and back."""
+    width = 1 if model == "llama-3.1-8b" else 1 / 2
+    for times, tokens in ((1, (1, 4096)), (4, (2, 8192))):
+        found = sent(model, tokens)
+        assert found["all_gather"] == pytest.approx(15 / 16 * width * TABLE, rel=1e-3)
+        assert found["all_to_all"] == pytest.approx(2 * 15 / 16 * times * width * SEEN / 16)
 
 
-def test_a_table_that_the_head_shares_is_gathered_for_it_and_looked_up() -> None:
-    """As in a compiled step of Qwen3 0.6B; of more tokens than the table has rows, it is gathered for both."""
-    table, few = 15 / 16 * 2 * 128256 * 2048, 15 / 16 * 2 * 16 * 4096 * 2048
-    assert gathered("llama-3.2-1b", 1, 4096) == pytest.approx(table + few, rel=1e-3)
-    assert gathered("llama-3.2-1b", 2, 8192) == pytest.approx(table, rel=1e-3)
+def test_where_columns_do_not_divide_ranks_sum_what_they_find_in_rows() -> None:
+    """Falcon 7B has 65,024 rows of 4,544, which 128 does not divide: all gather the gradients of what they found."""
+    head, few = 2 * 65024 * 4544, 2 * 128 * 128 * 4544
+    found = sent("falcon-7b", (1, 128), cluster="tpu-v5e:8x16")
+    assert "all_to_all" not in found
+    by_sums = found["all_reduce"] / 2  # gathers of small weights
+    assert found["all_gather"] + by_sums == pytest.approx(127 / 128 * (head + few), rel=1e-3)
+
+
+def test_many_tokens_of_split_sequences_gather_the_table() -> None:
+    """As in compiled steps of 8B's width over 4 x 4 and 8 x 8 ranks, 32,768 tokens a sequence."""
+    split = {"data": 4, "context": 4, "shard_degree": 16}
+    few, many = (sent("llama-3.1-8b", (1, seq), **split)["all_gather"] for seq in (16384, 32768))
+    keys_and_values = 3 / 4 * 2 * 32 * 2 * 1024  # of a token, in 32 layers
+    assert many - few == pytest.approx(15 / 16 * (TABLE - 2 * SEEN) + keys_and_values * 16384, rel=1e-2)

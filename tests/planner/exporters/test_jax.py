@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any], dict[str, list[int]], dict[str, lis
         tiny_plan(data=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8, recompute="attention"),
         {},
         {Q: [64, 64], NORM: [64]},
-        {Q: [8, 64], NORM: [8], DOWN: [12, 64], EMBEDDING: [16, 64]},
+        {Q: [8, 64], NORM: [8], DOWN: [12, 64], EMBEDDING: [128, 8]},
     ),
     "ZeRO 1, fewer key heads than tensor ranks": (
         tiny_plan(tensor=8, zero_stage=1),
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any], dict[str, list[int]], dict[str, lis
     "by operator": (
         explicit_plan(),
         {},
-        {Q: [32, 16], DOWN: [48, 16], EMBEDDING: [64, 16], "model.layers.0.mlp.up_proj.weight": [16, 48]},
+        {Q: [32, 16], DOWN: [48, 16], EMBEDDING: [128, 8], "model.layers.0.mlp.up_proj.weight": [16, 48]},
         {DOWN: [48, 16]},
     ),
     "experts": (
