@@ -11,11 +11,12 @@ files as they are, but for memory, which is lifted, as these runs ran.
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from judging import PUBLISHED, Judged
-from peers import FILES, GATED
+from peers import FILES, GATED, keep_answers
 
 from planner.validation import error_statistics
 
@@ -160,26 +161,8 @@ def ask(run: Mapping[str, Any], clone: Path) -> float | None:
 
 def main(clone: Path) -> None:
     """Ask about every run that the peer can answer, and keep what it says."""
-    answers: dict[str, float] = {}
-    unanswered: dict[str, int] = {}
-    for name in FILES:
-        for line in (PUBLISHED / f"{name}.jsonl").read_text().splitlines():
-            run = json.loads(line)
-            reason = cannot(run)
-            seconds = ask(run, clone) if reason is None else None
-            if seconds is not None:
-                answers[run["id"]] = seconds
-            else:
-                reason = reason or "refused"
-                unanswered[reason] = unanswered.get(reason, 0) + 1
-    kept = {
-        "peer": "calculon",
-        "commit": COMMIT,
-        "unanswered": dict(sorted(unanswered.items())),
-        "runs": answers,
-    }
-    PREDICTIONS.write_text(json.dumps(kept, indent=0) + "\n")
-    print(f"{len(answers)} answered, unanswered: {kept['unanswered']}")
+    about = {"peer": "calculon", "commit": COMMIT}
+    keep_answers(PREDICTIONS, about, cannot, partial(ask, clone=clone), refused="refused")
 
 
 if __name__ == "__main__":

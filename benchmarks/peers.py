@@ -8,7 +8,8 @@ its user gives, 1 if not. Its times are kept at 1; any other efficiency divides 
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,34 @@ def ask(run: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def keep_answers(
+    path: Path,
+    about: Mapping[str, str],
+    cannot: Callable[[Mapping[str, Any]], str | None],
+    ask: Callable[[Mapping[str, Any]], object],
+    refused: str,
+) -> None:
+    """Ask a peer about every run, and keep in ``path`` what it says ``about`` them.
+
+    ``cannot`` says why it is not asked about one; an answer of None, or a failed assertion, is counted as ``refused``.
+    """
+    answers: dict[str, object] = {}
+    unanswered: dict[str, int] = {}
+    for name in FILES:
+        for run in map(json.loads, (PUBLISHED / f"{name}.jsonl").read_text().splitlines()):
+            reason, answer = cannot(run), None
+            if reason is None:
+                with suppress(AssertionError):
+                    answer = ask(run)
+            if answer is not None:
+                answers[run["id"]] = answer
+            else:
+                unanswered[reason or refused] = unanswered.get(reason or refused, 0) + 1
+    kept = {**about, "unanswered": dict(sorted(unanswered.items())), "runs": answers}
+    path.write_text(json.dumps(kept, indent=0) + "\n")
+    print(f"{len(answers)} answered, unanswered: {kept['unanswered']}")
+
+
 def main() -> None:
     """Ask about every run that the peer can answer, and keep what it says."""
     import logging
@@ -188,29 +217,8 @@ def main() -> None:
     from llm_analysis.logger import logger
 
     logger.setLevel(logging.ERROR)
-    runs = [
-        json.loads(line) for name in FILES for line in (PUBLISHED / f"{name}.jsonl").read_text().splitlines()
-    ]
-    answers: dict[str, dict[str, float]] = {}
-    unanswered: dict[str, int] = {}
-    for run in runs:
-        reason = cannot(run)
-        if reason is None:
-            try:
-                answers[run["id"]] = ask(run)
-            except AssertionError:
-                reason = "does not fit, it says"
-        if reason is not None:
-            unanswered[reason] = unanswered.get(reason, 0) + 1
-    kept = {
-        "peer": "llm-analysis",
-        "version": version("llm-analysis"),
-        "command": COMMAND,
-        "unanswered": dict(sorted(unanswered.items())),
-        "runs": answers,
-    }
-    PREDICTIONS.write_text(json.dumps(kept, indent=0) + "\n")
-    print(f"{len(answers)} answered, unanswered: {kept['unanswered']}")
+    about = {"peer": "llm-analysis", "version": version("llm-analysis"), "command": COMMAND}
+    keep_answers(PREDICTIONS, about, cannot, ask, refused="does not fit, it says")
 
 
 if __name__ == "__main__":
