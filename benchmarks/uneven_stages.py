@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import Infeasible
+from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import even_cuts
 from planner.models.catalog import load_model
 from planner.plans import Job, Pins
 from planner.search import plan

@@ -16,7 +16,7 @@ from cluster_specs.software import load_software, usual_stack
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.evaluation.setting import unlike_priced
+from planner.evaluation.checks import unlike_priced
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP

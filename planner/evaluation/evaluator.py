@@ -14,17 +14,14 @@ from cluster_specs.topology import pool_of
 from cost_models.compute import product_peak
 from planner.evaluation import sites
 from planner.evaluation.blocks import BlockCost, block_cost
+from planner.evaluation.checks import check_degrees
+from planner.evaluation.cuts import even_cuts, ranks_of
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
 from planner.evaluation.lookup import beside_first, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
-from planner.evaluation.setting import (
-    check_degrees,
-    even_cuts,
-    ranks_of,
-    setting_of,
-)
+from planner.evaluation.setting import setting_of
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
+from planner.evaluation.cuts import ranks_of
 from planner.evaluation.moments import moments
 from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
-from planner.evaluation.setting import Setting, ranks_of
+from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
     frozen_weights,

@@ -15,9 +15,10 @@ from cluster_specs.topology import route
 from cost_models.collectives import all_reduce
 from planner.errors import Unsupported
 from planner.evaluation import host
+from planner.evaluation.cuts import copies_of, ranks_of
 from planner.evaluation.host import HostMemory
 from planner.evaluation.memory import DeviceMemory, activation_peaks, device_memory, in_flight
-from planner.evaluation.setting import Setting, copies_of, ranks_of
+from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import reduced_bytes
 from planner.evaluation.step import Devices, StepTime, assembled, handed_on, ports_of

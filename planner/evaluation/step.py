@@ -7,7 +7,8 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.topology import has_own_wires, route
 from cost_models.collectives import send
-from planner.evaluation.setting import Setting, copies_of, places_of, ranks_of
+from planner.evaluation.cuts import copies_of, places_of, ranks_of
+from planner.evaluation.setting import Setting
 from planner.evaluation.stages import (
     PARTS,
     StageCost,

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from cluster_specs.topology import CommGroup, comm_group
 from cost_models.collectives import all_reduce, broadcast
 from cost_models.compute import optimizer_seconds, stream_seconds
+from planner.evaluation.cuts import copies_of, ranks_of
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.overlap import left_over
-from planner.evaluation.setting import Setting, copies_of, ranks_of
+from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost, reduces_every_microbatch, sums_every_microbatch
 from planner.evaluation.states import (
     Sync,

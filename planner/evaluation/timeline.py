@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner.evaluation import sites
+from planner.evaluation.cuts import ranks_of
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import DeviceMemory, device_memory, held_activations
-from planner.evaluation.setting import ranks_of
 from planner.evaluation.stages import StageCost, split_stages
 from planner.evaluation.step import StepTime, ports_of, send_seconds, stage_times, step_time
 from planner.evaluation.tails import Tail, last_tail, tails_of

@@ -8,7 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from planner.errors import Unsupported
-from planner.evaluation.setting import ranks_of
+from planner.evaluation.cuts import ranks_of
 from planner.exporters.header import describe
 from planner.exporters.placements import Layout, data_mesh, layer_prefix, layout_of
 from planner.exporters.script import refuse_context_without_shards, render_strings

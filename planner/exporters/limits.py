@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.errors import Unsupported
-from planner.exporters.stages import cuts_of, departures, has_experts, policies_of, sizes_of
+from planner.evaluation.cuts import sizes_of
+from planner.exporters.stages import cuts_of, departures, has_experts, policies_of
 from planner.plans import Plan
 
 Aspect = Literal[

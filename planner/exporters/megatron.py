@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from planner.evaluation.cuts import sizes_of
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits, refuse
 from planner.exporters.megatron_layout import write_layout
 from planner.exporters.megatron_model import model_arguments, prediction_modules
 from planner.exporters.script import notes_file, policy_of
-from planner.exporters.stages import cuts_of, num_layers, sizes_of
+from planner.exporters.stages import cuts_of, num_layers
 from planner.models.catalog import build_graph
 from planner.plans import Plan
 

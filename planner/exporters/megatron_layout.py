@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from planner.errors import InputError
-from planner.exporters.stages import sizes_of
+from planner.evaluation.cuts import sizes_of
 
 EMBEDDING, LAYER, PREDICTION, LOSS = "E", "t", "m", "L"
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS, Aspect, Limits, refusals, refuse
-from planner.exporters.stages import cuts_of, num_layers, with_cuts
+from planner.exporters.stages import cuts_of, num_layers
 from planner.pipeline.generators import refusal
 from planner.plans import Estimate, Parallelism, Plan
 

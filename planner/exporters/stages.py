@@ -1,8 +1,9 @@
 """Stages of a plan as frameworks see them: how layers are cut, what is recomputed where, who splits operators how."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from planner.evaluation.setting import even_cuts, graph_of, stage_plans
+from planner.evaluation.cuts import even_cuts, with_cuts
+from planner.evaluation.setting import graph_of
 from planner.models.catalog import build_graph
 from planner.plans import Parallelism, Plan
 from planner.sharding.layouts import named_layout
@@ -28,23 +29,11 @@ def cuts_of(plan: Plan) -> tuple[int, ...]:
     return even_cuts(num_layers(plan), p.pipeline * p.virtual_stages)
 
 
-def sizes_of(cuts: Sequence[int]) -> tuple[int, ...]:
-    """Layers of each stage."""
-    return tuple(end - start for start, end in zip(cuts, cuts[1:], strict=False))
-
-
 def policies_of(plan: Parallelism) -> frozenset[str]:
     """Recomputation policies that occur in the plan."""
     return frozenset(stage.recompute or plan.recompute for stage in plan.stages) or frozenset(
         {plan.recompute}
     )
-
-
-def with_cuts(plan: Parallelism, layers: int, cuts: Sequence[int]) -> Parallelism:
-    """The plan in Megatron's layout, cut at ``cuts``; stages are written only where they differ from an even cut."""
-    even = even_cuts(layers, plan.pipeline * plan.virtual_stages)
-    stages = () if tuple(cuts) == even else stage_plans(plan, cuts)
-    return plan.model_copy(update={"stages": stages})
 
 
 def normal_form(plan: Plan) -> Parallelism:

@@ -6,8 +6,8 @@ from typing import Any
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
 from planner.errors import InputError
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS
-from planner.exporters.stages import with_cuts
 from planner.importers.settings import Given, Settings
 from planner.models.catalog import build_graph, sequence_length
 from planner.models.model import Model

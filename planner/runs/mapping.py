@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
+from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
 from planner.models.model import Model
 from planner.pipeline.generators import is_written_out, schedule_entry
@@ -18,7 +19,7 @@ from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
 from planner.runs.record import RunFile, parse_run
-from planner.runs.splits import balanced_stages, filled_layers, printed_layers, stages_of
+from planner.runs.splits import balanced_stages, filled_layers, printed_layers
 from planner.runs.vocabulary import UNSAID, Habits, Origin
 
 MICROBATCHES_PER_STAGE = 4

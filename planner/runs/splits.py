@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.evaluation.setting import ENDS, stage_plans
+from planner.evaluation.cuts import ENDS, stages_of
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
@@ -33,11 +33,6 @@ def filled_layers(layers: int, stages: int) -> tuple[int, ...]:
     rest = layers - each * (stages - 1)
     even = layers % stages == 0 or (layers + ENDS) % stages == 0
     return () if even or each + rest < 0 else (each + min(0, rest), *(each,) * (stages - 2), max(0, rest))
-
-
-def stages_of(counts: Sequence[int], plan: Parallelism) -> tuple[StagePlan, ...]:
-    """Stages with so many layers each, in the order in which a micro-batch passes them."""
-    return stage_plans(plan, (0, *accumulate(counts)))
 
 
 def balanced_stages(graph: Graph, plan: Parallelism) -> tuple[StagePlan, ...]:

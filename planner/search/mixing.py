@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.evaluation.cuts import ranks_of
 from planner.evaluation.evaluator import Shardings, StageShape
 from planner.evaluation.memory import steady_microbatches
 from planner.evaluation.rank import kept_share
-from planner.evaluation.setting import ranks_of
 from planner.evaluation.step import step_floor
 from planner.graph import counted
 from planner.pipeline.dependencies import programs

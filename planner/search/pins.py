@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from planner.errors import InputError
+from planner.evaluation.checks import unlike_priced
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import unlike_priced
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label

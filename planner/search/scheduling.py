@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from planner.errors import InputError
 from planner.evaluation import sites
+from planner.evaluation.cuts import copies_of, ranks_of
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import device_memory
 from planner.evaluation.rank import kept_share
-from planner.evaluation.setting import Setting, copies_of, ranks_of
+from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import ports_of, send_seconds, stage_times, step_floor
 from planner.pipeline.activations import held

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from planner.errors import Infeasible
+from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, steady_microbatches
-from planner.evaluation.setting import even_cuts
 from planner.evaluation.stages import StageCost
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from planner.evaluation.setting import even_cuts, stage_plans
+from planner.evaluation.cuts import even_cuts, stage_plans
 from planner.exporters.placements import refuse_experts_over_context, state_mesh
 from planner.graph import Graph, Run, Tensor
 from planner.models.catalog import build_graph

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tiny_llama import tiny_model, tiny_plan
 
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.registry import export
-from planner.exporters.stages import with_cuts
 from planner.plans import Plan
 
 FACTS = Path(__file__).parents[2] / "data" / "framework_keys.jsonl"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tiny_llama import installed, run_check, tiny_model, tiny_plan
 
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.registry import export
-from planner.exporters.stages import with_cuts
 from planner.plans import Plan
 
 SHARDED: dict[str, Any] = {"data": 4, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 4}

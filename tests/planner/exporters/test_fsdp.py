@@ -9,9 +9,9 @@ import pytest
 from tiny_llama import installed, run_check, stage, tiny_model, tiny_plan
 
 from planner.errors import Unsupported
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.fsdp import to_fsdp2
 from planner.exporters.placements import layout_of
-from planner.exporters.stages import with_cuts
 from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Parallelism, Plan

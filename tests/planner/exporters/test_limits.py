@@ -6,10 +6,10 @@ import pytest
 from tiny_llama import stage, tiny_model, tiny_plan
 
 from planner.errors import Unsupported
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import CHECKS, Limits, check_limits, expresses, refusals, refused
 from planner.exporters.nearest import MENDS
 from planner.exporters.registry import EXPORTERS, LIMITS, export
-from planner.exporters.stages import with_cuts
 from planner.plans import Parallelism, Plan
 
 EXPERTS = tiny_model(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=8)

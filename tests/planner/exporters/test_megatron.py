@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tiny_llama import tiny_model, tiny_plan
 
 from planner.errors import InputError, Unsupported
+from planner.evaluation.cuts import sizes_of, with_cuts
 from planner.exporters.megatron import settings
 from planner.exporters.megatron_layout import read_layout, write_layout
 from planner.exporters.registry import export
-from planner.exporters.stages import sizes_of, with_cuts
 from planner.models.catalog import load_model
 
 ZERO_1: dict[str, Any] = {"data": 4, "zero_stage": 1, "shard_degree": 4}

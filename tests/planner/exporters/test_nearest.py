@@ -8,9 +8,10 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import refusals
 from planner.exporters.registry import LIMITS, export, nearest
-from planner.exporters.stages import cuts_of, with_cuts
+from planner.exporters.stages import cuts_of
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism, Plan
 

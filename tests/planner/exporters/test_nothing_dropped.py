@@ -9,10 +9,10 @@ import pytest
 from tiny_llama import stage, tiny_model, tiny_plan
 
 from planner.errors import Unsupported
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.header import describe
 from planner.exporters.limits import CHECKS
 from planner.exporters.registry import EXPORTERS, export
-from planner.exporters.stages import with_cuts
 from planner.exporters.unsaid import CHOICES, SAYS, unsaid
 from planner.models.adapters import Adapter
 from planner.models.catalog import load_model

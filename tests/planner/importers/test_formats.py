@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cluster_specs.catalog import load_cluster
-from planner.exporters.stages import cuts_of, sizes_of
+from planner.evaluation.cuts import sizes_of
+from planner.exporters.stages import cuts_of
 from planner.importers.registry import Imported, import_text
 from planner.importers.settings import Given
 from planner.models.catalog import load_model

@@ -9,8 +9,9 @@ import pytest
 from tiny_llama import cluster, tiny_model
 
 from planner.errors import Unsupported
+from planner.evaluation.cuts import with_cuts
 from planner.exporters.registry import EXPORTERS, LIMITS, export
-from planner.exporters.stages import normal_form, with_cuts
+from planner.exporters.stages import normal_form
 from planner.importers.registry import FORMATS, Imported, import_text
 from planner.importers.settings import Given
 from planner.plans import Job, Parallelism, Plan

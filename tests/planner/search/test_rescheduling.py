@@ -6,8 +6,8 @@ import pytest
 
 from cluster_specs.pools import join
 from cluster_specs.topology import pool_of
+from planner.evaluation.cuts import ranks_of
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import ranks_of
 from planner.evaluation.tails import Tail
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search.placing import placed

@@ -1,0 +1,88 @@
+"""Plans that contradict the cluster, the batch, the layers or the stack are refused, in one sentence each."""
+
+import math
+
+from cluster_specs.cluster import ClusterSpec
+from cluster_specs.errors import InputError
+from cluster_specs.software import SoftwareSpec
+from planner.evaluation.cuts import ENDS
+from planner.evaluation.setting import Setting
+from planner.graph import Graph
+from planner.plans import Parallelism
+
+
+def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> None:
+    """Refuse degrees that contradict the whole ``cluster``, the batch or the layers."""
+    graph, job = setting.graph, setting.job
+    if plan.num_devices > cluster.num_devices:
+        raise InputError(
+            f"plan needs {plan.num_devices} devices (data {plan.data} x tensor {plan.tensor} x pipeline "
+            f"{plan.pipeline} x context {plan.context}), cluster {cluster.name} has {cluster.num_devices}"
+        )
+    covered = plan.data * plan.micro_batch * plan.num_microbatches
+    if covered != job.global_batch:
+        raise InputError(
+            f"data {plan.data} x micro_batch {plan.micro_batch} x num_microbatches {plan.num_microbatches} "
+            f"= {covered} sequences, but global_batch is {job.global_batch}"
+        )
+    if plan.pipeline * plan.virtual_stages > graph.num_layers + ENDS:
+        raise InputError(
+            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} needs as many layers, "
+            f"model {graph.name} has {graph.num_layers}"
+        )
+    if plan.context_experts > 1 and not setting.software.experts_nearest:
+        raise InputError(
+            f"expert {plan.expert} does not divide data {plan.data}, and stack {job.stack} spreads experts over data "
+            "ranks only"
+        )
+    check_stages(plan, graph)
+    if job.adapter is not None:
+        check_data_parallel(plan)
+
+
+def unlike_priced(software: SoftwareSpec, stage: int) -> str:
+    """What to say of a ZeRO stage that the stack's programs run otherwise than it is priced; nothing of others."""
+    if stage not in (software.unlike_zero_stages or ()):
+        return ""
+    return (
+        f"ZeRO {stage} under stack {software.name}: weights lie whole between its steps, and ZeRO {stage} is priced "
+        "with shards of them"
+    )
+
+
+def check_stages(plan: Parallelism, graph: Graph) -> None:
+    """Refuse stages that are not as many as the pipeline has, or do not hold every layer once and in order."""
+    if not plan.stages:
+        return
+    expected = plan.pipeline * plan.virtual_stages
+    if len(plan.stages) != expected:
+        raise InputError(
+            f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} has {expected} stages, "
+            f"`stages` lists {len(plan.stages)}"
+        )
+    for s, stage in enumerate(plan.stages):
+        data, _, _, expert = stage.degrees
+        found, due = stage.mesh.get("context_expert", 1), expert // math.gcd(expert, data)
+        if found != due:
+            where = f"stages[{s}].mesh has context_expert {found}"
+            raise InputError(f"{where}, but expert {expert} over data {data} needs {due}")
+    ends = [end for _, end in (stage.blocks for stage in plan.stages)]
+    for s, (stage, start) in enumerate(zip(plan.stages, (0, *ends), strict=False)):
+        if stage.blocks[0] != start or stage.blocks[1] < start:
+            raise InputError(
+                f"stages[{s}].blocks must begin with layer {start}, where the stage before it ends, and not end "
+                f"before that; found {list(stage.blocks)}"
+            )
+    if ends[-1] != graph.num_layers:
+        raise InputError(
+            f"the last of `stages` must end with layer {graph.num_layers} of {graph.name}, found {ends[-1]}"
+        )
+
+
+def check_data_parallel(plan: Parallelism) -> None:
+    """Refuse what is not known of adapters: any parallelism but that of data, and weights on the host."""
+    degrees = {name: getattr(plan, name) for name in ("tensor", "pipeline", "context", "expert")}
+    if split := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
+        raise InputError(f"adapters are trained data-parallel only (FSDP or DDP), found {', '.join(split)}")
+    if "weights" in plan.offload:
+        raise InputError("offload of weights: what it costs of frozen weights is not known")
