@@ -114,9 +114,10 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
 def rate_section(rows: Sequence[Judged]) -> str:
     """Step time of runs whose sources print a rate of FLOPs alone."""
     errors = defaultdict(list)
-    for row in (row for row in rows if row.rate_error is not None):
-        errors[f"{row.series}, {row.device}"].append(row.rate_error)
-        errors["**all**"].append(row.rate_error)
+    for row in rows:
+        if row.rate_error is not None:
+            errors[f"{row.series}, {row.device}"].append(row.rate_error)
+            errors["**all**"].append(row.rate_error)
     found = {name: error_statistics(each) for name, each in sorted(errors.items())}
     lines = [[name, str(each.n), *_errors(each)] for name, each in found.items()]
     return RATES + table(("runs", "n", "median", "90th percentile", "bias"), lines)

@@ -74,7 +74,8 @@ def _errors(row: Mapping[str, Any], setting: Setting) -> list[tuple[int, float]]
 
 
 def _error(op: str, point: Mapping[str, Any], group: CommGroup, issue: float = 0.0) -> float:
-    return (COLLECTIVES[op](point["bytes"], group).seconds + issue) / (point["time_us"] * 1e-6) - 1
+    measured: float = point["time_us"] * 1e-6
+    return (COLLECTIVES[op](point["bytes"], group).seconds + issue) / measured - 1
 
 
 def over_nodes() -> dict[str, dict[int, float]]:

@@ -94,12 +94,12 @@ def _efficiencies(rows: Sequence[Any], theirs: Mapping[str, Mapping[str, float]]
 
 
 def _error(row: Any, theirs: Mapping[str, Mapping[str, float]], efficiency: float) -> float:
-    measured = row.row.predicted.step_time_s / (1 + row.row.step_time_error)
+    measured: float = row.row.predicted.step_time_s / (1 + row.row.step_time_error)
     return theirs[row.row.id]["step_time_s"] / efficiency / measured - 1
 
 
 def _memory_error(row: Any, theirs: Mapping[str, Mapping[str, float]]) -> float:
-    measured = row.row.predicted.memory_gib_per_gpu / (1 + row.row.memory_error)
+    measured: float = row.row.predicted.memory_gib_per_gpu / (1 + row.row.memory_error)
     return theirs[row.row.id]["memory_gib"] / measured - 1
 
 

@@ -44,6 +44,8 @@ def measure(case: Case) -> dict[str, Any]:
 
     model, cluster, global_batch, seq_len, stack = case
     found = plan(model, cluster, global_batch=global_batch, seq_len=seq_len, stack=stack)
+    assert found.optimality is not None
+    assert found.estimate is not None
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "wall_s": time.perf_counter() - started,

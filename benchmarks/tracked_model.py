@@ -157,7 +157,7 @@ class Model(nn.Module):
     def forward(self, tokens: Any) -> Any:
         """Logits."""
         x = self.embedding(tokens)
-        keep = {"use_reentrant": False, "preserve_rng_state": False}
+        keep: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute.startswith("selective"):
             keep["context_fn"] = partial(_selective, self.recompute)
         for layer in self.layers:

@@ -270,8 +270,8 @@ def _adamw_8bit(model: Any) -> tuple[Any, ...]:
     """Its update is compiled: here one weight's temporaries have memory, too, so that peaks must be elsewhere."""
     import torch
 
-    torch.compile = lambda function, **options: function  # type: ignore[assignment]
-    torch.Tensor.item = lambda number: 1.0  # type: ignore[assignment,method-assign]
+    torch.compile = lambda function, **options: function
+    torch.Tensor.item = lambda number: 1.0
     from torchao.optim import AdamW8bit
 
     return (AdamW8bit(model.parameters()),)

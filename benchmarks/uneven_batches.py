@@ -43,9 +43,16 @@ def alone(asked: Question, pool: ClusterSpec, sequences: int) -> float:
         return 0.0
     job = asked.job.model_copy(update={"global_batch": sequences})
     try:
-        return plan(asked.model, pool, job, top=1).estimate.step_time_s
+        return planned_s(asked.model, pool, job)
     except Infeasible:
         return float("inf")
+
+
+def planned_s(model: Model, pool: ClusterSpec, job: Job) -> float:
+    """Step time [s] of the best plan."""
+    found = plan(model, pool, job, top=1).estimate
+    assert found is not None
+    return found.step_time_s
 
 
 def summed(asked: Question) -> float:
@@ -68,7 +75,7 @@ def main() -> None:
         print(
             f"{shares[0]:5} + {shares[1]:5} sequences: {seconds[0]:7.2f} and {seconds[1]:7.2f} s, step {step:7.2f} s"
         )
-    together = plan(asked.model, join(pools, None, "both"), asked.job, top=1).estimate.step_time_s
+    together = planned_s(asked.model, join(pools, None, "both"), asked.job)
     print(f"pipeline over both: {together:7.2f} s")
 
 

@@ -19,7 +19,8 @@ from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Job, Pins
 from planner.search import plan
-from planner.search.best_first import Search, parallelism
+from planner.search.best_first import Search
+from planner.search.floors import parallelism
 from planner.search.space import candidates
 
 
