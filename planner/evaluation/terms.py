@@ -79,7 +79,7 @@ def block_terms(
         for weight in (block.tensor[name] for name in trained_weights(op, block)):
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             largest = max(largest, local)
-        widened = max(widened, widened_bytes(pricer, block, op, strategy))
+        widened = max(widened, widened_bytes(pricer.job, pricer.sizes, block, op, strategy))
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
     sizes = _in_chunks(pricer, block, sizes)

@@ -59,7 +59,7 @@ def weights_of(
             if weight.role == "weight":
                 trained[axes] = trained.get(axes, 0.0) + local
                 continue
-            each = frozen_bytes(pricer, block, op, weight)
+            each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
             frozen[axes] = FrozenGroup(axes, data, scales)

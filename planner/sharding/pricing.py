@@ -122,7 +122,7 @@ class Pricer:
         found = self.known.get(key)
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
-            priced = spared(self, block, op, strategy, priced)
+            priced = spared(self.job, self.sizes, block, op, strategy, priced)
             added = priced.backward_weight + self._accumulation(block, op, strategy)
             found = self.known[key] = priced._replace(backward_weight=added)
         assert isinstance(found, OpCost)
