@@ -8,6 +8,7 @@
     '-- Unsupported       understood, but not expressible (an exporter's target, an operator without a rule)
     PlannerError
     |-- Infeasible        no plan satisfies the constraints (exit code 3)
+    |   '-- Indivisible   degrees, devices and batch do not divide each other, so that there is none to fit
     '-- SolverStopped     a solver hit its limit without a feasible answer
 """
 
@@ -15,6 +16,7 @@ from cluster_specs.errors import InputError, UnknownName
 
 __all__ = [
     "Deadlock",
+    "Indivisible",
     "Infeasible",
     "InputError",
     "PlannerError",
@@ -42,6 +44,10 @@ class Infeasible(PlannerError):
     def __init__(self, message: str, least_change: str = "") -> None:
         super().__init__(message)
         self.least_change = least_change
+
+
+class Indivisible(Infeasible):
+    """Degrees, devices and batch do not divide each other: there is no plan that could fit."""
 
 
 class SolverStopped(PlannerError):

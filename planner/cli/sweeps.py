@@ -8,7 +8,7 @@ import typer
 from planner.cli.catalogues import complete_clusters, complete_models
 from planner.cli.files import print_json, write_files
 from planner.cli.options import AdapterOptions, OutputOptions, PinOptions
-from planner.cli.outcome import NO_PLAN
+from planner.cli.outcome import BAD_INPUT, NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.sweep_options import (
     RunningOptions,
@@ -85,6 +85,9 @@ def what_if(
         )
     write_files({file: content(answer, file) for file in path or ()})
     _answer(answer, "sweep_report", output)
+    found = {point.status for point in answer.points}
+    if "planned" not in found:
+        raise SystemExit(NO_PLAN if "infeasible" in found else BAD_INPUT)
 
 
 def size(

@@ -134,7 +134,7 @@ def _states(plan: Plan, limits: Limits) -> Iterator[str]:
 
 def _offload(plan: Plan, limits: Limits) -> Iterator[str]:
     for what in sorted(set(plan.plan.offload) - set(limits.offload)):
-        yield f"offload of the {what} (target deepspeed can)"
+        yield f"offload of the {what} (it has {', '.join(limits.offload) or 'none'})"
 
 
 def _experts(plan: Plan, limits: Limits) -> Iterator[str]:

@@ -13,7 +13,7 @@ from planner.analysis.guide import wrapped
 from planner.analysis.sensitivity import WORTH_NAMING
 from planner.plans import Estimate
 from planner.report.console import columns, heading
-from planner.sweep.outlook import Outlook
+from planner.sweep.outlook import Outlook, Size
 from planner.sweep.records import Knee, Point, Sweep
 from planner.sweep.sizing import Sizing
 
@@ -185,13 +185,16 @@ def sizing_report(answer: Sizing) -> RenderableType:
     return Group(*parts)
 
 
+def _efficiency(size: Size) -> str:
+    if size.efficiency is not None:
+        return f"{size.efficiency:.0%}"
+    return "does not fit" if size.divides else "the batch does not divide"
+
+
 def outlook_text(answer: Outlook) -> str:
     """What lies around a plan, as plain text."""
     saved = ", ".join(f"{each.number} {each.time_saved_fraction:.1%}" for each in answer.replanned)
-    sizes = ", ".join(
-        f"{size.devices}: {'does not fit' if size.efficiency is None else f'{size.efficiency:.0%}'}"
-        for size in answer.sizes
-    )
+    sizes = ", ".join(f"{size.devices}: {_efficiency(size)}" for size in answer.sizes)
     limit = answer.devices_below_threshold
     falls = f"below {answer.threshold:.0%} at {limit}" if limit else f"nowhere below {answer.threshold:.0%}"
     fits = answer.smallest_devices or "none of these"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from cluster_specs.units import GIB
-from planner.errors import Infeasible
+from planner.errors import Indivisible, Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
@@ -256,7 +256,7 @@ class Search:
         """Name the plan that needs the least memory, and what would make it fit."""
         graph, cluster, job = self.evaluator.graph, self.evaluator.cluster, self.evaluator.job
         if not tight:
-            return Infeasible(
+            return Indivisible(
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
                 f"batch of {job.global_batch} divide each other",
                 self._divisible(),

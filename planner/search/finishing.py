@@ -43,17 +43,17 @@ def finished_plans(search: Search, outcome: Outcome) -> list[Answer]:
         if answer.seconds < least:
             best[family_of(found.candidate)], least = answer, answer.seconds
     if search.objective == "time" and search.pins.recompute is None:
-        mixed = _mixed(search, outcome, least)
+        pipelines = any(f.plan.pipeline > 1 for f in outcome.fitting)
+        mixed = mixed_plans(search, searches_pipelines(search.evaluator, search.pins) or pipelines, least)
         best |= {family_of(c): answer for c, answer in mixed}
     return _unlike(sorted(best.values(), key=value))
 
 
-def _mixed(search: Search, outcome: Outcome, least: float) -> list[tuple[Candidate, Answer]]:
-    """Plans with policies by stage that take less than ``least`` [s], ever faster, of what is not finished yet."""
+def mixed_plans(search: Search, pipelines: bool, least: float) -> list[tuple[Candidate, Answer]]:
+    """Plans with policies by stage that take less than ``least`` [s], ever faster; none where ``pipelines`` are not
+    looked at.
+    """
     evaluator, answers = search.evaluator, list[tuple[Candidate, Answer]]()
-    pipelines = searches_pipelines(evaluator, search.pins) or any(
-        f.plan.pipeline > 1 for f in outcome.fitting
-    )
     space = candidates(evaluator, search.pins, search.objective, pipelines)
     slower = dict[Candidate, list[tuple[object, ...]]]()
     for bound, c in worth_mixing(search.floors, space, least):

@@ -6,7 +6,7 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
 from planner.pipeline.generators import schedule_label, splits_backward
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
-from planner.search.best_first import Progress, Search
+from planner.search.best_first import USUAL_TOP, Progress, Search
 from planner.search.branches import Answer
 from planner.search.finishing import finished_plans
 from planner.search.pins import check_pins
@@ -18,8 +18,8 @@ def recommended(
     """The best plan of stages that are alike, and the next best; errors as `planner.search.plan`."""
     check_pins(evaluator, pins)
     search = Search(evaluator, pins, objective)
-    outcome = search.run(top, progress)
-    best, *others = finished_plans(search, outcome)
+    outcome = search.run(max(top, USUAL_TOP), progress)  # whatever is shown, the first is the same
+    best, *others = finished_plans(search, outcome)[:top]
     return Plan(
         model=evaluator.model,
         cluster=evaluator.whole,

@@ -8,6 +8,7 @@ from planner.errors import Infeasible
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Change, Estimate, Faster, Pins, Plan
 from planner.search.best_first import Search
+from planner.search.finishing import mixed_plans
 from planner.search.numbers import rounder
 from planner.search.recommend import recommended
 from planner.search.space import scale_up_size, searches_pipelines
@@ -15,27 +16,41 @@ from planner.search.space import scale_up_size, searches_pipelines
 WORTH_NAMING = 0.03
 """Share of a step that must be saved to be named."""
 
+WORTH_A_PIPELINE_NEARBY = 0.1
+"""The same inside one scale-up domain, where a pipeline saves little unless memory is short: more than the usual error
+of an estimate (docs/accuracy.md)."""
+
 
 def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     """The best plan with a pipeline, where ``answer`` has none for want of looking and it would be clearly faster.
 
-    Only clusters are looked at whose scale-up domains are joined by slower links: inside one, a pipeline saves
-    little. Where stages may differ pipelines are always searched. ``answer`` has an estimate; ``pins`` are those that
-    it was found under.
+    Where stages may differ pipelines are always searched. ``answer`` has an estimate; ``pins`` are those that it was
+    found under.
     """
     pins = pins or Pins()
     if answer.cluster.others or pins.unequal_stages or answer.job.adapter is not None:
         return None
     evaluator = Evaluator(answer.model, answer.cluster, answer.job)
-    near = answer.plan.num_devices <= scale_up_size(answer.cluster)
-    if near or answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins):
+    devices = answer.plan.num_devices
+    if devices == 1 or answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins):
         return None
     assert answer.estimate is not None  # the caller's promise
-    below = answer.estimate.step_time_s * (1 - WORTH_NAMING)
-    found = Search(evaluator, pins, "time").pipelined(below)
-    if found is None:
+    near = devices <= scale_up_size(answer.cluster)
+    below = answer.estimate.step_time_s * (1 - (WORTH_A_PIPELINE_NEARBY if near else WORTH_NAMING))
+    degree = _pipeline_below(Search(evaluator, pins, "time"), below)
+    if degree is None:
         return None
-    return recommended(evaluator, pins.model_copy(update={"pipeline": found.plan.pipeline}), "time", top=1)
+    return recommended(evaluator, pins.model_copy(update={"pipeline": degree}), "time", top=1)
+
+
+def _pipeline_below(search: Search, seconds: float) -> int | None:
+    """Degree of the pipeline that is fastest, its stages recomputing alike or not; None if no step is that short."""
+    found = search.pipelined(seconds)
+    degree, least = (found.plan.pipeline, found.estimate.step_time_s) if found else (None, seconds)
+    if search.pins.recompute is None:
+        mixed = mixed_plans(search, True, least)
+        degree = mixed[-1][0].pipeline if mixed else degree
+    return degree
 
 
 def fewer_nodes(answer: Plan, pins: Pins | None = None) -> Plan | None:

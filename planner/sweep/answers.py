@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 
 from cluster_specs.record import Record
 from planner.analysis.questions import Question
-from planner.errors import Infeasible, InputError
+from planner.errors import Indivisible, Infeasible, InputError
 from planner.plans import Estimate, Objective, Optimality, Parallelism
 from planner.search import plan as search
 from planner.sweep.records import Status
@@ -24,6 +24,8 @@ class Answer(Record):
 
     status: Status
     reason: str | None = None
+    divides: bool = True
+    """Degrees, devices and batch divide each other in some way; no memory helps where they do not."""
     plan: Parallelism | None = None
     """Without the sharding of every operator, which would be most of it."""
     estimate: Estimate | None = None
@@ -35,7 +37,8 @@ def ask(question: Question, objective: Objective) -> Answer:
     try:
         found = search(*question, objective=objective, top=1)
     except Infeasible as error:
-        return Answer(status="infeasible", reason="; ".join(filter(None, (str(error), error.least_change))))
+        reason = "; ".join(filter(None, (str(error), error.least_change)))
+        return Answer(status="infeasible", reason=reason, divides=not isinstance(error, Indivisible))
     except InputError as error:
         return Answer(status="invalid", reason=str(error))
     stages = tuple(stage.model_copy(update={"sharding": {}}) for stage in found.plan.stages)

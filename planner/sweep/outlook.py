@@ -34,9 +34,11 @@ class Size(Record):
 
     devices: int
     tokens_per_s: float | None
-    """None where nothing fits."""
+    """None where there is no plan."""
     efficiency: float | None
     """Tokens/s per device over the best of this size and the smaller ones."""
+    divides: bool = True
+    """False where batch and layers cannot be dealt out to so many devices, whatever their memory."""
 
 
 class Outlook(Record):
@@ -124,7 +126,7 @@ def _sizes(answers: Mapping[Any, Answer], counts: list[int]) -> tuple[Size, ...]
     for n in counts:
         estimate = answers[n].estimate
         if estimate is None:
-            sizes.append(Size(devices=n, tokens_per_s=None, efficiency=None))
+            sizes.append(Size(devices=n, tokens_per_s=None, efficiency=None, divides=answers[n].divides))
             continue
         rate = estimate.tokens_per_s_per_device
         best = max(best, rate)

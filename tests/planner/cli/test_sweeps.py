@@ -63,10 +63,26 @@ def test_json_is_all_there_is_on_stdout(cli: Cli) -> None:
 
 def test_where_nothing_is_planned_no_prices_are_named(cli: Cli) -> None:
     arguments = ("llama-3.2-1b", "tpu-v5p:2x2x1", "--batch", "8", "--seq-len", "512", "--lora", "8")
-    text = cli("what-if", *arguments).stdout
+    result = cli("what-if", *arguments)
+    text = result.stdout
+    assert result.exit_code == 2
     assert "not for stack jax-xla" in " ".join(text.split())
     assert "1e+12 tokens" in text
     assert "prices in" not in text
+
+
+def test_a_sweep_in_which_nothing_fits_ends_as_a_plan_that_does_not(cli: Cli) -> None:
+    small = ("llama-3.1-70b", "dgx-a100-80g:1", "--batch", "8", "--seq-len", "4096", "--json")
+    result = cli("what-if", *small)
+    assert result.exit_code == 3
+    assert [point["status"] for point in json.loads(result.stdout)["points"]] == ["infeasible"]
+
+
+def test_a_point_of_a_sweep_is_what_plan_says(cli: Cli) -> None:
+    question = ("gpt2", "dgx-h100:1", "--seq-len", "1024", "--global-batch", "64", "--json")
+    [point] = json.loads(cli("what-if", *question).stdout)["points"]
+    for top in ("1", "5"):
+        assert json.loads(cli("plan", *question, "--top", top).stdout)["estimate"] == point["estimate"]
 
 
 def test_settings_have_the_names_of_options_too(cli: Cli) -> None:

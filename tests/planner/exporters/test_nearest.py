@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Plan, str, str]] = {
 @pytest.mark.parametrize("target", ["fsdp1", "accelerate", "torchtitan", "nanotron"])
 def test_an_offload_is_never_dropped(target: str) -> None:
     plan = plan_of(pipeline=1, offload=("optimizer",), recompute="full")
-    with pytest.raises(Unsupported, match=r"offload of the optimizer \(target deepspeed can\)"):
+    with pytest.raises(Unsupported, match=r"offload of the optimizer \(it has (none|activations)\)"):
         nearest(plan, target)
 
 

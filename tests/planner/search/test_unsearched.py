@@ -1,9 +1,12 @@
 """Pipelines that the rules of the space leave out: named where they are faster, by their own price."""
 
+from typing import Any
+
 import pytest
+from small_cases import cluster_with
 
 from cluster_specs.units import format_seconds
-from planner import evaluate, explain, plan
+from planner import evaluate, explain, load_model, plan
 from planner.errors import Infeasible
 from planner.plans import Faster, Pins
 from planner.search import faster_pipeline
@@ -35,6 +38,25 @@ def test_nothing_is_named_where_none_was_left_out_or_none_is_faster(cluster: str
     answer = plan("llama-2-7b", cluster, pins=pins, global_batch=64, seq_len=4096)
     assert faster_pipeline(answer, pins) is None
     assert not [warning for warning in answer.warnings if "--pipeline" in warning]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gib", "job"),
+    [
+        ("h100-pcie-8x:1", 24, {"global_batch": 64, "seq_len": 4096, "stack": "megatron"}),  # one domain
+        # Faster by the policies of its stages alone.
+        ("dgx-h100:2", 24, {"global_batch": 32, "seq_len": 512, "precision": "fp32"}),
+    ],
+)
+def test_a_pipeline_for_want_of_memory_is_named(cluster: str, gib: float, job: dict[str, Any]) -> None:
+    asked = load_model("llama-3.1-8b"), cluster_with(cluster, gib)
+    answer = plan(*asked, **job)
+    [faster] = [each for each in answer.faster_with if each.change == "pipeline"]
+    assert answer.estimate is not None
+    assert faster.step_time_s < 0.9 * answer.estimate.step_time_s
+    then = plan(*asked, **job, pipeline=faster.value)
+    assert then.estimate is not None
+    assert then.estimate.step_time_s == pytest.approx(faster.step_time_s)
 
 
 def test_pipelines_over_pools_or_unlike_stages_were_searched_and_are_not_named() -> None:

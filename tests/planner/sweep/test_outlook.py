@@ -7,6 +7,7 @@ from cluster_specs.sizing import neighbours
 from planner import load_model, plan
 from planner.analysis.questions import Question
 from planner.plans import Job, Pins
+from planner.report.sweeps import outlook_text
 from planner.sweep.outlook import Outlook, outlook
 
 JOB = {"global_batch": 32, "seq_len": 1024}
@@ -25,6 +26,10 @@ def test_sizes_are_plans(around: Outlook) -> None:
     own = plan("gpt2", "dgx-h100:2", top=1, **JOB, **PINS)
     assert by_size[16].tokens_per_s == own.estimate.tokens_per_s
     assert by_size[64].tokens_per_s is None  # a batch of 32 cannot be dealt out to 64
+    assert [size.devices for size in around.sizes if not size.divides] == [64, 128]
+    assert "64: the batch does not divide, 128: the batch does not divide" in " ".join(
+        outlook_text(around).split()
+    )
     assert around.smallest_devices == 1
 
 
