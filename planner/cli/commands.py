@@ -59,7 +59,9 @@ def plan(
     meshwright plan llama-3.1-70b dgx-h100:16 --global-batch 1024 --seq-len 8192
     """
     from planner import api
+    from planner.plans import Plan
 
+    output.expect(Plan)
     with Progress(output.quiet) as progress:
         given = job.to_job(cluster, adapter.to_adapter())
         found = api.plan(
@@ -89,7 +91,9 @@ def fit(
     meshwright fit llama-2-7b dgx-a100-80g:1 --global-batch 64 --seq-len 4096 --zero 2
     """
     from planner import api
+    from planner.analysis.fitting import FitReport
 
+    output.expect(FitReport, "schema")
     with Progress(output.quiet) as progress:
         given = job.to_job(cluster, adapter.to_adapter())
         answer = api.fit(model, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress))
@@ -132,8 +136,10 @@ def validate(
     meshwright validate runs.jsonl --fail-if 'step_time.median_abs_error > 0.1'
     """
     from planner.runs.files import load_rows
+    from planner.validation import ValidationReport
     from planner.validation import validate as compare_runs
 
+    output.expect(ValidationReport)
     with Progress(output.quiet) as progress:
         answer = compare_runs(load_rows(runs), progress=progress)
     if plot is not None:

@@ -86,8 +86,10 @@ def advise(
 
     meshwright advise --from deepspeed.json --model llama-3.1-8b --cluster dgx-h100:2 --seq-len 4096
     """
+    from planner.analysis.advice import Advice
     from planner.analysis.advice import advise as weigh
 
+    output.expect(Advice, "schema", "format", "assumed", "unknown")
     imported = imports.imported()
     with Progress(output.quiet) as progress:
         advice = weigh(

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from planner.cli.thresholds import read_condition
+from planner.cli.thresholds import check_names, read_condition
 from planner.errors import InputError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from cluster_specs.record import Record
     from planner.models.adapters import Adapter
     from planner.plans import Job, Pins
@@ -301,6 +303,10 @@ class OutputOptions:
         """Refuse conditions that cannot be read before anything is searched for."""
         for text in self.fail_if or ():
             read_condition(text)
+
+    def expect(self, kind: "type[BaseModel]", *also: str) -> None:
+        """Refuse conditions on what an answer of ``kind``, with the names ``also`` beside its own, does not have."""
+        check_names(kind, self.fail_if or (), also)
 
 
 ScheduleOption = Annotated[

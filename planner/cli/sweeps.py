@@ -63,9 +63,11 @@ def what_if(
 
     meshwright what-if llama-3.1-70b dgx-h100 dgx-h200 --devices 64,128,256 --seq-len 8192 --batch 1024 --jobs 2
     """
+    from planner.sweep.records import Sweep
     from planner.sweep.running import sweep
     from planner.sweep.tables import check_format, content
 
+    output.expect(Sweep)
     for file in path or ():
         check_format(file)
     if not job.has_batch:
@@ -114,8 +116,10 @@ def size(
 
     meshwright size --model llama-3.1-70b --tokens 15e12 --deadline 90d --budget 20e6 dgx-h100 dgx-h200
     """
+    from planner.sweep.sizing import Sizing
     from planner.sweep.sizing import size as find
 
+    output.expect(Sizing)
     name, tokens, assumed = wanted.to_workload()
     fixed, usual = _single_job(job)
     fixed |= adapted(adapter)

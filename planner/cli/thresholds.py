@@ -7,13 +7,15 @@
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 from planner.cli.outcome import ThresholdMissed
 from planner.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from cluster_specs.units import Unit
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
@@ -55,6 +57,40 @@ def read_condition(text: str) -> Condition:
         return Condition(text, name, comparison, _value(value, name))
     except InputError as error:
         raise InputError(f"--fail-if {text!r}: {error}") from error
+
+
+def check_names(kind: "type[BaseModel]", conditions: Sequence[str], also: Sequence[str] = ()) -> None:
+    """Refuse conditions on a name that no answer of ``kind`` has, before one is worked out; ``also`` are names beside
+    its own. What a mapping holds is known with the answer alone.
+
+    Raises ``InputError``, ``UnknownName`` with the nearest that it has.
+    """
+    for name in (read_condition(text).name for text in conditions):
+        known = dict.fromkeys(also)
+        parts = [kind, *(_field(kind, root, {}) for root in ROOTS[1:])]
+        if name not in also and not any(_reaches(part, name.split("."), known) for part in parts):
+            raise UnknownName("name in --fail-if", name, list(known), see="--json prints all that there are")
+
+
+def _reaches(annotation: Any, keys: Sequence[str], known: dict[str, None]) -> bool:
+    """Whether the keys, one inside the other, may lead somewhere; names that were come by are added to ``known``."""
+    if not keys:
+        return True
+    if get_origin(annotation) is Mapping:
+        return True
+    if get_origin(annotation) in (Union, UnionType):
+        return any(_reaches(choice, keys, known) for choice in get_args(annotation))
+    found = _field(annotation, keys[0], known)
+    return found is not None and _reaches(found, keys[1:], known)
+
+
+def _field(kind: Any, name: str, known: dict[str, None]) -> Any:
+    """Type of a record's field by the name that it is printed under; None where there is none."""
+    if not hasattr(kind, "model_fields"):
+        return None
+    fields = {field.alias or own: field.annotation for own, field in kind.model_fields.items()}
+    known.update(dict.fromkeys(fields))
+    return fields.get(name)
 
 
 def check_thresholds(answer: Mapping[str, Any], conditions: Sequence[str]) -> None:

@@ -72,6 +72,40 @@ def test_a_missed_threshold_ends_with_4_after_the_answer(cli: Cli, run_file: str
     assert result.stderr == "threshold missed: step_time_s > 0\n"
 
 
+NAMED = (
+    "estimate.memory.weights < 1",
+    "plan.zero_stage > 1",
+    "optimality.gap > 0",
+    "schema == 3",
+    "host_bytes > 1 GiB",
+)
+QUESTION = ("no-such-model", "dgx-h100:1", "--global-batch", "8", "--seq-len", "8")
+
+
+@pytest.mark.parametrize("condition", NAMED)
+def test_names_that_an_answer_may_have_are_let_through(cli: Cli, condition: str) -> None:
+    assert "unknown model 'no-such-model'" in cli("plan", *QUESTION, "--fail-if", condition).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "condition", "reason"),
+    [
+        (("plan", *QUESTION), "step_time > 10", "did you mean step_time_s"),
+        (("plan", *QUESTION), "plan.zero > 1", "zero"),
+        (("fit", *QUESTION), "margin_byte < 1", "did you mean margin_bytes"),
+        (("what-if", *QUESTION), "search > 1", "did you mean searches"),
+        (("validate", "no-such-file.jsonl"), "summary.step > 1", "step"),
+    ],
+)
+def test_names_that_no_answer_has_are_refused_before_the_search(
+    cli: Cli, command: tuple[str, ...], condition: str, reason: str
+) -> None:
+    result = cli(*command, "--fail-if", condition)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "name in --fail-if" in result.stderr
+    assert reason in result.stderr
+
+
 def test_what_is_no_condition_is_refused_before_the_search(cli: Cli) -> None:
     result = cli(
         "plan", "no-such-model", "dgx-h100:1", *["--global-batch", "8", "--seq-len", "8", "--fail-if"], "mfu"
