@@ -150,7 +150,7 @@ def judged(source: AnyPlan) -> Plan:
     described = read_plan(source).plan
     unlike = unlike_priced(load_software(described.job.stack), described.plan.zero_stage)
     said = (f"{unlike}: it may need more memory",) if unlike else ()
-    warnings = tuple(dict.fromkeys((*described.warnings, *said)))
+    warnings = tuple(dict.fromkeys((*described.warnings, *said, *described.model.notes)))
     return described.model_copy(update={"estimate": evaluation.evaluate(described), "warnings": warnings})
 
 

@@ -7,11 +7,12 @@ Source: Hu et al., LoRA, arXiv:2106.09685; Dettmers et al., QLoRA, arXiv:2305.14
 ``src/peft/tuners/lora/layer.py`` (order of the operations), ``peft/utils/constants.py`` (``all-linear``).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from cluster_specs.record import Given, RecordT
 from planner.errors import InputError
@@ -32,8 +33,31 @@ def _listed(given: object) -> object:
     return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
 
 
+INDIFFERENT = frozenset(
+    {
+        "base_model_name_or_path",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "lora_alpha",
+        "peft_type",
+        "revision",
+        "task_type",
+        "use_rslora",
+    }
+)
+"""Fields of ``LoraConfig`` that change no shape: what they set is a factor, a first value or a name."""
+
+UNTRAINED: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {"bias": ("none",), "modules_to_save": ([], ()), "use_dora": (False,)}
+)
+"""Fields of ``LoraConfig`` with which more than the two products is trained -> values with which it is not."""
+
+
 class Adapter(Given):
-    """What is trained in place of a model's own weights; fields are called as in peft's ``LoraConfig``."""
+    """What is trained in place of a model's own weights; fields are called as in peft's ``LoraConfig``, of which those
+    that change neither time nor memory (`INDIFFERENT`) are read over.
+    """
 
     r: int = Field(gt=0)
     """Rank: the width between the two products."""
@@ -47,6 +71,19 @@ class Adapter(Given):
     base: Base | None = None
     """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
     Embedding, head, norms and biases are never quantised."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_peft(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        for name in UNTRAINED.keys() & given.keys():
+            if given[name] is not None and given[name] not in UNTRAINED[name]:
+                raise ValueError(
+                    f"{name} is {given[name]!r}, with which more is trained than the adapters that are priced: leave "
+                    "it out"
+                )
+        return {name: value for name, value in given.items() if name not in INDIFFERENT | UNTRAINED.keys()}
 
     def __str__(self) -> str:
         """As people say it: ``LoRA r=16 on q_proj, v_proj``."""

@@ -189,7 +189,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         left_out = _tower_sizes().get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
         origin = f"{path} (text tower)"
-    _check_quantization(config, path)
+    stored = _stored_weights(config, path)
     family = config.get("model_type")
     if family is None:
         raise InputError(f"{path}: missing key 'model_type'")
@@ -210,6 +210,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         parameters=parameters,
         architecture=ARCHITECTURES[family],
         source=origin,
+        notes=stored,
     )
 
 
@@ -221,8 +222,8 @@ train them without adapters. Those left out (fp8, mxfp4, ...) come with weights 
 """
 
 
-def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse weights that cannot be trained; others are stored as the job says, whatever their file holds."""
+def _stored_weights(config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """A note on weights stored in another type than they are trained in; refuses those that are not trained."""
     stored = config.get("quantization_config")
     method = str(stored.get("quant_method", "")) if isinstance(stored, Mapping) else ""
     if method.lower() in FROZEN:
@@ -230,6 +231,11 @@ def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
             f"{path}: quantization_config stores weights with {method}, which are not trained; "
             "leave it out to plan the training of all weights"
         )
+    if not method:
+        return ()
+    return (
+        f"{path} stores weights in {method}; they are planned to be trained in the job's precision (--precision)",
+    )
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -20,3 +20,5 @@ class Model(Record):
     """Exact count, tied weights once."""
     architecture: Literal["decoder", "encoder", "encoder-decoder", "other"] = "other"
     source: str = ""
+    notes: tuple[str, ...] = ()
+    """What its file says that training does not follow."""

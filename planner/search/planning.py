@@ -31,10 +31,15 @@ def plan(
     evaluator = Evaluator(model, cluster, job)
     with uncollected():
         if not (cluster.others or asked.unequal_stages):
-            return recommended(evaluator, asked, objective, top, progress)
+            return _noted(recommended(evaluator, asked, objective, top, progress))
         answer = plan_pools(evaluator, asked, objective, top, progress)
         found = asked.schedule == AUTOMATIC and answer.plan.pipeline > 1
-        return rescheduled(answer) if found else answer
+        return _noted(rescheduled(answer) if found else answer)
+
+
+def _noted(answer: Plan) -> Plan:
+    """The answer with what was to be said of the model's file."""
+    return answer.model_copy(update={"warnings": (*answer.warnings, *answer.model.notes)})
 
 
 def rescheduled(answer: Plan, schedule: str = AUTOMATIC) -> Plan:

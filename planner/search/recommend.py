@@ -1,10 +1,10 @@
 """From the search's outcome to the answer: stages written out, alternatives with reasons, the paragraph of why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.pipeline.generators import schedule_label, splits_backward
+from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
 from planner.search.best_first import USUAL_TOP, Progress, Search
 from planner.search.branches import Answer
@@ -160,9 +160,20 @@ def _next_best(best: Answer, other: Answer) -> str:
     return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
 
 
+def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:
+    """What was pinned though the stack does not have it."""
+    if plan.shard_degree > 1 and plan.zero_stage not in software.zero_stages:
+        stages = ", ".join(map(str, software.zero_stages))
+        yield f"{software.name} has no ZeRO {plan.zero_stage} (but {stages}): its time is of a stack that does"
+    named = plan.pipeline > 1 and not is_written_out(plan.schedule)
+    if named and plan.schedule not in software.schedules:
+        schedules = ", ".join(software.schedules)
+        yield f"{software.name} has no schedule {plan.schedule} (but {schedules}): its time is of a stack that does"
+
+
 def warnings_of(plan: Parallelism, estimate: Estimate, software: SoftwareSpec) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
-    found = []
+    found = list(_unlike_stack(plan, software))
     if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
         found.append(
             f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "

@@ -55,7 +55,7 @@ def key_of(question: Question, objective: Objective) -> str:
     asked = {
         "code": code_digest(),
         "objective": objective,
-        "model": question.model.model_dump(mode="json", exclude={"name", "source"}),
+        "model": question.model.model_dump(mode="json", exclude={"name", "source", "notes"}),
         "cluster": question.cluster.model_dump(mode="json", exclude=NOT_ASKED),
         "job": question.job.model_dump(mode="json"),
         "pins": question.pins.model_dump(mode="json"),

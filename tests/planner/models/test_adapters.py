@@ -96,3 +96,17 @@ def test_experts_are_not_adapted_by_a_word_whose_meaning_changes() -> None:
 
 def test_targets_may_be_one_text() -> None:
     assert Adapter(r=8, target_modules="q_proj, v_proj").target_modules == ("q_proj", "v_proj")  # type: ignore[arg-type]
+
+
+def test_fields_of_peft_that_change_no_shape_are_read_over() -> None:
+    given = {"r": 8, "lora_alpha": 32, "use_rslora": True, "task_type": "CAUSAL_LM", "bias": "none"}
+    assert Adapter.model_validate(given) == Adapter(r=8)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bias", "all"), ("bias", "lora_only"), ("modules_to_save", ["lm_head"]), ("use_dora", True)],
+)
+def test_fields_of_peft_that_train_more_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{field} is .*, with which more is trained"):
+        Adapter.model_validate({"r": 8, field: value})

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner
 from planner.errors import InputError, UnknownName
 from planner.graph import count_parameters
 from planner.models.catalog import build_graph, list_models, load_model, sequence_length
@@ -307,3 +308,12 @@ def test_a_printed_model_is_a_model_file(tmp_path: Path, name: str) -> None:
 def test_a_plan_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has schema 'meshwright/plan/1', which is no model"):
         load_model(write(tmp_path, {"schema": "meshwright/plan/1"}))
+
+
+def test_weights_that_are_stored_narrower_than_they_are_trained_are_noted(tmp_path: Path) -> None:
+    config = dict(load_model("llama-3.2-1b").config) | {"model_type": "llama"}
+    stored = write(tmp_path, config | {"quantization_config": {"quant_method": "fp8"}})
+    [note] = load_model(stored).notes
+    assert "stores weights in fp8; they are planned to be trained in the job's precision" in note
+    assert planner.plan(stored, "dgx-h100:1", global_batch=8, seq_len=512).warnings[-1] == note
+    assert load_model(write(tmp_path, config)).notes == ()

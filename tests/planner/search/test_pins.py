@@ -79,3 +79,24 @@ def test_what_a_stack_runs_otherwise_than_it_is_priced_is_refused(pins: dict[str
     job = Job(global_batch=16, seq_len=4096, stack="jax-xla")
     with pytest.raises(InputError, match="ZeRO 2 under stack jax-xla.*take ZeRO 1 or 3"):
         plan(case.model, case.cluster, job, Pins(**pins))
+
+
+@pytest.mark.parametrize(
+    ("stack", "pins", "said"),
+    [
+        ("torch-fsdp2", Pins(zero_stage=1), "torch-fsdp2 has no ZeRO 1 (but 0, 2, 3)"),
+        ("megatron", Pins(sharding="HYBRID_SHARD"), "megatron has no ZeRO 3 (but 0, 1)"),
+        (
+            "deepspeed",
+            Pins(pipeline=2, schedule="interleaved"),
+            "deepspeed has no schedule interleaved (but 1f1b)",
+        ),
+        ("deepspeed", Pins(zero_stage=1, pipeline=2), None),
+    ],
+)
+def test_what_a_stack_does_not_have_is_planned_with_a_warning(
+    stack: str, pins: Pins, said: str | None
+) -> None:
+    job = Job(global_batch=16, seq_len=1024, stack=stack)
+    warnings = plan(small_llama(), cluster_with("dgx-h100:2"), job, pins).warnings
+    assert [w.split(":")[0] for w in warnings if w.startswith(f"{stack} has no")] == ([said] if said else [])
