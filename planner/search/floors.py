@@ -4,6 +4,7 @@ The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
@@ -83,6 +84,7 @@ class RankLoads(NamedTuple):
     beside: float
 
 
+@lru_cache(maxsize=1 << 12)
 def parallelism(candidate: Candidate) -> Parallelism:
     """The candidate as the record that the evaluator prices; stages are added to the winners only."""
     c = candidate

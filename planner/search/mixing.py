@@ -74,8 +74,6 @@ def worth_mixing(floors: Floors, space: Iterable[Candidate], least: float) -> li
 
 def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[float, Candidate]]:
     """Those that are split for one of the policies that recompute, if they may take less than ``least`` [s]."""
-    if none.virtual_stages > 1 and floors.staged_time(none).seconds >= least:
-        return
     known: list[tuple[Shardings, float]] = []
     for c in (none._replace(recompute=policy) for policy in SEARCHED_POLICIES[1:]):
         shardings = floors.sharding(c)
@@ -84,6 +82,8 @@ def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[floa
             bound = mixed_floor(floors, c) if floors.states(c) <= floors.limit else np.inf
             known.append((shardings, bound))
         if bound < least and c.virtual_stages > 1:
+            if floors.staged_time(none).seconds >= least:
+                return
             bound = max(bound, staged_mixed_floor(floors, c))
         if bound < least:
             yield bound, c
