@@ -43,8 +43,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",
             "grad_dtype": assume.understand("grad_dtype", gradient, vocabulary.DTYPES, usual_gradient),
-            "reduce_dtype": parallel.reduce_dtype
-            and vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", parallel.reduce_dtype).value,
+            "reduce_dtype": _reduce_dtype(run, origin, assume),
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
             "fused_optimizer": _fused_optimizer(parallel.optim),
@@ -56,6 +55,13 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "memory_headroom": 0.0,
         }
     )
+
+
+def _reduce_dtype(run: RunFile, origin: Origin, assume: Assumptions) -> str | None:
+    published = run.parallel.reduce_dtype
+    if published is not None:
+        return vocabulary.mean(vocabulary.DTYPES, "reduce_dtype", published).value
+    return origin.reduce_dtype and assume.default("reduce_dtype", None, origin.reduce_dtype)
 
 
 def _stored_gradient(run: RunFile, stack: str) -> str | None:

@@ -246,6 +246,8 @@ class Origin(NamedTuple):
     """Policy where the run does not say."""
     fills_stages: bool = False
     """Where layers do not divide, stages are full but for the last, rather than nearly equal."""
+    reduce_dtype: str | None = None
+    """Type in which gradients travel where the run does not say; None: the stack's."""
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
@@ -271,7 +273,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"VectorLM", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
     (r"llm-foundry", Origin("composer-2023")),
-    (r"torchtitan", Origin("torch-fsdp2", recompute="alternate")),
+    (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
     (r"fms|nnScaler", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
@@ -301,7 +303,8 @@ not fused, nor was it in the runs of Zero-bubble PP: their printed memory has ev
 Losses are fused, and attention is native, where a source says so of all its runs (stas00/ml-engineering
 insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
-``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``). DGXC's recipe of MaxText keeps the
+``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``), and reduce gradients in fp32, which is
+all that ``mixed_precision_reduce`` may be (``config/configs.py``). DGXC's recipe of MaxText keeps the
 products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
