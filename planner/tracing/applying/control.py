@@ -85,20 +85,44 @@ def shard_map(runner: Any, equation: Any, title: str, operands: list[Any]) -> li
 
 
 def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-    """All branches; only the one that was planned finds its operators, and is laid out."""
+    """All branches; the planned one finds its operators, and the others leave what they make where it does."""
     import jax
 
-    def taken(number: int, branch: Any) -> Callable[..., list[Any]]:
-        def run(*given: Any) -> list[Any]:
-            made = runner.in_body().body(branch.jaxpr, branch.consts, given, branch_name(title, number))
+    index, *given = map(plain, operands)
+    branches = equation.params["branches"]
+    planned = _planned(runner, title, len(branches))
+    left: list[Any] = []
+
+    def taken(number: int) -> Callable[[], list[Any]]:
+        def run() -> list[Any]:
+            inside, body = _from_outside(runner, given), branches[number]
+            made = runner.in_body().body(body.jaxpr, body.consts, inside, branch_name(title, number))
+            if number == planned:
+                left[:] = map(plain, made)
             pairs = zip(map(plain, made), equation.outvars, strict=True)
-            return [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs]
+            return _lying_as(runner, left, [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs])
 
         return run
 
-    branches = [taken(i, branch) for i, branch in enumerate(equation.params["branches"])]
-    index, *given = map(plain, operands)
-    return list(jax.lax.switch(index, branches, *given))
+    # The planned branch first: it says where results are left.
+    order = [taken((planned + i) % len(branches)) for i in range(len(branches))]
+    made = jax.lax.switch((index - planned) % len(branches), order)
+    results = _lying_as(runner, left, made)
+    for array, inside in zip(results, left, strict=True):
+        runner.copies.pinned(array, inside)
+    return results
+
+
+def _planned(runner: Any, title: str, count: int) -> int:
+    """The branch whose operators the plan has."""
+    found = (i for i in range(count) if any(n.startswith(branch_name(title, i)) for n in runner.sites))
+    return next(found, 0)
+
+
+def _lying_as(runner: Any, known: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """Arrays where others lie, as far as the plan says."""
+    places = [runner.lies.get(id(x)) for x in known]
+    return [x if lay is None else runner.put(x, lay[1]) for x, lay in zip(arrays, places, strict=True)]
 
 
 def _from_outside(runner: Any, arrays: Sequence[Any]) -> list[Any]:

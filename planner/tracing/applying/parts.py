@@ -4,11 +4,13 @@ A product whose contracted dim is split runs once per part of that dim, each on 
 views and additions run part by part; then the leading dim is summed, which is the one collective of them all.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from planner.tracing.applying.literals import plain
 from planner.tracing.layouts import Partition
 from planner.tracing.program import Dims
 from planner.tracing.sharded import spec_arguments
@@ -31,17 +33,10 @@ class Loops(NamedTuple):
 
 def product_in_parts(equation: Any, operands: Sequence[Any], loops: Loops, axes: Sequence[str]) -> Parts:
     """A matrix product that is not added up over ``axes``."""
-    contracting, batch = equation.params["dimension_numbers"]
-    cut = [_cut(x, dims, loops, axes) for x, dims in zip(operands, loops.reads, strict=True)]
+    import jax
 
-    def moved(dims: Sequence[int]) -> tuple[int, ...]:
-        return tuple(1 + d for d in dims)
-
-    numbers = (
-        (moved(contracting[0]), moved(contracting[1])),
-        ((0, *moved(batch[0])), (0, *moved(batch[1]))),
-    )
-    made = equation.primitive.bind(*cut, **{**equation.params, "dimension_numbers": numbers})
+    cut = [_cut(plain(x), dims, loops, axes) for x, dims in zip(operands, loops.reads, strict=True)]
+    made = jax.vmap(functools.partial(equation.primitive.bind, **equation.params))(*cut)
     return Parts(_lie(made, loops, axes, loops.writes))
 
 
@@ -113,7 +108,7 @@ def added_in_turn(parts: Parts, axes: Sequence[str], sums: Sequence[Sum], mesh: 
 
 
 def _cut(array: Any, dims: Dims, loops: Loops, axes: Sequence[str]) -> Any:
-    """An operand with one leading dim, made of what each axis cuts off the dim that it splits."""
+    """An operand with one leading dim: what each axis cuts off the dim that it splits, or the whole once more."""
     import jax
 
     shape: list[int] = []
@@ -127,6 +122,8 @@ def _cut(array: Any, dims: Dims, loops: Loops, axes: Sequence[str]) -> Any:
                 rest //= loops.mesh.shape[axis]
         shape.append(rest)
     leading = math.prod(loops.mesh.shape[a] for a in axes)
+    if not front:  # sizes of groups
+        return _lie(jax.numpy.broadcast_to(array, (leading, *array.shape)), loops, axes, dims)
     array = jax.numpy.moveaxis(array.reshape(shape), [front[a] for a in axes], range(len(axes)))
     return _lie(array.reshape((leading, *array.shape[len(axes) :])), loops, axes, dims)
 

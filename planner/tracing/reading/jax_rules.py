@@ -48,7 +48,7 @@ SAME = """
 REDUCTIONS = "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
 
 CREATED = """
-    empty iota platform_index random_bits random_clone random_fold_in random_gamma random_seed random_split
+    empty empty2 iota platform_index random_bits random_clone random_fold_in random_gamma random_seed random_split
     random_unwrap random_wrap rng_bit_generator rng_uniform
 """
 """Made of a seed or of nothing."""

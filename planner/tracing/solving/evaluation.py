@@ -30,6 +30,7 @@ from planner.tracing.solving.nodes import (
 from planner.tracing.solving.options import SUMMING, Option
 from planner.tracing.solving.own_copies import moved
 from planner.tracing.solving.pricing import Exchange, ProgramPricer
+from planner.tracing.solving.shared_copies import readers_of_copies
 
 
 class Priced(NamedTuple):
@@ -88,7 +89,7 @@ def evaluate_program(
             cost = pricer.operation(op, option.option)
             compute += cost.compute
             exchanges += [Priced(op.name, e) for e in cost.exchanges]
-    names, operators = nodes.names, nodes.operators
+    names, operators, readers = nodes.names, nodes.operators, readers_of_copies(nodes, chosen)
     for link in nodes.links:
         have, want = chosen[link.source.node], chosen[link.target.node]
         if refused(link, have, want):
@@ -98,7 +99,8 @@ def evaluate_program(
         source, target = given_layout(have, link), wanted_layout(want, link)
         if source is not None and target is not None:
             found = pricer.move(link.value, source, target, link.times)
-            exchanges += [Priced(operators[link.target.node], e) for e in found]
+            at = link.target.node
+            exchanges += [Priced(readers.get(at, operators[at : at + 1])[0], e) for e in found]
     communication = sum(p.exchange.seconds * p.exchange.times for p in exchanges)
     return ProgramEstimate(
         compute,

@@ -39,6 +39,7 @@ from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.repeats import alike
 from planner.tracing.solving.rings import from_both_ends, ring_of
+from planner.tracing.solving.shared_copies import readers_of_copies
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""
@@ -332,16 +333,15 @@ def _copies(
     nodes: Nodes, chosen: Sequence[NodeOption], partition: Callable[[str, Layout], Partition]
 ) -> Iterator[SharedCopy]:
     """Those that hold something of their own."""
-    first = len(nodes.inputs)
-    for node, copy in enumerate(nodes.copies, first + len(nodes.operations)):
+    shared = {link.source.node for link in nodes.links} - {
+        link.source.node for link in nodes.links if link.own
+    }
+    for node, readers in readers_of_copies(nodes, chosen).items():
         option = chosen[node]
-        if isinstance(option, CopyOption) and option.held:
-            links = [link for link in nodes.links if link.source.node == node]
-            if not any(link.own for link in links):
-                readers = tuple(dict.fromkeys(nodes.operators[link.target.node] for link in links))
-                yield SharedCopy(
-                    value=copy.value, readers=readers, partition=partition(copy.value, option.layout)
-                )
+        assert isinstance(option, CopyOption)
+        if node in shared:
+            value = nodes.copies[node - len(nodes.inputs) - len(nodes.operations)].value
+            yield SharedCopy(value=value, readers=readers, partition=partition(value, option.layout))
 
 
 def _operator(

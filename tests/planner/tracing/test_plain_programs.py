@@ -1,11 +1,13 @@
 """Programs unlike transformers: planned, run on 8 devices as one computes them, exchanging what was priced."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 pytest.importorskip("jax")
 
+import mixed_programs  # noqa: E402
 import plain_programs  # noqa: E402
 from test_proof import slow_cluster  # noqa: E402
 
@@ -15,25 +17,29 @@ from planner.tracing.factors import reshaped, transposed  # noqa: E402
 from planner.verification import with_program  # noqa: E402
 from planner.verification.with_program import verify_program  # noqa: E402
 
-FILE = Path(__file__).parent / "plain_programs.py"
+HERE = Path(__file__).parent
 
 
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video",
 ]  # fmt: skip
+CASES = [
+    *((plain_programs, name) for name in NAMES),
+    *((mixed_programs, name) for name in ("routed_groups", "switched_flow", "denoiser")),
+]
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("name", NAMES)
-def test_a_program_exchanges_what_is_priced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "name"), CASES, ids=[name for _, name in CASES])
+def test_a_program_exchanges_what_is_priced(
+    module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
     monkeypatch.setattr(with_program, "FLAGS", flags)
-    plan = shard(
-        from_jax(*getattr(plain_programs, name)()), slow_cluster(1), {"data": 2, "model": 4}, seconds=20
-    )
+    plan = shard(from_jax(*getattr(module, name)()), slow_cluster(1), {"data": 2, "model": 4}, seconds=20)
     assert plan.collectives
-    answer = verify_program(plan, f"{FILE}:{name}")
+    answer = verify_program(plan, f"{HERE / module.__name__}.py:{name}")
     assert answer.passed, answer.failures()
     assert not answer.operators
 
