@@ -80,7 +80,10 @@ def plain(program: Program) -> Plain:
             "or choose layouts for the whole step with meshwright shard"
         )
     if fixed := [op.name for op in cleaned.operations if op.manual is not None]:
-        raise no_graph(f"operator {fixed[0]} is in a shard_map, which fixes layouts that a plan would choose")
+        raise no_graph(
+            f"operator {fixed[0]} is in a shard_map, which fixes layouts that a plan would choose "
+            "(pass the function that it maps, on whole arrays)"
+        )
     return _without_constants(cleaned)
 
 

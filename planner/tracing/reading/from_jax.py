@@ -224,9 +224,7 @@ class _Importer:
         self, equation: Any, title: str, given: list[str | None], place: Place
     ) -> Sequence[str | None]:
         """The operators of its body on all devices' parts, between views by its specs."""
-        if place.manual is not None:
-            raise Unsupported(f"{title} is in another shard_map: name all axes in one")
-        manual, inner = manual_of(equation), equation.params["jaxpr"]
+        manual, inner = manual_of(equation, place.manual), equation.params["jaxpr"]
         inside = place._replace(prefix=f"{title}/", manual=manual)
         body: list[str | None] = []
         for i, (name, var, spec) in enumerate(
@@ -234,7 +232,7 @@ class _Importer:
         ):
             part = f"{title}/in.{i}"
             if name is not None:
-                self._cross(part, equation, name, var.aval, spec, inside, enters=True)
+                self._enter(part, equation, name, var.aval, spec, inside)
             body.append(None if name is None else part)
         made = self._body(inner, self._constants(title, inner), body, inside)
         outputs = output_names(title, len(made))
@@ -242,23 +240,27 @@ class _Importer:
             made, outputs, equation.outvars, equation.params["out_specs"], strict=True
         ):
             if name is not None:
-                self._cross(out, equation, name, var.aval, spec, inside, enters=False)
+                self._leave(out, equation, name, var.aval, spec, place, inside)
         return [None if n is None else out for n, out in zip(made, outputs, strict=True)]
 
-    def _cross(
-        self, title: str, equation: Any, name: str, aval: Any, spec: Any, place: Place, enters: bool
+    def _enter(self, title: str, equation: Any, name: str, aval: Any, spec: Any, inside: Place) -> None:
+        """An array that comes into the body of a ``shard_map``; ``aval`` of what it becomes."""
+        assert inside.manual is not None
+        axes, around = inside.varying(aval), self.to.axes.get(name, ())
+        laid = boundary(inside.manual, spec, tuple(aval.shape), axes, enters=True, around=around)
+        self.to.placed(title, aval, axes, inside)
+        self.to.record(title, equation, [name], [title], laid.rule, inside, laid.splits)
+
+    def _leave(
+        self, title: str, equation: Any, name: str, aval: Any, spec: Any, outside: Place, inside: Place
     ) -> None:
-        """An array that comes into the body of a ``shard_map``, or leaves it; ``aval`` of what it becomes."""
-        manual = place.manual
-        assert manual is not None
-        axes = manual.varying(aval) if enters else self.to.axes.get(name, ())
-        shape = tuple(aval.shape) if enters else tuple(self.to.values[name].shape[len(axes) :])
-        laid = boundary(manual, spec, shape, axes, enters)
-        if enters:
-            self.to.placed(title, aval, axes, place)
-        else:
-            self.to.value(title, aval)
-        self.to.record(title, equation, [name], [title], laid.rule, place, laid.splits)
+        """An array that leaves the body of a ``shard_map``; ``aval`` of what it becomes."""
+        assert inside.manual is not None
+        axes, around = self.to.axes.get(name, ()), outside.varying(aval)
+        shape = tuple(self.to.values[name].shape[len(axes) :])
+        laid = boundary(inside.manual, spec, shape, axes, enters=False, around=around)
+        self.to.placed(title, aval, around, outside)
+        self.to.record(title, equation, [name], [title], laid.rule, inside, laid.splits)
 
     def _cond(self, equation: Any, title: str, given: list[str | None], place: Place) -> Sequence[str | None]:
         """The branch with the most work, as if it were always taken."""

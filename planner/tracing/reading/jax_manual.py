@@ -20,8 +20,11 @@ class Manual(NamedTuple):
     """Mesh axes that a ``shard_map`` names itself."""
 
     sizes: Mapping[str, int]
+    """Those of a ``shard_map`` around it too."""
     checked: bool
     """Whether types say over which axes an array varies; else all do over all."""
+    new: frozenset[str]
+    """Axes that are its own."""
 
     def varying(self, aval: Any) -> Axes:
         """Axes over which the devices' parts of an array differ, in the mesh's order."""
@@ -63,29 +66,41 @@ class Devices:
         return {a: f[0] for a, f in self.of.items() if f}
 
 
-def manual_of(equation: Any) -> Manual:
-    """The axes of a ``shard_map``."""
+def manual_of(equation: Any, around: Manual | None = None) -> Manual:
+    """The axes of a ``shard_map``, and those of the one ``around`` it."""
     params = equation.params
     named = params.get("newly_manual_axes", params.get("manual_axes"))
-    sizes = {a: n for a, n in dict(params["mesh"].shape).items() if named is None or a in named}
-    return Manual(sizes, bool(params.get("check_vma", True)))
+    mesh, outer = dict(params["mesh"].shape), {} if around is None else around.sizes
+    new = frozenset(a for a in mesh if a not in outer and (named is None or a in named))
+    sizes = {a: n for a, n in mesh.items() if a in new or a in outer}
+    return Manual(sizes, bool(params.get("check_vma", True)), new)
 
 
-def boundary(manual: Manual, spec: Any, shape: Shape, axes: Axes, enters: bool) -> Laid:
-    """What comes in or goes out by its spec; ``shape`` of one device's part, which varies over ``axes``."""
+def boundary(manual: Manual, spec: Any, shape: Shape, axes: Axes, enters: bool, around: Axes = ()) -> Laid:
+    """What comes in or goes out by its spec; ``shape`` of one device's part, which varies over ``axes``.
+
+    Out there it varies over the axes ``around``, of another ``shard_map``.
+
+    Raises ``Unsupported`` for a spec that names one of these once more.
+    """
     named = [() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in spec]
+    if twice := [a for names in named for a in names if a not in manual.new]:
+        raise Unsupported(
+            f"a shard_map splits by the axis {twice[0]}, which the one around it names: JAX writes that itself "
+            "for derivatives, and cannot compile it; pass check_vma=False to both, or name all axes in one"
+        )
     named += [()] * (len(shape) - len(named))
-    mentioned = {a for names in named for a in names}
+    mentioned = {*around, *(a for names in named for a in names)}
     devices = Devices(manual, (*axes, *mentioned))
     local = [devices.loops.new(n) for n in shape]
-    outside = tuple(
+    parts = (
         (*(f for a in names for f in devices.of[a]), *dim) for names, dim in zip(named, local, strict=True)
     )
-    inside = (*devices.lead(axes), *local)
+    outside, inside = (*devices.lead(around), *parts), (*devices.lead(axes), *local)
     # Of copies that are alike, one leaves.
     kind: Kind = "view" if enters or mentioned >= set(axes) else "loop"
     rule = devices.loops.rule(kind, (outside,) if enters else (inside,), (inside,) if enters else (outside,))
-    return Laid(rule, (axes if enters else (),), devices.splits)
+    return Laid(rule, (axes if enters else around,), devices.splits)
 
 
 def spread(manual: Manual, shape: Shape, have: Axes, want: Axes) -> Laid:
@@ -139,7 +154,10 @@ class Call(NamedTuple):
         """Its axes."""
         named = self.params.get("axes", self.params.get("axis_name"))
         if self.params.get("axis_index_groups") is not None:
-            raise Unsupported("a collective over some devices of an axis (axis_index_groups) has no rule")
+            raise Unsupported(
+                "a collective over some devices of an axis (axis_index_groups) has no rule; "
+                "give the shard_map a mesh in which each group is an axis of its own, and name that axis"
+            )
         return (named,) if isinstance(named, str) else tuple(named)
 
     def devices(self) -> Devices:

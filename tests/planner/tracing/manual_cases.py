@@ -108,3 +108,39 @@ def expert_parallel() -> Case:
         {"router": f(64, 8), "up": f(8, 64, 128), "down": f(8, 128, 64)},
         f(256, 64),
     )
+
+
+def _nested(checked: bool) -> Any:
+    """Tensor parallel inside data parallel, each with the axis that it is about."""
+
+    def inner(x: Any, up: Any, down: Any) -> Any:
+        return jax.lax.psum(jax.nn.gelu(x @ up) @ down, "model")
+
+    def outer(x: Any, up: Any, down: Any) -> Any:
+        specs = (P(), P(None, "model"), P("model", None))
+        within = jax.shard_map(inner, in_specs=specs, out_specs=P(), axis_names={"model"}, check_vma=checked)
+        made = within(x, up, down)
+        return made - jax.lax.pmean(made.mean(0), "data")
+
+    specs = (P("data", None), P(), P())
+    mlp = jax.shard_map(
+        outer, mesh=MESH, in_specs=specs, out_specs=P("data", None), axis_names={"data"}, check_vma=checked
+    )
+
+    def loss(p: Any, x: Any) -> Any:
+        return (mlp(x, p["up"], p["down"]) ** 2).mean()
+
+    return loss
+
+
+def nested() -> Case:
+    return _nested(True), {"up": f(256, 512), "down": f(512, 256)}, f(128, 256)
+
+
+def nested_backward() -> Case:
+    return jax.value_and_grad(_nested(False)), *nested()[1:]
+
+
+def nested_derivative_of_checked() -> Case:
+    """What JAX makes of it, it cannot compile."""
+    return jax.value_and_grad(_nested(True)), *nested()[1:]

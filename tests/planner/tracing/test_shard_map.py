@@ -70,7 +70,7 @@ def test_rings_in_loops_hop_as_often_as_these_run() -> None:
     assert sends == [("send", ("model",), block, 4)] * 4
 
 
-NAMES = ("tensor_parallel", "unchecked", "every_collective", "ring_attention", "expert_parallel")
+NAMES = ("tensor_parallel", "unchecked", "every_collective", "ring_attention", "expert_parallel", "nested")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,6 +78,24 @@ def test_they_run_and_exchange_what_is_priced(name: str) -> None:
     answer = verify_program(sharded(name), f"{FILE}:{name}")
     assert all(check.passed for check in answer.checks)
     assert not answer.operators
+
+
+def test_one_in_another_has_the_axes_of_both() -> None:
+    """As if one of both axes had been written; what the outer one sums is whole in its plan, where XLA may split it."""
+    activations, weight = 128 * 256 * 4 / 2, 256 * 512 * 4
+    inside = [("all_reduce", ("model",), activations, 1)]
+    assert [c for c in exchanged(sharded("nested")) if c[2] > 2048] == inside
+    answer = sharded("nested_backward")
+    sums = [("all_reduce", ("data",), weight, 1)] * 2 + inside * 2
+    assert [c for c in exchanged(answer) if c[0] == "all_reduce" and c[2] > 2048] == sums
+    verified = verify_program(answer, f"{FILE}:nested_backward")
+    assert all(check.passed for check in verified.checks)
+    assert [o.compiled["sum"] for o in verified.operators] == [weight / 4] * 2
+
+
+def test_what_jax_cannot_compile_is_refused() -> None:
+    with pytest.raises(Unsupported, match="pass check_vma=False to both, or name all axes in one"):
+        from_jax(*manual_cases.nested_derivative_of_checked())
 
 
 def test_another_mesh_is_refused() -> None:
@@ -112,7 +130,9 @@ def test_fewer_devices_cannot_run_it() -> None:
 
 def test_it_is_no_model_of_plan() -> None:
     loss, *arguments = manual_cases.every_collective()
-    with pytest.raises(Unsupported, match="is in a shard_map, which fixes layouts that a plan would choose"):
+    with pytest.raises(
+        Unsupported, match=r"is in a shard_map, which fixes layouts .*pass the function that it maps"
+    ):
         graph_of(from_jax(loss, *arguments))
 
 
@@ -125,5 +145,5 @@ def test_groups_within_an_axis_are_refused() -> None:
     manual = jax.shard_map(
         body, mesh=manual_cases.MESH, in_specs=P("model"), out_specs=P("model"), check_vma=False
     )
-    with pytest.raises(Unsupported, match="axis_index_groups"):
+    with pytest.raises(Unsupported, match=r"axis_index_groups.*give the shard_map a mesh in which"):
         from_jax(lambda w, x: manual(x).sum(), manual_cases.f(4), manual_cases.f(8))
