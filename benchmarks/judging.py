@@ -39,6 +39,21 @@ was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
 
+FOURTH_MIXTURES = frozenset(
+    {
+        "MegaScale-MoE",
+        "Megatron-LM issue 756",
+        "Megatron-MoE ModelZoo issue 7",
+        "MoE parallel folding",
+        "NousResearch torchtitan",
+        "prime-rl",
+        "tpu-recipes-ironwood mixtures",
+        "tpu-recipes-trillium mixtures",
+        "tpu-recipes-v5p mixtures",
+    }
+)
+"""Series of the mixtures that were transcribed fourth."""
+
 ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed last": frozenset(
         {
@@ -64,12 +79,14 @@ ROUNDS: Mapping[str, frozenset[str]] = {
             "llm.c",
         }
     ),
+    "transcribed fourth": FOURTH_MIXTURES,
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
 
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
+    "runs_mixtures": "published mixtures, transcribed fourth",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }
