@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cluster_specs.topology import CommGroup, comm_group
+from cluster_specs.topology import CommGroup, comm_group, route
 from cost_models.collectives import all_reduce, broadcast
 from cost_models.compute import optimizer_seconds, stream_seconds
-from planner.evaluation.cuts import copies_of, ranks_of
+from planner.evaluation.cuts import copies_of, places_of, ranks_of
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.overlap import left_over
 from planner.evaluation.setting import Setting
@@ -105,17 +105,19 @@ def shared_seconds(
     Schedules with two copies of every stage share all weights with the rank opposite; otherwise first and last
     stage share the tied embedding.
     """
-    p, per_stage = plan.pipeline, plan.num_devices // plan.pipeline
     if copies_of(plan) > 1:
-        distance = abs(p - 1 - 2 * rank)
         elements = sum(gradient_elements(s.weights, plan, mesh) for s in stages)
+        opposite = abs(plan.pipeline - 1 - 2 * rank) * (plan.num_devices // plan.pipeline)
+        group = comm_group(setting.cluster, ((2, opposite),))
     else:
-        last = p * plan.virtual_stages - 1
-        distance = next(r for r, ss in enumerate(ranks_of(plan)) if last in ss) - rank
         elements = sum(s.tied_elements for s in stages) / (plan.shard_degree if plan.zero_stage >= 2 else 1)
-    if not elements or not distance:
-        return 0.0
-    group = comm_group(setting.cluster, ((2, distance * per_stage),))
+        if not elements or plan.pipeline == 1:
+            return 0.0
+        first, *_, last = places_of(plan)
+        if first == last:
+            return 0.0
+        # They send past the stages between, which need not be a row of ranks that a torus holds.
+        group = route(setting.cluster, first, last)
     return all_reduce(elements * reduced_bytes(setting.job, setting.software), group).seconds
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster_specs.catalog import load_cluster
-from cluster_specs.topology import comm_group
+from cluster_specs.topology import comm_group, route
 from cost_models.collectives import all_reduce
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import memory_by_rank
@@ -42,12 +42,25 @@ def test_tied_embeddings_are_reduced_between_first_and_last_stage() -> None:
     tails = tails_of(evaluator.setting, plan, evaluator.mesh(plan), evaluator.stages(plan))
     stages = evaluator.stages(plan)
     hidden = evaluator.software.overlap_data * (stages[0].backward_input + stages[0].backward_weight)
-    group = comm_group(evaluator.cluster, ((2, 3),))
+    group = route(evaluator.cluster, (0, 1), (3, 4))  # devices of one node
     whole = all_reduce(4 * GPT2_EMBEDDING, group).seconds
     beside = min(whole, hidden)
     assert tails[0].data == pytest.approx(whole - beside + evaluator.software.overlap_slowdown * beside)
     assert [tail.data for tail in tails[1:]] == [0.0] * 3
     assert [s.tied_elements for s in stages] == [GPT2_EMBEDDING, 0, 0, 0]
+
+
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+def test_tied_embeddings_of_a_pipeline_over_a_torus_are_reduced(pipeline: int) -> None:
+    """First and last stage of more than two are no row of a torus."""
+    job = Job(global_batch=16, seq_len=1024, stack="jax-xla")
+    evaluator = Evaluator(load_model("gpt2"), load_cluster("tpu-v5e:4x4"), job)
+    plan = Parallelism(data=16 // pipeline, pipeline=pipeline, num_microbatches=pipeline, schedule="gpipe")
+    stages, mesh = evaluator.stages(plan), evaluator.mesh(plan)
+    untied = [stage._replace(tied_elements=0.0) for stage in stages]
+    beside, alone = (tails_of(evaluator.setting, plan, mesh, costs) for costs in (stages, untied))
+    assert beside[0].data > alone[0].data
+    assert beside[1:] == alone[1:]
 
 
 def test_a_v_shaped_pipeline_holds_tied_embeddings_on_one_rank() -> None:
