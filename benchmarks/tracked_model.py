@@ -144,6 +144,7 @@ class Model(nn.Module):
     def __init__(self, sizes: Mapping[str, Any], recompute: str, saved_away: bool) -> None:
         super().__init__()
         self.recompute, self.saving = recompute, save_on_cpu if saved_away else nullcontext
+        self.every = int("".join(filter(str.isdigit, recompute)) or 1)
         self.embedding = nn.Embedding(sizes["vocab"], sizes["hidden"])
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes["layers"]))
         self.norm = Norm(sizes["hidden"])
@@ -160,10 +161,10 @@ class Model(nn.Module):
         keep: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute.startswith("selective"):
             keep["context_fn"] = partial(_selective, self.recompute)
-        for layer in self.layers:
-            given = (x, self.cosine, self.sine)
+        for i, layer in enumerate(self.layers):
+            given, kept = (x, self.cosine, self.sine), self.recompute == "none" or i % self.every
             with self.saving():
-                x = layer(*given) if self.recompute == "none" else checkpoint(layer, *given, **keep)
+                x = layer(*given) if kept else checkpoint(layer, *given, **keep)
         return self.head(self.norm(x))
 
 

@@ -138,6 +138,32 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7b-6/dp4-tp4-none-2048-whole": {"seq": 2048, "tp": 4, "shard": 4, "sequence_parallel": False},
     "8b-6/dp8-tp2-full-2048-whole": {"seq": 2048, "tp": 2, "recompute": "full", "sequence_parallel": False},
     "1b-8/dp8-tp2-none-2048-kept-accumulated": {"seq": 2048, "tp": 2, "reshard": False, "grad_accum": 4},
+    "7b-12/dp8-none-1024-kept_in_4": {"seq": 1024, "reshard": 4},
+    "7b-16/dp16-full-2048-ends-kept_in_2": {
+        "seq": 2048, "shard": 16, "recompute": "full", "wrap": "titan", "reshard": 2,
+    },
+    "1b-8/dp32-none-4096-kept_in_2-accumulated": {"seq": 4096, "shard": 32, "reshard": 2, "grad_accum": 4},
+    "8b-6/dp8-tp4-none-2048-logits_whole": {"seq": 2048, "tp": 4, "loss_parallel": False},
+    "1b-8/dp4-tp8-full-4096-ends-logits_whole": {
+        "seq": 4096, "tp": 8, "shard": 4, "recompute": "full", "wrap": "titan", "loss_parallel": False,
+    },
+    "7b-6/dp8-tp2-none-2048-all_whole": {
+        "seq": 2048, "tp": 2, "sequence_parallel": False, "loss_parallel": False,
+    },
+    "7b-6/dp4-full-512-bf16-reduced_in_fp32": {
+        "seq": 512, "shard": 4, "recompute": "full", "master_dtype": "bfloat16",
+    },
+    "1b-8/dp8-none-1024-ends-bf16-reduced_in_fp32": {
+        "seq": 1024, "wrap": "titan", "master_dtype": "bfloat16", "grad_accum": 2,
+    },
+    "7b-6/dp8-every_2nd_layer-4096": {"seq": 4096, "recompute": "full every 2nd layer"},
+    "70b-6/dp32-every_3rd_layer-4096-ends": {
+        "seq": 4096, "shard": 32, "recompute": "full every 3rd layer", "wrap": "titan",
+    },
+    "7b-6/dp4x2-full-512-ends-kept-accumulated": {
+        "seq": 512, "shard": 4, "replicate": 2, "recompute": "full", "wrap": "titan", "reshard": False,
+        "grad_accum": 4,
+    },
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 

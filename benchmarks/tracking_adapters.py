@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from own_cases import measure_cases
-from tracking import USUAL, tracked
+from tracking import SHARDINGS, USUAL, tracked
 from tracking_transformers import loss_of, named_model, sharded
 
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -33,6 +33,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b/none-1024-ends": {"shard": 8, "wrap": "titan"},
     "llama-3.1-8b/full-256-ends": {"shard": 4, "recompute": "full", "wrap": "titan", "targets": "all-linear"},
     "qwen2.5-7b/full-2048-ends": {"shard": 8, "recompute": "full", "wrap": "titan"},
+    "llama-3.1-8b/full-1024-copies": {"shard": 4, "replicate": 2, "recompute": "full"},
+    "qwen2.5-7b/none-1024-copies-linear": {"shard": 2, "replicate": 4, "targets": "all-linear", "grad_accum": 2},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
@@ -47,9 +49,9 @@ def row_of(name: str) -> dict[str, Any]:
     recompute, seq = rest.split("-")[:2]
     usual = {"attn": "flash", "targets": "q_proj,v_proj", "r": 16}
     case = {**USUAL, **usual, **CASES[name]}
-    shard, reshard = case.pop("shard"), case.pop("reshard")
+    shard, replicate, reshard = case.pop("shard"), case.pop("replicate"), case.pop("reshard")
+    ranks = shard * replicate
     adapter = {"r": case.pop("r"), "target_modules": case.pop("targets")}
-    del case["replicate"]
     if recompute != case["recompute"]:
         raise ValueError(f"{name} recomputes {case['recompute']}")
     return {
@@ -58,13 +60,13 @@ def row_of(name: str) -> dict[str, Any]:
         "quality": "A",
         "series": "torch-adapters",
         "model": {"name": model, "seq": int(seq)},
-        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": shard},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks},
         "adapter": adapter,
         "parallel": {
-            "stack": STACKS[case["wrap"]], "dp": shard, "dp_shard": shard, "dp_replicate": 1, "tp": 1, "pp": 1,
-            "cp": 1, "ep": 1, "sharding": "FULL_SHARD" if reshard else "SHARD_GRAD_OP",
+            "stack": STACKS[case["wrap"]], "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "tp": 1, "pp": 1,
+            "cp": 1, "ep": 1, "sharding": SHARDINGS[replicate > 1, reshard is not False],
             "reshard_after_forward": reshard, "loss": "ce_fp32",
-            "global_batch": shard * case["micro_batch"] * case["grad_accum"], **case,
+            "global_batch": ranks * case["micro_batch"] * case["grad_accum"], **case,
         },
     }  # fmt: skip
 

@@ -153,6 +153,12 @@ class Parallelism(Given):
     shard_degree: Degree = 1
     """Data-parallel (and context) ranks over which states are sharded."""
     replicate_degree: Degree = 1
+    secondary_degree: Degree | None = None
+    """Ranks that share layers' weights between forward and backward, where these are fewer than share their states
+    (ZeRO++'s secondary partition, a number as PyTorch's ``reshard_after_forward``); None: ``zero_stage`` says it.
+
+    Source: Wang et al., ZeRO++, arXiv:2306.10209, section 3.2.
+    """
     sequence_parallel: bool = True
     """Norms and residuals are split over the tensor axis along the sequence."""
     experts_over_tensor: bool = False
@@ -199,6 +205,18 @@ class Parallelism(Given):
             raise ValueError(
                 f"expert parallel degree {self.expert} must divide the data x context parallel degrees "
                 f"{self.data} x {self.context}"
+            )
+        secondary = self.secondary_degree
+        if secondary is None:
+            return self
+        if self.zero_stage < 3 or "weights" in self.offload:
+            raise ValueError(
+                f"secondary degree {secondary}: only ZeRO 3 on the device shards weights between forward and backward"
+            )
+        if self.shard_degree % secondary or not 1 < secondary < self.shard_degree:
+            raise ValueError(
+                f"secondary degree {secondary} must divide the {self.shard_degree} ranks of a shard group, "
+                "and be neither one nor all of them"
             )
         return self
 

@@ -66,6 +66,8 @@ class BlockCost(NamedTuple):
     largest_weight: float
     exit: ShardingSpec
     lone: Lone
+    splits_loss: bool = False
+    """Its loss is taken of parts of the words, one on each tensor rank."""
 
 
 def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
@@ -223,7 +225,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
     saved += listed_sums(pricer, block, policy, sizes, terms.sums)
     everything = _recomputed_bytes(block, terms, kernel, software)
-    widest = max(terms.tensor_bytes.values(), default=0.0)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     return BlockCost(
         forward=sum(c.forward for c in terms.ops.values()),
@@ -245,7 +246,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         + _gathered_again(terms)
         + _partial_sums(pricer, block, terms)
         + terms.widened_bytes,
-        widest_bytes=widest,
+        widest_bytes=max(terms.tensor_bytes.values(), default=0.0),
         boundary_bytes=boundary,
         weights=terms.weights.trained,
         frozen=terms.weights.frozen,
@@ -253,5 +254,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         tensors=sum(bool(trained_weights(op, block)) for op in block.ops),
         largest_weight=terms.largest_weight,
         exit=terms.exit,
+        splits_loss=any(terms.ops[o.name].comm_forward for o in block.ops if o.kind == "cross_entropy"),
         lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
     )

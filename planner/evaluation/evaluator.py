@@ -167,8 +167,8 @@ class Evaluator:
 
     def _unit(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> UnitCost:
         cost = self.block(plan, name, policy, shardings)
-        states = plan.zero_stage, plan.shard_degree, plan.num_microbatches > 1, "weights" in plan.offload
-        key = (id(cost), id(self.mesh(plan)), *states)
+        shards = plan.shard_degree, plan.secondary_degree, "weights" in plan.offload
+        key = (id(cost), id(self.mesh(plan)), plan.zero_stage, *shards, plan.num_microbatches > 1)
         if key not in self.kept.units:
             if self.software.pads_shards and plan.zero_stage >= 2 and plan.shard_degree > 1:
                 given = self.assignment(plan, name, shardings)
@@ -185,7 +185,7 @@ class Evaluator:
 
     def _sync(self, plan: Parallelism, cost: BlockCost, name: str) -> Sync:
         weights, mesh, whole = cost.weights, self.mesh(plan), sums_whole(plan, self.software)
-        layout = plan.zero_stage, whole, plan.shard_degree, "weights" in plan.offload
+        layout = plan.zero_stage, whole, plan.shard_degree, plan.secondary_degree, "weights" in plan.offload
         key = (weights, cost.frozen, id(mesh), plan.micro_batch, plan.num_microbatches > 1, *layout, name)
         if key not in self.kept.syncs:
             wire = wire_widths(self.job, self.software, last=name == self.graph.last)
@@ -239,7 +239,8 @@ class Evaluator:
         degrees = (plan.tensor, plan.context, plan.expert, plan.data)
         batch = plan.micro_batch, plan.num_microbatches > 1
         layout = (plan.sequence_parallel, plan.experts_over_tensor)
-        states = (plan.zero_stage, plan.shard_degree, plan.pipeline > 1, plan.offload, plan.offload_share)
+        shards = plan.shard_degree, plan.secondary_degree
+        states = (plan.zero_stage, *shards, plan.pipeline > 1, plan.offload, plan.offload_share)
         again = policy, plan.recompute_every
         return self.kept.stages.setdefault((*degrees, *batch, *layout, *states, *again, id(shardings)), {})
 

@@ -24,6 +24,7 @@ def moments(rank: Rank) -> Iterator[Moment]:
     for phase, there in _of_one_stage(rank):
         gathered = there.get("gathered_weights", 0.0)
         there["gathered_weights"] = max(gathered, min(rank.whole, gathered + rank.left_gathered))
+        there["secondary_weights"] = rank.secondary_weights(there.get("activations", 0.0))
         yield Moment(phase, there)
 
 
@@ -49,7 +50,7 @@ def _at_loss(rank: Rank) -> dict[str, float]:
         gathered += rank.layer if rank.software.loss_in_root else 0.0
     loss = sum(stage.loss_bytes for stage in rank.stages)
     if rank.postpones_gradients:
-        loss -= loss_copies(rank.plan, rank.software) * rank.logits
+        loss -= loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
     return {"gathered_weights": gathered, "logits_and_loss": loss}
 
 

@@ -207,6 +207,17 @@ class Rank:
         frozen = elements / self.largest * self.frozen_unit if self.frozen_unit else 0.0
         return elements * self.weight + frozen
 
+    def secondary_weights(self, activations: float) -> float:
+        """Parts of weights that wait for the backward where so many ``activations`` do [bytes].
+
+        A layer's come with its activations and go with them; those of an embedding that is a unit of its own stay.
+        """
+        degree = self.plan.secondary_degree
+        if degree is None or not activations:
+            return 0.0
+        apart = self.root - self.gathered_head if self.software.wraps_ends else 0.0
+        return ((self.whole - self.root) * activations / self.activations + apart) / degree
+
     @cached_property
     def left_gathered(self) -> float:
         """Weights of the rank's other stages that stay gathered [bytes]."""

@@ -151,6 +151,16 @@ def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bo
     return gathers_weights(plan)[1] and (place == "layer" or software.regathers_ends)
 
 
+def gathered_again(
+    sync: Sync, place: Place, plan: Parallelism, software: SoftwareSpec
+) -> tuple[float, float]:
+    """Seconds and bytes of the gather for the backward of a unit at ``place``: of what is kept of its weights."""
+    if not gathers_again(place, plan, software):
+        return 0.0, 0.0
+    other = plan.secondary_degree is not None
+    return (sync.again, sync.again_bytes) if other else (sync.gather, sync.gather_bytes)
+
+
 def gathers_in_rings(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> float:
     """How often a micro-batch gathers all weights of ``unit`` in rings: beside the one product that reads each."""
     if unit.place != "layer":
@@ -194,7 +204,8 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     copied_forward = max(activations, sync.fetch * gather_forward)
     copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
     gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
-    reduced = sync.gather * gather_backward + sync.reduce * reduces_every_microbatch(plan, software)
+    again, _ = gathered_again(sync, place, plan, software)
+    reduced = again + sync.reduce * reduces_every_microbatch(plan, software)
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
     front = _overlapped(block.forward, comm_forward, gathered, copied_forward, software)
@@ -235,9 +246,9 @@ def _frozen_bytes(block: BlockCost) -> float:
     return sum(group.data for group in block.frozen)
 
 
-def loss_copies(plan: Parallelism, software: SoftwareSpec) -> float:
+def loss_copies(splits_loss: bool, software: SoftwareSpec) -> float:
     """Temporary copies of the fp32 logits at the peak of the loss."""
-    return software.split_loss_copies if plan.tensor > 1 else software.loss_copies
+    return software.split_loss_copies if splits_loss else software.loss_copies
 
 
 def stage_cost(
@@ -252,7 +263,6 @@ def stage_cost(
     waited = next(syncs, Sync()) if gathers_weights(plan)[0] else Sync()
     first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
-    copies = loss_copies(plan, software)
     sent: dict[str, float] = {}
     gathered = 0.0
     weights: dict[tuple[str, ...], float] = {}
@@ -266,7 +276,8 @@ def stage_cost(
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
         times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
-        gathered += count * times_gathered * unit.sync.gather_bytes
+        _, again = gathered_again(unit.sync, unit.place, plan, software)
+        gathered += count * (gathers_weights(plan)[0] * unit.sync.gather_bytes + again)
         summed = times_gathered * unit.sync.summed_bytes
         rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
         further = {"send": rings, "all_reduce": summed}
@@ -281,7 +292,7 @@ def stage_cost(
         until_weight_bytes=sum(n * unit.block.until_weight_bytes for unit, n in units),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
         workspace_bytes=max((b.workspace_bytes for b, _ in blocks), default=0.0),
-        loss_bytes=sum(b.saved_bytes + copies * b.widest_bytes for b in heads),
+        loss_bytes=sum(b.saved_bytes + loss_copies(b.splits_loss, software) * b.widest_bytes for b in heads),
         logits_bytes=sum(b.widest_bytes for b in heads),
         head_in_ring=any(unit.sync.reduce_ring_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),

@@ -106,6 +106,8 @@ class Sync(NamedTuple):
 
     gather: float = 0.0
     """All-gather of the sharded weights."""
+    again: float = 0.0
+    """The same before the backward, by the ranks that share the weights since the forward, where these are others."""
     reduce: float = 0.0
     """Reduce-scatter of gradients over the shard group, or all-reduce where they are summed whole."""
     replicate: float = 0.0
@@ -119,6 +121,7 @@ class Sync(NamedTuple):
     ring: float = 0.0
     """What rings of gathers take beyond ``gather``; those of sums are in ``reduce``."""
     gather_bytes: float = 0.0
+    again_bytes: float = 0.0
     summed_bytes: float = 0.0
     """Sent for gathers that are made as sums of arrays that are zeros but for a rank's own part."""
     reduce_bytes: float = 0.0
@@ -168,6 +171,11 @@ def _shards(sync_axes: tuple[str, ...], mesh: Mesh, shard_degree: int) -> Shards
     split = math.prod(mesh.size(a) for a in STATE_AXES if a not in axes)
     inner, outer = mesh.inner_outer(axes, max(1, min(total, shard_degree // split)))
     return Shards(inner, outer, mesh.group(a for a in sync_axes if a not in STATE_AXES))
+
+
+def secondary_of(group: WeightGroup | FrozenGroup, mesh: Mesh, degree: int) -> CommGroup:
+    """Ranks that share ``group`` between forward and backward."""
+    return shards_of(group, mesh, degree).inner
 
 
 class Products(NamedTuple):
@@ -275,6 +283,8 @@ def sync_of(
             phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
         parts = shards.inner.size if products and products.lone and not whole else 1
         phases.append(("all_reduce", group.elements * wire.copied / parts, shards.copies, "copy"))
+        if plan.secondary_degree is not None:
+            phases.append(("all_gather", weights, secondary_of(group, mesh, plan.secondary_degree), "again"))
         if products and shards.inner.size > 1 and not whole:
             rings = products.ring(group, wire.gradients, shards)
             total = total.plus(_partitioned(weights, gradients, shards.inner, products, rings))
@@ -326,6 +336,9 @@ def gathers_of(groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, sof
         ranks = shards_of(group, mesh, plan.shard_degree).inner
         if ranks.size > 1:
             total = total.plus(_collective("all_gather", group.data, ranks, "gather"))
+            if plan.secondary_degree is not None:
+                others = secondary_of(group, mesh, plan.secondary_degree)
+                total = total.plus(_collective("all_gather", group.data, others, "again"))
     return total
 
 

@@ -115,7 +115,7 @@ def _job(plan: Plan) -> dict[str, str]:
         "model_dtype": DTYPES["fp32"] if mixed else compute,
         "param_dtype": compute if mixed else "None",
         "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[job.reduce_dtype or job.grad_dtype],
-        "reshard": str(p.zero_stage == 3),
+        "reshard": str(p.secondary_degree or p.zero_stage == 3),
         "recompute": _render_recompute(plan),
         "offload": str("weights" in p.offload),
     }

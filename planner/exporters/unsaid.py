@@ -54,6 +54,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
         "grad_dtype": (_half_gradients, "gradients accumulated in bf16"),
         "reduce_dtype": (_reduces_in, "gradients reduced in the type that the job names"),
         "fused_loss": (lambda plan: plan.job.fused_loss, "a loss computed in chunks"),
+        "secondary_degree": (
+            lambda plan: plan.plan.secondary_degree is not None,
+            "layers' weights shared by fewer ranks between forward and backward",
+        ),
         "offload_share": (_splits_activations, "only a share of the activations on the host"),
     }
 )
@@ -67,7 +71,7 @@ MEGATRON = LIMITED | {"attention", "context_exchange", "token_exchange", "overla
 SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "jax": frozenset(),
-        "fsdp2": frozenset({"master_weights", "grad_dtype", "reduce_dtype"}),
+        "fsdp2": frozenset({"master_weights", "grad_dtype", "reduce_dtype", "secondary_degree"}),
         "fsdp1": frozenset({"master_weights", "grad_dtype", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},

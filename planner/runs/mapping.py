@@ -19,7 +19,7 @@ from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
 from planner.runs.record import RunFile, parse_run
-from planner.runs.splits import balanced_stages, filled_layers, printed_layers
+from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
 from planner.runs.vocabulary import UNSAID, Habits, Origin
 
 MICROBATCHES_PER_STAGE = 4
@@ -47,6 +47,7 @@ class Shards(NamedTuple):
     sharding: str
     shard_degree: int
     replicate_degree: int
+    secondary_degree: int | None = None
 
 
 def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ...]]:
@@ -79,23 +80,26 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         offload_share=_offload_share(run),
     )
     _say_unpriced(run, parallelism, assume)
-    stages = _stages(run, _graph(model, job), parallelism, origin, assume)
+    graph = _graph(model, job)
+    stages = _stages(run, graph, parallelism, origin, assume)
     parallelism = parallelism.model_copy(update={"stages": stages})
+    if run.parallel.loss_parallel is False and parallelism.tensor > 1:
+        stages = with_whole_logits(graph, cluster, parallelism)
+        parallelism = parallelism.model_copy(update={"stages": stages})
     return Plan(model=model, cluster=cluster, job=job, plan=parallelism), tuple(assume.made)
 
 
 def _say_unpriced(run: RunFile, plan: Parallelism, assume: Assumptions) -> None:
-    """Note what changes memory and traffic, and is priced as if it were not so.
+    """Note whether weights are said to be freed after the forward by one word, and to be kept by another.
 
-    A number as ``reshard_after_forward`` keeps weights in that many parts after the forward, in place of the whole or
-    of shards; without ``loss_parallel`` every tensor rank has all logits.
+    Parts for all ranks of a shard group are what freeing them leaves.
     """
-    given = run.parallel.model_extra or {}
-    reshard, freed = given.get("reshard_after_forward"), plan.zero_stage == 3
-    if reshard is not None and plan.zero_stage >= 2 and reshard is not freed:
+    reshard, freed = run.parallel.reshard_after_forward, plan.zero_stage == 3
+    if reshard is None or plan.zero_stage < 2:
+        return
+    meant = (plan.secondary_degree, plan.shard_degree) if freed else ()
+    if reshard is not freed and (isinstance(reshard, bool) or reshard not in meant):
         assume.made.append(f"reshard_after_forward={freed} ({reshard} is not priced)")
-    if given.get("loss_parallel") is False and plan.tensor > 1:
-        assume.made.append("loss_parallel=True (False is not priced: it gathers logits whole)")
 
 
 def _origin(run: RunFile, assume: Assumptions) -> Origin:
@@ -251,9 +255,15 @@ def _shards(
     if stage == 0:
         return Shards(0, vocabulary.SHARDING_NAMES[0], 1, ranks)
     shard = _shard_degree(run, degrees, cluster, assume) if hybrid else ranks
-    if shard < ranks and stage == 3:
-        return Shards(stage, "HYBRID_SHARD", shard, ranks // shard)
-    return Shards(stage, vocabulary.SHARDING_NAMES[stage], shard, ranks // shard)
+    name = "HYBRID_SHARD" if shard < ranks and stage == 3 else vocabulary.SHARDING_NAMES[stage]
+    return Shards(stage, name, shard, ranks // shard, _secondary_degree(run, stage, shard))
+
+
+def _secondary_degree(run: RunFile, stage: int, shard: int) -> int | None:
+    """Ranks that share weights after the forward, of ``shard``: a number other than all of them, and than one."""
+    reshard = run.parallel.reshard_after_forward
+    number = isinstance(reshard, int) and not isinstance(reshard, bool)
+    return reshard if number and stage == 3 and 1 < reshard < shard else None
 
 
 def _shard_degree(run: RunFile, degrees: Degrees, cluster: ClusterSpec, assume: Assumptions) -> int:

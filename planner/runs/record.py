@@ -37,11 +37,9 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "cpu_offload_layers",
             "megatron_fsdp",
             "root_reshard_after_forward",
-            "reshard_after_forward",
             "norm",
             "rope",
             "loss",
-            "loss_parallel",
             "param_dtype",
             "clip",
         ]
@@ -173,6 +171,10 @@ class ParallelSection(Section):
     attention: str | None = None
     attn: str | None = None
     stack: str | None = None
+    reshard_after_forward: Any = None
+    """PyTorch's word: layers' weights are freed after the forward, kept, or kept in parts by so many ranks."""
+    loss_parallel: bool | None = None
+    """False: every tensor rank has the logits of all words, gathered from the parts that each makes."""
     wrap: str | None = None
     """``titan``: embedding, blocks and head are units of FSDP, as torchtitan wraps them; ``block``: blocks are."""
     fused_loss: bool | None = None

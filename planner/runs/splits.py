@@ -1,13 +1,17 @@
-"""How published runs cut a model's layers into stages, where not evenly."""
+"""How published runs cut a model's layers into stages, where not evenly, and split a stage's operators otherwise."""
 
 import re
 from collections.abc import Sequence
 from itertools import accumulate
 
+from cluster_specs.cluster import ClusterSpec
 from planner.evaluation.cuts import ENDS, stages_of
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
+from planner.sharding.layouts import named_layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.spec import Sizes
 
 
 def printed_layers(text: str) -> tuple[int, ...]:
@@ -48,6 +52,22 @@ def balanced_stages(graph: Graph, plan: Parallelism) -> tuple[StagePlan, ...]:
     head = _multiplied(graph, graph.block[graph.last]) if graph.last else 0
     counts = layers_of_stages(layers, head, plan.pipeline)
     return () if 0 in counts[:-1] else stages_of(counts, plan)
+
+
+def with_whole_logits(graph: Graph, cluster: ClusterSpec, plan: Parallelism) -> tuple[StagePlan, ...]:
+    """Stages of ``plan``, of which the last takes the loss of all words on every tensor rank, not each of its own."""
+    if graph.last is None:
+        return plan.stages
+    head = graph.block[graph.last]
+    sizes = Sizes(graph, Mesh(cluster, plan.axes), plan.micro_batch * plan.data)
+    layout = named_layout(head, sizes, plan.sequence_parallel, plan.experts_over_tensor)
+    whole = {op.name for op in head.ops if op.kind == "cross_entropy"}
+    sharding = {
+        op: {axis: dim for axis, dim in strategy if op not in whole or axis != "tensor"}
+        for op, strategy in layout.items()
+    }
+    stages = plan.stages or stages_of((graph.num_layers,), plan)
+    return (*stages[:-1], stages[-1].model_copy(update={"sharding": {graph.last: sharding}}))
 
 
 def layers_of_stages(layers: Sequence[float], head: float, stages: int) -> tuple[int, ...]:

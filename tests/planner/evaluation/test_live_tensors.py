@@ -90,7 +90,16 @@ def test_layers_under_way_to_the_host_are_beside_what_waiting_for_each_tensor_ke
     assert found.tensor_bytes - buffers < measured * 2**30 < found.tensor_bytes
 
 
-@pytest.mark.parametrize("run", [run for run in OWN if run not in SAVED_AWAY])
+KEPT_LAST = "torch-tracked/70b-6/dp32-every_3rd_layer-4096-ends"
+"""Here the last two layers keep everything, and are gone when the first that does not is computed again."""
+
+
+def test_a_layer_that_is_computed_again_is_beside_all_that_others_keep() -> None:
+    measured = OWN[KEPT_LAST]["measured"]["tensor_gib_per_gpu"]
+    assert measured < predicted(KEPT_LAST, OWN).tensor_bytes / 2**30 < 1.05 * measured
+
+
+@pytest.mark.parametrize("run", [run for run in OWN if run not in (*SAVED_AWAY, KEPT_LAST)])
 def test_peaks_where_sharded_gradients_and_the_root_count(run: str) -> None:
     measured = OWN[run]["measured"]["tensor_gib_per_gpu"]
     assert predicted(run, OWN).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.02)

@@ -204,13 +204,15 @@ SHARDED = {"tp": 2, "dp": 4, "sharding": "FULL_SHARD"}
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"reshard_after_forward": 2}, "reshard_after_forward=True (2 is not priced)"),
+        ({"reshard_after_forward": 2}, None),
+        ({"reshard_after_forward": 4}, None),
+        ({"reshard_after_forward": 8}, "reshard_after_forward=True (8 is not priced)"),
         ({"reshard_after_forward": False}, "reshard_after_forward=True (False is not priced)"),
         (
             {"reshard_after_forward": 4, "sharding": "SHARD_GRAD_OP"},
             "reshard_after_forward=False (4 is not priced)",
         ),
-        ({"loss_parallel": False}, "loss_parallel=True (False is not priced: it gathers logits whole)"),
+        ({"loss_parallel": False}, None),
         ({"reshard_after_forward": True, "loss_parallel": True}, None),
         ({"reshard_after_forward": False, "sharding": "SHARD_GRAD_OP"}, None),
         ({"loss_parallel": False, "tp": 1, "dp": 8}, None),
