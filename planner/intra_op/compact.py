@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import Infeasible
-from planner.intra_op.network import Network, Rows
+from planner.intra_op.network import Indices, Network, Rows
 from planner.intra_op.problem import Array
 
 Classes = npt.NDArray[np.intp]
@@ -26,6 +26,33 @@ class Between(NamedTuple):
     """[class at the first, class at the second]"""
     classes: tuple[Classes, Classes]
     """Per node, the class of each strategy; each class has at least one."""
+
+
+class Side(NamedTuple):
+    """What a node that is gone cost beside one of its neighbours."""
+
+    neighbour: int
+    labels: Indices
+    """The neighbour's strategies then, ascending,"""
+    classes: Classes
+    """and the class of each."""
+    table: Array
+    """[strategy of the node, class]"""
+
+
+class Gone(NamedTuple):
+    """A node that takes what is cheapest beside its neighbours."""
+
+    node: int
+    labels: Indices
+    costs: Array
+    sides: tuple[Side, ...]
+
+    def taken(self, labels: Mapping[int, int]) -> int:
+        """The strategy that it takes beside those of its neighbours, all by their original numbers."""
+        at = (side.classes[np.searchsorted(side.labels, labels[side.neighbour])] for side in self.sides)
+        total = sum((side.table[:, c] for side, c in zip(self.sides, at, strict=True)), self.costs)
+        return int(self.labels[total.argmin()])
 
 
 class Compact(Network):
@@ -51,6 +78,8 @@ class Compact(Network):
         """Per node, its number outside."""
         self.classes: dict[int, dict[int, Classes]] = {v: {} for v in self.nodes}
         """Per node, neighbour -> class of each strategy, by which ``tables`` are indexed."""
+        self.gone: list[Gone] = []
+        """Nodes that were eliminated, in order."""
         number = {name: v for v, name in enumerate(order)}
         for (u, v), table, classes in tables:
             self._add(number[u], number[v], table, classes)
@@ -110,6 +139,26 @@ class Compact(Network):
                 self.tables[v][w] = table[present]
                 self.tables[w][v] = self.tables[v][w].T
 
+    def eliminate(self, v: int) -> None:
+        """As of a `Network`, of a node with neighbours: between two of them there is a table of their classes then."""
+        classes = self.classes.pop(v)
+        sides = tuple(
+            Side(w, self.labels[w], self.classes[w].pop(v), table[classes[w]])
+            for w, table in self.tables.pop(v).items()
+        )
+        self.gone.append(Gone(v, self.labels.pop(v), self.costs.pop(v), sides))
+        self.nodes.discard(v)
+        del self.pieces[v]
+        first = self.gone[-1].costs[:, None] + sides[0].table
+        for side in sides:
+            del self.tables[side.neighbour][v]
+        if len(sides) == 1:
+            w = sides[0].neighbour
+            self.costs[w] = self.costs[w] + first.min(axis=0)[sides[0].classes]
+        else:
+            least = (first[:, :, None] + sides[1].table[:, None, :]).min(axis=0)
+            self._add(sides[0].neighbour, sides[1].neighbour, least, (sides[0].classes, sides[1].classes))
+
     def cost(self, choice: Mapping[int, int]) -> float:
         """Cost of the whole where nodes take these positions."""
         nodes = sum(float(costs[choice[v]]) for v, costs in self.costs.items())
@@ -140,7 +189,10 @@ class Compact(Network):
 
     def expand(self, choice: Mapping[int, int]) -> dict[int, int]:
         """Original numbers of nodes and strategies."""
-        return {self.names[v]: int(self.labels[v][position]) for v, position in choice.items()}
+        labels = {v: int(self.labels[v][position]) for v, position in choice.items()}
+        for gone in reversed(self.gone):
+            labels[gone.node] = gone.taken(labels)
+        return {self.names[v]: label for v, label in labels.items()}
 
 
 def _both(first: Classes, second: Classes) -> tuple[tuple[Classes, Classes], Classes]:

@@ -20,7 +20,7 @@ from planner.intra_op.problem import Array
 
 Numbers = npt.NDArray[np.intp]
 
-FEW_STATES, MOST_STATES = 2**12, 2**18
+FEW_STATES, MOST_STATES = 2**10, 2**18
 """Of one frontier: of which the cheapest make a good choice soon, and beyond which nothing is proven."""
 
 NARROW = 10.0

@@ -19,6 +19,7 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, solve_network
 from planner.intra_op.compact import Compact
+from planner.intra_op.folding import fold
 from planner.intra_op.frontier import cheapest, order
 from planner.intra_op.liveness import demand, one_hot, settle, violated
 from planner.intra_op.memory_branches import solve_branches
@@ -49,7 +50,7 @@ SWEEPS_ALONG = 2
 CLOSING = 0.1
 """Of what is left to the most that a part may cost: the gain that is enough for more messages, which soon close it."""
 
-LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 3e-4, 3e-3
+LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
 
 SHARE = 0.5
@@ -60,6 +61,7 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
     """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies."""
     if isinstance(network, Compact):
         settle(network)
+        fold(network)
         network.propagate()
     else:
         shrink(network, 0.0)  # arc consistency alone, which the messages need

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import narrowing
+from planner.intra_op import folding, narrowing
 from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.messages import Relaxation
@@ -48,16 +48,22 @@ def fits(whole: Network, choice: dict[int, int]) -> bool:
     return not violated(whole, demand(whole, one_hot(whole, choice)))
 
 
+@pytest.mark.parametrize("most_sums", [0, 20, folding.MOST_SUMS])
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.2, 0.5]), st.sampled_from([None, 30.0, 45.0, 60.0]))
-def test_the_optimum_is_that_of_brute_force(seed: int, forbidden: float, capacity: float | None) -> None:
+def test_the_optimum_is_that_of_brute_force(
+    most_sums: int, seed: int, forbidden: float, capacity: float | None
+) -> None:
+    """Whether messages go between all nodes, or some or most are taken out first."""
     compact, whole = compact_and_whole(seed, forbidden, capacity)
     least = brute_force(whole)
-    if np.isinf(least):
-        with pytest.raises(Infeasible):
-            solve_narrowed(compact, time.monotonic() + 20)
-        return
-    answer = solve_narrowed(compact, time.monotonic() + 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folding, "MOST_SUMS", most_sums)
+        if np.isinf(least):
+            with pytest.raises(Infeasible):
+                solve_narrowed(compact, time.monotonic() + 20)
+            return
+        answer = solve_narrowed(compact, time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == least == whole.cost(answer.choice)
     assert fits(whole, answer.choice)
 
@@ -74,6 +80,29 @@ def test_what_is_written_out_costs_the_same(seed: int) -> None:
         compact.keep(v, positions)
     choice = {v: int(rng.integers(positions.size)) for v, positions in kept.items()}
     assert compact.cost(choice) == written.cost(choice) == whole.cost(compact.expand(choice))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([12, 30, folding.MOST_SUMS]))
+def test_nodes_that_are_taken_out_take_what_is_cheapest_beside_the_others(seed: int, most_sums: int) -> None:
+    compact, whole = compact_and_whole(seed, 0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folding, "MOST_SUMS", most_sums)
+        folding.fold(compact)
+    for choice in itertools.product(*(range(compact.costs[v].size) for v in sorted(compact.nodes))):
+        chosen = dict(zip(sorted(compact.nodes), choice, strict=True))
+        full = compact.expand(chosen)
+        left = {compact.names[v] for v in compact.nodes}
+        others = [[full[v]] if v in left else range(whole.costs[v].size) for v in range(5)]
+        least = min(whole.cost(dict(enumerate(c))) for c in itertools.product(*others))
+        assert compact.cost(chosen) == whole.cost(full) == least
+
+
+@pytest.mark.parametrize("capacity", [None, 45.0])
+def test_nodes_that_take_memory_are_not_taken_out(capacity: float | None) -> None:
+    compact, _ = compact_and_whole(1, 0.0, capacity)
+    folding.fold(compact)
+    assert len(compact.nodes) == (1 if capacity is None else 5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,6 +134,7 @@ def test_messages_that_prove_a_choice_need_no_other_solver(monkeypatch: pytest.M
         )
         for v in range(7)
     ]
+    monkeypatch.setattr(folding, "MOST_SUMS", 0)
     monkeypatch.setattr(narrowing, "_within", None)
     monkeypatch.setattr(narrowing, "solve_network", None)
     answer = solve_narrowed(Compact(costs, tables, range(8)), time.monotonic() + 20)

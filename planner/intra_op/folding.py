@@ -1,0 +1,35 @@
+"""Nodes of one or two neighbours, taken out of a network of classes before messages are sent.
+
+Whatever the neighbours choose, such a node takes what is cheapest beside them, and a table between the two says what
+that costs. Messages have fewer nodes to go through then, and see what they lost in cycles through these. A node stays
+where that table takes longer to find than it saves.
+
+Source: Bertele and Brioschi, Nonserial Dynamic Programming (1972).
+"""
+
+import math
+
+from planner.intra_op.compact import Compact
+
+MOST_SUMS = 2**15
+"""Of one strategy of the node and one class of each neighbour, up to which it is taken out."""
+
+
+def fold(network: Compact) -> None:
+    """Take out small nodes without memory until none is left; what cannot be had is ``inf`` afterwards."""
+    waiting = sorted(network.nodes)
+    while waiting:
+        around = set[int]()
+        for v in waiting:
+            if _may_go(network, v):
+                around |= network.tables[v].keys()
+                network.eliminate(v)
+        waiting = sorted(around & network.nodes)
+
+
+def _may_go(network: Compact, v: int) -> bool:
+    tables = network.tables[v].values()
+    if network.pieces[v] or not 1 <= len(tables) <= 2:
+        return False
+    sums = network.costs[v].size * math.prod(len(table.T) for table in tables)
+    return sums <= MOST_SUMS
