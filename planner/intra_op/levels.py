@@ -39,10 +39,10 @@ class Tables(NamedTuple):
     """Node and neighbour."""
     costs: Array
     """[the neighbour's strategy, edge, own strategy]: what is taken over all neighbours' strategies runs fast so."""
-    own: Numbers
-    """[edge, own strategy]: place of the message into the node."""
+    own: Numbers | slice
+    """[edge, own strategy]: place of the message into the node; of one edge alone, all its places."""
     other: Numbers
-    """[the neighbour's strategy, edge]: place of the message into the neighbour."""
+    """[the neighbour's strategy, edge, 1]: place of the message into the neighbour."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
     classes: Classes | None
@@ -204,13 +204,15 @@ class Layout:
 
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
         costs = self._costs(edges)
-        own = np.array([self.place[v][w] for v, w in edges])
-        other = np.array([self.place[w][v] for v, w in edges])
+        own = [self.place[v][w] for v, w in edges]
+        other = np.array([[self.place[w][v]] for v, w in edges])
+        rows, _, columns = costs.shape
+        alone = slice(own[0], own[0] + columns)
         return Tables(
             edges,
             costs,
-            own[:, None] + np.arange(costs.shape[2]),
-            other + np.arange(costs.shape[0])[:, None],
+            alone if len(edges) == 1 else np.array(own)[:, None] + np.arange(columns),
+            other + np.arange(rows)[:, None, None],
             np.array([self.position[w] for _, w in edges]),
             self._classes(edges),
         )
@@ -225,7 +227,7 @@ class Layout:
                 self._large[place] = np.ascontiguousarray(first)[:, None]
             costs, (rows, columns) = self._large[place], first.shape
             return costs if len(edges) == 1 else np.broadcast_to(costs, (rows, len(edges), columns))
-        return np.stack([self.network.tables[w][v] for v, w in edges], axis=1)
+        return np.ascontiguousarray(np.stack([self.network.tables[w][v] for v, w in edges], axis=1))
 
     def _classes(self, edges: list[tuple[int, int]]) -> Classes | None:
         if self._class_of is None:

@@ -185,7 +185,7 @@ class Relaxation:
             rest = self._rest(tables)
             rest -= rest.min(axis=(0, 2), keepdims=True)
             rest += margins[self._layout.slots.strategy_of[tables.own]] - lift[tables.own]
-            rest += (margins[self._layout.slots.strategy_of[tables.other]] - lift[tables.other])[:, :, None]
+            rest += margins[self._layout.slots.strategy_of[tables.other]] - lift[tables.other]
             dear = (rest > slack) & np.isfinite(tables.costs)
             for edge in np.flatnonzero(dear.any(axis=(0, 2))):
                 self.network.forbid(*tables.edges[edge], dear[:, edge].T)
@@ -318,7 +318,8 @@ class Relaxation:
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""
         for tables in edges:
-            self._into[tables.own] = (tables.costs - self._into[tables.other][:, :, None]).min(axis=0)
+            given = tables.costs - self._into.take(tables.other)
+            self._into[tables.own] = np.minimum.reduce(given, axis=0)
 
     def _hand_on(self, level: Level, share: Array) -> None:
         into = self._into[level.messages]
@@ -336,7 +337,7 @@ class Relaxation:
             mine, theirs = rest.min(axis=0), rest.min(axis=2)
             least = mine.min(axis=1)
             value += float(least.sum())
-            lift[tables.own], lift[tables.other] = mine - least[:, None], theirs - least
+            lift[tables.own], lift[tables.other] = mine - least[:, None], (theirs - least)[:, :, None]
         return value, theta - self._least(theta)[self._layout.owner] + self._per_strategy(lift), lift
 
     def _of_nodes(self, theta: Array) -> float:
@@ -359,7 +360,7 @@ class Relaxation:
     def _rest(self, tables: Tables) -> Array:
         """What messages leave in the edges, [the neighbour's strategy, edge, own strategy]."""
         rest: Array = tables.costs - self._into[tables.own]
-        rest -= self._into[tables.other][:, :, None]
+        rest -= self._into.take(tables.other)
         return rest
 
     def _decode(self) -> Numbers:
