@@ -69,8 +69,7 @@ AFTER = """
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
   are summed whole like that too, and the updated weights gathered as they are stored, in fp32; but of several
   micro-batches those of embedding and head are scattered, as their sums lie as the states do. ZeRO-2 gathers weights
-  as ZeRO-1 does (`8b-2/v5e:4x4/tp2-dp8`: 2,594 MiB) and scatters gradients as ZeRO-3 does (1,332 MiB); it is not
-  priced.
+  as ZeRO-1 does and scatters gradients as ZeRO-3 does; of tokens, looked up in whole tables, ranks exchange gradients.
 
 ## All
 

@@ -19,10 +19,11 @@ from own_cases import SIZES, measure_cases
 from planner.runs.mapping import plan_from_run
 from planner.verification.with_xla import compiled_step
 
-# Activations whole on every tensor rank; states whole on every data rank; only the optimizer's split.
+# Activations whole on every tensor rank; states whole on every data rank; only the optimizer's split, or gradients too.
 WHOLE: Mapping[str, Any] = {"sequence_parallel": False}
 COPIES: Mapping[str, Any] = {"dp_shard": 1}
 ZERO_1: Mapping[str, Any] = {"zero_stage": 1, "sharding": None}
+ZERO_2: Mapping[str, Any] = {"zero_stage": 2, "sharding": None}
 NARROW: Mapping[str, Any] = {"master_dtype": "bfloat16", "grad_dtype": "bfloat16"}
 
 CASES: dict[str, Mapping[str, Any]] = {
@@ -121,6 +122,22 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "3b-4/v5p:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 4096, "recompute": "full"},
     "7b-2/v5e:4x4/fsdp4x4-full": {"dp": 16, "dp_shard": 4, "seq": 4096, "recompute": "full"},
     "7b-2/v5e:8x8/fsdp16x4-full": {"dp": 64, "dp_shard": 16, "seq": 4096, "recompute": "full"},
+    "1b-4/v5e:4x4/dp16-full-zero2-mb4": {
+        "dp": 16,
+        **ZERO_2,
+        "seq": 1024,
+        "recompute": "full",
+        "grad_accum": 4,
+    },
+    "7b-4/v5e:4x4/tp4-dp4-selective-zero2": {
+        "dp": 4,
+        "tp": 4,
+        **ZERO_2,
+        "seq": 2048,
+        "recompute": "selective",
+    },
+    "8b-4/v5p:4x4x4/dp64-full-zero2": {"dp": 64, **ZERO_2, "seq": 4096, "recompute": "full"},
+    "llama-3.2-1b/v5e:4x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

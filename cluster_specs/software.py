@@ -217,8 +217,8 @@ class SoftwareSpec(Record):
     """What a step may take longer, however short it is, for a reason that is not known [s]; None: nothing."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
-    unlike_zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = None
-    """Those that its programs run otherwise than they are priced; None: no stage."""
+    shards_weights_from: Literal[2, 3]
+    """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
     partitioner: Partitioner | None = None

@@ -67,13 +67,14 @@ def state_bytes(
     zero_stage: int = 0,
     shard_degree: float = 1,
     keeps_copy: bool = True,
+    shards_weights_from: int = 3,
 ) -> StateBytes:
     """Bytes of weights, master weights, gradients and optimizer states of one rank.
 
     ``zero_stage`` 1 shards optimizer and master weights over ``shard_degree`` ranks, 2 gradients as well,
     3 weights as well; the degree is a fraction where shards are padded. ``keeps_copy`` False is a stack that
-    stores only the masters: by 1 they are whole, as what products read comes from them; FSDP, which casts them where
-    it gathers, shards them by 2, too, as weights without masters, and keeps them gathered from forward to backward.
+    stores only the masters, which are whole where weights are, as what products read comes from them. FSDP
+    ``shards_weights_from`` stage 2 on, and keeps them gathered from forward to backward.
     Without masters, states have the type of the weights, as in PyTorch; fp32 weights are their own masters.
     Raises ``InputError`` for a stage that does not exist, ``UnknownName`` for names.
     Source: Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 3 and table 1.
@@ -87,9 +88,10 @@ def state_bytes(
     state = optimizer_rule(optimizer).state_bytes(master or weight)
     held = 1 / shard_degree
     own = keeps_copy or not master
+    lies = held if zero_stage >= shards_weights_from else 1
     return StateBytes(
-        weights=parameters * own * weight * (held if zero_stage >= (3 if keeps_copy else 2) else 1),
-        master=parameters * master * (held if zero_stage >= (1 if keeps_copy else 2) else 1),
+        weights=parameters * own * weight * lies,
+        master=parameters * master * (held if keeps_copy and zero_stage else lies),
         gradients=parameters * gradient_bytes(grad_dtype) * (held if zero_stage >= 2 else 1),
         optimizer=parameters * state * (held if zero_stage >= 1 else 1),
     )

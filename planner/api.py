@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
-from cluster_specs.software import load_software, usual_stack
+from cluster_specs.software import usual_stack
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.evaluation.checks import unlike_priced
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -148,9 +147,7 @@ def read_plan(source: AnyPlan) -> Described:
 def judged(source: AnyPlan) -> Plan:
     """The plan that ``source`` describes, with the estimate of today."""
     described = read_plan(source).plan
-    unlike = unlike_priced(load_software(described.job.stack), described.plan.zero_stage)
-    said = (f"{unlike}: it may need more memory",) if unlike else ()
-    warnings = tuple(dict.fromkeys((*described.warnings, *said, *described.model.notes)))
+    warnings = tuple(dict.fromkeys((*described.warnings, *described.model.notes)))
     return described.model_copy(update={"estimate": evaluation.evaluate(described), "warnings": warnings})
 
 

@@ -4,7 +4,6 @@ import math
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.software import SoftwareSpec
 from planner.evaluation.cuts import ENDS
 from planner.evaluation.setting import Setting
 from planner.graph import Graph
@@ -38,16 +37,6 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
     check_stages(plan, graph)
     if job.adapter is not None:
         check_data_parallel(plan)
-
-
-def unlike_priced(software: SoftwareSpec, stage: int) -> str:
-    """What to say of a ZeRO stage that the stack's programs run otherwise than it is priced; nothing of others."""
-    if stage not in (software.unlike_zero_stages or ()):
-        return ""
-    return (
-        f"ZeRO {stage} under stack {software.name}: weights lie whole between its steps, and ZeRO {stage} is priced "
-        "with shards of them"
-    )
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:

@@ -188,8 +188,8 @@ class Evaluator:
         layout = plan.zero_stage, whole, plan.shard_degree, plan.secondary_degree, "weights" in plan.offload
         key = (weights, cost.frozen, id(mesh), plan.micro_batch, plan.num_microbatches > 1, *layout, name)
         if key not in self.kept.syncs:
-            wire = wire_widths(self.job, self.software, last=name == self.graph.last)
             products = products_of(self.setting, plan, self.graph.block[name])
+            wire = wire_widths(self.job, self.software, plan, name == self.graph.last, products)
             sync = sync_of(weights, mesh, plan, wire, whole, products)
             sync = sync.plus(gathers_of(cost.frozen, mesh, plan, self.software)) if cost.frozen else sync
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
@@ -206,7 +206,7 @@ class Evaluator:
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
         frozen = tuple(g.times(1 - share) for g in unit.block.frozen)
         block = unit.block._replace(weights=kept, frozen=frozen)
-        sync = beside_first(unit, first, self._sync(plan, block, name), self.pricer(plan))
+        sync = beside_first(unit, first, self._sync(plan, block, name), self.pricer(plan), plan)
         return unit._replace(block=block, sync=sync)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:

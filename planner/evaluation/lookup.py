@@ -7,6 +7,9 @@ over rows. If there are copies of the shards, all data ranks gather all gradient
 whole; without tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If
 context ranks split the tokens, both are gathered, or the table, which is gathered if it is smaller.
 
+Where the table lies whole and only its gradient is sharded, ranks look up what they need, and exchange no more than the
+way back: gradients of what was found.
+
 Where the columns do not divide, each has some rows: it looks up the tokens of all ranks and what is found is summed,
 each rank keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is
 done where what is looked up is smaller than the table.
@@ -27,7 +30,7 @@ from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import BlockCost
 from planner.evaluation.stages import UnitCost
-from planner.evaluation.states import Shards, Sync, shards_of
+from planner.evaluation.states import Shards, Sync, lie_whole, shards_of
 from planner.graph import Block, Tensor
 from planner.plans import Parallelism
 from planner.sharding.costs import Comm
@@ -42,12 +45,13 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     """``unit`` of ``block`` as it is, or with exchanges in place of its table's gather and of its gradient's sum."""
     partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
     lookups = [op for op in block.ops if op.kind == "embedding"]
-    if partitioner is None or plan.zero_stage < 3 or len(lookups) != 1:
+    if partitioner is None or plan.zero_stage < 2 or len(lookups) != 1:
         return unit
     table, found = block.tensor[lookups[0].weights[0]], block.tensor[lookups[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
     share = pricer.graph.elements(table) / plan.tensor / unit.block.elements
-    if block.name != pricer.graph.first:
+    whole = lie_whole(plan, pricer.software)
+    if block.name != pricer.graph.first and not whole:
         unit = unit._replace(sync=_gathered_before(unit.sync, share))
     if pricer.graph.tied and shards.outer.size > 1:
         return unit
@@ -58,10 +62,14 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         return unit
     copies = shards.outer.size > 1
     adds_up = plan.tensor == 1 and copies and not gathers_all and size.found * shards.outer.size > size.table
-    unit = unit._replace(sync=_without(unit.sync, share, kept=not adds_up), looked_up=True)
+    rest = _without(unit.sync, share, kept=not adds_up)
+    if whole:
+        rest = rest._replace(**{name: getattr(unit.sync, name) for name in GATHERS})
+    unit = unit._replace(sync=rest, looked_up=True)
     if by_row:
-        return _exchanging(unit, *_by_row(size.found, shards.inner, partitioner))
-    summed = 1 < plan.tensor <= shards.inner.size
+        there, back = _by_row(size.found, shards.inner, partitioner)
+        return _exchanging(unit, () if whole else there, back)
+    summed = 1 < plan.tensor <= shards.inner.size and not whole
     if summed:
         unit = unit._replace(block=_summed_whole(unit.block, pricer))
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
@@ -70,7 +78,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         back = (_of_data("all_reduce", size.table, everyone),)
     if plan.tensor > 1 and size.found > size.table:
         back += (pricer.comm("reduce_scatter", ("tensor",), size.table / shards.inner.size),)
-    return _exchanging(unit, there, back)
+    return _exchanging(unit, () if whole else there, back)
 
 
 class _Sizes(NamedTuple):
@@ -95,12 +103,12 @@ def _sizes(pricer: Pricer, table: Tensor, found: Tensor, shards: Shards) -> _Siz
     )
 
 
-def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer) -> Sync:
+def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer, plan: Parallelism) -> Sync:
     """What keeps the weights of the last ``unit`` in step, where the ``first`` has its table; ``apart`` without that.
 
     A partitioner gathers a table once for both, but sums what each makes of its gradient by itself.
     """
-    if first.looked_up:
+    if first.looked_up and not lie_whole(plan, pricer.software):
         return unit.sync
     if pricer.partitioned is None:
         return apart

@@ -21,7 +21,9 @@ from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
     frozen_weights,
+    gathers_apart,
     gradient_bytes,
+    lie_whole,
     reduced_bytes,
     sharded_elements,
     slices_sums,
@@ -88,6 +90,7 @@ def states_of(
         plan.zero_stage,
         shard_degree,
         software.keeps_copy,
+        software.shards_weights_from,
     )
     held = {
         "weights": states.weights,
@@ -130,7 +133,7 @@ def held_in_backward(
     """
     held = sum(resident_states(states, plan, software).values())
     late = software.gradient_life == "late"
-    keeps_all = plan.zero_stage == 2 and software.gradient_life != "backward"
+    keeps_all = plan.zero_stage == 2 and not lie_whole(plan, software)
     gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
     held += gathered * elements * weight_bytes(job)
     if software.gradient_life == "backward":
@@ -200,12 +203,16 @@ def cast_weights(rank: Rank, shard: float) -> float:
 def copied_weights(rank: Rank) -> float:
     """Copies of whole weights that XLA steps, while it gathers the updated ones into their place [bytes].
 
-    Where only data ranks split the head, it is gathered in a layout of its own, and not copied before.
+    Where only data ranks split the head, it is gathered in a layout of its own, and not copied before; nor are those
+    that are gathered by a sum, which has an array of its own.
     """
-    if not slices_sums(rank.plan, rank.software):
+    if not gathers_apart(rank.plan, rank.software):
         return 0.0
     later = rank.head if rank.plan.tensor == 1 else 0.0
-    return (rank.elements - later) * stored_weight_bytes(rank.job, rank.software)
+    summed = sum(stage.sync.summed_bytes for stage in rank.stages) / 2
+    gathered = sum(stage.sync.gather_bytes for stage in rank.stages)
+    share = gathered / (gathered + summed) if gathered else 0.0
+    return share * (rank.elements - later) * stored_weight_bytes(rank.job, rank.software)
 
 
 def device_memory(
@@ -253,7 +260,7 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     plan, software = rank.plan, rank.software
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
-    stored = shard if plan.zero_stage >= 2 else rank.elements
+    stored = rank.elements if lie_whole(plan, software) else shard
     kept = {"cast_weights": cast_weights(rank, stored), "copied_weights": copied_weights(rank)}
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)

@@ -43,7 +43,7 @@ def _at_loss(rank: Rank) -> dict[str, float]:
     that the last layer was gathered in goes with the root's forward, which the loss may be a part of.
     """
     gathered = 0.0
-    if rank.plan.zero_stage == 2:
+    if rank.keeps_gathered:
         gathered = rank.whole
     elif rank.shards_weights:
         gathered = max(rank.gathered_ends, default=0.0) if rank.software.wraps_ends else rank.root
@@ -86,7 +86,7 @@ def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
     plan, software = rank.plan, rank.software
     one, live = rank.largest_weight, software.live_parameters
     gathered = 0.0
-    if plan.zero_stage == 2:
+    if rank.keeps_gathered:
         gathered = rank.whole
     elif rank.shards_weights:
         gathered = gathered_bytes(rank.largest, rank.ends, rank.weight, software.prefetch_units)

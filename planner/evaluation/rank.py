@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
-from planner.evaluation.states import reduced_bytes, shards_frozen, weight_bytes
+from planner.evaluation.states import lie_whole, reduced_bytes, shards_frozen, weight_bytes
 from planner.plans import Job, Parallelism
 
 
@@ -128,7 +128,12 @@ class Rank:
     @cached_property
     def shards_weights(self) -> bool:
         """Whether weights are gathered to be used."""
-        return any(gathers_weights(self.plan))
+        return any(gathers_weights(self.plan, self.software))
+
+    @cached_property
+    def keeps_gathered(self) -> bool:
+        """Whether weights that lie in shards stay gathered from the forward to the backward."""
+        return self.plan.zero_stage == 2 and not lie_whole(self.plan, self.software)
 
     @cached_property
     def frees_gradients(self) -> bool:

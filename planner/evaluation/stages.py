@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost
 from planner.evaluation.setting import Setting
-from planner.evaluation.states import Sync
+from planner.evaluation.states import Sync, gathers_stepped
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.pipeline.generators import splits_backward
 from planner.plans import Parallelism
@@ -135,20 +135,21 @@ def host_of(setting: Setting, plan: Parallelism) -> Host:
     return Host(setting.cluster.device.host_bandwidth, check)
 
 
-def gathers_weights(plan: Parallelism) -> tuple[bool, bool]:
+def gathers_weights(plan: Parallelism, software: SoftwareSpec) -> tuple[bool, bool]:
     """Whether each micro-batch gathers weights (before forward, again before backward).
 
     ZeRO-3 frees them after each pass, as does offload. ZeRO-2 as FSDP's SHARD_GRAD_OP keeps them from forward to
-    backward; in a pipeline they stay for the whole step.
+    backward; in a pipeline they stay for the whole step (`gathers_stepped`).
     """
     if "weights" in plan.offload:
         return True, True
-    return plan.zero_stage == 3 or (plan.zero_stage == 2 and plan.pipeline == 1), plan.zero_stage == 3
+    frees = plan.zero_stage == 3
+    return frees or (plan.zero_stage == 2 and not gathers_stepped(plan, software)), frees
 
 
 def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether the weights of a unit at ``place`` are gathered for the backward as well."""
-    return gathers_weights(plan)[1] and (place == "layer" or software.regathers_ends)
+    return gathers_weights(plan, software)[1] and (place == "layer" or software.regathers_ends)
 
 
 def gathered_again(
@@ -166,7 +167,7 @@ def gathers_in_rings(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) 
     if unit.place != "layer":
         return 0.0
     lone, backward = unit.block.lone, gathers_again(unit.place, plan, software)
-    return gathers_weights(plan)[0] * lone.forward + backward * lone.backward
+    return gathers_weights(plan, software)[0] * lone.forward + backward * lone.backward
 
 
 def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
@@ -198,7 +199,8 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
     block, sync, place = unit.block, unit.sync, unit.place
-    gather_forward, gather_backward = gathers_weights(plan)[0], gathers_again(place, plan, software)
+    gather_forward = gathers_weights(plan, software)[0]
+    gather_backward = gathers_again(place, plan, software)
     activations = _activation_copy_seconds(unit, plan, host.bandwidth)
     # The link works in both directions at once: weights come while activations leave, gradients leave while both come.
     copied_forward = max(activations, sync.fetch * gather_forward)
@@ -260,7 +262,7 @@ def stage_cost(
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
     syncs = (unit.sync for unit, _ in units if unit.sync.gather or unit.sync.fetch)
-    waited = next(syncs, Sync()) if gathers_weights(plan)[0] else Sync()
+    waited = next(syncs, Sync()) if gathers_weights(plan, software)[0] else Sync()
     first_gather = waited.fetch + waited.gather
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     sent: dict[str, float] = {}
@@ -275,9 +277,9 @@ def stage_cost(
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
-        times_gathered = gathers_weights(plan)[0] + gathers_again(unit.place, plan, software)
+        times_gathered = gathers_weights(plan, software)[0] + gathers_again(unit.place, plan, software)
         _, again = gathered_again(unit.sync, unit.place, plan, software)
-        gathered += count * (gathers_weights(plan)[0] * unit.sync.gather_bytes + again)
+        gathered += count * (gathers_weights(plan, software)[0] * unit.sync.gather_bytes + again)
         summed = times_gathered * unit.sync.summed_bytes
         rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
         further = {"send": rings, "all_reduce": summed}

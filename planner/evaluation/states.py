@@ -67,18 +67,28 @@ class WireWidths(NamedTuple):
     """Bytes per element on the wire."""
 
     weights: float
-    stored: float
-    """Of weights that are gathered once they are stepped, where gradients are summed whole."""
+    """As they are read; as they are stored where they are gathered once they are stepped."""
     gradients: float
     copied: float
     """Of gradients that tensor ranks hold a part each of."""
 
 
-def wire_widths(job: Job, software: SoftwareSpec, last: bool) -> WireWidths:
-    """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type."""
+def wire_widths(
+    job: Job,
+    software: SoftwareSpec,
+    plan: Parallelism,
+    last: bool = False,
+    products: "Products | None" = None,
+) -> WireWidths:
+    """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type.
+
+    ``products`` may read weights in a narrower type than they have.
+    """
     reduced = reduced_head_bytes if last else reduced_bytes
-    weights, stored = weight_bytes(job), stored_weight_bytes(job, software)
-    return WireWidths(weights, stored, reduced(job, software), copied_bytes(job, software))
+    read = min(weight_bytes(job), products.width) if products else weight_bytes(job)
+    as_stored = sums_whole(plan, software) or gathers_apart(plan, software)
+    weights = stored_weight_bytes(job, software) if as_stored else read
+    return WireWidths(weights, reduced(job, software), copied_bytes(job, software))
 
 
 def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
@@ -91,10 +101,26 @@ def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
     return plan.zero_stage > 0 and sums_whole(plan, software) and software.sums_copies != "always"
 
 
+def lie_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether weights are whole between steps."""
+    return plan.zero_stage < software.shards_weights_from
+
+
+def gathers_stepped(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether weights are gathered once a step, updated: they lie whole, or ZeRO-2 keeps them over a pipeline."""
+    kept = lie_whole(plan, software) or (plan.zero_stage == 2 and plan.pipeline > 1)
+    return plan.zero_stage > 0 and kept
+
+
+def gathers_apart(plan: Parallelism, software: SoftwareSpec) -> bool:
+    """Whether a compiler gathers updated weights into arrays of their own, as each rank steps its shards."""
+    sharded = plan.zero_stage > 0 and plan.shard_degree > 1 and "weights" not in plan.offload
+    return sharded and software.partitioner is not None and lie_whole(plan, software)
+
+
 def slices_sums(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether a compiler cuts each rank's shard from the whole sum of a gradient, of which nothing else stays."""
-    sharded = plan.zero_stage == 1 and plan.shard_degree > 1 and "weights" not in plan.offload
-    return sharded and software.partitioner is not None and sums_whole(plan, software)
+    return gathers_apart(plan, software) and sums_whole(plan, software)
 
 
 STATE_AXES = ("context_expert", "context", "expert", "data")
@@ -270,9 +296,7 @@ def sync_of(
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
-        width = min(wire.weights, products.width) if products else wire.weights
-        width = wire.stored if whole else width
-        weights, gradients = group.elements * width, group.elements * wire.gradients
+        weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:
             everyone = shards_of(group, mesh, 1).outer
@@ -326,7 +350,7 @@ def _partitioned(weights: float, gradients: float, group: CommGroup, products: P
 
 def shards_frozen(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether ranks share frozen weights, and gather them: where they share trained ones."""
-    return plan.shard_degree > 1 and plan.zero_stage >= (3 if software.keeps_copy else 2)
+    return plan.shard_degree > 1 and not lie_whole(plan, software)
 
 
 def gathers_of(groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, software: SoftwareSpec) -> Sync:

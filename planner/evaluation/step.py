@@ -16,7 +16,8 @@ from planner.evaluation.stages import (
     split_stages,
     sums_every_microbatch,
 )
-from planner.evaluation.tails import Tail, gathers_once, last_tail, sync_over, tails_of
+from planner.evaluation.states import gathers_stepped
+from planner.evaluation.tails import Tail, last_tail, sync_over, tails_of
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
@@ -220,8 +221,9 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
     add("all_reduce", summed * (sync.whole_bytes + sync.replicate_bytes))
     add("all_reduce", sync.copy_bytes * (1 if software.gradient_life == "step" else m))
     each = m * sum(stage.gathered_bytes for stage in stages)
-    add("all_gather", sync.gather_bytes if gathers_once(plan) else each)
-    add("all_reduce", sync.summed_bytes if gathers_once(plan) else 0.0)
+    once = gathers_stepped(plan, software)
+    add("all_gather", sync.gather_bytes if once else each)
+    add("all_reduce", sync.summed_bytes if once else 0.0)
     if plan.pipeline > 1:
         add("send", 2 * m * sum(stage.boundary_bytes for stage in stages))
     return sent

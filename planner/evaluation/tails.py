@@ -13,6 +13,7 @@ from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost, reduces_every_microbatch, sums_every_microbatch
 from planner.evaluation.states import (
     Sync,
+    gathers_stepped,
     gradient_bytes,
     reduced_bytes,
     reduces_after,
@@ -88,7 +89,7 @@ def tail_of(
         exposed = plan.num_microbatches * left_over(own, backward, 1, overlap, slowdown) + shared
     else:
         exposed = left_over(own + shared, backward, turn, overlap, slowdown)
-    if gathers_once(plan):
+    if gathers_stepped(plan, setting.software):
         forward = [s.forward for s in stages]
         exposed += left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown)
     elements = sum(
@@ -128,17 +129,12 @@ def gradient_elements(weights: Sequence[WeightGroup], plan: Parallelism, mesh: M
     return sum(group.elements for group in weights)
 
 
-def gathers_once(plan: Parallelism) -> bool:
-    """Whether updated weights are gathered once a step: ZeRO-1, and ZeRO-2 that keeps them over a pipeline."""
-    return plan.zero_stage == 1 or (plan.zero_stage == 2 and plan.pipeline > 1)
-
-
 def _rank_sync(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> Sync:
     """Communication that keeps a rank's weights in step: block by block, of all at once, or broadcast in turns."""
     if reduces_after(plan, setting.software):
         return _at_once(setting, plan, mesh, stages)
     sync = sync_over(stages)
-    if setting.software.broadcasts_weights and gathers_once(plan):
+    if setting.software.broadcasts_weights and gathers_stepped(plan, setting.software):
         return sync._replace(gather=_broadcasts(setting, plan, mesh, stages))
     return sync
 
@@ -147,7 +143,7 @@ def _at_once(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[S
     """Of all weights at once: the host cuts each into the parts of all ranks, and copies them back once gathered."""
     job, software = setting.job, setting.software
     groups = [group for stage in stages for group in stage.weights]
-    sync = sync_of(groups, mesh, plan, wire_widths(job, software, last=False), whole=True)
+    sync = sync_of(groups, mesh, plan, wire_widths(job, software, plan), whole=True)
     parts = plan.shard_degree * sum(stage.tensors for stage in stages)
     return sync._replace(gather=sync.gather + parts * software.host_part)
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 from planner.errors import InputError
-from planner.evaluation.checks import unlike_priced
 from planner.evaluation.evaluator import Evaluator
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.asynchronous import ASYNCHRONOUS
@@ -71,10 +70,6 @@ def _check_sharding(evaluator: Evaluator, pins: Pins) -> None:
         raise InputError(
             f"--zero {pins.zero_stage} contradicts --sharding {pins.sharding}, which is ZeRO {stages}: leave out one"
         )
-    named = ZERO_STAGES[pins.sharding] if pins.sharding is not None else ()
-    for stage in (pins.zero_stage,) if pins.zero_stage is not None else named[-1:]:
-        if unlike := unlike_priced(evaluator.software, stage):
-            raise InputError(f"{unlike}; take ZeRO 1 or 3")
 
 
 def _check_offload(evaluator: Evaluator, pins: Pins) -> None:

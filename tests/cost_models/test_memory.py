@@ -183,8 +183,10 @@ def test_bad_input_is_named() -> None:
 def test_fsdp_shards_its_only_copy_of_the_weights_from_stage_2_on() -> None:
     """PyTorch's tracker: qwen3-8b in 16 bits over 8 ranks without resharding has 29.2 GiB, not 42.5."""
     kept, only = (
-        state_bytes(1, master_weights=False, zero_stage=2, shard_degree=8, keeps_copy=keeps).weights
-        for keeps in (True, False)
+        state_bytes(
+            1, master_weights=False, zero_stage=2, shard_degree=8, keeps_copy=False, shards_weights_from=stage
+        ).weights
+        for stage in (3, 2)
     )
     assert (kept, only) == (2, 2 / 8)
 

@@ -178,8 +178,8 @@ def test_every_kind_of_sharding_was_compiled() -> None:
 
 
 def parts_of(row: Mapping[str, Any]) -> list[str]:
-    """What can be compared: shipped models are whole; ZeRO-1 gathers weights of layers after the loop over them."""
-    looped = "layers" in row["model"] and row["parallel"].get("zero_stage") != 1
+    """What can be compared: shipped models are whole; ZeRO-1 and 2 gather weights after the loop over layers."""
+    looped = "layers" in row["model"] and row["parallel"].get("zero_stage") not in (1, 2)
     return ["sent_bytes_of_layers", "sent_bytes"] if looped else ["sent_bytes"]
 
 

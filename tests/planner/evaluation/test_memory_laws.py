@@ -4,7 +4,7 @@ import math
 from functools import cache
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
@@ -24,7 +24,6 @@ def evaluator(stack: str, optimizer: str = "adamw") -> Evaluator:
 
 
 def estimate(stack: str, zero: int, micro: int, recompute: str, data: int, pipeline: int) -> Estimate:
-    assume(zero not in (load_software(stack).unlike_zero_stages or ()))
     plan = Parallelism(
         data=data,
         pipeline=pipeline,
