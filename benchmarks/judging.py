@@ -39,6 +39,9 @@ was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
 
+FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
+"""Series of the dense runs that were transcribed fourth."""
+
 FOURTH_MIXTURES = frozenset(
     {
         "MegaScale-MoE",
@@ -79,7 +82,7 @@ ROUNDS: Mapping[str, frozenset[str]] = {
             "llm.c",
         }
     ),
-    "transcribed fourth": FOURTH_MIXTURES,
+    "transcribed fourth": FOURTH_DENSE | FOURTH_MIXTURES,
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
 

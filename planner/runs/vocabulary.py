@@ -254,7 +254,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Neuron", Origin("neuronx")),
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp")),
-    (r"tpu|maxtext|xla|JAX|\bpax|Google gpu-recipes", Origin("jax-xla")),
+    (r"tpu|maxtext|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
@@ -274,7 +274,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"InternEvo", Origin("internevo")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
-    (r"fms|nnScaler", Origin("torch-fsdp2")),
+    (r"fms|nnScaler|KempnerForge|prime-rl", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
         Origin("nemo", expert_tensor=1, token_exchange="once_per_node", fills_stages=True),
