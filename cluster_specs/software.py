@@ -30,6 +30,7 @@ class OnGPU(Record):
 
     overlap_slowdown: float = Field(ge=0)
     straggler: float = Field(ge=0)
+    grouped_tile: int = Field(ge=0)
 
 
 class Partitioner(Record):
@@ -77,6 +78,11 @@ class SoftwareSpec(Record):
     loss_backward_passes: float = Field(gt=0)
     routing_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of sorting tokens by expert and back."""
+    grouped_tile: int | None = Field(default=None, ge=0)
+    """Rows of a tile of grouped products, which every group that begins inside it computes again; None or 0: each group
+    is padded by itself."""
+    routes_by_masks: bool | None = None
+    """Where experts have a capacity, products with masks sort tokens by expert and back."""
     fused_softmax: bool
     """Where attention is not one kernel, scale, mask and softmax are."""
     fused_optimizer: bool

@@ -4,7 +4,7 @@ from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import InputError
 from cost_models.attention import AttentionShape, attended_pairs, attention_flops, attention_seconds
 from cost_models.costs import ComputeTime, kernel_time
-from cost_models.matmul import aligned_rows, cast_seconds, matmul_seconds
+from cost_models.matmul import aligned_rows, cast_seconds, matmul_seconds, visited_rows
 from cost_models.optimizers import OPTIMIZERS, newton_schulz_flops, optimizer_rule, update_bytes
 from cost_models.roofline import (
     ELEMENT_BYTES,
@@ -42,6 +42,7 @@ __all__ = [
     "product_peak",
     "ridge_point",
     "stream_seconds",
+    "visited_rows",
 ]
 
 

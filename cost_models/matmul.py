@@ -88,6 +88,16 @@ def aligned_rows(rows: float, bytes_per_element: float) -> float:
     return float(ceil(rows / access) * access)
 
 
+def visited_rows(rows: float, groups: float, tile: int) -> float:
+    """``rows`` of each of ``groups`` that lie one after the other in an array, as a kernel with such tiles computes.
+
+    A tile that two groups share is computed whole for either. As hardly any group but the first starts where a tile
+    does, ``rows groups / tile + groups - 1`` tiles are computed.
+    Source: jax-ml/jax ``jax/experimental/pallas/ops/tpu/megablox/gmm.py`` (``make_group_metadata``).
+    """
+    return rows + tile * (groups - 1) / groups if rows > 0 else rows
+
+
 @cache
 def tile_shapes(tile: tuple[int, int]) -> tuple[tuple[int, int, float], ...]:
     """Tiles that a library chooses among, each with its share of the full tile's rate.

@@ -74,6 +74,9 @@ class Job(Given):
 
     Which experts share a rank decides it, so it is measured, not derived (Wang et al., arXiv:2408.15664, section 2).
     """
+    expert_capacity: float | None = Field(default=None, gt=0)
+    """Tokens that every expert computes over the mean, padding where it has fewer; those beyond are dropped. None: all
+    are computed, and no others."""
     adapter: Adapter | None = None
     """Trained in place of the model's own weights; None trains these."""
     stack: str = "torch-fsdp2"

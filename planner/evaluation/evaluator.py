@@ -96,7 +96,8 @@ class Evaluator:
         mesh = self.mesh(plan)
         key = (*mesh.sizes.values(), plan.micro_batch)
         if key not in self.kept.pricers:
-            sizes = Sizes(self.graph, mesh, plan.micro_batch * plan.data, self.job.expert_imbalance)
+            batch = plan.micro_batch * plan.data
+            sizes = Sizes(self.graph, mesh, batch, self.job.expert_imbalance, self.job.expert_capacity)
             self.kept.pricers[key] = Pricer(
                 self.graph, sizes, self.job, self.software, self.kept.prices, self.kept.derived
             )

@@ -154,6 +154,8 @@ def _config(plan: Plan, model: str | None) -> dict[str, Any]:
         "attention": "dot_product" if job.attention == "plain" else "autoselected",
         "scan_layers": True,
     }
+    if job.expert_capacity is not None:
+        config |= {"capacity_factor": job.expert_capacity, "sparse_matmul": False, "megablox": False}
     if p.pipeline > 1:
         config["num_pipeline_microbatches"] = p.num_microbatches
         config["num_layers_per_pipeline_stage"] = num_layers(plan) // p.pipeline

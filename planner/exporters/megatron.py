@@ -139,6 +139,11 @@ def settings(plan: Plan) -> dict[str, Settings]:
     if p.expert > 1:
         model |= DISPATCHERS[job.token_exchange]
         model |= {"overlap_moe_expert_parallel_comm": True} if job.overlap_experts else {}
+    if job.expert_capacity is not None:
+        model |= {
+            "moe_expert_capacity_factor": job.expert_capacity,
+            "moe_pad_expert_input_to_capacity": True,
+        }
     if job.attention == "plain":
         model["attention_backend"] = "unfused"
     optimizer: Settings = {"optimizer": LIMITS.optimizers[job.optimizer]}

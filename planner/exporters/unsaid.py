@@ -50,6 +50,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.plan.expert > 1 and plan.job.overlap_experts,
             "tokens on their way to experts beside the computation of another micro-batch",
         ),
+        "expert_capacity": (
+            lambda plan: plan.job.expert_capacity is not None,
+            "experts that compute so many tokens, padded or dropped",
+        ),
         "master_weights": (_half_weights, "no fp32 copies of the weights"),
         "grad_dtype": (_half_gradients, "gradients accumulated in bf16"),
         "reduce_dtype": (_reduces_in, "gradients reduced in the type that the job names"),
@@ -66,7 +70,9 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
 LIMITED = frozenset({"master_weights", "fused_loss"})
 """Fields that `Limits` judge, for targets that have them."""
 
-MEGATRON = LIMITED | {"attention", "context_exchange", "token_exchange", "overlap_experts", "grad_dtype"}
+EXPERTS = frozenset({"token_exchange", "overlap_experts", "expert_capacity"})
+
+MEGATRON = LIMITED | EXPERTS | {"attention", "context_exchange", "grad_dtype"}
 
 SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -79,7 +85,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "torchtitan-0.2": LIMITED | {"grad_dtype", "reduce_dtype"},
         "megatron-lm": MEGATRON,
         "megatron-bridge": MEGATRON,
-        "maxtext": LIMITED | {"attention", "grad_dtype"},
+        "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity"},
         "nanotron": LIMITED | {"grad_dtype"},
     }
 )

@@ -112,6 +112,8 @@ def _job(keys: Keys) -> dict[str, Any]:
     keys.flag("use-flash-attn")
     if keys.get("moe-token-dispatcher-type") == "flex":
         job["token_exchange"] = "once_per_node"
+    if keys.flag("moe-pad-expert-input-to-capacity"):
+        job["expert_capacity"] = keys.number("moe-expert-capacity-factor")
     if keys.flag("overlap-moe-expert-parallel-comm"):
         job["overlap_experts"] = True
     return job

@@ -50,6 +50,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
+            "expert_capacity": _expert_capacity(run),
             "adapter": run.adapter,
             "stack": origin.stack,
             "memory_headroom": 0.0,
@@ -90,6 +91,12 @@ def _token_exchange(run: RunFile, origin: Origin) -> str:
     if once or run.parallel.moe_dispatcher is None:
         return "once_per_node" if once else origin.token_exchange
     return "all_to_all"
+
+
+def _expert_capacity(run: RunFile) -> float | None:
+    """As given, else by the notes."""
+    noted = re.search(r"capacity[_ ]factor (\d+(\.\d+)?)", run.notes or "", re.IGNORECASE)
+    return run.parallel.moe_capacity_factor or (float(noted[1]) if noted else None)
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from cluster_specs.software import SoftwareSpec
 from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import aligned_rows, cast_seconds, matmul_seconds, product_dtype, stream_seconds
+from cost_models.compute import cast_seconds, matmul_seconds, product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor, trained_weights
 from planner.operators import ROUTING_KINDS, operator_rule
@@ -24,6 +24,7 @@ from planner.sharding.frozen import spared
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
 from planner.sharding.resharding import Move, moves
+from planner.sharding.routing import expert_rows, mask_products, routes_by_masks
 from planner.sharding.spec import (
     ShardingSpec,
     Sizes,
@@ -280,11 +281,11 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     points = right if op.kind == "conv" else left
     weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
     rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
-    if "experts" in points.dims:
-        rows = aligned_rows(rows * sizes.load(points, strategy), pricer.element_bytes(left))
     grouped = math.prod(sizes.local(d, strategy) for d in batches)
     dtype = pricer.matmul_dtype(block, left, right)
     device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
+    if "experts" in points.dims:
+        rows = expert_rows(pricer, rows * sizes.load(points, strategy), grouped, width)
     forward = dgrad = wgrad = 0.0
     for inner, columns in products.items():
         depth = math.prod(sizes.local(d, strategy) for d in inner)
@@ -353,6 +354,8 @@ def _reach(op: Op) -> float | None:
 
 def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     """An operator limited by memory traffic: it reads its inputs and weights and writes its outputs."""
+    if routes_by_masks(pricer, op):
+        return mask_products(pricer, block, op, strategy)
     device = pricer.mesh.cluster.device
 
     def local(names: tuple[str, ...]) -> float:

@@ -86,9 +86,17 @@ def carried(graph: Graph, tensor: Tensor, spec: ShardingSpec) -> ShardingSpec:
 class Sizes:
     """Local sizes on one mesh for one batch, memoised: the arithmetic that everything else leans on."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, batch: int, expert_imbalance: float = 1.0) -> None:
-        """``batch`` is the sequences of one micro-batch over the whole mesh; ``expert_imbalance`` as in `Job`."""
-        self.graph, self.mesh, self.batch, self.expert_imbalance = graph, mesh, batch, expert_imbalance
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        batch: int,
+        expert_imbalance: float = 1.0,
+        expert_capacity: float | None = None,
+    ) -> None:
+        """``batch`` is the sequences of one micro-batch over the whole mesh; the others are as in `Job`."""
+        self.graph, self.mesh, self.batch = graph, mesh, batch
+        self.expert_imbalance, self.expert_capacity = expert_imbalance, expert_capacity
         self._dims: Mapping[str, int] = {**graph.dims, BATCH: batch}
         self._shares: dict[tuple[str, Strategy], float] = {}
         self._products: dict[tuple[tuple[str, ...], Strategy], float] = {}
@@ -114,9 +122,14 @@ class Sizes:
         return tensor.scale * self.load(tensor, spec.shards) * self._products[key]
 
     def load(self, tensor: Tensor, strategy: Strategy) -> float:
-        """Tokens of ``tensor`` on the fullest rank over the mean: only ranks with experts of their own differ."""
-        if self.expert_imbalance == 1 or tensor.is_parameter or "experts" not in tensor.dims:
+        """Tokens of ``tensor`` on the fullest rank over the mean: only ranks with experts of their own differ.
+
+        Experts with a capacity all compute as many.
+        """
+        if tensor.is_parameter or "experts" not in tensor.dims:
             return 1.0
+        if self.expert_capacity is not None:
+            return self.expert_capacity
         return self.expert_imbalance if self.local("experts", strategy) < self.full("experts") else 1.0
 
     def divides(self, dim: str, degree: int) -> bool:

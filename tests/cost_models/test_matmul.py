@@ -16,6 +16,7 @@ from cost_models.matmul import (
     systolic_seconds,
     tile_shapes,
     tiled_seconds,
+    visited_rows,
 )
 
 DEVICES = {"b200": "b200-sxm-180g", "h200": "h200-sxm-141g", "tpu-v7x": "tpu-v7x"}
@@ -140,3 +141,29 @@ def test_fp8_products_keep_their_share_of_the_rate(device: DeviceSpec) -> None:
     half = device.model_copy(update={"efficiency": efficiency, "peak_flops_per_second": rates})
     products = [matmul_seconds(2048, 2048, 8192, half, dtype).seconds for dtype in ("bf16", "fp8")]
     assert products[0] == pytest.approx(products[1])
+
+
+@pytest.mark.parametrize("tile", [128, 512])
+@pytest.mark.parametrize(("groups", "mean"), [(8, 4096), (16, 1536), (128, 1024)])
+def test_rows_of_groups_in_one_array_are_those_that_the_kernel_of_jax_visits(
+    groups: int, mean: int, tile: int
+) -> None:
+    jax = pytest.importorskip("jax")
+    numpy = pytest.importorskip("numpy")
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
+
+    drawn = numpy.random.default_rng(0).multinomial(groups * mean, [1 / groups] * groups)
+    _, visited = make_group_metadata(
+        group_sizes=jax.numpy.asarray(drawn, dtype="int32"),
+        m=groups * mean,
+        tm=tile,
+        start_group=jax.numpy.array([0])[0],
+        num_nonzero_groups=groups,
+        visit_empty_groups=False,
+    )
+    assert groups * visited_rows(mean, groups, tile) == pytest.approx(int(visited) * tile, rel=0.01)
+
+
+def test_one_group_has_no_tile_to_share() -> None:
+    assert visited_rows(1000, 1, 512) == 1000
+    assert visited_rows(0, 8, 512) == 0

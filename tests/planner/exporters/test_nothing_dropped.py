@@ -84,6 +84,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
         "overlap_experts": True,
+        "expert_capacity": 1.25,
         "adapter": Adapter(r=8, target_modules=("q_proj",), base="nf4"),
     }
 )
@@ -111,6 +112,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "context_exchange": ("context", "context, ZeRO 1"),
         "token_exchange": MIXED,
         "overlap_experts": MIXED,
+        "expert_capacity": MIXED,
     }
 )
 """Field -> the bases in which it means anything, where these are not all."""
