@@ -71,7 +71,7 @@ split: no constant comes from them.
   (deepseek-ai/DeepEP), would bring Primus' mixtures from +48 and +83 to +31 and +62 %, but the 62 other runs that it
   touches, most of the fit split and on Blackwell, from 7.5 to 13 %; it is not priced. A table of Llama-2-7B on four
   A100 (NeMo 24.07), of which it is not said which, is left out (-19 to -27 % as SXM).
-* The fourth are AXLearn's step times on TPU v4 to v6e and H100, KempnerForge's on H200, prime-rl's on B200, H100, H200
+* The dense ones transcribed fourth are AXLearn's step times on TPU v4 to v6e and H100, KempnerForge's on H200, prime-rl's on B200, H100, H200
   and A6000, runs of nanotron on H100 in July 2024, and tensor ranks by `shard_map` on TPU v2 and v3; their bias was -15
   %. What AXLearn and KempnerForge ran was first read in their code of today. In that of the commits that printed the
   figures AXLearn had no flash attention before June 2024, other meshes, and kept other tensors; KempnerForge's weights
@@ -81,6 +81,14 @@ split: no constant comes from them.
   and 15 to 75 % longer with one, which none of the sweep's three versions explains; AXLearn's 70B on v6e, which keeps
   activations on the host, 21 to 24 %, and on 512 H100 in June 2024 26 %. It printed 1.78 s of 7B on 256 H100 in
   September 2024 and 1.4 s in July 2025 (1.68 s predicted for both): releases alone differ by a quarter.
+* The mixtures transcribed fourth are tables of MegaScale-MoE and of parallel folding, DeepEP in a fork of
+  torchtitan, prime-rl's baselines, two issues, and MaxText's recipes for three kinds of TPU. Folding's (64 to 256 H100,
+  tokens dropped) are off by -1 to +7 % but for a model of 64 narrow experts (+19 and -23 %). On TPUs, where no mixture
+  was in a fit, all were too fast (-14 to -52 %), which led to two things without one: megablox computes a tile once for
+  every group in it, and MaxText pads experts to their capacity and reaches it by products with masks. Its Mixtral-8x7B
+  went from -30 to -14 %, DeepSeek-V3, Llama-4's Scout and Maverick, Qwen3-235B and GPT-OSS from -28, -14, -23, -28 and
+  -52 to -21, -11, -21, -25 and -50 %, and Mixtral-8x22B, which had been there, from -19 to 0 %. Three on TPU7x are not
+  evaluated, as the bandwidth to its host is not known.
 * InternEvo was in the first fit of the A100's rate; it has been fitted again without it. Of 0.74 to 0.82 the rate that
   ships, 0.78, has the least mean over fit series of their median errors (4.0 %; 0.76 and 0.80 have 4.3 and 4.2 %).
 
@@ -317,6 +325,15 @@ FAR_OFF = """\
 * DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
   are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
 * GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
+* MegaScale-MoE's 352B on 240 to 1,440 H800: Megatron-LM -23 to -27 %, its own system -6 to -18 %. Neither micro-batch,
+  virtual stages nor routing are printed.
+* prime-rl's Qwen3-30B at 16,384 tokens: -42 to -46 %. Half of that is not the experts': its dense Qwen3-4B would be
+  -24 % there (and +8 % at 65,536 tokens, as other long sequences are).
+* The exchange of torchtitan itself takes a step on eight B200 half as long again as DeepEP's (3.30 and 2.22 s). Both
+  are priced alike inside a node (-33 and 0 %), and passes over memory counted in its source would explain a tenth.
+* torchtitan asks for cuDNN's attention on Blackwell since May 2025 (pytorch/torchtitan@3b85aa31f), not for
+  FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
+  their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known.
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -36 to -41 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,9 @@ RUNS = {
 }
 """File of runs in tests/published -> what it is."""
 
+WITHOUT_FIT = {"runs_mixtures": ("runs_gpu", "runs_tpu")}
+"""File of the report split alone -> files whose fit split the usual rule of thumb is fitted on."""
+
 LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
     "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
@@ -159,6 +163,7 @@ class Bookkeeper:
         return estimate
 
 
+@cache
 def judge(name: str) -> tuple[list[Judged], ValidationReport]:
     """Every row of a file, with our error and that of the constant MFU of its device."""
     raw, book = load(name), Bookkeeper()
@@ -180,14 +185,19 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
         if rate_error is not None:
             row = row.model_copy(update={"step_time_error": None, "inside_interval": None})
         judged.append(Judged(row, series, device, split_of(series), source, plan=plan, rate_error=rate_error))
-    return with_baseline(judged, known), report
+    return with_baseline(
+        judged, [row for other in WITHOUT_FIT.get(name, ()) for row in judge(other)[0]]
+    ), report
 
 
-def with_baseline(judged: Sequence[Judged], known: Sequence[tuple[Plan, Estimate] | None]) -> list[Judged]:
-    """Errors of ``useful FLOPs / (MFU peak devices) (1 + (p - 1) / (m v))`` with the fit split's median MFU."""
-    ideal = [_ideal_seconds(pair, row.row) for pair, row in zip(known, judged, strict=True)]
+def with_baseline(judged: Sequence[Judged], others: Sequence[Judged]) -> list[Judged]:
+    """Errors of ``useful FLOPs / (MFU peak devices) (1 + (p - 1) / (m v))`` with the median MFU of the fit split.
+
+    ``others`` are runs of that split beside those of ``judged``.
+    """
+    ideal = [_ideal_seconds(row) for row in judged]
     mfu: dict[str, list[float]] = defaultdict(list)
-    for row, times in zip(judged, ideal, strict=True):
+    for row, times in zip((*judged, *others), (*ideal, *map(_ideal_seconds, others)), strict=True):
         if times is not None and row.split == "fit":
             mfu[row.device].append(times[0] / times[1])
     typical = {device: statistics.median(values) for device, values in mfu.items()}
@@ -200,15 +210,14 @@ def with_baseline(judged: Sequence[Judged], known: Sequence[tuple[Plan, Estimate
     return result
 
 
-def _ideal_seconds(pair: tuple[Plan, Estimate] | None, row: Row) -> tuple[float, float] | None:
+def _ideal_seconds(judged: Judged) -> tuple[float, float] | None:
     """(seconds at full peak with the bubble, measured seconds)."""
-    if pair is None or row.step_time_error is None:
+    predicted, error = judged.row.predicted, judged.row.step_time_error
+    if judged.plan is None or predicted is None or error is None:
         return None
-    plan, estimate = pair
-    p, ways = plan.plan, plan.plan.num_microbatches * plan.plan.virtual_stages
-    bubble = 1 + (p.pipeline - 1) / ways
-    measured = estimate.step_time_s / (1 + row.step_time_error)
-    return estimate.mfu * estimate.step_time_s * bubble, measured
+    p = judged.plan.plan
+    bubble = 1 + (p.pipeline - 1) / (p.num_microbatches * p.virtual_stages)
+    return predicted.mfu * predicted.step_time_s * bubble, predicted.step_time_s / (1 + error)
 
 
 def inside(rows: Iterable[Judged]) -> float | None:
