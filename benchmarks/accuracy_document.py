@@ -17,6 +17,7 @@ from accuracy_text import (
     CALCULON,
     COLLECTIVES,
     FAR_OFF,
+    HELD,
     INTERVALS,
     LEFT_OUT,
     MEMORY,
@@ -222,25 +223,37 @@ def use_of(row: Judged) -> str:
 def interval_section(rows: Sequence[Judged]) -> str:
     """Widths by stack, and how many runs lie inside by kind."""
     derived = intervals.widths(rows)
-    widths = [
-        [
-            stack,
-            "mixtures" if experts else "dense",
-            f"{width:.3f}",
-            f"{intervals.shipped((stack, experts)):.2f}",
-        ]
-        for (stack, experts), width in derived.items()
-    ]
+    alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (stack, experts), width in derived.items():
+        kind = "mixtures" if experts else "dense"
+        alike[kind, f"{width:.3f}", f"{intervals.shipped((stack, experts)):.2f}"].append(stack)
+    widths = [[", ".join(stacks), *key] for key, stacks in alike.items()]
     covered = [
         [kind, *(cell for n, share in by_split.values() for cell in (str(n), percent(share)))]
         for kind, by_split in intervals.coverage(rows).items()
     ]
     return (
         INTERVALS
-        + table(("stack", "models", "derived", "shipped"), widths)
+        + table(("stacks", "models", "derived", "shipped"), widths)
         + "\n"
         + table(("inside the interval", "fit", "", "report", ""), covered)
+        + held_section(rows)
     )
+
+
+def held_section(rows: Iterable[Judged]) -> str:
+    """How many dense runs lie inside the width that is derived without their series, and how series differ."""
+    series = intervals.dense_series(rows)
+    held, lines = intervals.held(series), []
+    for split in ("fit", "report"):
+        names = [name for name in series if split_of(name) == split]
+        inside = [held[name] for name in names]
+        shares = [statistics.mean(of) for of in inside]
+        cells = [*intervals.spreads(series[n] for n in names), statistics.mean(shares)]
+        runs = [ran for of in inside for ran in of]
+        lines.append([f"{split}, {len(names)} series", *map(percent, cells), percent(statistics.mean(runs))])
+    head = ("dense, series left out", "between", "within", "inside: series alike", "inside: runs alike")
+    return HELD + table(head, lines)
 
 
 def left_out_section(rows: Iterable[Judged]) -> str:

@@ -1,23 +1,25 @@
-"""How wide the 80 % intervals of step time have to be, by stack, for runs of a source that nothing was fitted on.
+"""How wide the 80 % intervals of step time have to be for runs of a source that nothing was fitted on.
 
     python benchmarks/intervals.py    # print widths and coverage
 
-What matters is how much sources differ, as a user's runs are a draw of a source. A width is the 80 % quantile of the
-errors of runs of the fit split, each as if its series had been left out (`left_out`), every source weighing the same;
-of a stack with `unexplained` seconds, of what is beyond these. Dense models and mixtures of experts apart:
+A user's runs are a draw of a source and then of its runs, and sources differ more than runs of one do (`spreads`). A
+width is therefore the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
+(`left_out`), every source weighing the same, and one that was not seen as much as any: it may err by anything, so that
+the others have to hold its share too (hierarchical conformal prediction, arXiv:2306.06342). Of a stack with
+``unexplained`` seconds, the errors are those beyond these. Dense models and mixtures of experts apart:
 
-* Dense: a source is a series. A stack that two show or more has the width of its own runs; of a stack that one shows,
-  the series may be lucky: the wider of its own and that of all series.
-* Mixtures: three series are too few for that, so a source is what one series has on one device, and the one not seen
-  counts as one more (hierarchical conformal prediction, arXiv:2306.06342). It takes four sources then to hold four
-  fifths; all stacks have the width of the stacks that have four.
+* Dense: a source is a series. No stack is shown by the four series that its own width would take, so that all stacks
+  have the width of all series.
+* Mixtures: three series are too few, so that a source is what one series has on one device; all stacks have the width
+  of the stacks that have four.
 """
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out
+from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out, split_of
 
 from cluster_specs.software import load_software
 
@@ -61,26 +63,12 @@ def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
     shown = sorted({stack_of(run.row) for runs in mixtures.values() for run in runs})
     own = [[s for runs in mixtures.values() if (s := _of_stack(runs, stack))] for stack in shown]
     widest = max(quantile(found, unseen=1) for found in own if len(found) >= FEWEST)
-    return _by_stack(dense) | dict.fromkeys(shown, widest)
+    stacks = sorted({stack_of(run.row) for runs in dense.values() for run in runs})
+    return dict.fromkeys(stacks, quantile(list(dense.values()), unseen=1)) | dict.fromkeys(shown, widest)
 
 
 def _of_stack(runs: Sequence[LeftOut], stack: Stack) -> list[LeftOut]:
     return [run for run in runs if stack_of(run.row) == stack]
-
-
-def _by_stack(series: Mapping[str, Sequence[LeftOut]]) -> dict[Stack, float]:
-    names: dict[Stack, set[str]] = defaultdict(set)
-    for name, runs in series.items():
-        for run in runs:
-            names[stack_of(run.row)].add(name)
-    everything = quantile(list(series.values()))
-    found = {}
-    for stack, shown_by in sorted(names.items()):
-        own = [_of_stack(series[name], stack) for name in shown_by]
-        found[stack] = (
-            quantile(own) if len(own) > 1 else max(quantile([series[n] for n in shown_by]), everything)
-        )
-    return found
 
 
 def beyond(run: LeftOut) -> float:
@@ -94,13 +82,45 @@ def beyond(run: LeftOut) -> float:
 
 def quantile(series: Sequence[Sequence[LeftOut]], unseen: int = 0) -> float:
     """Relative half-width that holds the share of all runs, every series weighing the same, those unseen too."""
-    weighed = sorted((beyond(run), 1 / len(runs)) for runs in series for run in runs)
-    least, reached = SHARE * (len(series) + unseen), 0.0
-    for error, weight in weighed:
+    return _weighted([(beyond(run), 1 / len(runs)) for runs in series for run in runs], unseen)
+
+
+def _weighted(errors: Sequence[tuple[float, float]], unseen: int = 0) -> float:
+    """Of (logarithm of an error, weight) the least that holds `SHARE` of the weight, and of ``unseen`` beside it."""
+    least, reached = SHARE * (sum(weight for _, weight in errors) + unseen), 0.0
+    for error, weight in sorted(errors):
         reached += weight
         if reached >= least - 1e-9:
             return math.expm1(error)
     raise ValueError("no runs")
+
+
+def dense_series(rows: Iterable[Judged]) -> dict[str, list[LeftOut]]:
+    """Series -> its runs of dense models, each as if the series had been left out."""
+    found = {name: [r for r in runs if not has_experts(r.row)] for name, runs in left_out(rows).items()}
+    return {name: runs for name, runs in found.items() if runs}
+
+
+def held(series: Mapping[str, Sequence[LeftOut]]) -> dict[str, list[bool]]:
+    """Series -> of each run whether it is inside the width that all other series of the fit split give."""
+    fit = {name: runs for name, runs in series.items() if split_of(name) == "fit"}
+    found = {}
+    for name, runs in series.items():
+        width = quantile([others for other, others in fit.items() if other != name], unseen=1)
+        found[name] = [math.expm1(beyond(run)) <= width for run in runs]
+    return found
+
+
+def spreads(series: Iterable[Sequence[LeftOut]]) -> tuple[float, float]:
+    """(between sources, within one): share by which four fifths of series are off at most in the median, and by which
+    four fifths of runs differ from the median of their series, every series weighing the same."""
+    between, within = [], []
+    for runs in series:
+        errors = [math.log1p(run.without) for run in runs]
+        median = statistics.median(errors)
+        between.append((abs(median), 1.0))
+        within += [(abs(error - median), 1 / len(runs)) for error in errors]
+    return _weighted(between), _weighted(within)
 
 
 def coverage(rows: Sequence[Judged]) -> dict[str, dict[str, tuple[int, float]]]:
@@ -135,5 +155,11 @@ if __name__ == "__main__":
     ROWS = [row for name in RUNS for row in judge(name)[0]]
     for one, width in widths(ROWS).items():
         print(f"{one[0]:20} {'experts' if one[1] else 'dense':8} {width:.3f}, shipped {shipped(one):.2f}")
+    SERIES = dense_series(ROWS)
+    HELD = held(SERIES)
+    for split in ("fit", "report"):
+        names = [name for name in SERIES if split_of(name) == split]
+        print(split, "between, within", spreads(SERIES[name] for name in names))
+        print(split, "held, series the same", statistics.mean(statistics.mean(HELD[name]) for name in names))
     for kind, by_split in coverage(ROWS).items():
         print(f"{kind:20}", *(f"{split} {n} {share:.1%}" for split, (n, share) in by_split.items()))

@@ -144,6 +144,21 @@ def test_a_width_holds_the_share_of_sources_and_of_those_not_seen() -> None:
         intervals.quantile(found[:3], unseen=1)
 
 
+def test_a_series_is_held_to_what_the_others_differ_by() -> None:
+    fit = {
+        name: [left_out_by(0.1)]
+        for name in ("llm-foundry", "torchtitan", "vTrain single-node", "Alpa OSDI22")
+    }
+    series = fit | {"Zero-bubble PP": [left_out_by(0.3)], "new": [left_out_by(0.2), left_out_by(-0.05)]}
+    held = intervals.held(series)
+    assert held["Zero-bubble PP"] == [False]  # the four others give 0.1
+    assert held["llm-foundry"] == [True]
+    assert held["new"] == [True, True]  # 4.8 of five need the one that errs by 0.3
+    between, within = intervals.spreads([series["new"], series["Zero-bubble PP"]])
+    assert between == pytest.approx(0.3)
+    assert within == pytest.approx((1.2 / 0.95) ** 0.5 - 1)
+
+
 def left_out_by(error: float) -> judging.LeftOut:
     """A run that is predicted to take longer than it did."""
     predicted = validation.Prediction(
@@ -165,3 +180,13 @@ def test_intervals_are_those_of_sources_left_out(measured: tuple[dict[str, Any],
     for stack, width in found.items():
         least = max(width, found.get((stack[0], False), 0.0))  # experts are no easier to predict
         assert intervals.shipped(stack) == pytest.approx(least, abs=0.01)
+
+
+def test_intervals_hold_for_series_that_they_were_not_derived_from(
+    measured: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    judged, _ = measured
+    held = intervals.held(intervals.dense_series(row for name in judging.RUNS for row in judged[name]))
+    report = [runs for name, runs in held.items() if judging.split_of(name) == "report"]
+    assert len(report) > 40
+    assert 0.75 < sum(sum(runs) / len(runs) for runs in report) / len(report) < 0.9
