@@ -101,9 +101,16 @@ def matmul_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFl
 
 
 def conv_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
-    """2 x output points x input channels x filter taps (grouped channels are not supported)."""
+    """2 x points x input channels x output channels x filter taps; of channels by themselves one dim for both.
+
+    Points of the output, each of which sums over all taps; of the input where that is smaller, each of which a
+    transposed convolution adds to as many places (Dumoulin and Visin, arXiv:1603.07285, section 4).
+    """
     x, y = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
-    products = [(w, 2 * _size(dict.fromkeys((*y.dims, *w.dims)), graph)) for w in _product_weights(op, block)]
+    products = [
+        (w, 2 * min(_size(dict.fromkeys((*image.dims, *w.dims)), graph) for image in (x, y)))
+        for w in _product_weights(op, block)
+    ]
     return _products(x, products)
 
 

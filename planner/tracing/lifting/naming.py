@@ -175,7 +175,8 @@ class Naming:
         for stage in self.stages[1:-1]:
             for name in stage.inputs[:1]:
                 if loops := self.loops(name):
-                    self._give(loops[-1], "hidden")
+                    features = [x for x in loops if x in self._learned]
+                    self._give((features or loops)[-1], "hidden")
         self._name_positions()
         for kernel in self.lifted.kernels:
             if kernel.role == "attention":
@@ -252,7 +253,7 @@ class Naming:
         if "seq" in self.sizes or not self.stages[1].inputs:
             return
         images = any(k.role == "conv" for k in self.lifted.kernels)
-        state = [x for x in self.loops(self.stages[1].inputs[0])[:-1] if x not in self.names]
+        state = [x for x in self.loops(self.stages[1].inputs[0]) if x not in self.names]
         if len(state) == 1:
             self._give(state[0], "pixels" if images else "seq")
         elif state:
@@ -264,6 +265,11 @@ class Naming:
             name = wanted if wanted not in self.sizes else f"{wanted}_{len(self.together) + 1}"
             self.together[group] = name
             self.sizes[name] = elements(self.size[x] for x in group)
+
+    @cached_property
+    def _learned(self) -> set[Class]:
+        """Loops over weights: of an image, its channels, wherever they stand."""
+        return {x for k in self.lifted.kernels for n in k.weights for x in self.loops(n)}
 
     @cached_property
     def _contracted(self) -> set[Class]:

@@ -64,8 +64,12 @@ class BlockWriter:
         return self.called[value]
 
     def _declare(self, tensor: Tensor) -> str:
-        self.tensors[tensor.name] = tensor
-        return tensor.name
+        """Under its name, or that with a number where another has it: data may be called as a layer's state is."""
+        found, number = tensor, 2
+        while self.tensors.get(found.name, found) != found:
+            found, number = tensor.model_copy(update={"name": f"{tensor.name}_{number}"}), number + 1
+        self.tensors[found.name] = found
+        return found.name
 
     def _tensor(self, value: str, name: str) -> str:
         if value not in self.called:
@@ -142,11 +146,17 @@ class BlockWriter:
 
     def _check_product(self, kernel: Kernel) -> None:
         read, made = set(self.naming.dims(kernel.inputs[0])), set(self.naming.dims(kernel.outputs[0]))
+        loops = self.naming.loops(kernel.weights[0])
+        if kernel.role == "conv" and len(set(loops)) == len(
+            loops
+        ):  # of a channel by itself the window is summed
+            read |= set(self.naming.dims(kernel.weights[0]))
         if not read - made:
-            raise no_graph(
-                f"operator {kernel.drafts[0].name} sums over {', '.join(sorted(read & made - {BATCH}))} and makes "
-                "the same"
+            same = ", ".join(sorted(read & made - {BATCH}))
+            what = (
+                f"sums over {same} and makes the same" if same else f"sums over what {kernel.inputs[0]} lacks"
             )
+            raise no_graph(f"operator {kernel.drafts[0].name} {what}")
 
     def _attention(self, kernel: Kernel, name: str) -> Attributes:
         queries, keys = (self.naming.dims(n) for n in kernel.inputs[:2])
@@ -178,6 +188,9 @@ class BlockWriter:
 
     def _loops(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         """Loss, norm, mean or element-wise, by what is summed and what comes out."""
+        if not kernel.inputs:
+            paths = ", ".join(self._paths(kernel))
+            raise no_graph(f"operator {kernel.drafts[0].name} makes an array of weights alone ({paths})")
         wide = max(kernel.inputs, key=lambda n: (self.lifted.plain.size(n), n))
         dims = self.naming.dims(wide)
         made = self.naming.dims(kernel.outputs[0]) if kernel.outputs else ()

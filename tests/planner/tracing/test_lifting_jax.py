@@ -10,6 +10,7 @@ jax = pytest.importorskip("jax")
 from jax_layers import SMALL, cross_entropy, f, indices, norm, stacked  # noqa: E402
 
 from planner import Program, from_jax  # noqa: E402
+from planner.errors import Unsupported  # noqa: E402
 from planner.graph import Graph, count_parameters  # noqa: E402
 from planner.operators import forward_flops  # noqa: E402
 from planner.tracing.lifting.model import graph_of  # noqa: E402
@@ -82,3 +83,19 @@ def test_what_is_made_may_be_patches() -> None:
     params = {"in": f(SMALL, 16, WIDTH), "layers": stacked(2, one), "out": f(SMALL, WIDTH, 16)}
     graph = whole(from_jax(loss, params, f(SMALL, BATCH, 8, 8, 4)))
     assert forward_flops(graph, 1) == 16 * 2 * (2 * 16 * WIDTH + 2 * 2 * WIDTH * 64)
+
+
+def test_an_array_made_of_two_weights_is_refused() -> None:
+    """A filter of complex numbers, as Fourier mixing learns it in two parts."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for p in params["layers"]:
+            mixed = jnp.fft.rfft(x, axis=1) * jax.lax.complex(p["real"], p["imaginary"])
+            x = x + jax.nn.gelu(jnp.fft.irfft(mixed, axis=1) @ p["up"]) @ p["down"]
+        return (x**2).mean()
+
+    layer = {"real": f(SMALL, 9, WIDTH), "imaginary": f(SMALL, 9, WIDTH)}
+    layer |= {"up": f(SMALL, WIDTH, 64), "down": f(SMALL, 64, WIDTH)}
+    program = from_jax(loss, {"layers": [layer] * 2}, f(SMALL, BATCH, 16, WIDTH))
+    with pytest.raises(Unsupported, match=r"makes an array of weights alone \(params.layers.0.real, "):
+        graph_of(program)
