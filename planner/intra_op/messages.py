@@ -381,8 +381,7 @@ class Relaxation:
         first = self._layout.first[level.nodes] - level.strategies.start
         owner = self._layout.owner[level.strategies] - level.nodes.start
         best = np.flatnonzero(scores == np.minimum.reduceat(scores, first)[owner])
-        earliest = np.flatnonzero(np.diff(owner[best], prepend=-1))
-        choice[level.nodes] = best[earliest] - first
+        choice[level.nodes] = best[np.searchsorted(best, first)] - first  # the earliest of each node
 
     def _price(self) -> Array:
         return (

@@ -115,7 +115,8 @@ def divides(numbers: Layouts, sizes: Sequence[int], extents: Mapping[int, int]) 
     """[layout]: whether each dim's extent divides evenly by the axes that split it."""
     evenly = np.ones(len(numbers), np.bool_)
     for number, extent in extents.items():
-        evenly &= extent % degrees(sizes, numbers == number) == 0
+        if extent % math.prod(sizes):  # what all axes together divide, each of them does
+            evenly &= extent % degrees(sizes, numbers == number) == 0
     return evenly
 
 
@@ -309,11 +310,13 @@ def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Co
     found = []
     kinds_at_most = 2 + int(kinds.max(initial=0))
     groups = np.where(ends == WHOLE, kinds - WHOLE, (ends - WHOLE) * kinds_at_most)
-    left = np.where(summed & (ends != PARTS), groups, -1)
+    left = np.where(
+        summed & (ends != PARTS), groups, -1
+    ).T.copy()  # [axis, array], whose maxima are found faster
     for _ in range(ends.shape[1]):
-        first = left.max(axis=1)
-        now = (left == first[:, None]) & (left >= 0)
-        axes, scattered = mask(now), first >= kinds_at_most
+        first = left.max(axis=0)
+        now = (left == first) & (left >= 0)
+        axes, scattered = mask(now.T), first >= kinds_at_most
         reduced = codes_of("all_reduce", axes, split)
         found.append(np.where(scattered, codes_of("reduce_scatter", axes, split), reduced))
         split = np.where(scattered, split | axes, split)
