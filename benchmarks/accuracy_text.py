@@ -73,14 +73,15 @@ split: no constant comes from them.
   A100 (NeMo 24.07), of which it is not said which, is left out (-19 to -27 % as SXM).
 * The dense ones transcribed fourth are AXLearn's step times on TPU v4 to v6e and H100, KempnerForge's on H200,
   prime-rl's on B200, H100, H200 and A6000, runs of nanotron on H100 in July 2024, and tensor ranks by `shard_map` on
-  TPU v2 and v3; their bias was -15 %. What AXLearn and KempnerForge ran was first read in their code of today. In that of the commits that printed the
-  figures AXLearn had no flash attention before June 2024, other meshes, and kept other tensors; KempnerForge's weights
-  and states are in 16 bits, and its PyTorch takes cuDNN's attention. Read so, with one row more, all 53 have 15 % (90th
-  percentile 36 %, 58 % inside the intervals of then), AXLearn's 24 to 17 %, KempnerForge's 12 to 9 %. Nothing in the
-  model followed. What is left: nanotron's runs of July 2024 took 13 to 23 % longer than predicted without a pipeline,
-  and 15 to 75 % longer with one, which none of the sweep's three versions explains; AXLearn's 70B on v6e, which keeps
-  activations on the host, 21 to 24 %, and on 512 H100 in June 2024 26 %. It printed 1.78 s of 7B on 256 H100 in
-  September 2024 and 1.4 s in July 2025 (1.68 s predicted for both): releases alone differ by a quarter.
+  TPU v2 and v3; their bias was -15 %. What AXLearn and KempnerForge ran was first read in their code of today. In
+  that of the commits that printed the figures AXLearn had no flash attention before June 2024, other meshes, and kept
+  other tensors; KempnerForge's weights and states are in 16 bits, and its PyTorch takes cuDNN's attention. Read so,
+  with one row more, all 53 have 15 % (90th percentile 36 %, 58 % inside the intervals of then), AXLearn's 24 to 17 %,
+  KempnerForge's 12 to 9 %. Nothing in the model followed. What is left: nanotron's runs of July 2024 took 13 to 23 %
+  longer than predicted without a pipeline, and 15 to 75 % longer with one, which none of the sweep's three versions
+  explains; AXLearn's 70B on v6e, which keeps activations on the host, 21 to 24 %, and on 512 H100 in June 2024 26 %.
+  It printed 1.78 s of 7B on 256 H100 in September 2024 and 1.4 s in July 2025 (1.68 s predicted for both): releases
+  alone differ by a quarter.
 * The mixtures transcribed fourth are tables of MegaScale-MoE and of parallel folding, DeepEP in a fork of
   torchtitan, prime-rl's baselines, two issues, and MaxText's recipes for three kinds of TPU. Folding's (64 to 256 H100,
   tokens dropped) are off by -1 to +7 % but for a model of 64 narrow experts (+19 and -23 %). On TPUs, where no mixture

@@ -87,7 +87,11 @@ def what_if(
         )
     write_files({file: content(answer, file) for file in path or ()})
     _answer(answer, "sweep_report", output)
-    found = {point.status for point in answer.points}
+    _refuse_planless({point.status for point in answer.points})
+
+
+def _refuse_planless(found: set[str]) -> None:
+    """End with what tells a shell that no point of a sweep, of those statuses, has a plan."""
     if "planned" not in found:
         raise SystemExit(NO_PLAN if "infeasible" in found else BAD_INPUT)
 

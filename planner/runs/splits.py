@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from cluster_specs.cluster import ClusterSpec
-from planner.evaluation.cuts import ENDS, stages_of
+from planner.evaluation.cuts import ENDS, even_cuts, stage_plans, stages_of
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
@@ -66,7 +66,9 @@ def with_whole_logits(graph: Graph, cluster: ClusterSpec, plan: Parallelism) -> 
         op: {axis: dim for axis, dim in strategy if op not in whole or axis != "tensor"}
         for op, strategy in layout.items()
     }
-    stages = plan.stages or stages_of((graph.num_layers,), plan)
+    stages = plan.stages or stage_plans(
+        plan, even_cuts(graph.num_layers, plan.pipeline * plan.virtual_stages)
+    )
     return (*stages[:-1], stages[-1].model_copy(update={"sharding": {graph.last: sharding}}))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.evaluation import evaluate
 from planner.plans import Plan
 from planner.runs import parse_run, plan_from_run
 from planner.runs.files import load_rows
@@ -224,3 +225,12 @@ def test_what_is_priced_as_if_it_were_otherwise_is_said(given: dict[str, Any], s
     row = {**row, "parallel": {**row["parallel"], **given}}
     found = [text for text in plan_from_run(row)[1] if text.startswith(("reshard", "loss_parallel"))]
     assert found == ([said] if said else [])
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_whole_logits_are_those_of_the_last_stage(pipeline: int) -> None:
+    row = changed(**SHARDED, pp=pipeline, global_batch=8, micro_batch=1) | {"hardware": "dgx-h100:1"}
+    row = {**row, "parallel": {**row["parallel"], "tp": 2, "dp": 4 // pipeline, "dp_shard": 4 // pipeline}}
+    whole = plan_from_run({**row, "parallel": {**row["parallel"], "loss_parallel": False}})[0]
+    assert [bool(stage.sharding) for stage in whole.plan.stages] == [False] * (pipeline - 1) + [True]
+    assert evaluate(whole).step_time_s > evaluate(plan_from_run(row)[0]).step_time_s
