@@ -1,13 +1,15 @@
 """Cutting the layers of a candidate into stages, by dynamic programming on the evaluator's own costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from planner.errors import Infeasible
 from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.stages import StageCost
+from planner.evaluation.step import step_time
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism
@@ -16,9 +18,48 @@ RESOLUTION = 8
 """Costs are compared in this fraction of the commonest layer's: finer differences move no boundary."""
 
 
-def cut_layers(evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> tuple[int, ...]:
-    """Boundaries of the stages that make the slowest fast, embedding and head counted where they are."""
-    return _cut(evaluator, plan, shardings, None)
+MOST_STAGES, MOST_TURNS = 8, 4
+"""Cuts into up to so many stages, with up to so many micro-batches for each rank, are moved for the step's end."""
+
+LESS = 1 - 1e-9
+"""What counts as shorter."""
+
+Cuts = tuple[int, ...]
+"""Where stages begin, and where the last one ends, in layers."""
+
+
+def cut_layers(evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> Cuts:
+    """Boundaries of the stages that make the slowest fast, embedding and head counted where they are.
+
+    With few micro-batches what each rank does once a step counts as well, such as reducing the gradients of its layers:
+    boundaries are then moved while that makes the simulated step shorter.
+    """
+    cuts = _cut(evaluator, plan, shardings, None)
+    return _shortened(evaluator, plan, shardings, cuts) if _is_short(plan) else cuts
+
+
+def _is_short(plan: Parallelism) -> bool:
+    stages = plan.pipeline * plan.virtual_stages
+    return plan.pipeline > 1 and stages <= MOST_STAGES and plan.num_microbatches <= MOST_TURNS * plan.pipeline
+
+
+def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> Cuts:
+    """By one layer at a time, the best of all moves."""
+    least = simulated_seconds(evaluator, plan, shardings, cuts)
+    while True:
+        moves = [
+            (simulated_seconds(evaluator, plan, shardings, moved), moved) for moved in moved_by_one(cuts)
+        ]
+        best, moved = min(moves, default=(least, cuts))
+        if best >= LESS * least:
+            return cuts
+        least, cuts = best, moved
+
+
+def simulated_seconds(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> float:
+    """What `Evaluator.estimate` says of the step [s], without all else that it says."""
+    stages = evaluator.stages(plan, shardings, cuts)
+    return step_time(evaluator.setting, plan, evaluator.mesh(plan), stages).total
 
 
 def cut_layers_to_fit(
@@ -27,10 +68,13 @@ def cut_layers_to_fit(
     """The same with as many layers on each stage as fit in ``limit`` bytes; None where that is too few.
 
     A stage holds what it has in flight under the schedule: early ones more micro-batches than late ones. With
-    several stages on each rank the ranks hold much the same, and nothing is gained by uneven ones.
+    several stages on each rank the ranks hold much the same, and nothing is gained by uneven ones, unless boundaries
+    were moved.
     """
-    if plan.pipeline == 1 or plan.virtual_stages > 1:
+    if plan.pipeline == 1:
         return None
+    if plan.virtual_stages > 1:
+        return _cut(evaluator, plan, shardings, None) if _is_short(plan) else None
     most = _most_by_stage(evaluator, plan, shardings, limit)
     try:
         return _cut(evaluator, plan, shardings, most) if most else None
@@ -103,3 +147,19 @@ def _boundaries(
     # The sum over stages is the same for every cut, so any two micro-batches ask for the slowest to be fast.
     found = partition_homogeneous(steps, num_stages, 2, first, last, most)
     return (0, *(end for _, end in found.stages))
+
+
+def moved_by_one(cuts: Cuts) -> Iterator[Cuts]:
+    """The cuts with one layer moved from a stage to any other, all boundaries between them shifted; ends first."""
+    sizes = [end - start for start, end in pairwise(cuts)]
+    for giver in range(len(sizes)):
+        for taker in range(len(sizes)):
+            if giver == taker or sizes[giver] == 1:
+                continue
+            changed = list(sizes)
+            changed[giver] -= 1
+            changed[taker] += 1
+            ends = [0]
+            for size in changed:
+                ends.append(ends[-1] + size)
+            yield tuple(ends)

@@ -149,6 +149,18 @@ def test_no_pin_finds_a_faster_plan(
         return
 
 
+def test_what_comes_after_the_pipeline_counts_where_layers_are_cut() -> None:
+    """Reducing a large embedding over a slow network takes longer than all micro-batches."""
+    case = Case(
+        small_llama(num_hidden_layers=6, vocab_size=128000),
+        cluster_with("a100-4x-50g:4", 16),
+        Job(global_batch=32, seq_len=1024),
+        Pins(pipeline=2),
+    )
+    pinned = case._replace(pins=Pins(pipeline=2, schedule="1f1b"))
+    assert step_time(answer_to(case)) <= step_time(answer_to(pinned)) * (1 + 1e-9)
+
+
 def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> None:
     """The least memory is that of all plans there are."""
     case = Case(small_llama(), cluster_with(TWO_NODES, 1), Job(global_batch=16, seq_len=1024))
