@@ -107,6 +107,31 @@ def head_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:
     return sum(dims) / sum(side * ceil(dim / side) for dim in dims)
 
 
+def window_utilisation(shape: AttentionShape) -> float:
+    """Share of its time that a TPU's kernel has pairs of a window to compute, over that of whole causal attention.
+
+    Blocks of keys that a block of queries sees any of are computed whole. What edges of blocks cost without a window
+    is in the device's rate.
+    Source: jax-ml/jax ``jax/experimental/pallas/ops/tpu/splash_attention/splash_attention_mask_info.py``.
+    """
+    if not shape.causal or shape.window is None or shape.window >= shape.kv_len:
+        return 1.0
+    whole, block = replace(shape, window=None), constants("kernels")["splash"]["block"]
+    visited = visited_blocks(shape, block) / visited_blocks(whole, block)
+    return attended_pairs(shape) / attended_pairs(whole) / visited
+
+
+def visited_blocks(shape: AttentionShape, block: int) -> int:
+    """Blocks of keys that hold any that a causal block of queries sees, over all blocks of queries of a head."""
+    before = shape.kv_len - shape.q_len
+    found = 0
+    for start in range(0, ceil(shape.q_len), block):
+        last = min(shape.kv_len, before + start + block) - 1
+        first = 0.0 if shape.window is None else max(0.0, before + start - shape.window + 1)
+        found += max(0, int(last // block - first // block) + 1)
+    return found
+
+
 def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool) -> ComputeTime:
     sustained = device.efficiency.attention_backward if backward else device.efficiency.attention_forward
     rate = product_peak(device, dtype) * sustained
@@ -115,7 +140,10 @@ def _flash(shape: AttentionShape, device: DeviceSpec, dtype: str, backward: bool
     passes = 2 if backward else 1  # backward reads inputs, outputs and one gradient, and writes the others
     traffic = passes * (queries + keys) * element_bytes(dtype)
     seconds = attention_flops(shape, backward) / rate + _exponential_seconds(shape, device, backward)
-    share = head_utilisation(shape, device) if device.kind == "tpu" else flash_utilisation(shape, device)
+    if device.kind == "tpu":
+        share = head_utilisation(shape, device) * window_utilisation(shape)
+    else:
+        share = flash_utilisation(shape, device)
     return kernel_time(seconds / share, memory_seconds(traffic, device), device.kernel_launch)
 
 

@@ -17,6 +17,8 @@ from cost_models.attention import (
     attention_seconds,
     flash_utilisation,
     head_utilisation,
+    visited_blocks,
+    window_utilisation,
 )
 from cost_models.matmul import matmul_seconds
 
@@ -193,3 +195,28 @@ def test_exponentials_cost_nothing_beyond_the_measured_heads(dim: int) -> None:
     shape = replace(LONG, qk_dim=dim, v_dim=dim)
     free = h100.model_copy(update={"exponentials": None})
     assert attention_seconds(shape, h100, "bf16") == attention_seconds(shape, free, "bf16")
+
+
+@pytest.mark.parametrize(("length", "window"), [(8192, 128), (8192, 1024), (4096, 600), (8192, None)])
+def test_blocks_that_a_tpu_visits_are_those_of_the_mask_of_jax(length: int, window: int | None) -> None:
+    pytest.importorskip("jax")
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import process_mask
+
+    square = (length, length)
+    one = masks.CausalMask(square) if window is None else masks.LocalMask(square, (window - 1, 0), 0)
+    info, _ = process_mask(masks.MultiHeadMask([one]), (512, 512))
+    shape = AttentionShape(1, 1, length, length, 128, 128, 1, causal=True, window=window)
+    assert visited_blocks(shape, 512) == (info.block_mask > 0).sum()
+
+
+def test_a_short_window_costs_a_tpu_whole_blocks() -> None:
+    """Of 16 blocks of queries all but the first see two blocks of keys, where whole attention visits 136."""
+    shape = AttentionShape(1, 1, 8192, 8192, 128, 128, 1, causal=True, window=128)
+    device = load_device("tpu-v5p")
+    ratio = (
+        attention_seconds(shape, device, "bf16").seconds
+        / attention_seconds(replace(shape, window=None), device, "bf16").seconds
+    )
+    assert ratio == pytest.approx(31 / 136, rel=1e-6)
+    assert window_utilisation(replace(shape, window=8192)) == 1.0
