@@ -27,6 +27,9 @@ class Efficiency(Record):
     """Fraction of peak FLOP/s that a fused attention backward sustains."""
     memory: float = Field(gt=0, le=1)
     """Fraction of memory bandwidth that a streaming kernel sustains."""
+    unaligned: float | None = Field(default=None, gt=0, le=1)
+    """Share of ``matmul`` that is left where rows of an operand are not multiples of 16 bytes and the generation's own
+    kernels do not take them; None: it has kernels for any row (``unaligned_share`` of the cost models)."""
     fp8: float = Field(default=1, gt=0, le=1)
     """Share of ``matmul`` that fp8 products keep."""
     fp4: float = Field(default=1, gt=0, le=1)

@@ -37,7 +37,7 @@ def matmul_seconds(
     if device.kind == "tpu":
         arithmetic = systolic_seconds(m, n, k, batch, rate, device.tile)
     else:
-        share = alignment_share(n, k, bytes_per_element)
+        share = alignment_share(n, k, bytes_per_element, device.efficiency.unaligned)
         arithmetic = tiled_seconds(m, n, k, batch, device, rate * share)
     traffic = batch * (m * k + k * n + m * n) * bytes_per_element
     return kernel_time(arithmetic, memory_seconds(traffic, device), device.kernel_launch)
@@ -111,14 +111,18 @@ def tile_shapes(tile: tuple[int, int]) -> tuple[tuple[int, int, float], ...]:
     return tuple((rows, cols, min(1.0, rows * cols / (rows + cols) / full)) for rows, cols in shapes)
 
 
-def alignment_share(n: float, k: float, bytes_per_element: float) -> float:
+def alignment_share(n: float, k: float, bytes_per_element: float, unaligned: float | None = None) -> float:
     """Share of the rate kept where rows of ``k`` or ``n`` elements are not multiples of the widest access.
 
-    From 1 at 16 bytes to the measured share at one 16-bit element, by equal ratios per halving.
+    From 1 at 16 bytes to the measured share at one 16-bit element, by equal ratios per halving; ``unaligned`` below 16
+    bytes on a device whose matrix units are fed by whole accesses only, where libraries fall back to kernels of the
+    generation before.
     """
     facts = constants("kernels")["matmul"]
     vector: int = facts["vector_bytes"]
     aligned = min(_alignment(n * bytes_per_element, vector), _alignment(k * bytes_per_element, vector))
+    if unaligned is not None:
+        return unaligned if aligned < vector else 1.0
     halvings = log2(vector / aligned)
     share: float = facts["unaligned_share"] ** (halvings / log2(vector / 2))
     return share

@@ -31,7 +31,8 @@ def products_seconds(shapes: Counts, device: DeviceSpec, dtype: str, bytes_per_e
     if device.kind == "tpu":
         arithmetic = _systolic_seconds(shapes, rate, device.tile)
     else:
-        arithmetic = _tiled_seconds(shapes, device, rate * _alignment_shares(n, k, bytes_per_element))
+        shares = _alignment_shares(n, k, bytes_per_element, device.efficiency.unaligned)
+        arithmetic = _tiled_seconds(shapes, device, rate * shares)
     memory = batch * (m * k + k * n + m * n) * bytes_per_element / sustained_bandwidth(device)
     longest = np.maximum(np.maximum(arithmetic, memory), device.kernel_launch)
     return np.where(shapes.min(axis=1) <= 0, 0.0, longest)
@@ -60,15 +61,15 @@ def _systolic_seconds(shapes: Counts, rate: float, tile: tuple[int, int]) -> Sec
     return np.asarray(2.0 * batch * depth * np.minimum(padded(m, n), padded(n, m)) / rate)
 
 
-def _alignment_shares(n: Counts, k: Counts, bytes_per_element: float) -> Seconds:
+def _alignment_shares(n: Counts, k: Counts, bytes_per_element: float, unaligned: float | None) -> Seconds:
     """Looked up by the largest power of two that divides both."""
     both = np.maximum(n | k, 1)
-    return np.asarray(_shares_by_exponent(bytes_per_element)[np.frexp(both & -both)[1] - 1])
+    return np.asarray(_shares_by_exponent(bytes_per_element, unaligned)[np.frexp(both & -both)[1] - 1])
 
 
 @cache
-def _shares_by_exponent(bytes_per_element: float) -> Seconds:
-    return np.array([alignment_share(2**e, 2**e, bytes_per_element) for e in range(EXPONENTS)])
+def _shares_by_exponent(bytes_per_element: float, unaligned: float | None) -> Seconds:
+    return np.array([alignment_share(2**e, 2**e, bytes_per_element, unaligned) for e in range(EXPONENTS)])
 
 
 def streams_seconds(num_bytes: Seconds, device: DeviceSpec) -> Seconds:

@@ -60,12 +60,13 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     assume = Assumptions()
     assume.made += [f"{IGNORED}{field}" for field in run.unknown_fields()]
     origin = _origin(run, assume)
-    model = _model(run)
     cluster = _cluster(run, assume)
     degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
-    shards = _shards(run, degrees, vocabulary.STACK_HABITS[job.stack], cluster, assume)
+    habits = vocabulary.STACK_HABITS[job.stack]
+    model = _model(run, (habits.vocabulary_multiple or 0) * degrees.tensor, assume)
+    shards = _shards(run, degrees, habits, cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),
         **shards._asdict(),
@@ -120,13 +121,19 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     return vocabulary.variant(found, run.parallel.model_extra or {}, str(run.source))
 
 
-def _model(run: RunFile) -> Model:
+def _model(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Model:
+    """What is trained; of sizes, with the rows that the stack adds to its tables (0: none)."""
     from planner.models.catalog import load_model, model_of_run
 
     if run.model.config is not None:
         return load_model(run.model.config)
     if run.model.by_sizes:
-        return model_of_run({key: value for key, value in run.model if value is not None})
+        sizes = {key: value for key, value in run.model if value is not None}
+        rows = sizes.get("vocab")
+        if vocabulary_multiple and isinstance(rows, int) and rows % vocabulary_multiple:
+            sizes["vocab"] = vocabulary_multiple * (rows // vocabulary_multiple + 1)
+            assume.made.append(f"vocab={sizes['vocab']} (as the stack pads {rows})")
+        return model_of_run(sizes)
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return load_model(run.model.name)

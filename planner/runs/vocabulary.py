@@ -205,6 +205,12 @@ class Habits(NamedTuple):
     """What ``selective`` recomputation means: in Megatron the inside of the attention (arXiv:2205.05198, section 5)."""
     balances_stages: bool = False
     """Stages are cut by cost, the head included, rather than into equal numbers of layers."""
+    vocabulary_multiple: int | None = None
+    """Tables have a multiple of this times the tensor degree as rows; None: as many as the tokenizer.
+
+    Source: NVIDIA/Megatron-LM megatron/arguments.py, tokenizer/tokenizer.py (``_vocab_size_with_padding``): 128 unless
+    ``make_vocab_size_divisible_by`` is set; Megatron-DeepSpeed's and NeMo's likewise. huggingface/nanotron: 1.
+    """
 
 
 STACK_HABITS: Mapping[str, Habits] = {
@@ -216,16 +222,24 @@ STACK_HABITS: Mapping[str, Habits] = {
     "transformers-fsdp2": Habits(zero_stage=3),
     "hf-fsdp": Habits(zero_stage=3),
     "torch-eager": Habits(zero_stage=3),
-    "megatron": Habits(zero_stage=1, selective="attention"),
+    "megatron": Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     "internevo": Habits(zero_stage=1),
-    "megatron-2021": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
-    "megatron-2022": Habits(zero_stage=0, sequence_parallel=False, selective="attention"),
+    "megatron-2021": Habits(
+        zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
+    ),
+    "megatron-2022": Habits(
+        zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
+    ),
     "composer-2023": Habits(zero_stage=3),
-    **dict.fromkeys(("nemo", "nemo-unfused"), Habits(zero_stage=1, grad_dtype="bf16")),
-    "deepspeed": Habits(zero_stage=1, sequence_parallel=False, selective="attention"),
+    **dict.fromkeys(
+        ("nemo", "nemo-unfused"), Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128)
+    ),
+    "deepspeed": Habits(
+        zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128
+    ),
     **dict.fromkeys(
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
-        Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True),
+        Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
     ),
     "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
     "neuronx": Habits(zero_stage=1),

@@ -93,6 +93,15 @@ def test_alignment_falls_by_equal_ratios() -> None:
     assert alignment_share(0.5, 8, 2) == pytest.approx(0.62 ** (4 / 3))
 
 
+def test_hopper_leaves_its_own_kernels_for_any_row_that_is_not_whole() -> None:
+    hopper = load_device("h100-sxm-80g")
+    whole, short, odd = (
+        matmul_seconds(16384, 8192, k, hopper, "bf16").seconds / k for k in (8192, 8196, 8193)
+    )
+    assert short / whole == pytest.approx(130.56 / 36.96, rel=0.01)  # as measured with 588 and 592 for k
+    assert odd == pytest.approx(short, rel=0.01)
+
+
 def test_tiles_are_the_usual_one_and_its_halves() -> None:
     shapes = {(rows, columns): share for rows, columns, share in tile_shapes((128, 256))}
     assert shapes[128, 256] == shapes[256, 128] == 1.0

@@ -114,6 +114,28 @@ def test_the_dispatcher_decides_how_tokens_travel() -> None:
     assert (plan.job.token_exchange, plan.job.overlap_experts) == ("all_to_all", True)
 
 
+@pytest.mark.parametrize(
+    ("stack", "tensor", "rows"),
+    [("megatron", 1, 50304), ("deepspeed", 2, 50432), ("nanotron", 4, 50260), ("torch-fsdp2", 2, 50257)],
+)
+def test_tables_are_padded_as_the_stack_does(stack: str, tensor: int, rows: int) -> None:
+    row = {
+        "model": {"layers": 2, "hidden": 512, "heads": 8, "ffn_hidden": 2048, "vocab": 50257, "seq": 1024},
+        "hardware": {"gpu": "A100-SXM4-80GB", "n_gpus": 8},
+        "parallel": {
+            "stack": stack,
+            "tp": tensor,
+            "pp": 1,
+            "dp": 8 // tensor,
+            "micro_batch": 1,
+            "global_batch": 8,
+        },
+    }
+    plan, assumed = plan_from_run(row)
+    assert plan.model.config["vocab"] == rows
+    assert (f"vocab={rows} (as the stack pads 50257)" in assumed) == (rows != 50257)
+
+
 def test_everything_assumed_is_listed() -> None:
     _, assumed = planned("us-0001", micro_batch=None, precision=None, recompute=None)
     assert {"micro_batch=1", "precision=bf16", "recompute=none"} <= set(assumed)
