@@ -8,8 +8,9 @@ that divides the devices, with looped virtual stages, but only for a model that 
 micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
 `AUTOMATIC` those as well.
-Layers are cut by what the slowest stage takes. The best plans of this space are finished outside of it: boundaries are
-moved and recomputation relaxed stage by stage, where that makes them faster. Of adapters, all ranks are data-parallel.
+Layers are cut by what the slowest stage takes, with few micro-batches by the simulated step. The best plans of this
+space are finished outside of it: boundaries are moved and recomputation relaxed stage by stage, where that makes them
+faster. Of adapters, all ranks are data-parallel.
 """
 
 import math

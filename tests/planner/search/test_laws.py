@@ -1,5 +1,7 @@
 """What holds of the best plan whatever the question: better hardware never makes it worse."""
 
+from typing import Any
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -60,6 +62,31 @@ def test_more_bandwidth_is_never_slower(
 ) -> None:
     slow, fast = (seconds(model, cluster_with(cluster, gib, times), job, pins) for times in (1.0, more))
     assert fast <= slow * (1 + 1e-9)
+
+
+PINNED = st.sampled_from(
+    [
+        {"tensor": 2},
+        {"context": 1},
+        {"micro_batch": 1},
+        {"zero_stage": 0},
+        {"sharding": "HYBRID_SHARD"},
+        {"recompute": "selective"},
+        {"schedule": "1f1b"},
+        {"virtual_stages": 1},
+    ]
+)
+"""Parts of plans that every search of pipelines looks at."""
+
+
+@LAWS
+@given(MODELS, CLUSTERS, JOBS, MEMORY, PINNED)
+def test_a_pin_is_never_faster_than_the_plan_found_without_it(
+    model: Model, cluster: str, job: Job, gib: float, pin: dict[str, Any]
+) -> None:
+    where = cluster_with(cluster, gib)
+    free, pinned = (seconds(model, where, job, Pins(pipeline=2, **more)) for more in ({}, pin))
+    assert pinned >= free * (1 - 1e-9)
 
 
 def computing(cluster: ClusterSpec, times: float) -> ClusterSpec:
