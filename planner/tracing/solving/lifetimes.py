@@ -26,7 +26,8 @@ def value_intervals(program: Program) -> dict[str, Interval]:
     loops = Loops(program)
     found = {}
     for i, op in enumerate(program.operations):
-        begin = starts.get(op.region, i) if op.kind == "boundary" and op.region else i
+        collected = op.kind == "boundary" and "/stack." in op.name
+        begin = starts[op.region] if collected else i
         for name in op.outputs:
             home = loops.around_output(op, name)
             last = max((i + 1, *(loops.after(r, home) for r in program.readers.get(name, ()))))
