@@ -135,7 +135,9 @@ def node_bytes(
     program, mesh = pricer.program, pricer.mesh
     if isinstance(option, Option):
         op = nodes.operations[node - len(nodes.inputs)]
-        made = [pricer.full_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)]
+        made = [
+            pricer.stored_bytes(n) * share(mesh, w) for n, w in zip(op.outputs, option.writes, strict=True)
+        ]
         if op.takes_rows_for:
             made.append(pricer.full_bytes(op.inputs[0]) * share(mesh, option.reads[0]) * option.brought)
         if op.kind in SUMMING:

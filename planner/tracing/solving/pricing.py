@@ -6,7 +6,7 @@ that it takes. An operator computes its own part and exchanges its sums; nothing
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import memory_seconds
 from cost_models.matmul import matmul_seconds
 from cost_models.products import products_seconds, streams_seconds
-from planner.errors import Unsupported
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
 from planner.tracing.layouts import (
@@ -43,21 +42,11 @@ from planner.tracing.layouts import (
     step_of,
     sums,
 )
-from planner.tracing.program import Dims, Operation, Program, Value, elements
+from planner.tracing.program import Dims, Operation, Program, elements
 from planner.tracing.solving.attending import Attending, Passed
 from planner.tracing.solving.options import Option, Options, layouts_of, total_layouts
 from planner.tracing.solving.rings import ring_of
-
-ELEMENT_BYTES: Mapping[str, float] = MappingProxyType(
-    {
-        "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-        "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-        "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float4_e2m1fn": 0.5,
-    }
-)  # fmt: skip
-"""Bytes of a stored element [B]; random keys (``key<...>``) are two words."""
-
-KEY_BYTES = 8.0
+from planner.tracing.solving.stored import array_bytes, element_bytes, made_in_products
 
 RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -105,15 +94,6 @@ class Cost(NamedTuple):
         return self.compute + sum(e.seconds * e.times for e in self.exchanges)
 
 
-def element_bytes(dtype: str) -> float:
-    """Bytes of one element [B]; raises ``Unsupported`` for a type that is not known."""
-    if dtype.startswith("key<"):
-        return KEY_BYTES
-    if dtype not in ELEMENT_BYTES:
-        raise Unsupported(f"arrays of type {dtype} are not known; known: {', '.join(ELEMENT_BYTES)}")
-    return ELEMENT_BYTES[dtype]
-
-
 @dataclass(frozen=True)
 class ProgramPricer:
     """Prices the operators of ``program`` on ``mesh``."""
@@ -129,6 +109,15 @@ class ProgramPricer:
     """By bytes of a whole array: of each code, once [s]; NaN if not known."""
     _once: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
     """By collective and axes, as codes have them, and bytes of what these do not split, once [s]."""
+
+    @cached_property
+    def made_in_products(self) -> frozenset[str]:
+        """Values that are never stored."""
+        return made_in_products(self.program, self.mesh.cluster.device.kind)
+
+    def stored_bytes(self, name: str) -> float:
+        """Bytes of a whole array in memory [B]."""
+        return 0.0 if name in self.made_in_products else self.full_bytes(name)
 
     def full_bytes(self, name: str) -> float:
         """Bytes of a whole array [B]."""
@@ -346,7 +335,9 @@ class ProgramPricer:
 
     def _traffic(self, op: Operation, options: Options) -> Array:
         """Every input read and every output written once; a total of parts is written and read beside."""
-        local = self._local(op.inputs, options.reads) + self._local(op.outputs, options.writes)
+        stored = [(n, w) for n, w in zip(op.outputs, options.writes, strict=True) if self.stored_bytes(n)]
+        written = self._local([n for n, _ in stored], [w for _, w in stored])
+        local = self._local(op.inputs, options.reads) + written
         if not op.addends:
             return self._streamed(local)
         before, after = total_layouts(op, options)
@@ -381,11 +372,6 @@ _PRICES = MappingProxyType(
         "attention": ProgramPricer._attention,
     }
 )
-
-
-def array_bytes(value: Value) -> float:
-    """Bytes of a whole array [B]."""
-    return elements(value.shape) * element_bytes(value.dtype)
 
 
 def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:

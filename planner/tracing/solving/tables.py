@@ -111,7 +111,8 @@ class Tables:
         op = self.nodes.operations[node - first]
         value = self.pricer.program.value
         arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
-        key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos)
+        stored = tuple(n not in self.pricer.made_in_products for n in op.outputs)
+        key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos, stored)
         if key not in self.known:
             options = self.options[node]
             assert isinstance(options, Options)
@@ -134,8 +135,9 @@ class Tables:
             outputs = (self.nodes.copies[node - first - len(self.nodes.operations)].value,)
         states = held_share(self.pricer.program, outputs[0], state_share) if node < first else 1.0
         held = isinstance(choices, Options) or np.array([_is_held(o) for o in choices])
+        size = self.pricer.stored_bytes if isinstance(choices, Options) else self.pricer.full_bytes
         found = [
-            np.where(held, self._shares(choices, k) * (self.pricer.full_bytes(name) * states), 0.0)
+            np.where(held, self._shares(choices, k) * (size(name) * states), 0.0)
             for k, name in enumerate(outputs)
         ]
         if node < first:
