@@ -8,7 +8,8 @@ whole; without tensor ranks and of more tokens than the table has rows, they sum
 context ranks split the tokens, both are gathered, or the table, which is gathered if it is smaller.
 
 Where the table lies whole and only its gradient is sharded, ranks look up what they need, and exchange no more than the
-way back: gradients of what was found.
+way back: gradients of what was found. So they do where a second look-up reads the table that a head shares (T5), which
+is gathered for the head.
 
 Where the columns do not divide, each has some rows: it looks up the tokens of all ranks and what is found is summed,
 each rank keeping its own; the gradient of all of them is gathered, so that each rank adds up that of its rows. That is
@@ -50,8 +51,9 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     table, found = block.tensor[lookups[0].weights[0]], block.tensor[lookups[0].outputs[0]]
     shards = shards_of(unit.block.weights[0], pricer.mesh, plan.shard_degree)
     share = pricer.graph.elements(table) / plan.tensor / unit.block.elements
-    whole = lie_whole(plan, pricer.software)
-    if block.name != pricer.graph.first and not whole:
+    whole, later = lie_whole(plan, pricer.software), block.name != pricer.graph.first
+    there_already = whole or (later and bool(pricer.graph.tied))
+    if later and not whole:
         unit = unit._replace(sync=_gathered_before(unit.sync, share))
     if pricer.graph.tied and shards.outer.size > 1:
         return unit
@@ -68,7 +70,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     unit = unit._replace(sync=rest, looked_up=True)
     if by_row:
         there, back = _by_row(size.found, shards.inner, partitioner)
-        return _exchanging(unit, () if whole else there, back)
+        return _exchanging(unit, () if there_already else there, back)
     summed = 1 < plan.tensor <= shards.inner.size and not whole
     if summed:
         unit = unit._replace(block=_summed_whole(unit.block, pricer))
@@ -78,7 +80,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         back = (_of_data("all_reduce", size.table, everyone),)
     if plan.tensor > 1 and size.found > size.table:
         back += (pricer.comm("reduce_scatter", ("tensor",), size.table / shards.inner.size),)
-    return _exchanging(unit, () if whole else there, back)
+    return _exchanging(unit, () if there_already else there, back)
 
 
 class _Sizes(NamedTuple):
