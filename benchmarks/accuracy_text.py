@@ -376,8 +376,14 @@ FAR_OFF = """\
   (Megatron-Bridge 26.02.01, NVFP4): whole weights and gradients on every rank, which with a 64th of the states are 275
   of 268 GiB. Its recipe, and the same row of the releases around it, have four stages.
 * Compiled TPU steps at the head: XLA's scheduler decides whether its gradient is made before the layers' backward or
-  after it, and whether the gathered head is still there. Over 64 ranks, where that gradient is whole, v5e makes it
-  at once, as is predicted (8B: -1 %), v5p afterwards (70B: +17 %; context 8 by data 8, 32,768 tokens: +14 %).
+  after it, and whether the gathered head is still there. Over 64 ranks, where that gradient is whole, libtpu 0.0.51
+  made it at once and 0.0.52 makes it afterwards: one program of 8B has 7.57 and 6.65 GiB, predicted 7.53 and 6.71. What
+  is left of the latter: 70B +4 %; context 8 by data 8, 32,768 tokens, +8 %; two layers of 8B on v5p +16 %.
+* Compiled TPU steps that nearly fill the device: XLA then copies whole weights late, into what the step has left (ZeRO
+  2, 1B of 16 layers on v5e: predicted 14.34 GiB, 11.86 compiled; for v5p, with room, 14.31). They fit as predicted.
+* Compiled TPU steps of few tokens and large layers (7B with 2,048 tokens on a rank: +8 to +26 %; fp32: +39 %): a layer
+  is priced with all its weights gathered and all its gradients beside; at XLA's peak neither is whole, and weights of
+  fp32 jobs are gathered in 16 bits.
 * Compiled TPU steps whose states are whole on every rank: these programs do not clip gradients, so that XLA steps the
   head as soon as its gradient is there; we keep it to the end, as a job that clips has to (1B over 16 ranks: +6 %).
 * Holes: what XLA assigns is 0.7 % more than what is alive in the median of the 68 own cases where both are known, but

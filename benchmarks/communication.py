@@ -103,8 +103,8 @@ Whole models had been compiled before, for their memory, but what they send was 
   heads of keys and values are fewer than tensor ranks but more than one (`3b-4`), gradients of what projections read
   change places between copies, and XLA may make one sum of the head's gradient and the loss, which is whole. Layers
   that are no part of a loop are gathered once or twice (`t5-small`). What is scattered along rows without a ring is
-  padded, by 1 to 4 %, which shows where there is little else (`tp4-fsdp4-none-fp32`). Of shards in copies over a whole
-  slice, sums of layers are 2 % more (`fsdp16x4`).
+  padded, by 1 to 4 %, which shows where there is little else (`tp4-fsdp4-none-fp32`, `tp2-fsdp8-full-fp32`). Of shards
+  in copies over a whole slice, sums of layers are 2 % more (`fsdp16x4`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -138,6 +138,17 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     },
     "8b-4/v5p:4x4x4/dp64-full-zero2": {"dp": 64, **ZERO_2, "seq": 4096, "recompute": "full"},
     "llama-3.2-1b/v5e:4x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
+    "1b-4/v5e:4x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 1024, "recompute": "full"},
+    "1b-16/v5e:4x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
+    "1b-16/v5p:2x2x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
+    "8b-32/v5e:8x8/fsdp64-full": {"dp": 64, "seq": 4096, "recompute": "full"},
+    "7b-4/v6e:4x4/tp2-fsdp8-full-fp32": {
+        "dp": 8,
+        "tp": 2,
+        "seq": 2048,
+        "recompute": "full",
+        "precision": "fp32",
+    },
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -223,6 +223,11 @@ class SoftwareSpec(Record):
     """What a step may take longer, however short it is, for a reason that is not known [s]; None: nothing."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
+    heads_sum_last: bool | None = None
+    """A compiler makes the whole sum of the head's gradient, of which shards are kept, after the layers' backward.
+
+    None: there is no such sum.
+    """
     shards_weights_from: Literal[2, 3]
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)

@@ -31,9 +31,12 @@ def moments(rank: Rank) -> Iterator[Moment]:
 def _of_one_stage(rank: Rank) -> Iterator[Moment]:
     yield from (Moment("forward", at) for at in as_weights_are_gathered(rank))
     yield Moment("loss", {"activations": rank.activations} | _at_loss(rank))
-    if rank.software.gradient_life == "backward":
+    by_compiler = rank.software.gradient_life == "backward"
+    if by_compiler and not rank.sums_head_last:
         yield Moment("head", _at_head(rank))
     yield from (Moment("backward", at) for at in BACKWARD[rank.software.gradient_life](rank))
+    if by_compiler and rank.sums_head_last:
+        yield Moment("backward", _head_after_layers(rank))
 
 
 def _at_loss(rank: Rank) -> dict[str, float]:
@@ -69,11 +72,22 @@ def _at_head(rank: Rank) -> dict[str, float]:
     return passing(rank.activations, gathered, gradient, 0.0) | {"logits_and_loss": rank.logits}
 
 
+def _late_logits(rank: Rank) -> float:
+    """The logits' gradient in 16 bits, of fp32, that waits for the end of the layers' backward [bytes]."""
+    return rank.logits / 2 if rank.sums_head_last else 0.0
+
+
+def _head_after_layers(rank: Rank) -> dict[str, float]:
+    """XLA: the head's whole gradient, once the layers have theirs, of which no activation is left."""
+    gradient = rank.head * gradient_bytes(rank.job)
+    return passing(0.0, 0.0, gradient, rank.boundary) | {"logits_and_loss": _late_logits(rank)}
+
+
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
     ahead = rank.software.prefetch_units
     layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
-    logits = rank.logits if rank.postpones_gradients else 0.0
+    logits = rank.logits if rank.postpones_gradients else _late_logits(rank)
     reduced = rank.largest * rank.reduced if rank.frees_gradients else 0.0
     yield passing(rank.activations, layer, reduced, rank.workspace) | {"logits_and_loss": logits}
 

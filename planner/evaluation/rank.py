@@ -165,6 +165,15 @@ class Rank:
         return plan.shard_degree == partitioner.unrolled_ranks
 
     @cached_property
+    def sums_head_last(self) -> bool:
+        """Whether the whole sum of the head's gradient, of which shards are kept, follows the layers' backward.
+
+        The gradient of its logits stays until then.
+        """
+        whole = any(stage.head_summed_whole for stage in self.stages)
+        return whole and self.frees_gradients and bool(self.software.heads_sum_last)
+
+    @cached_property
     def elements(self) -> float:
         """Of all weights of the rank, gathered."""
         return sum(g.elements for stage in self.stages for g in stage.weights)

@@ -241,7 +241,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
     ),
-    "jax-xla": Habits(zero_stage=3, sequence_parallel=False),
+    **dict.fromkeys(("jax-xla", "libtpu-0.0.51", "alpa"), Habits(zero_stage=3, sequence_parallel=False)),
     "neuronx": Habits(zero_stage=1),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding."""
@@ -278,7 +278,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"Korthikanti", Origin("megatron-2022", "plain")),
     (r"NeMo launcher", Origin("megatron", "plain")),
-    (r"Alpa", Origin("jax-xla", "plain")),
+    (r"Alpa", Origin("alpa", "plain")),
     (r"nanotron[- ]sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
     (r"nanotron[- ]sweep.* (?!8 )\d+ devices tensor \d+ pipeline (?!1$)", Origin("nanotron-checked")),
     (r"nanotron[- ]sweep", Origin("nanotron-keeping")),
@@ -360,6 +360,7 @@ RELEASES: Mapping[tuple[str, str], str] = {
         "torch-fsdp2",
         r"torchtitan.*(2025-?(0[4-9]|1[0-2])|(April|May|June|July|August|\w+ember|October) 2025|202[6-9]|mxfp8|nvfp4)",
     ): "torch-compiled-loss",
+    ("jax-xla", r"libtpu 0\.0\.51"): "libtpu-0.0.51",
 }
 """(stack, what a source says of itself) -> the stack of its release. torchtitan has compiled its loss since April 2025
 (bbb1b61); before that it had neither MXFP8 nor NVFP4."""

@@ -144,6 +144,7 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 NOT_PRICED = {
     "xla-compiled/1b-4/v5e:4x4/tp4-fsdp4-none-fp32",
+    "xla-compiled/7b-4/v6e:4x4/tp2-fsdp8-full-fp32",
     "xla-compiled/7b-2/v5e:8x8/fsdp16x4-full",
     "xla-compiled/3b-4/v5p:2x2x4/tp8-fsdp2-full",
     "xla-compiled/llama-2-13b/v5e:4x8/tp8-fsdp4-full",
