@@ -142,6 +142,8 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "1b-16/v5e:4x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
     "1b-16/v5p:2x2x4/dp16-full-zero2": {"dp": 16, **ZERO_2, "seq": 2048, "recompute": "full"},
     "8b-32/v5e:8x8/fsdp64-full": {"dp": 64, "seq": 4096, "recompute": "full"},
+    "qwen2.5-0.5b/v5e:4x4/tp2-fsdp8-none": {"dp": 8, "tp": 2, "seq": 2048},
+    "8b-4/v6e:4x4/fsdp16-none-mb4": {"dp": 16, "seq": 2048, "grad_accum": 4},
     "7b-4/v6e:4x4/tp2-fsdp8-full-fp32": {
         "dp": 8,
         "tp": 2,
