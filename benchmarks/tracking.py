@@ -181,9 +181,9 @@ SHARDINGS: Mapping[tuple[bool, bool], str] = {
 """Whether there are copies of shards, whether weights are freed after the forward -> PyTorch's name."""
 
 
-def row_of(name: str) -> dict[str, Any]:
+def row_of(name: str, cases: Mapping[str, Mapping[str, Any]] = CASES) -> dict[str, Any]:
     """The case as a run (docs/formats.md), not yet measured."""
-    case = {**USUAL, **CASES[name]}
+    case = {**USUAL, **cases[name]}
     size, layers = name.partition("/")[0].split("-")
     shard, replicate = case.pop("shard"), case.pop("replicate")
     ranks, reshard = shard * replicate, case.pop("reshard")
@@ -215,7 +215,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
         torch.set_default_dtype(torch.float32)
         return model
 
-    return tracked(row, built, parallelised, _loss)
+    return tracked(row, built, parallelised, loss_of)
 
 
 def tracked(
@@ -252,14 +252,15 @@ def tracked(
         tracker = FSDPMemTracker(model, optimizers[0])
         tracker.track_inputs((tokens,))
         with tracker:
-            step = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)
+            whole = partial(_step, model, optimizers, tracker, lambda: loss(model, tokens), plan)
             with loss_parallel() if plan["tp"] > 1 and plan["loss_parallel"] else nullcontext():
-                peaks = [step()[device] for _ in range(2)]
+                peaks = [whole()[device] for _ in range(2)]
     dist.destroy_process_group()
     return {"tensor_gib_per_gpu": peaks[-1] / 2**30}
 
 
-def _loss(model: Any, tokens: Any) -> Any:
+def loss_of(model: Any, tokens: Any) -> Any:
+    """Of the next token, in fp32."""
     from torch.nn import functional
 
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
@@ -310,17 +311,19 @@ OPTIMIZERS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
 """``optim`` -> the optimizers that share the weights of a model."""
 
 
-def _step(
-    model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], plan: Mapping[str, Any]
-) -> dict[str, int]:
-    """One step; its peak by device."""
+def step(
+    model: Any,
+    optimizers: tuple[Any, ...],
+    loss: Callable[[], Any],
+    plan: Mapping[str, Any],
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """All micro-batches, each with what comes ``before`` it, and the update."""
     import torch
 
     micro_batches = plan["grad_accum"]
-    tracker._peak_mem.clear()  # it has no other way to forget the step before
-    tracker._peak_mem_snap.clear()
     for i in range(micro_batches):
-        tracker.reset_mod_stats()
+        before()
         model.set_requires_gradient_sync(i == micro_batches - 1)
         (loss() / micro_batches).backward()
     if plan.get("clip"):
@@ -328,6 +331,15 @@ def _step(
     for optimizer in optimizers:
         optimizer.step()
     model.zero_grad()
+
+
+def _step(
+    model: Any, optimizers: tuple[Any, ...], tracker: Any, loss: Callable[[], Any], plan: Mapping[str, Any]
+) -> dict[str, int]:
+    """One step; its peak by device."""
+    tracker._peak_mem.clear()  # it has no other way to forget the step before
+    tracker._peak_mem_snap.clear()
+    step(model, optimizers, loss, plan, tracker.reset_mod_stats)
     return {
         device.type: int(sizes["Total"]) for device, sizes in tracker.get_tracker_snapshot("peak").items()
     }

@@ -187,6 +187,9 @@ class SoftwareSpec(Record):
     """Device memory of one communicator [bytes]."""
     fragmentation: float = Field(ge=0)
     """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one."""
+    unplaced_arrays: float | None = Field(default=None, ge=0)
+    """Where streams have pools of their own: arrays as large as the largest that comes and goes for which the allocator
+    holds more than is alive, as they find no place in what is free. None: ``fragmentation`` says what it holds."""
     fragments_logits: bool
     """Logits leave holes as other tensors do, rather than having blocks of their own."""
     reclaimable: float = Field(ge=0, le=1)

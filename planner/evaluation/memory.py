@@ -16,6 +16,7 @@ from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.moments import moments
+from planner.evaluation.pools import held_by_pools
 from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
 from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
@@ -242,8 +243,7 @@ def device_memory(
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
-    large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
-    fragmentation = software.fragmentation * (tensors - sum(states.values()) - large)
+    fragmentation = unused(rank, passing, fullest)
     outside = {
         "communicators": software.communicator * num_communicators(plan),
         "framework": software.context,
@@ -253,6 +253,15 @@ def device_memory(
     components = {**live, "fragmentation": fragmentation, **outside}
     held = {name: size for name, size in components.items() if size > 0}
     return DeviceMemory(held, tensors, tensors + fragmentation, fullest.phase, states, passing)
+
+
+def unused(rank: Rank, moments: Sequence[Moment], fullest: Moment) -> float:
+    """What the allocator holds at its fullest beside live tensors [bytes]: by streams, or a share of what passes."""
+    software = rank.software
+    if software.unplaced_arrays is not None:
+        return held_by_pools(rank, moments, software.unplaced_arrays)
+    large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
+    return software.fragmentation * (sum(fullest.passing.values()) - large)
 
 
 def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
