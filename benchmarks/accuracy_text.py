@@ -308,15 +308,15 @@ MEMORY = """\
   | tensor ranks | 8 | 32 % | 1.0 % |
   | weights on the host | 5 | 63 % | 0.7 % |
 
-  They led to moments of FSDP2's gathers and reductions, to the update's kernel as the run names it, to products stored
-  before tensor ranks sum them, to embeddings' gradients that are whole on every tensor rank, and to sums that wait on
-  the device where a stack does not reduce each micro-batch. The other three save activations on the host, each tensor for itself; layers
-  under way, which are predicted, are 9 to 12 % more.
-* Thirteen more were priced before they were measured: a number as `reshard_after_forward` (-33 to -3 %) and logits that
-  are whole on every tensor rank (-77 to -1 %), which were named and not priced and are within 1.4 and 1.0 % now;
-  weights in 16 bits reduced in fp32 (-0.4 %), every second layer recomputed (-0.0 %), every third (+4.0 %: the two last layers
-  are gone when the first is computed again), sums of kept shards with copies (-0.1 %), adapters on copies of shards
-  (-0.2 and +0.1 %).
+  They led to moments of FSDP2's gathers and reductions, to the update's kernel as the run names it, to products
+  stored before tensor ranks sum them, to embeddings' gradients that are whole on every tensor rank, and to sums that
+  wait on the device where a stack does not reduce each micro-batch. The other three save activations on the host,
+  each tensor for itself; layers under way, which are predicted, are 9 to 12 % more.
+* Thirteen more were priced before they were measured: a number as `reshard_after_forward` (-33 to -3 %) and logits
+  that are whole on every tensor rank (-77 to -1 %), which were named and not priced and are within 1.4 and 1.0 % now;
+  weights in 16 bits reduced in fp32 (-0.4 %), every second layer recomputed (-0.0 %), every third (+4.0 %: the two
+  last layers are gone when the first is computed again), sums of kept shards with copies (-0.1 %), adapters on copies
+  of shards (-0.2 and +0.1 %).
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed
