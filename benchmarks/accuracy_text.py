@@ -94,7 +94,7 @@ split: no constant comes from them.
   leaves of a block of keys is computed as the whole block. Its Mixtral-8x7B went from -30 to -14 %, DeepSeek-V3,
   Llama-4's Scout and Maverick, Qwen3-235B and GPT-OSS from -28, -14, -23, -28 and -52 to -21, -11, -21, -25 and -46
   %, and Mixtral-8x22B, which had been there, from -19 to 0 %. Three on TPU7x are not evaluated, as the bandwidth to
-  its host is not known.
+  its host is not known. `benchmarks/mixtures.py` takes the time of every mixture apart.
 * InternEvo was in the first fit of the A100's rate; it has been fitted again without it. Of 0.74 to 0.82 the rate that
   ships, 0.78, has the least mean over fit series of their median errors (4.0 %; 0.76 and 0.80 have 4.3 and 4.2 %).
 
@@ -359,7 +359,8 @@ FAR_OFF = """\
   are priced alike inside a node (-33 and 0 %), and passes over memory counted in its source would explain a tenth.
 * torchtitan asks for cuDNN's attention on Blackwell since May 2025 (pytorch/torchtitan@3b85aa31f), not for
   FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
-  their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known.
+  their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known. DeepEP's keep 13.7
+  GiB for each sequence, 3.5 of which are predicted, so that they hardly recomputed everything, as their file has it.
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -36 to -41 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
