@@ -290,7 +290,7 @@ def load_software(name: str) -> SoftwareSpec:
     """Shipped stack of this name (``torch-fsdp2``, ``megatron``, ...); raises ``UnknownName``."""
     stacks = _stacks()
     if name.lower() not in stacks:
-        raise UnknownName("software stack", name, stacks)
+        raise UnknownName("software stack", name, stacks, see=f"known are {', '.join(stacks)}")
     return stacks[name.lower()]
 
 

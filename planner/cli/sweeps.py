@@ -87,13 +87,7 @@ def what_if(
         )
     write_files({file: content(answer, file) for file in path or ()})
     _answer(answer, "sweep_report", output)
-    _refuse_planless({point.status for point in answer.points})
-
-
-def _refuse_planless(found: set[str]) -> None:
-    """End with what tells a shell that no point of a sweep, of those statuses, has a plan."""
-    if "planned" not in found:
-        raise SystemExit(NO_PLAN if "infeasible" in found else BAD_INPUT)
+    _end_without_plan(answer)
 
 
 def size(
@@ -144,6 +138,13 @@ def size(
     _answer(answer, "sizing_report", output)
     if not answer.meets:
         raise SystemExit(NO_PLAN)
+
+
+def _end_without_plan(answer: "Sweep") -> None:
+    """End the program where no point of the sweep has a plan, as ``plan`` would."""
+    found = {point.status for point in answer.points}
+    if "planned" not in found:
+        raise SystemExit(NO_PLAN if "infeasible" in found else BAD_INPUT)
 
 
 def _answer(answer: "Sweep | Sizing", report: str, output: OutputOptions) -> None:
