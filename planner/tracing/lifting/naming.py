@@ -250,14 +250,23 @@ class Naming:
 
         Pixels are no sequence: windows meet there, and a job makes them neither more nor fewer.
         """
-        if "seq" in self.sizes or not self.stages[1].inputs:
+        if not self.stages[1].inputs:
             return
         images = any(k.role == "conv" for k in self.lifted.kernels)
         state = [x for x in self.loops(self.stages[1].inputs[0]) if x not in self.names]
-        if len(state) == 1:
+        if "seq" in self.sizes:
+            if len(state) == 1 and state[0] in self._attended:  # frames of sound, behind convolutions
+                self._give(state[0], "encoder_seq")
+        elif len(state) == 1:
             self._give(state[0], "pixels" if images else "seq")
         elif state:
             self._form(tuple(state), "pixels" if images else "seq")
+
+    @cached_property
+    def _attended(self) -> set[Class]:
+        """Loops of what attention reads and makes alike: batches, positions of queries, heads."""
+        attentions = [k for k in self.lifted.kernels if k.role == "attention"]
+        return {x for k in attentions for x in self.loops(k.inputs[0]) if x in self.loops(k.outputs[0])}
 
     def _form(self, group: tuple[Class, ...], wanted: str) -> None:
         """Make several loops one dim."""

@@ -95,7 +95,9 @@ class BlockWriter:
         if key not in self.weights:
             dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
             if "positions" in dims and "positions" not in self.naming.sizes:
-                self.naming.sizes["positions"] = self.naming.sizes["seq"]
+                rows = self.lifted.plain.value[parameter].shape  # of a longer table the first ones are read
+                whole = rows[dims.index("positions")] if len(rows) == len(dims) else 0
+                self.naming.sizes["positions"] = max(whole, self.naming.sizes["seq"])
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
                 path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)

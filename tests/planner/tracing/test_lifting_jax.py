@@ -85,6 +85,50 @@ def test_what_is_made_may_be_patches() -> None:
     assert forward_flops(graph, 1) == 16 * 2 * (2 * 16 * WIDTH + 2 * 2 * WIDTH * 64)
 
 
+def test_frames_of_sound_are_the_positions_of_an_encoder() -> None:
+    """Behind a convolution; a decoder reads the first rows of a table that is longer, and what the encoder makes."""
+    frames, tokens, heads, ffn, vocab = 12, 16, 4, 128, 64
+
+    def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        apart = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+        return jax.nn.dot_product_attention(*apart, mask=mask).reshape(q.shape)
+
+    def block(x: Any, p: Any, mask: Any = None) -> Any:
+        y = norm(x, p["norm"])
+        x = x + attend(y @ p["q"], y @ p["k"], y @ p["v"], mask) @ p["o"]
+        return x + jax.nn.gelu(norm(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+    def loss(params: Any, sound: Any, given: Any, labels: Any) -> Any:
+        dims = ("NWC", "WIO", "NWC")
+        heard = jax.lax.conv_general_dilated(sound, params["in"], (2,), "SAME", dimension_numbers=dims)
+        heard, _ = jax.lax.scan(lambda x, p: (block(x, p), None), jax.nn.gelu(heard), params["encoder"])
+        mask = jnp.tril(jnp.ones((tokens, tokens), bool))
+
+        def layer(x: Any, p: Any) -> tuple[Any, None]:
+            x = block(x, p["own"], mask)
+            y = norm(x, p["norm"])
+            return x + attend(y @ p["q"], heard @ p["k"], heard @ p["v"]) @ p["o"], None
+
+        x, _ = jax.lax.scan(layer, params["embed"][given] + params["rows"][:tokens], params["decoder"])
+        return cross_entropy(x @ params["embed"].T, labels)
+
+    square, line = f(SMALL, WIDTH, WIDTH), f(SMALL, WIDTH)
+    cross = dict.fromkeys("qkvo", square) | {"norm": line}
+    own = cross | {"norm2": line, "up": f(SMALL, WIDTH, ffn), "down": f(SMALL, ffn, WIDTH)}
+    params = {
+        "in": f(SMALL, 3, 8, WIDTH), "encoder": stacked(2, own), "embed": f(SMALL, vocab, WIDTH),
+        "rows": f(SMALL, 448, WIDTH), "decoder": stacked(2, cross | {"own": own}),
+    }  # fmt: skip
+    sound = f(SMALL, BATCH, 2 * frames, 8)
+    graph = whole(from_jax(loss, params, sound, *(indices(BATCH, tokens),) * 2))
+    assert (graph.dims["encoder_seq"], graph.dims["seq"], graph.dims["positions"]) == (frames, tokens, 448)
+    # Of each of two layers: four of the encoder's own, four of the decoder's, two on either side between them.
+    projections = 2 * (4 + 2) * (frames + tokens) * WIDTH * WIDTH
+    attention = 2 * WIDTH * 2 * (frames**2 + tokens**2 / 2 + tokens * frames)
+    rest = 2 * 2 * (frames + tokens) * WIDTH * ffn + tokens * WIDTH * vocab + frames * 3 * 8 * WIDTH
+    assert forward_flops(graph, 1) == 2 * (projections + attention + rest)
+
+
 def test_an_array_made_of_two_weights_is_refused() -> None:
     """A filter of complex numbers, as Fourier mixing learns it in two parts."""
 
