@@ -114,7 +114,8 @@ EXPERTS = """
 ## Experts
 
 Tokens that ranks with experts exchange in one layer and its backward, where products with one-hot masks deal them out
-as MaxText does (`benchmarks/compiling_experts.py`): there and back, and so do their gradients.
+as MaxText does (`benchmarks/compiling_experts.py`): there and back, and so do their gradients. Where four tensor ranks
+split each expert (`ep4-tp4`), half as much is exchanged, and the rest gathered and scattered, which is not priced.
 
 | case | priced [MiB] | compiled [MiB] | priced / compiled - 1 |
 | --- | ---: | ---: | ---: |

@@ -30,6 +30,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "v5e:4x4/ep4-fsdp4-mb4": {"ep": 4, "micro_batch": 4},
     "v5e:4x4/ep16-top4": {"ep": 16, "experts": 32, "topk": 4},
     "v5e:4x4/ep8-tp2": {"ep": 8, "tp": 2},
+    "v5e:4x4/ep4-tp4-top4": {"ep": 4, "tp": 4, "experts": 32, "topk": 4},
 }
 """Slice and degrees -> what differs from `USUAL`."""
 SIZES: Mapping[str, Any] = {

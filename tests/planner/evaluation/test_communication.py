@@ -210,7 +210,17 @@ def test_what_is_said_not_to_be_priced_is_not(run: str) -> None:
     assert max(off) > 0.002
 
 
-@pytest.mark.parametrize("run", EXPERTS)
+EXPERTS_NOT_PRICED = {"xla-experts/v5e:4x4/ep4-tp4-top4"}
+"""docs/communication.md says why."""
+
+
+@pytest.mark.parametrize("run", sorted(EXPERTS_NOT_PRICED))
+def test_what_is_exchanged_beside_four_tensor_ranks_is_not_priced(run: str) -> None:
+    sent = EXPERTS[run]["measured"]["sent_bytes"]["all_to_all"]
+    assert abs(layers_priced(EXPERTS[run])["all_to_all"] / sent - 1) > 0.02
+
+
+@pytest.mark.parametrize("run", [run for run in EXPERTS if run not in EXPERTS_NOT_PRICED])
 def test_ranks_with_experts_exchange_what_is_priced(run: str) -> None:
     """Tokens there and back, and their gradients; masks and the router's weights are small."""
     sent = EXPERTS[run]["measured"]["sent_bytes"]["all_to_all"]
