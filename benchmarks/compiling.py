@@ -144,6 +144,13 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "8b-32/v5e:8x8/fsdp64-full": {"dp": 64, "seq": 4096, "recompute": "full"},
     "qwen2.5-0.5b/v5e:4x4/tp2-fsdp8-none": {"dp": 8, "tp": 2, "seq": 2048},
     "8b-4/v6e:4x4/fsdp16-none-mb4": {"dp": 16, "seq": 2048, "grad_accum": 4},
+    "2b-4/v5p:2x2x4/tp8-fsdp2-full-mb2": {
+        "dp": 2,
+        "tp": 8,
+        "seq": 4096,
+        "recompute": "full",
+        "grad_accum": 2,
+    },
     "7b-4/v6e:4x4/tp2-fsdp8-full-fp32": {
         "dp": 8,
         "tp": 2,
