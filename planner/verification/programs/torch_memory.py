@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import _sharding_prop
 from torch.nn.attention import bias
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,6 +82,7 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> tuple[dict[str, flo
     )
     if not isinstance(root, FSDPModule):
         raise NoModel("memory is tracked where data-parallel ranks share states")
+    pipelined = task["part"][1] > 1
     with fake:
         optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], foreach=False)
         tokens = torch.zeros((exported.MICRO_BATCH, task["seq"]), dtype=torch.int64)
@@ -89,13 +92,27 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> tuple[dict[str, flo
         tracker.track_inputs((tokens,))
         with tracker:
             for actions in ([action for action in order if action[2] == 0], order):
+                if pipelined:
+                    _leave_gradients_whole(root)
                 _run(exported, parts, actions, (tokens, hidden), tracker)
+                if pipelined:
+                    _PipelineStageBase.perform_reduce_grad(SimpleNamespace(submod=root), 1)
                 optimizer.step()
-                if exported.NUM_MICROBATCHES == 1:  # else gradients stay, as they do for the last of them
+                if pipelined or exported.NUM_MICROBATCHES == 1:  # else they stay, as for the last of them
                     optimizer.zero_grad()
             peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
     sizes = {getattr(kind, "value", str(kind)): size for kind, size in peak.items()}
     return sizes, config._attn_implementation
+
+
+def _leave_gradients_whole(root: FSDPModule) -> None:
+    """As torch's stages have it, until they reduce what all micro-batches make.
+
+    Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (backward_maybe_with_nosync).
+    """
+    root.set_is_last_backward(False)
+    root.set_reshard_after_backward(False)
+    root.set_requires_gradient_sync(False)
 
 
 def _hidden(exported: Any, mesh: Any, tokens: Any, size: int) -> Any:
