@@ -92,11 +92,11 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> tuple[dict[str, flo
         tracker.track_inputs((tokens,))
         with tracker:
             for actions in ([action for action in order if action[2] == 0], order):
-                if pipelined:
-                    _leave_gradients_whole(root)
+                for module in modules if pipelined else ():
+                    _leave_gradients_whole(module)
                 _run(exported, parts, actions, (tokens, hidden), tracker)
-                if pipelined:
-                    _PipelineStageBase.perform_reduce_grad(SimpleNamespace(submod=root), 1)
+                for module in modules if pipelined else ():
+                    _PipelineStageBase.perform_reduce_grad(SimpleNamespace(submod=module), 1)
                 optimizer.step()
                 if pipelined or exported.NUM_MICROBATCHES == 1:  # else they stay, as for the last of them
                     optimizer.zero_grad()
@@ -105,14 +105,14 @@ def _peak(exported: Any, task: Task, order: list[Action]) -> tuple[dict[str, flo
     return sizes, config._attn_implementation
 
 
-def _leave_gradients_whole(root: FSDPModule) -> None:
+def _leave_gradients_whole(module: FSDPModule) -> None:
     """As torch's stages have it, until they reduce what all micro-batches make.
 
     Source: pytorch/pytorch ``torch/distributed/pipelining/stage.py`` (backward_maybe_with_nosync).
     """
-    root.set_is_last_backward(False)
-    root.set_reshard_after_backward(False)
-    root.set_requires_gradient_sync(False)
+    module.set_is_last_backward(False)
+    module.set_reshard_after_backward(False)
+    module.set_requires_gradient_sync(False)
 
 
 def _hidden(exported: Any, mesh: Any, tokens: Any, size: int) -> Any:
