@@ -53,6 +53,7 @@ CHANGES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "num_microbatches": {"num_microbatches": 32},
         "zero_stage": {"zero_stage": 2, "sharding": "SHARD_GRAD_OP"},
         "shard_degree": {"sharding": "HYBRID_SHARD", "shard_degree": 2, "replicate_degree": 4},
+        "secondary_degree": {"secondary_degree": 2},
         "sequence_parallel": {"sequence_parallel": False},
         "experts_over_tensor": {"experts_over_tensor": True},
         "schedule": {"schedule": "zb-h1"},
@@ -107,6 +108,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "schedule": PIPELINES,
         "zero_stage": SHARING,
         "shard_degree": tuple(name for name in SHARING if name != "pipeline"),  # which has as many ranks
+        "secondary_degree": ("fully sharded", "tensor", "context", "experts"),  # of ZeRO 3
         "sequence_parallel": SPLIT,
         "experts_over_tensor": ("experts and tensor",),
         "context_exchange": ("context", "context, ZeRO 1"),
