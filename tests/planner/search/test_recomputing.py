@@ -18,7 +18,7 @@ PINS = {"pipeline": 4, "tensor": 1, "data": 2, "schedule": "1f1b", "zero_stage":
 
 
 def test_late_stages_recompute_less_where_memory_is_short() -> None:
-    cluster, model = cluster_with("a100-4x-50g:2", 7), small_llama(num_hidden_layers=16)
+    cluster, model = cluster_with("a100-4x-50g:2", 6.5), small_llama(num_hidden_layers=16)
     job = Job(global_batch=32, seq_len=2048)
     steps = {}
     for policy in (None, *SEARCHED_POLICIES):
