@@ -19,6 +19,7 @@ from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
 from planner.runs.record import RunFile, parse_run
+from planner.runs.releases import variant
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
 from planner.runs.vocabulary import UNSAID, Habits, Origin
 
@@ -118,7 +119,7 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
         found = Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
-    return vocabulary.variant(found, run.parallel.model_extra or {}, str(run.source))
+    return variant(found, run.parallel.model_extra or {}, str(run.source))
 
 
 def _model(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Model:

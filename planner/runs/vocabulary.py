@@ -6,7 +6,7 @@ assumption; a word that has no meaning here is refused: a guess would be scored 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster_specs.errors import InputError
 from planner.pipeline import generators
@@ -347,31 +347,3 @@ stack predicts, and those that do not took as long as if every collective was ch
 def find_origin(text: str) -> Origin | None:
     """The `Origin` of a run, by the words of its series, id and sharding; None if unknown."""
     return next((origin for pattern, origin in ORIGINS if re.search(pattern, text, re.IGNORECASE)), None)
-
-
-VARIANTS: Mapping[tuple[str, str, bool], str] = {
-    ("torch-fsdp2", "compile", False): "torch-eager",
-    ("torch-fsdp2", "async_tp", True): "torch-async-tp",
-}
-"""(stack, flag of a run, its value) -> the stack that the run had."""
-
-RELEASES: Mapping[tuple[str, str], str] = {
-    (
-        "torch-fsdp2",
-        r"torchtitan.*(2025-?(0[4-9]|1[0-2])|(April|May|June|July|August|\w+ember|October) 2025|202[6-9]|mxfp8|nvfp4)",
-    ): "torch-compiled-loss",
-    ("jax-xla", r"libtpu 0\.0\.51"): "libtpu-0.0.51",
-}
-"""(stack, what a source says of itself) -> the stack of its release. torchtitan has compiled its loss since April 2025
-(bbb1b61); before that it had neither MXFP8 nor NVFP4."""
-
-
-def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
-    """``origin`` with its stack as the run's own flags say, else its source's date; the first that applies."""
-    for (stack, flag, value), other in VARIANTS.items():
-        if origin.stack == stack and flags.get(flag) is value:
-            return origin._replace(stack=other)
-    for (stack, said), other in RELEASES.items():
-        if origin.stack == stack and re.search(said, source):
-            return origin._replace(stack=other)
-    return origin

@@ -169,6 +169,12 @@ def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: 
         ("notes on torchtitan of December 2025", "torch-compiled-loss"),
         ("pytorch/torchtitan:benchmarks/llama3_gb200_202603.md", "torch-compiled-loss"),
         ("notes of December 2025", "torch-fsdp2"),
+        ("pytorch/torchtitan@2025120a1b2c:docs/performance.md", "torch-fsdp2"),  # a commit, no date
+        ("pytorch/torchtitan@b5bcd76c66d0:benchmarks/llama3_h100_2025-03_torchtitan.md", "torch-fsdp2"),
+        (
+            "pytorch/torchtitan@b5bcd76c66d0:torchtitan/components/quantization/nvfp4.md",
+            "torch-compiled-loss",
+        ),
     ],
 )
 def test_torchtitan_compiles_its_loss_since_april_2025(source: str, stack: str) -> None:

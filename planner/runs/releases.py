@@ -1,0 +1,91 @@
+"""Which release of a stack a run had: by the run's own flags, or by the date or the formats that its source names.
+
+A run file that gives ``parallel.stack`` needs none of this.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from planner.runs.vocabulary import Origin
+
+VARIANTS: Mapping[tuple[str, str, bool], str] = {
+    ("torch-fsdp2", "compile", False): "torch-eager",
+    ("torch-fsdp2", "async_tp", True): "torch-async-tp",
+}
+"""(stack, flag of a run, its value) -> the stack that the run had."""
+
+Month = tuple[int, int]
+"""Year, and month from 1."""
+
+
+class Release(NamedTuple):
+    """A version of a program that is priced as a stack of its own."""
+
+    stack: str
+    """What runs of the program have otherwise."""
+    program: str
+    """As sources spell it, with the version where they name it."""
+    other: str
+    """The stack of this release."""
+    source: str
+    since: Month | None = None
+    """Runs from then on have it; None where ``program`` names the version."""
+    formats: Sequence[str] = ()
+    """Data types that no earlier one has."""
+
+
+RELEASES: Sequence[Release] = (
+    Release(
+        "torch-fsdp2",
+        "torchtitan",
+        "torch-compiled-loss",
+        source="pytorch/torchtitan@bbb1b61 (April 2025) compiles the loss; formats: its "
+        "torchtitan/components/quantization/mxfp8.md and nvfp4.md, both later",
+        since=(2025, 4),
+        formats=("mxfp8", "nvfp4"),
+    ),
+    Release(
+        "jax-xla",
+        "libtpu 0.0.51",
+        "libtpu-0.0.51",
+        source="compiled steps of both versions: 0.0.52 sums the head's gradient last",
+    ),
+)
+
+MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+
+_NUMBERS = re.compile(r"(?<![0-9a-fA-F])(20\d\d)-?(0[1-9]|1[0-2])(?:-?[0-3]\d)?(?![0-9a-fA-F])")
+_WORDS = re.compile(rf"\b({'|'.join(MONTHS)}) (20\d\d)\b")
+
+
+def month_of(source: str) -> Month | None:
+    """The latest month that ``source`` names, as 202506, 2025-06 or June 2025; digits of a commit are none."""
+    named = [(int(year), int(month)) for year, month in _NUMBERS.findall(source)]
+    named += [(int(year), 1 + MONTHS.index(month)) for month, year in _WORDS.findall(source)]
+    return max(named, default=None)
+
+
+def _has(release: Release, source: str) -> bool:
+    """Whether a run of ``source`` had the release."""
+    if release.program not in source:
+        return False
+    if release.since is None:
+        return True
+    month = month_of(source)
+    dated = month is not None and month >= release.since
+    return dated or any(word in source for word in release.formats)
+
+
+def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
+    """``origin`` with its stack as the run's own flags say, else its source; the first that applies."""
+    for (stack, flag, value), other in VARIANTS.items():
+        if origin.stack == stack and flags.get(flag) is value:
+            return origin._replace(stack=other)
+    for release in RELEASES:
+        if origin.stack == release.stack and _has(release, source):
+            return origin._replace(stack=release.other)
+    return origin
