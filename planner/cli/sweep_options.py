@@ -1,6 +1,8 @@
 """Options of sweeps: inputs with several values, what economics need, how the work is done."""
 
 import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,7 +112,10 @@ ADAPTER_OPTIONS = frozenset(field.name for field in fields(AdapterOptions))
 class SweptJobOptions:
     """What is trained, each with one value or several."""
 
-    seq_len: Annotated[str, swept("--seq-len", help="Tokens per sequence: 4096,8192.")] = "8192"
+    seq_len: Annotated[
+        str | None,
+        swept("--seq-len", help="Tokens per sequence: 4096,8192. By default 8192, or what the model takes."),
+    ] = None
     global_batch: Annotated[
         str | None, swept("--global-batch", "--batch", help="Sequences per optimizer step.")
     ] = None
@@ -140,11 +145,14 @@ class SweptJobOptions:
         """The global batch is given, one way or the other."""
         return self.global_batch is not None or self.batch_tokens is not None
 
-    def to_axes(self) -> dict[str, tuple[Any, ...]]:
-        """Input -> values, in the order of the options; ``InputError`` for what cannot be read."""
+    def to_axes(self, models: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+        """Input -> values, in the order of the options; ``InputError`` for what cannot be read.
+
+        Without a length, that of sequences which all ``models`` take.
+        """
         named = {
             "devices": self.devices,
-            "seq_len": self.seq_len,
+            "seq_len": self.seq_len or str(usual_length_of(models)),
             "global_batch": self.global_batch,
             "batch_tokens": self.batch_tokens,
             "precision": self.precision,
@@ -161,6 +169,22 @@ class SweptJobOptions:
                 raise InputError(f"--set {name}: all points train the same adapter; give --{name} by itself")
             axes[FIELDS.get(field, field)] = values_of(text, f"--set {name}")
         return axes
+
+
+USUAL_LENGTH = 8192
+"""Tokens per sequence of Llama 3 before its context was lengthened (arXiv:2407.21783, section 3.2)."""
+
+
+def usual_length_of(models: Iterable[str]) -> int:
+    """Tokens per sequence where nobody says how many; what is no model is refused where it is planned."""
+    from planner.models.catalog import usual_length
+    from planner.tracing.lifting.reading import load_model
+
+    lengths = [USUAL_LENGTH]
+    for name in models:
+        with suppress(InputError):
+            lengths.append(usual_length(load_model(name), USUAL_LENGTH))
+    return min(lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ def what_if(
         check_format(file)
     if not job.has_batch:
         raise InputError("give the global batch: --global-batch in sequences or --batch-tokens in tokens")
-    axes = {"model": values_of(models, "MODEL"), "cluster": tuple(clusters), **job.to_axes()}
+    names = values_of(models, "MODEL")
+    axes = {"model": names, "cluster": tuple(clusters), **job.to_axes(map(str, names))}
     fixed = {name: value for name, value in pins.to_pins().model_dump().items() if value is not None}
     fixed |= adapted(adapter)
     with Progress(output.quiet) as progress:
@@ -119,7 +120,7 @@ def size(
 
     output.expect(Sizing)
     name, tokens, assumed = wanted.to_workload()
-    fixed, usual = _single_job(job)
+    fixed, usual = _single_job(job, name)
     fixed |= adapted(adapter)
     with Progress(output.quiet) as progress:
         answer = find(
@@ -170,18 +171,20 @@ def adapted(adapter: AdapterOptions) -> dict[str, Any]:
     return {} if given is None else {"adapter": given}
 
 
-def _single_job(job: SweptJobOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _single_job(job: SweptJobOptions, model: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The one job that is sized, and what was assumed for it; ``InputError`` for several values."""
-    axes = job.to_axes() if job.has_batch else {**job.to_axes(), "batch_tokens": (USUAL_BATCH_TOKENS,)}
+    axes, assumed = job.to_axes((model,)), []
+    if job.seq_len is None:
+        assumed.append(f"sequences of {axes['seq_len'][0]} tokens")
+    if not job.has_batch:
+        axes["batch_tokens"] = (USUAL_BATCH_TOKENS,)
+        assumed.append(f"a global batch of {USUAL_BATCH_TOKENS} tokens, as Llama 3 began with")
     for name, values in axes.items():
         if len(values) > 1:
             raise InputError(f"size takes one value of {name}, found {len(values)}: sweep it with what-if")
     if "devices" in axes:
         raise InputError("size chooses the devices: leave out --devices, or set --most-devices")
-    assumed = (
-        () if job.has_batch else (f"a global batch of {USUAL_BATCH_TOKENS} tokens, as Llama 3 began with",)
-    )
-    return {name: values[0] for name, values in axes.items()}, assumed
+    return {name: values[0] for name, values in axes.items()}, tuple(assumed)
 
 
 def _plan_text(answer: "Sizing", fixed: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -26,6 +26,7 @@ __all__ = [
     "model_of_run",
     "sequence_length",
     "transformer_from_run",
+    "usual_length",
 ]
 
 SCHEMA = "meshwright/model/1"
@@ -257,6 +258,26 @@ def sequence_length(model: Model) -> int | None:
     if model.family not in FIXED_LENGTHS:
         return None
     return FIXED_LENGTHS[model.family](ConfigReader(model.config, model.name))
+
+
+def usual_length(model: Model, most: int) -> int:
+    """Tokens of one input where nobody says how many: those that the model fixes, or ``most``.
+
+    Halved until its learned positions suffice, so that what ``most`` divides the answer divides.
+    """
+    return sequence_length(model) or next(n for n in _halves(most) if n == 1 or _takes(model, n))
+
+
+def _halves(most: int) -> Iterator[int]:
+    return (most >> times for times in range(most.bit_length()))
+
+
+def _takes(model: Model, seq_len: int) -> bool:
+    try:
+        build_graph(model, seq_len)
+    except InputError:
+        return False
+    return True
 
 
 def build_graph(model: Model, seq_len: int) -> Graph:

@@ -59,7 +59,7 @@ def check_axes(axes: Axes, fixed: Mapping[str, Any]) -> None:
     known = {*PLACES, BATCH_TOKENS, *Job.model_fields, *Pins.model_fields, *KNOBS}
     for name, values in axes.items():
         if name not in known and "." not in name:
-            raise UnknownName("input", name, known)
+            raise UnknownName("input", name, known, see=_inputs_known())
         if not values:
             raise InputError(f"{name} has no values to sweep")
     for name in ("model", "cluster"):
@@ -69,6 +69,13 @@ def check_axes(axes: Axes, fixed: Mapping[str, Any]) -> None:
         raise InputError("give the global batch either in sequences or in tokens")
     if "seq_len" not in given:
         raise InputError("a sweep needs a sequence length")
+
+
+def _inputs_known() -> str:
+    """What can be swept, in a phrase."""
+    kinds = {"job": Job.model_fields, "pins": Pins.model_fields}
+    fields = (f"a field of the {kind} ({', '.join(names)})" for kind, names in kinds.items())
+    return f"sweep {', '.join(fields)}, {', '.join(KNOBS)}, or a dotted path of the cluster"
 
 
 def cells(axes: Axes, fixed: Mapping[str, Any] | None = None) -> Iterator[Cell]:

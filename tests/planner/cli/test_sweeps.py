@@ -109,6 +109,7 @@ def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
         ((*SWEEP, "--devices", "8,,16"), "empty value"),
         ((*SWEEP, "--set", "network"), "write it as NAME=VALUE"),
         ((*SWEEP, "--set", "netwrk=2x"), "unknown input 'netwrk'; did you mean network?"),
+        ((*SWEEP, "--set", "foo=1x"), "network, latency, or a dotted path of the cluster"),
         ((*SWEEP, "--set", "links.ib.bandwidth=2x"), "unknown field 'ib'"),
         ((*SWEEP, "--set", "pipeline=1,2"), "both fixed and swept"),
         ((*SWEEP, "--engine", "dask"), "unknown engine 'dask'"),
@@ -144,6 +145,15 @@ def test_a_size_that_meets_the_goal(cli: Cli, tmp_path: Path) -> None:
     chosen = json.loads(plan.read_text())
     assert chosen["model"]["name"] == "gpt2"
     assert any(stage["sharding"] for stage in chosen["plan"]["stages"])
+
+
+def test_a_length_that_nobody_names_is_one_that_the_model_takes(cli: Cli) -> None:
+    """GPT-2 has 1024 learned positions, OPT 2048 in a table of 2050 rows."""
+    for model, tokens in (("gpt2", 1024), ("opt-125m", 2048)):
+        wanted = ("--model", model, "--tokens", "1e9", "--deadline", "30d", "--most-devices", "8")
+        answer = json.loads(cli("size", "dgx-h100", *wanted, "--json").stdout)
+        assert f"sequences of {tokens} tokens" in answer["assumed"]
+        assert {point["inputs"]["seq_len"] for point in answer["tried"]} == {tokens}
 
 
 def test_a_size_that_misses_it_exits_with_3(cli: Cli) -> None:
