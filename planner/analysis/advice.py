@@ -15,6 +15,7 @@ from planner.importers.registry import Imported
 from planner.pipeline.generators import SCHEDULES
 from planner.plans import Pins, Plan, Sharding
 from planner.search import plan as search
+from planner.search.recommend import NAMED
 from planner.search.space import SEARCHED_POLICIES
 
 Progress = Callable[[int, int], None]
@@ -127,12 +128,7 @@ def _states(offered: Sequence[int], limits: Limits) -> list[tuple[int | None, Sh
     return [(None, None)] if len(allowed) == len(whole) else list(allowed)
 
 
-HEADLINES = frozenset(
-    {
-        "data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "zero_stage", "sharding",
-        "recompute", "schedule", "offload",
-    }
-)  # fmt: skip
+HEADLINES = frozenset({*NAMED, "offload"})
 """Choices that the verdict names; the comparison has all."""
 
 

@@ -16,6 +16,7 @@ from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitiv
 from planner.evaluation.setting import describe_trained
 from planner.plans import Plan
 from planner.search.pooled import stage_list
+from planner.search.recommend import set_apart
 
 WIDTH = 80
 """Columns of the text, where nobody says otherwise."""
@@ -156,27 +157,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
 
 def _alternatives(plan: Plan) -> Iterator[str]:
     for other in plan.alternatives[:MOST_ALTERNATIVES]:
-        yield f"{_named(plan, other.plan)}: {other.loses_because}."
+        yield f"{set_apart(other.plan, plan.plan)}: {other.loses_because}."
     if plan.optimality is not None and plan.optimality.proven:
         done = plan.optimality
         yield f"{done.evaluated:,} plans were priced in full; {done.pruned:,} were excluded by sound bounds."
-
-
-def _named(plan: Plan, other: object) -> str:
-    """What sets another plan apart from the chosen one."""
-    fields = (
-        "data",
-        "tensor",
-        "pipeline",
-        "context",
-        "expert",
-        "virtual_stages",
-        "micro_batch",
-        "zero_stage",
-        "sharding",
-        "recompute",
-        "schedule",
-    )
-    differing = [f for f in fields if getattr(other, f) != getattr(plan.plan, f)]
-    changed = [f"{f.replace('_', ' ')} {getattr(other, f)}" for f in differing]
-    return ", ".join(changed) or "the same degrees"

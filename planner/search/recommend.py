@@ -33,6 +33,23 @@ def recommended(
     )
 
 
+NAMED = (
+    "data", "tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "zero_stage", "sharding",
+    "recompute", "schedule",
+)  # fmt: skip
+"""Choices by which a plan is told from another."""
+
+
+def set_apart(other: Parallelism, best: Parallelism) -> str:
+    """What sets ``other`` apart from ``best``, in words."""
+    changed = [
+        f"{name.replace('_', ' ')} {getattr(other, name)}"
+        for name in NAMED
+        if getattr(other, name) != getattr(best, name)
+    ]
+    return ", ".join(changed) or "the same degrees"
+
+
 def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
     """Parts of the step in which ``estimate`` differs from ``best`` [s], the largest loss first."""
     names = {*estimate.time, *best.time}
@@ -142,22 +159,9 @@ def what_limits(estimate: Estimate) -> str:
 def _next_best(best: Answer, other: Answer) -> str:
     loss = other.estimate.step_time_s / best.estimate.step_time_s - 1
     name, seconds = differences(other.estimate, best.estimate)[0]
-    changed = [
-        f"{field.replace('_', ' ')} {getattr(other.plan, field)}"
-        for field in (
-            "data",
-            "tensor",
-            "pipeline",
-            "context",
-            "expert",
-            "sharding",
-            "recompute",
-            "micro_batch",
-        )
-        if getattr(other.plan, field) != getattr(best.plan, field)
-    ]
     part = name.replace("_", " ")
-    return f"The next best ({', '.join(changed)}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
+    apart = set_apart(other.plan, best.plan)
+    return f"The next best ({apart}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
 
 
 def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:

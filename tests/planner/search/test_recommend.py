@@ -14,7 +14,7 @@ from planner.evaluation import evaluate
 from planner.models.catalog import build_graph
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search import plan
-from planner.search.recommend import warnings_of, why_memory
+from planner.search.recommend import set_apart, warnings_of, why_memory
 from planner.search.space import BY_PIN_ONLY
 
 
@@ -54,6 +54,13 @@ def test_the_paragraph_and_the_list_agree_on_the_next_best(name: str) -> None:
     if answer.alternatives:
         slower = answer.alternatives[0].estimate.step_time_s / step_time(answer) - 1
         assert f"is {slower:.1%} slower" in answer.explanation
+
+
+def test_a_next_best_of_the_same_degrees_is_told_apart_by_its_schedule() -> None:
+    best = Parallelism(data=2, pipeline=4, num_microbatches=8, schedule="interleaved", virtual_stages=2)
+    other = best.model_copy(update={"schedule": "1f1b", "virtual_stages": 1})
+    assert set_apart(other, best) == "virtual stages 1, schedule 1f1b"
+    assert set_apart(best, best) == "the same degrees"
 
 
 @pytest.mark.parametrize("name", CASES)
