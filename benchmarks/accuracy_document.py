@@ -12,6 +12,7 @@ import peer_calculon
 import peers
 import stalls
 import versions
+from accuracy_history import HISTORY
 from accuracy_text import (
     ATTAINABLE,
     CALCULON,
@@ -26,6 +27,7 @@ from accuracy_text import (
     PEERS,
     PREAMBLE,
     RATES,
+    READING,
     USES,
 )
 from judging import (
@@ -302,6 +304,8 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
     return "\n".join(
         [
             PREAMBLE.format(fit=", ".join(sorted(FIT_SERIES)), interval=", ".join(sorted(INTERVAL_SERIES)))
+            + HISTORY
+            + READING
             + time_section(times),
             use_section(times),
             rate_section(everything),
