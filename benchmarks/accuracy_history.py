@@ -64,15 +64,16 @@ HISTORY = """\
   that of the commits that printed the figures AXLearn had no flash attention before June 2024, other meshes, and kept
   other tensors; KempnerForge's weights and states are in 16 bits, and its PyTorch takes cuDNN's attention. Read so,
   with one row more, all 53 have 15 % (90th percentile 36 %, 58 % inside the intervals of then), AXLearn's 24 to 17 %,
-  KempnerForge's 12 to 9 %. Two things followed: products with rows that are not multiples of 16 bytes leave Hopper's
-  own kernels (m87-labs/kestrel pull request 143; nanotron's 50,257 words are odd: 27 to 21 %), and Megatron's tables
-  are padded to multiples of 128, with which the host's time of the deepspeed stack was fitted again (72 to 75 us;
-  vTrain 4.2 to 3.9 %). What is left: were an odd row to leave 0.15 of the rate in place of the 0.28 measured at 8
-  bytes, all of nanotron's runs on one node would be within 7 %, but no measurement of a product says so; on two nodes
-  its pipelines are off by -32 to -70 %, which none of the sweep's three versions explains. AXLearn's 70B on v6e,
-  which keeps activations on the host, is off by -21 and -24 %, and on 512 H100 in June 2024 by -26 %. It printed 1.78
-  s of 7B on 256 H100 in September 2024 and 1.4 s in July 2025 (1.68 s predicted for both): releases alone differ by a
-  quarter.
+  KempnerForge's 12 to 9 %. Three things followed: scores of plain attention, which no list of kept results names, are
+  made again (eleven of AXLearn's runs had been called impossible; 17 to 12 %), products with rows that are not
+  multiples of 16 bytes leave Hopper's own kernels (m87-labs/kestrel pull request 143; nanotron's 50,257 words are
+  odd: 27 to 21 %), and Megatron's tables are padded to multiples of 128, with which the host's time of the deepspeed
+  stack was fitted again (72 to 75 us; vTrain 4.2 to 3.9 %). What is left: were an odd row to leave 0.15 of the rate
+  in place of the 0.28 measured at 8 bytes, all of nanotron's runs on one node would be within 7 %, but no measurement
+  of a product says so; on two nodes its pipelines are off by -32 to -70 %, which none of the sweep's three versions
+  explains. AXLearn's 70B on v6e, which keeps activations on the host, is off by -21 and -24 %, and on 512 H100 in
+  June 2024 by -20 %. It printed 1.78 s of 7B on 256 H100 in September 2024 and 1.4 s in July 2025 (1.68 s predicted
+  for both): releases alone differ by a quarter.
 * The mixtures transcribed fourth are tables of MegaScale-MoE and of parallel folding, DeepEP in a fork of torchtitan,
   prime-rl's baselines, two issues, and MaxText's recipes for three kinds of TPU. Folding's (64 to 256 H100, tokens
   dropped) are off by -1 to +7 % but for a model of 64 narrow experts (+19 and -23 %). On TPUs, where no mixture was

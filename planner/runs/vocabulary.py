@@ -75,7 +75,8 @@ RECOMPUTES: Table = (
     (r"selective:[\w+-]*core_attn[\w+-]*", Meaning("attention", exact=False)),
     (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
     (r"save_dot_with_context_except_mlp", Meaning("mlp")),
-    (r"minimal.*|save_dot.*|save_qkv.*|save_out.*", Meaning("selective", exact=False)),
+    (r"save_(dot|qkv|out).*", Meaning("full", exact=False)),
+    (r"minimal.*", Meaning("selective", exact=False)),
     (r"custom.*|.*offload.*", Meaning("full", exact=False)),
 )
 """``recompute``; to keep a few tensors of a block counts as ``full``, to drop a few as ``none``."""

@@ -73,6 +73,17 @@ def test_flash_attention_keeps_one_float_per_row(gpt: tuple[Graph, Block]) -> No
     assert "probabilities" not in saved_tensors(block, "none", "flash")
 
 
+@pytest.mark.parametrize("policy", ["selective", "mlp", "alternate"])
+def test_scores_are_on_no_list_of_results(gpt: tuple[Graph, Block], policy: str) -> None:
+    """MaxText's policies keep arrays by name, torchtitan's results of aten.mm: neither has scores."""
+    _, block = gpt
+    assert "probabilities" not in saved_tensors(block, policy, "plain")
+    assert [op.kind for op in block.ops if op.name in recomputed_ops(block, policy, "plain")].count(
+        "attention"
+    ) == 1
+    assert not [op for op in block.ops if op.kind == "attention" and op.name in recomputed_ops(block, policy)]
+
+
 def test_llama_layer_keeps_each_tensor_once() -> None:
     _, block = layer_of("llama-3-8b")
     kept = saved_tensors(block, "none")
