@@ -82,8 +82,10 @@ def tail_of(
     own = sync.copy + sync.replicate
     own += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
     backward = [s.backward_input + s.backward_weight for s in stages]
-    # Where every micro-batch is reduced, block by block, those reductions slow the same passes already.
-    slowdown = 0.0 if reduces_every_microbatch(plan, setting.software) else setting.software.overlap_slowdown
+    # Where every micro-batch is reduced, block by block, those reductions slow the same passes already; over one rank
+    # there are none.
+    slows = reduces_every_microbatch(plan, setting.software) and sync.reduce > 0
+    slowdown = 0.0 if slows else setting.software.overlap_slowdown
     turn = schedule_entry(plan.schedule).turn(plan.pipeline, plan.num_microbatches)
     if sums_every_microbatch(plan, setting.software):
         exposed = plan.num_microbatches * left_over(own, backward, 1, overlap, slowdown) + shared
