@@ -33,7 +33,7 @@ Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]
-Change = Literal["pipeline", "nodes", "attention"]
+Change = Literal["pipeline", "offload", "nodes", "attention"]
 Degree = Annotated[int, Field(gt=0)]
 
 
@@ -303,6 +303,7 @@ class Faster(Record):
     change: Change
     """A pin, the cluster's nodes, or the job's attention."""
     value: int | str
+    """Of several that are offloaded, their names with commas between them."""
     step_time_s: float
 
 

@@ -119,10 +119,11 @@ class Shortlist:
 class Search:
     """One search over one space."""
 
-    def __init__(self, evaluator: Evaluator, pins: Pins, objective: Objective) -> None:
-        """Nothing is priced yet."""
+    def __init__(self, evaluator: Evaluator, pins: Pins, objective: Objective, limited: bool = True) -> None:
+        """Nothing is priced yet. Unless it is ``limited``, devices have all the memory that a plan asks for."""
         self.evaluator, self.pins, self.objective = evaluator, pins, objective
-        self.limit = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
+        usable = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
+        self.limit = usable if limited else math.inf
         self.host_limit = evaluator.cluster.host.memory or math.inf
         self.floors = Floors(evaluator, pins, self.limit)
         self.nearest: Found | None = None
@@ -165,8 +166,13 @@ class Search:
 
     def pipelined(self, below: float) -> Found | None:
         """The best plan with a pipeline, if its step can take less than ``below`` seconds; where none was searched."""
-        outcome, _ = self._run(True, 1, None, below)
-        return next((found for found in outcome.found if found.plan.pipeline > 1), None) if outcome else None
+        found = self.best_below(below, pipelines=True)
+        return found if found is not None and found.plan.pipeline > 1 else None
+
+    def best_below(self, below: float, pipelines: bool) -> Found | None:
+        """The best plan, if its step can take less than ``below`` seconds."""
+        outcome, _ = self._run(pipelines, 1, None, below)
+        return outcome.found[0] if outcome is not None else None
 
     def _run(
         self, pipelines: bool, top: int, progress: Progress | None, below: float = math.inf
@@ -196,7 +202,8 @@ class Search:
                 continue
             answer = self.price(c)
             priced += 1
-            if answer.estimate.memory_bytes > self.limit:
+            used, on_host = answer.estimate.memory_bytes, answer.estimate.host_bytes
+            if used > self.limit or on_host > self.host_limit:
                 self._set_aside(heap, tight, entry)
             else:
                 kept.add(self._bound(answer.estimate.step_time_s, c), answer)

@@ -252,11 +252,16 @@ def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, softwar
     return fullest_rank(loads, ends, c) + share * least.largest + overhead(c, software)
 
 
-def least_on_host(c: Candidate, least: Unavoidable, evaluator: Evaluator) -> float:
-    """Least that one node's devices keep on their host [bytes]: offloaded states, spread evenly."""
+def least_stepped(c: Candidate, least: Unavoidable) -> float:
+    """Fewest weights that some device steps: all, spread evenly."""
     experts, others = least.parameters
     local = (others + experts / c.expert) / (c.tensor * c.pipeline)
-    elements = local / (c.shard_degree if c.zero_stage else 1)
+    return local / (c.shard_degree if c.zero_stage else 1)
+
+
+def least_on_host(c: Candidate, least: Unavoidable, evaluator: Evaluator) -> float:
+    """Least that one node's devices keep on their host [bytes]: offloaded states, spread evenly."""
+    elements = least_stepped(c, least)
     devices = min(evaluator.cluster.devices_per_node, c.data * c.tensor * c.pipeline * c.context)
     return devices * states_on_host(elements, evaluator.job, evaluator.software, c.offload)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.host import host_step_seconds
 from planner.evaluation.memory import held_in_backward, model_states
 from planner.evaluation.rank import stages_gathered
 from planner.evaluation.stages import StageCost
@@ -26,6 +27,7 @@ from planner.search.bounds import (
     held_per_weight,
     least_on_host,
     least_pipeline,
+    least_stepped,
     most_in_flight,
     overhead,
     pipeline_seconds,
@@ -274,8 +276,15 @@ class Floors:
     def step(self, c: Candidate, span: float) -> float:
         """The step whose pipeline takes ``span`` [s], with all that is certain to come on top."""
         setting = self.evaluator.setting
-        span += stage_wait(setting, c.pipeline, c.virtual_stages, c.num_microbatches)
+        span += stage_wait(setting, c.pipeline, c.virtual_stages, c.num_microbatches) + self._on_hosts(c)
         return (span + setting.software.step_overhead) * (1 + straggling(setting, c.num_devices))
+
+    def _on_hosts(self, c: Candidate) -> float:
+        """The update of what is offloaded, of which nothing hides anything [s]."""
+        if "optimizer" not in c.offload:
+            return 0.0
+        stepped = least_stepped(c, self._unavoidable)
+        return (1 - ROUNDING) * host_step_seconds(self.evaluator.setting, parallelism(c), stepped)
 
     def policy(self, c: Candidate) -> Floor:
         """Seconds without what ZeRO and offload add: one bound for many candidates.

@@ -1,15 +1,17 @@
 """What the rules of the space leave out, or the job, where it would have been faster."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from cluster_specs.software import device_on, load_software
 from cluster_specs.units import format_seconds
-from planner.errors import Infeasible
+from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
-from planner.plans import Change, Estimate, Faster, Pins, Plan
+from planner.plans import Change, Estimate, Faster, Offload, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.finishing import mixed_plans
 from planner.search.numbers import rounder
+from planner.search.pins import check_pins
 from planner.search.recommend import recommended
 from planner.search.space import scale_up_size, searches_pipelines
 
@@ -74,12 +76,55 @@ def fewer_nodes(answer: Plan, pins: Pins | None = None) -> Plan | None:
     return recommended(best, pins, "time", top=1) if best is not None else None
 
 
+OFFLOADS: Sequence[tuple[Offload, ...]] = (
+    ("activations",),
+    ("optimizer",),
+    ("optimizer", "weights"),
+    ("activations", "optimizer"),
+)
+"""What the host may take, the least change first."""
+
+
+def faster_offload(answer: Plan, pins: Pins | None = None) -> Plan | None:
+    """The best plan that leaves something to the hosts, where it would be clearly faster; None where that was pinned.
+
+    The host only ever adds to a step, so that nothing is looked for where a plan without any limit of memory, and
+    nothing on the host, would not be clearly faster either.
+    """
+    pins, cluster = pins or Pins(), answer.cluster
+    assert answer.estimate is not None  # the caller's promise
+    if (
+        cluster.others
+        or pins.unequal_stages
+        or pins.offload is not None
+        or cluster.device.host_bandwidth is None
+    ):
+        return None
+    evaluator = Evaluator(answer.model, cluster, answer.job)
+    below = answer.estimate.step_time_s * (1 - WORTH_NAMING)
+    pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
+    if Search(evaluator, pins, "time", limited=False).best_below(below, pipelines) is None:
+        return None
+    best = None
+    for offload in OFFLOADS:
+        asked = pins.model_copy(update={"offload": offload})
+        with suppress(InputError):  # adapters and some optimizers do not go with all of them
+            check_pins(evaluator, asked)
+            if found := Search(evaluator, asked, "time").best_below(below, pipelines):
+                best, below = asked, found.estimate.step_time_s
+    return recommended(evaluator, best, "time", top=1) if best is not None else None
+
+
 def naming_unsearched(answer: Plan, pins: Pins | None = None) -> Plan:
-    """``answer`` with a warning where `faster_pipeline` finds one, or `fewer_nodes` suffice."""
+    """``answer`` with a warning where `faster_pipeline` or `faster_offload` finds one, or `fewer_nodes` suffice."""
     found = answer
     if faster := faster_pipeline(answer, pins):
         words = "pipelines were not searched, as the model is small for a node; by these numbers --pipeline {value}"
         found = _naming(found, words, "pipeline", faster.plan.pipeline, faster.estimate)
+    if hosted := faster_offload(answer, pins):
+        options = " ".join(f"--offload {what}" for what in hosted.plan.offload)
+        words = f"memory is short, and nothing was left to the hosts; by these numbers {options}"
+        found = _naming(found, words, "offload", ",".join(hosted.plan.offload), hosted.estimate)
     if fewer := fewer_nodes(answer, pins):
         nodes = answer.cluster.nodes
         words = f"batch, layers and heads do not divide well among all {nodes} nodes: {{value}} of them"
