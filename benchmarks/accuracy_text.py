@@ -21,6 +21,9 @@ READING = """\
 
 * Where a run that ran would not fit, fields that its source leaves open are chosen so that it does, and listed with the
   row; whether such runs fit is no test.
+* MaxText prints a batch for each device, tensor ranks too: where it gives the step's batch so, and no accumulation is
+  printed, a data rank has that of all its tensor ranks as one micro-batch. Its first tables were run before it could
+  accumulate (AI-Hypercomputer/maxtext@76bd53b MaxText/pyconfig.py), and had been read as 4 to 16 micro-batches.
 * The rows of the sweep say that sequence parallelism was off. They are evaluated with it on: nanotron's benchmark
   script sets `tp_mode` REDUCE_SCATTER (huggingface/nanotron@2411b02 scripts/scaling_benchmarks.py), and peak memory at
   tensor degrees of 8 and more fits only so.

@@ -226,7 +226,7 @@ def _whole_experts(
 
 
 def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions) -> tuple[int, int]:
-    """Micro-batch and number of micro-batches."""
+    """Micro-batch of a data rank, and number of micro-batches."""
     parallel = run.parallel
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
     batch = parallel.global_batch
@@ -239,6 +239,10 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
         micro_batch = assume.default(
             "micro_batch", None, 1
         )  # torchtitan splits its local batch for a pipeline
+    accumulates = parallel.num_microbatches or parallel.grad_accum
+    together = degrees.tensor * degrees.context
+    if origin.batch_per_device and not accumulates and batch == degrees.data * together * micro_batch:
+        micro_batch = assume.default("micro_batch", None, together * micro_batch)
     if batch % (degrees.data * micro_batch):
         raise InputError(
             f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"

@@ -263,13 +263,16 @@ class Origin(NamedTuple):
     """Where layers do not divide, stages are full but for the last, rather than nearly equal."""
     reduce_dtype: str | None = None
     """Type in which gradients travel where the run does not say; None: the stack's."""
+    batch_per_device: bool = False
+    """A batch is printed for each device, tensor and context ranks too, and is one micro-batch of them together."""
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Neuron", Origin("neuronx")),
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
-    (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp")),
-    (r"tpu|maxtext|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
+    (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True)),
+    (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True)),
+    (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
@@ -320,7 +323,9 @@ insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B20
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
 ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``), and reduce gradients in fp32, which is
 all that ``mixed_precision_reduce`` may be (``config/configs.py``). DGXC's recipe of MaxText keeps the
-products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``).
+products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``). MaxText's
+``per_device_batch_size`` times all devices is a step's batch, and before it could accumulate gradients one micro-batch
+(AI-Hypercomputer/maxtext@76bd53b ``MaxText/pyconfig.py``).
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
 of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher

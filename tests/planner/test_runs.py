@@ -273,6 +273,23 @@ def test_batch_defaults_keep_the_pipeline_full() -> None:
     assert "num_microbatches=32" in assumed
 
 
+@pytest.mark.parametrize(
+    ("said", "micro_batch", "num_microbatches"),
+    [
+        ({}, 8, 1),
+        ({"grad_accum": 4}, 2, 4),
+        ({"global_batch": 1024}, 2, 8),
+    ],
+)
+def test_a_batch_of_each_device_is_one_of_all_tensor_ranks(
+    said: dict[str, int], micro_batch: int, num_microbatches: int
+) -> None:
+    """MaxText: 256 devices of two sequences are 512, eight for each of 64 data ranks; others accumulate."""
+    degrees = {"dp": 64, "dp_shard": 64, "tp": 4, "ep": 1, "micro_batch": 2, "global_batch": 512}
+    choice = planned("tpu-065", **(degrees | said))[0].plan
+    assert (choice.micro_batch, choice.num_microbatches) == (micro_batch, num_microbatches)
+
+
 def test_experts_with_ranks_of_their_own() -> None:
     """64 data ranks x 4 expert ranks = 256 chips: 256 data-parallel ranks that experts reuse."""
     choice = plan_from_run(ROWS["tpu-065"])[0].plan
