@@ -29,8 +29,11 @@ def _reduced(rank: Rank, at: Moment) -> float:
 
 
 def gather_pool(rank: Rank) -> float:
-    """Buffers of the gathers of two units one after the other, and the cast shards of the second [bytes]."""
-    if not rank.shards_weights or "weights" in rank.plan.offload:
+    """Buffers of the gathers of two units one after the other, and the cast shards of the second [bytes].
+
+    What is gathered is copied out of them, so that they are beside weights that stay gathered for a whole step, too.
+    """
+    if not (rank.shards_weights or rank.keeps_gathered) or "weights" in rank.plan.offload:
         return 0.0
     casts = rank.job.master_weights and rank.weight < DTYPE_BYTES["fp32"]
     with_shards = 1 + casts / rank.plan.shard_degree
