@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import UnknownName
@@ -185,11 +185,12 @@ class SoftwareSpec(Record):
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)
     """Device memory of one communicator [bytes]."""
-    fragmentation: float = Field(ge=0)
-    """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one."""
+    fragmentation: float | None = Field(default=None, ge=0)
+    """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one; None: what it holds
+    is said by ``unplaced_arrays``."""
     unplaced_arrays: float | None = Field(default=None, ge=0)
     """Where streams have pools of their own: arrays as large as the largest that comes and goes for which the allocator
-    holds more than is alive, as they find no place in what is free. None: ``fragmentation`` says what it holds."""
+    holds more than is alive, as they find no place in what is free. None: ``fragmentation`` says it."""
     fragments_logits: bool
     """Logits leave holes as other tensors do, rather than having blocks of their own."""
     reclaimable: float = Field(ge=0, le=1)
@@ -243,6 +244,14 @@ class SoftwareSpec(Record):
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
     sources: Mapping[str, str] = {}
     """Field, or a pattern of fields, to where its value comes from."""
+
+    @model_validator(mode="after")
+    def _says_once_what_is_held(self) -> "SoftwareSpec":
+        if (self.fragmentation is None) is (self.unplaced_arrays is None):
+            raise ValueError(
+                "fragmentation and unplaced_arrays both say what the allocator holds: give one of them"
+            )
+        return self
 
     @property
     def shares_gathers(self) -> bool:

@@ -260,6 +260,7 @@ def unused(rank: Rank, moments: Sequence[Moment], fullest: Moment) -> float:
     software = rank.software
     if software.unplaced_arrays is not None:
         return held_by_pools(rank, moments, software.unplaced_arrays)
+    assert software.fragmentation is not None  # a stack has either
     large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
     return software.fragmentation * (sum(fullest.passing.values()) - large)
 

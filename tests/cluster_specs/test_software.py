@@ -150,3 +150,11 @@ def test_what_is_said_of_the_update_changes_only_what_is_unusual(stack: Software
     other = updating(stack, not stack.fused_optimizer)
     assert other.fused_optimizer is not stack.fused_optimizer
     assert other.optimizer_temporaries == (0.0 if other.fused_optimizer else 4.0)
+
+
+@pytest.mark.parametrize("held", [{"fragmentation": 0.1}, {"unplaced_arrays": None}])
+def test_a_stack_says_once_what_its_allocator_holds(held: dict[str, float | None]) -> None:
+    """Of two figures one would be read over in silence."""
+    fields = load_software("torch-fsdp2").model_dump() | held
+    with pytest.raises(ValueError, match="give one of them"):
+        SoftwareSpec.model_validate(fields)
