@@ -1,0 +1,186 @@
+"""Live tensors of steps that XLA compiled for TPU slices."""
+
+from typing import Any
+
+import pytest
+from memory_rows import predicted, rows_of
+
+from cluster_specs.catalog import load_cluster
+from planner.evaluation import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Estimate, Job, Parallelism
+
+COMPILED = rows_of("xla_memory.jsonl")
+OWN_COMPILED = {run: row for run, row in rows_of("xla_compiled.jsonl").items() if row["measured"]["ok"]}
+"""Cases of benchmarks/compiling.py that the compiler took: degrees, exchanges, accumulation that others lack."""
+
+WHOLE_MODELS = rows_of("xla_models.jsonl")
+"""Shipped models compiled by benchmarks/compiling.py."""
+
+
+@pytest.mark.parametrize(
+    ("run", "tolerance"),
+    [
+        ("xla/8B/v5p:2x2x4/d1f16t1/b4/none/splash", 0.03),
+        ("xla/0.37B/v5e:4x4/d16f1t1/b4/none/splash", 0.03),
+        ("xla/1.2B/v5e:4x4/d1f16t1/b2/none/splash", 0.04),
+        ("xla/1.2B/v5e:4x4/d1f16t1/b2/dots_nobatch/splash", 0.01),
+        ("xla/0.37B/v5e:4x4/d16f1t1/b4/dots_nobatch/splash", 0.02),
+        ("xla/8B/v5e:8x8/d1f64t1/b1/full/splash", 0.03),
+        ("xla/70B/v4:4x4x8/d1f32t4/b1/full/splash", 0.03),
+    ],
+)
+def test_buffers_that_the_compiler_assigned(run: str, tolerance: float) -> None:
+    """Residuals by primitive where nothing is recomputed, padded heads of 64, casts ahead, the head's gradient."""
+    measured = COMPILED[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, COMPILED).tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+
+
+TOO_MUCH = {
+    "xla-compiled/8b-8/v5e:8x8/fsdp64-full": 1.19,
+    "xla-compiled/7b-8/v5e:4x4/fsdp16-full-plain": 1.26,
+}
+"""Steps that hold less than is predicted since their tables lie in columns: by how much, at most.
+
+Gathered heads and layers are counted whole at a peak where they may be gone, or there in parts.
+"""
+
+
+@pytest.mark.parametrize(("run", "most"), TOO_MUCH.items())
+def test_steps_that_hold_less_than_is_predicted(run: str, most: float) -> None:
+    ratio = (
+        predicted(run, OWN_COMPILED).tensor_bytes
+        / 2**30
+        / OWN_COMPILED[run]["measured"]["tensor_gib_per_gpu"]
+    )
+    assert 1 < ratio < most
+
+
+@pytest.mark.parametrize("run", [run for run in OWN_COMPILED if run not in TOO_MUCH])
+def test_cases_of_our_own_by_the_compiler(run: str) -> None:
+    """Within 11 %; over 64 ranks, where XLA sums whole gradients, some now and some after the layers, 18 %."""
+    row = OWN_COMPILED[run]
+    limit = 0.11 if row["parallel"]["dp_shard"] * row["parallel"]["cp"] < 64 else 0.18
+    assert predicted(run, OWN_COMPILED).tensor_bytes / 2**30 == pytest.approx(
+        row["measured"]["tensor_gib_per_gpu"], rel=limit
+    )
+
+
+HELD_OUT = rows_of("xla_held_out.jsonl")
+LAID_OUT_AGAIN = {
+    "xla-compiled/llama-3.2-1b/v5e:4x4/dp16-full-zero2",
+    "xla-compiled/1b-16/v5e:4x4/dp16-full-zero2",
+}
+"""Nearly as much as a v5e has: XLA copies late and holds a fifth less; for v5p, with more, as much as is predicted."""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run
+        for run, row in HELD_OUT.items()
+        if row["parallel"].get("zero_stage") in (1, 2) and run not in LAID_OUT_AGAIN
+    ],
+)
+def test_zero_1_and_2_by_the_compiler(run: str) -> None:
+    """Weights whole, and copied before updated ones come into their place unless a sum gathers them; shards of sums."""
+    measured = HELD_OUT[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, HELD_OUT).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.08)
+
+
+HEAD = {"data": 16, "zero_stage": 3, "recompute": "full"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan", "seq", "share"),
+    [
+        ("tpu-v5e:4x4", HEAD | {"shard_degree": 16}, 4096, 4 / 16),
+        (
+            "tpu-v5e:4x4",
+            HEAD | {"shard_degree": 4, "replicate_degree": 4, "sharding": "HYBRID_SHARD"},
+            4096,
+            1.25,
+        ),
+        ("tpu-v5e:8x8", HEAD | {"data": 64, "shard_degree": 64}, 4096, 65 / 64),
+        ("tpu-v5e:4x4", HEAD | {"shard_degree": 16}, 128, 17 / 16),
+    ],
+    ids=["ring", "copies", "many", "short products"],
+)
+def test_xla_has_four_parts_of_the_heads_gradient_where_it_is_summed_in_a_ring(
+    cluster: str, plan: dict[str, Any], seq: int, share: float
+) -> None:
+    """Two sums on their way and two products, in fp32; else the whole and a rank's part of the sum."""
+    degrees = Parallelism.model_validate(plan)
+    job = Job(global_batch=degrees.data, seq_len=seq, stack="libtpu-0.0.51")
+    found = Evaluator(load_model("llama-3.1-8b"), load_cluster(cluster), job).estimate(degrees)
+    at_head = next(m for m in found.memory_over_step if m.phase == "head")
+    assert at_head.tensors["gradient_buffers"] == pytest.approx(share * 4 * 128256 * 4096, rel=1e-3)
+
+
+@pytest.mark.parametrize(("stack", "gib"), [("jax-xla", 6.6468), ("libtpu-0.0.51", 7.5706)])
+def test_a_later_compiler_sums_the_heads_whole_gradient_after_the_layers(stack: str, gib: float) -> None:
+    """The exported step of 8B over 64 ranks of v5e, compiled by libtpu 0.0.52 and 0.0.51."""
+    job = Job(global_batch=64, seq_len=4096, stack=stack)
+    plan = Parallelism.model_validate(HEAD | {"data": 64, "shard_degree": 64})
+    found = Evaluator(load_model("llama-3.1-8b"), load_cluster("tpu-v5e:8x8"), job).estimate(plan)
+    assert found.tensor_bytes / 2**30 == pytest.approx(gib, rel=0.015)
+
+
+@pytest.mark.parametrize("run", [run for run, row in WHOLE_MODELS.items() if row["measured"]["ok"]])
+def test_other_models_by_the_compiler(run: str) -> None:
+    measured = WHOLE_MODELS[run]["measured"]["tensor_gib_per_gpu"]
+    error = predicted(run, WHOLE_MODELS).tensor_bytes / 2**30 / measured - 1
+    assert abs(error) < 0.075
+
+
+def test_what_the_compiler_refused_does_not_fit() -> None:
+    refused = [run for run, row in WHOLE_MODELS.items() if not row["measured"]["ok"]]
+    assert refused
+    assert not any(predicted(run, WHOLE_MODELS).fits for run in refused)
+
+
+def accumulating(microbatches: int, recompute: str) -> Estimate:
+    job = Job(global_batch=microbatches, seq_len=8192, stack="jax-xla")
+    plan = Parallelism(tensor=16, num_microbatches=microbatches, recompute=recompute)
+    return Evaluator(load_model("llama-3.1-8b"), load_cluster("tpu-v5p:2x2x4"), job).estimate(plan)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "one", "two"),
+    [("none", 13.060, 15.983), ("full", 8.852, 10.905), ("selective", 10.283, 12.326)],
+)
+def test_a_compiled_loop_over_microbatches(recompute: str, one: float, two: float) -> None:
+    """Sums beside gradients, and casts of weights: 8B on v5p:2x2x4, one and two micro-batches (libtpu 0.0.52) [GiB]."""
+    few, more = (accumulating(count, recompute).tensor_bytes / 2**30 for count in (1, 2))
+    assert few == pytest.approx(one, rel=0.025)
+    assert more == pytest.approx(two, rel=0.025)
+    assert more - few == pytest.approx(two - one, abs=0.03)
+
+
+def test_logits_stay_until_a_short_ring_has_summed_the_heads_gradient() -> None:
+    """Beside tensor ranks a ring of four is no loop, and XLA runs its steps after the layers' backward."""
+    degrees = {"tensor": 4, "zero_stage": 3, "recompute": "full"}
+    found = {}
+    for shards in (4, 8):
+        job = Job(global_batch=shards, seq_len=4096, stack="jax-xla")
+        plan = Parallelism(data=shards, shard_degree=shards, **degrees)
+        cluster = load_cluster("tpu-v5e:4x4" if shards == 4 else "tpu-v5e:4x8")
+        moments = Evaluator(load_model("llama-3.1-8b"), cluster, job).estimate(plan).memory_over_step
+        found[shards] = {m.phase: m.tensors.get("logits_and_loss", 0.0) for m in moments}
+    logits = 4 * 4096 * 128256 / 4
+    assert found[4]["backward"] == pytest.approx(logits)
+    assert found[8]["backward"] == 0
+    assert found[8]["loss"] - found[4]["loss"] == pytest.approx(logits / 2)
+
+
+def test_unfused_attention_keeps_probabilities_twice() -> None:
+    """XLA, 8 layers of 16 heads, one sequence of 2048 on v5e:2x2: 4.97 GiB where 3.15 had been predicted."""
+    name = "xla/0.37B/v5e:4x4/d1f16t1/b4/full/dot"
+    row = {
+        **COMPILED[name],
+        "model": COMPILED[name]["model"] | {"layers": 8},
+        "hardware": COMPILED[name]["hardware"] | {"n_gpus": 4, "topology": "2x2"},
+        "parallel": COMPILED[name]["parallel"]
+        | {"dp": 4, "dp_shard": 4, "micro_batch": 1, "global_batch": 4, "recompute": "none"},
+    }
+    assert predicted("own", {"own": row}).tensor_bytes / 2**30 == pytest.approx(4.97, rel=0.05)
