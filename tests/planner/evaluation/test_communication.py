@@ -210,6 +210,12 @@ def test_what_is_said_not_to_be_priced_is_not(run: str) -> None:
     assert max(off) > 0.002
 
 
+def test_the_readme_counts_them() -> None:
+    found = len(OWN | HELD_OUT)
+    said = " ".join((PUBLISHED.parents[1] / "README.md").read_text().split())
+    assert f"{found - len(NOT_PRICED)} of {found} shardings" in said
+
+
 EXPERTS_NOT_PRICED = {"xla-experts/v5e:4x4/ep4-tp4-top4"}
 """docs/communication.md says why."""
 
