@@ -94,9 +94,11 @@ def _token_exchange(run: RunFile, origin: Origin) -> str:
 
 
 def _expert_capacity(run: RunFile) -> float | None:
-    """As given, else by the notes."""
+    """As given, be it none, else by the notes."""
+    if "moe_capacity_factor" in run.parallel.model_fields_set:
+        return run.parallel.moe_capacity_factor
     noted = re.search(r"capacity[_ ]factor (\d+(\.\d+)?)", run.notes or "", re.IGNORECASE)
-    return run.parallel.moe_capacity_factor or (float(noted[1]) if noted else None)
+    return float(noted[1]) if noted else None
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:

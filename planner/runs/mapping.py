@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cluster_specs.cluster import ClusterSpec
+from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
+from cluster_specs.software import usual_stack
 from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
 from planner.models.model import Model
@@ -60,8 +61,8 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     run = row if isinstance(row, RunFile) else parse_run(row)
     assume = Assumptions()
     assume.made += [f"{IGNORED}{field}" for field in run.unknown_fields()]
-    origin = _origin(run, assume)
     cluster = _cluster(run, assume)
+    origin = _origin(run, cluster.device, assume)
     degrees = _degrees(run, cluster.num_devices, origin, assume)
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
@@ -104,7 +105,8 @@ def _say_unpriced(run: RunFile, plan: Parallelism, assume: Assumptions) -> None:
         assume.made.append(f"reshard_after_forward={freed} ({reshard} is not priced)")
 
 
-def _origin(run: RunFile, assume: Assumptions) -> Origin:
+def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
+    """The run's software: as it says, as its source had, or the usual one on ``device``."""
     stack = run.parallel.stack
     if stack is not None:
         known = Origin(stack) if stack in vocabulary.STACK_HABITS else vocabulary.find_origin(stack)
@@ -118,7 +120,8 @@ def _origin(run: RunFile, assume: Assumptions) -> Origin:
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
-        found = Origin(assume.default("stack", None, "megatron" if model_parallel else "torch-fsdp2"))
+        usual = "megatron" if model_parallel and device.kind == "gpu" else usual_stack(device)
+        found = Origin(assume.default("stack", None, usual))
     return variant(found, run.parallel.model_extra or {}, str(run.source))
 
 

@@ -115,6 +115,38 @@ def test_the_dispatcher_decides_how_tokens_travel() -> None:
 
 
 @pytest.mark.parametrize(
+    ("hardware", "tensor", "stack"),
+    [
+        ("dgx-h100:2", 1, "torch-fsdp2"),
+        ("dgx-h100:2", 2, "megatron"),
+        ("tpu-v5e:4x4", 1, "jax-xla"),
+        ("tpu-v5e:4x4", 2, "jax-xla"),
+        ("trn1.32xlarge:1", 2, "neuronx"),
+    ],
+)
+def test_a_run_without_a_stack_has_that_of_its_devices(hardware: str, tensor: int, stack: str) -> None:
+    """As `plan` has: neither FSDP2 nor Megatron runs on TPUs and Trainium."""
+    parallel = {"dp": 16 // tensor, "tp": tensor, "pp": 1, "micro_batch": 1, "global_batch": 16}
+    model = {"name": "llama-3.1-8b", "seq": 4096}
+    plan, assumed = plan_from_run({"model": model, "hardware": hardware, "parallel": parallel})
+    assert plan.job.stack == stack
+    assert f"stack={stack}" in assumed
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, 1.25), ({"moe_capacity_factor": -1}, None)])
+def test_no_capacity_is_an_answer_that_notes_do_not_overrule(
+    given: dict[str, int], found: float | None
+) -> None:
+    row = {
+        "model": {"name": "mixtral-8x7b", "seq": 4096},
+        "hardware": "dgx-h100:2",
+        "parallel": {"dp": 16, "ep": 8, "micro_batch": 1, "global_batch": 16, **given},
+        "notes": "elsewhere with capacity factor 1.25",
+    }
+    assert plan_from_run(row)[0].job.expert_capacity == found
+
+
+@pytest.mark.parametrize(
     ("stack", "tensor", "rows"),
     [("megatron", 1, 50304), ("deepspeed", 2, 50432), ("nanotron", 4, 50260), ("torch-fsdp2", 2, 50257)],
 )
