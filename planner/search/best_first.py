@@ -18,7 +18,7 @@ from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
 from planner.search.floors import Floors, parallelism
 from planner.search.numbers import rounder
-from planner.search.space import Candidate, candidates, searches_pipelines
+from planner.search.space import Candidate, candidates, families, searches_pipelines
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -56,13 +56,18 @@ class Found(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A candidate in the queue, by bound and then by order in the space."""
+    """Candidates in the queue, by bound and then by order in the space."""
 
     bound: tuple[float, ...]
     order: int
     level: int
-    """How many of the tighter, dearer bounds are already in ``bound``."""
-    candidate: Candidate
+    """How many of the tighter, dearer bounds are already in ``bound``; a family has only what all have in common."""
+    candidates: tuple[Candidate, ...]
+    """One, or at `FAMILY` all that have the bound in common."""
+
+
+FAMILY = -1
+"""Level of families that are not looked into yet."""
 
 
 class Outcome(NamedTuple):
@@ -183,7 +188,7 @@ class Search:
         left.
         """
         heap, tight = self._queue(pipelines)
-        total = len(heap) + len(tight)
+        total = len(tight) + sum(len(entry.candidates) for entry in heap)
         kept = Shortlist(top, (below,))
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
@@ -191,14 +196,17 @@ class Search:
             looked += 1
             if progress is not None and looked % PROGRESS_EVERY == 0:
                 progress(looked, total)
-            c = entry.candidate
+            if entry.level == FAMILY:
+                self._look_into(heap, tight, entry)
+                continue
+            (c,) = entry.candidates
             if entry.level < len(self.floors.levels):
                 floor = self.floors.levels[entry.level](c)
                 if floor.memory_bytes > self.limit:
                     self._set_aside(heap, tight, entry)
                 else:
                     bound = max(entry.bound, self._bound(floor.seconds, c))
-                    heapq.heappush(heap, Entry(bound, entry.order, entry.level + 1, c))
+                    heapq.heappush(heap, entry._replace(bound=bound, level=entry.level + 1))
                 continue
             answer = self.price(c)
             priced += 1
@@ -214,22 +222,32 @@ class Search:
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""
-        c = entry.candidate
+        (c,) = entry.candidates
         if c.lean or c.tensor == 1 or self.floors.states(c) > self.limit:
             tight.append(c)
         else:
-            heapq.heappush(heap, Entry(entry.bound, entry.order, 0, c._replace(lean=True)))
+            heapq.heappush(heap, Entry(entry.bound, entry.order, 0, (c._replace(lean=True),)))
 
     def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
-        """Candidates as a heap by their cheapest bounds, and those that cannot fit however they are split."""
-        heap, tight = [], []
-        for order, c in enumerate(candidates(self.evaluator, self.pins, self.objective, pipelines)):
+        """Families as a heap by their cheapest bounds, and what cannot fit however it is split."""
+        heap, tight, order = list[Entry](), list[Candidate](), 0
+        for family in families(self.evaluator, self.pins, self.objective, pipelines):
+            if self.floors.too_large(family):
+                tight += family
+            else:
+                bound = self._bound(self.floors.first(family[0]), family[0])
+                heap.append(Entry(bound, order, FAMILY, family))
+            order += len(family)
+        heapq.heapify(heap)
+        return heap, tight
+
+    def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
+        """Queue the candidates of a family that came to the front, one by one."""
+        for order, c in enumerate(entry.candidates, entry.order):
             if self.floors.early(c) > self.limit or self.floors.on_host(c) > self.host_limit:
                 tight.append(c)
             else:
-                heap.append(Entry(self._bound(self.floors.first(c), c), order, 0, c))
-        heapq.heapify(heap)
-        return heap, tight
+                heapq.heappush(heap, Entry(entry.bound, order, 0, (c,)))
 
     def _least_memory(self, tight: Sequence[Candidate]) -> Candidate:
         """The candidate that needs the least memory: the first whose own is below the bounds of all others.

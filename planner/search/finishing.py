@@ -15,7 +15,7 @@ from planner.search.placing import sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import is_cut_anew, relaxed
 from planner.search.scheduling import tailored_schedule
-from planner.search.space import SEARCHED_POLICIES, Candidate, candidates, searches_pipelines
+from planner.search.space import SEARCHED_POLICIES, Candidate, families, searches_pipelines
 
 MOST_MOVED = 0.02
 """Share of a step that finishing may save beyond what it saves for the best of the same family."""
@@ -54,7 +54,7 @@ def mixed_plans(search: Search, pipelines: bool, least: float) -> list[tuple[Can
     looked at.
     """
     evaluator, answers = search.evaluator, list[tuple[Candidate, Answer]]()
-    space = candidates(evaluator, search.pins, search.objective, pipelines)
+    space = families(evaluator, search.pins, search.objective, pipelines)
     slower = dict[Candidate, list[tuple[object, ...]]]()
     for bound, c in worth_mixing(search.floors, space, least):
         if bound >= least:

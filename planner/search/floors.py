@@ -3,7 +3,7 @@
 The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -156,6 +156,11 @@ class Floors:
             own = c._replace(recompute=least)
             self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator.software)
         return self._early[key]
+
+    def too_large(self, family: Sequence[Candidate]) -> bool:
+        """Whether none of a family of the space can fit: those that keep least of their layers cannot."""
+        lightest = min({c.recompute for c in family}, key=self._unavoidable.saved)
+        return all(self.early(c) > self.limit for c in reversed(family) if c.recompute == lightest)
 
     def on_host(self, c: Candidate) -> float:
         """Memory of a node's host [bytes]."""

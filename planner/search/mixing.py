@@ -56,19 +56,26 @@ class Lines(NamedTuple):
     """Of each of these layers."""
 
 
-def worth_mixing(floors: Floors, space: Iterable[Candidate], least: float) -> list[tuple[float, Candidate]]:
+def worth_mixing(
+    floors: Floors, space: Iterable[Sequence[Candidate]], least: float
+) -> list[tuple[float, Candidate]]:
     """Candidates of ``space`` that may take less than ``least`` [s] with a policy for each stage, by their bounds.
 
     No mixture is faster than no recomputation at all, if that fitted.
     """
     found = []
-    bounds = (floors.main, floors.policy, floors.whole)
-    for none in (c for c in space if c.pipeline > 1 and c.recompute == SEARCHED_POLICIES[0]):
-        fullest = none._replace(recompute=SEARCHED_POLICIES[-1])
-        if floors.early(fullest) > floors.limit or schedule_entry(none.schedule).copies > 1:
+    for family in space:
+        fastest = [c for c in family if c.recompute == SEARCHED_POLICIES[0]]
+        one = family[0]
+        if one.pipeline == 1 or schedule_entry(one.schedule).copies > 1 or not fastest:
             continue
-        if all(bound(none).seconds < least for bound in bounds):
-            found += list(_below(floors, none, least))
+        if floors.too_large(family) or floors.first(one) >= least:
+            continue
+        for none in fastest:
+            fullest = none._replace(recompute=SEARCHED_POLICIES[-1])
+            may_fit = floors.early(fullest) <= floors.limit
+            if may_fit and all(bound(none).seconds < least for bound in (floors.policy, floors.whole)):
+                found += list(_below(floors, none, least))
     return sorted(found)
 
 

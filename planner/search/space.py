@@ -16,6 +16,7 @@ faster. Of adapters, all ranks are data-parallel.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, product
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -256,6 +257,13 @@ def candidates(
     evaluator: Evaluator, pins: Pins, objective: Objective, pipelines: bool | None = None
 ) -> Iterator[Candidate]:
     """Every point of the space, in a fixed order; ``pipelines`` None leaves them to `searches_pipelines`."""
+    return chain.from_iterable(families(evaluator, pins, objective, pipelines))
+
+
+def families(
+    evaluator: Evaluator, pins: Pins, objective: Objective, pipelines: bool | None = None
+) -> Iterator[tuple[Candidate, ...]]:
+    """The same, those together that differ only in how states are sharded and what is recomputed."""
     pipelines = searches_pipelines(evaluator, pins) if pipelines is None else pipelines
     offload = pins.offload or ()
     for devices in device_counts(evaluator.cluster, pins, objective):
@@ -263,11 +271,11 @@ def candidates(
         if evaluator.job.adapter is not None:
             layouts = _data_parallel(evaluator, pins, devices)
         for d, t, p, c, e in layouts:
+            choices = list(product(_zero_choices(evaluator, pins, d, t, p, c), policies(pins)))
             for b in micro_batches(evaluator.job.global_batch, d, pins):
                 m = evaluator.job.global_batch // (d * b)
-                for schedule, v in _pipelines(evaluator, pins, p, m):
-                    for zero, sharding, degree in _zero_choices(evaluator, pins, d, t, p, c):
-                        for policy in policies(pins):
-                            yield Candidate(
-                                d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload
-                            )
+                for schedule, v in _pipelines(evaluator, pins, p, m) if choices else ():
+                    yield tuple(
+                        Candidate(d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload)
+                        for (zero, sharding, degree), policy in choices
+                    )

@@ -7,6 +7,7 @@ from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_candi
 
 from planner.plans import Estimate, Job, Objective, Parallelism, Pins
 from planner.search import plan
+from planner.search.space import families
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
@@ -53,6 +54,20 @@ def test_bounds_are_below_every_price(name: str) -> None:
             assert floor.seconds <= seconds
         for floor in (floors.whole(c), floors.staged(c)):
             assert floor.memory_bytes <= memory
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_is_bounded_as_each_of_its_candidates_is(name: str) -> None:
+    search = CASES[name].search("devices")
+    floors, seen = search.floors, set[bool]()
+    for limit in (search.limit, search.limit / 2, search.limit / 8, search.limit / 64):
+        floors.limit = limit
+        for family in families(search.evaluator, search.pins, search.objective):
+            too_large = [floors.early(c) > limit for c in family]
+            assert floors.too_large(family) == all(too_large)
+            seen |= {*too_large}
+            assert len({floors.first(c) for c in family}) == 1
+    assert seen == {False, True}
 
 
 def test_lean_assignments_are_tried_where_the_fast_ones_do_not_fit() -> None:
