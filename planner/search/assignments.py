@@ -11,7 +11,7 @@ from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.terms import Assignment, exit_of
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph
 from planner.intra_op.ilp import solve
-from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block
+from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block, seconds_alone
 from planner.operators import operator_rule
 from planner.plans import Parallelism
 
@@ -39,6 +39,7 @@ class Assignments:
         self._shardings: dict[Key, Shardings] = evaluator.kept.searched_as("shardings")
         self._solved: dict[Key, Solved] = evaluator.kept.searched_as("solved")
         self._distinct: dict[Key, Assignment] = evaluator.kept.searched_as("distinct")
+        self._alone: dict[Key, float] = evaluator.kept.searched_as("alone")
         self._counts_replicas = not all_have_batch(evaluator.graph)
 
     def sharding(self, plan: Parallelism, lean: bool) -> Shardings:
@@ -56,6 +57,15 @@ class Assignments:
         graph, main = self._evaluator.graph, self._evaluator.main_layer
         solved = self._optimise(plan, graph.block[main], plan.recompute, Ends(), lean=False)
         return graph.sequence.count(main) * solved.seconds
+
+    def seconds_alone(self, plan: Parallelism) -> float:
+        """The same without what moves between operators, before any choice is made [s]."""
+        graph, main = self._evaluator.graph, self._evaluator.main_layer
+        key = (*self._degrees(plan), plan.expert, plan.recompute)
+        if key not in self._alone:
+            pricer = self._evaluator.pricer(plan)
+            self._alone[key] = seconds_alone(pricer, graph.block[main], plan.recompute)
+        return graph.sequence.count(main) * self._alone[key]
 
     def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:
         """The main layer first; the others receive and leave what it does, at a price."""

@@ -63,11 +63,11 @@ class Entry(NamedTuple):
     level: int
     """How many of the tighter, dearer bounds are already in ``bound``; a family has only what all have in common."""
     candidates: tuple[Candidate, ...]
-    """One, or at `FAMILY` all that have the bound in common."""
+    """One, or up to `FAMILY` all that have the bound in common."""
 
 
-FAMILY = -1
-"""Level of families that are not looked into yet."""
+UNSPLIT, FAMILY = -2, -1
+"""Levels of families that are not looked into yet: their operators are priced alone, or split together."""
 
 
 class Outcome(NamedTuple):
@@ -196,7 +196,7 @@ class Search:
             looked += 1
             if progress is not None and looked % PROGRESS_EVERY == 0:
                 progress(looked, total)
-            if entry.level == FAMILY:
+            if entry.level <= FAMILY:
                 self._look_into(heap, tight, entry)
                 continue
             (c,) = entry.candidates
@@ -235,14 +235,18 @@ class Search:
             if self.floors.too_large(family):
                 tight += family
             else:
-                bound = self._bound(self.floors.first(family[0]), family[0])
-                heap.append(Entry(bound, order, FAMILY, family))
+                bound = self._bound(self.floors.alone(family[0]), family[0])
+                heap.append(Entry(bound, order, UNSPLIT, family))
             order += len(family)
         heapq.heapify(heap)
         return heap, tight
 
     def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
-        """Queue the candidates of a family that came to the front, one by one."""
+        """Bound a family that came to the front more tightly; the second time, queue its candidates one by one."""
+        if entry.level == UNSPLIT:
+            first = self._bound(self.floors.first(entry.candidates[0]), entry.candidates[0])
+            heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
+            return
         for order, c in enumerate(entry.candidates, entry.order):
             if self.floors.early(c) > self.limit or self.floors.on_host(c) > self.host_limit:
                 tight.append(c)

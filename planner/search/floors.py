@@ -168,22 +168,31 @@ class Floors:
 
     # --- the main layers ------------------------------------------------------------------------------
 
+    def alone(self, c: Candidate) -> float:
+        """Seconds of the main layers' operators under no policy, whatever moves between them: cheap enough for any."""
+        none = c._replace(recompute="none")
+        return self._around(none, self._assignments.seconds_alone(parallelism(none)))
+
     def _main(self, c: Candidate) -> float:
         """Seconds of the main layers alone under the candidate's policy."""
         c = c._replace(recompute="none") if self._policies else c
         key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
         if key not in self._least:
-            self._least[key] = self._assignments.least_seconds(parallelism(c)) * (1 - ROUNDING)
-        copies = schedule_entry(c.schedule).copies
+            self._least[key] = self._assignments.least_seconds(parallelism(c))
+        return self._around(c, self._least[key])
+
+    def _around(self, c: Candidate, work: float) -> float:
+        """The step in which the main layers take ``work`` [s] of a micro-batch, or more."""
+        copies, work = schedule_entry(c.schedule).copies, work * (1 - ROUNDING)
         alternates = copies == 1 and not splits_backward(c)
-        span = least_pipeline(self._least[key], c, alternates)
+        span = least_pipeline(work, c, alternates)
         if copies == 1:  # layers are whole
             number = self._main_layers
-            span = max(span, c.num_microbatches * -(-number // c.pipeline) * self._least[key] / number)
+            span = max(span, c.num_microbatches * -(-number // c.pipeline) * work / number)
         return self.step(c, span)
 
     def first(self, c: Candidate) -> float:
-        """The same under no policy, which is faster than any: all that has to be known of a mesh to queue it [s]."""
+        """The same under no policy, which is faster than any: all that a family of the space has in common [s]."""
         return self._main(c._replace(recompute="none"))
 
     def main(self, c: Candidate) -> Floor:

@@ -69,7 +69,7 @@ def worth_mixing(
         one = family[0]
         if one.pipeline == 1 or schedule_entry(one.schedule).copies > 1 or not fastest:
             continue
-        if floors.too_large(family) or floors.first(one) >= least:
+        if floors.too_large(family) or floors.alone(one) >= least or floors.first(one) >= least:
             continue
         for none in fastest:
             fullest = none._replace(recompute=SEARCHED_POLICIES[-1])

@@ -45,6 +45,7 @@ def test_bounds_are_below_every_price(name: str) -> None:
         seconds = estimate.step_time_s * (1 + 1e-12)
         memory = estimate.memory_bytes * (1 + 1e-12)
         floors = search.floors
+        assert floors.alone(fast) <= floors.first(fast) * (1 + 1e-12)
         assert floors.first(fast) <= seconds
         assert floors.early(c) <= memory
         assert floors.states(c) <= memory
