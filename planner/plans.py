@@ -287,6 +287,8 @@ class Optimality(Record):
     evaluated: int
     pruned: int
     limits_hit: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Kinds of plans that the space does not have, though one may be faster; each with the pin that asks for it."""
 
 
 class Alternative(Record):

@@ -250,10 +250,11 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def optimality_statement(optimality: Optimality) -> str:
-    """What the search can promise, in one sentence."""
+    """What the search can promise, and of which plans it cannot."""
     plans = "plan" if optimality.evaluated == 1 else "plans"
     effort = f"{optimality.evaluated:,} {plans} evaluated, {optimality.pruned:,} excluded by bounds"
     limits = f"; limits hit: {', '.join(optimality.limits_hit)}" if optimality.limits_hit else ""
+    space = f" Not in it: {'; '.join(optimality.left_out)}." if optimality.left_out else ""
     if optimality.proven:
-        return f"Proven best in the searched space ({effort}{limits})."
-    return f"Best found; nothing in the space is more than {optimality.gap:.1%} better ({effort}{limits})."
+        return f"Proven best in the searched space ({effort}{limits}).{space}"
+    return f"Best found; nothing in the space is more than {optimality.gap:.1%} better ({effort}{limits}).{space}"

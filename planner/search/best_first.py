@@ -18,7 +18,7 @@ from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
 from planner.search.floors import Floors, parallelism
 from planner.search.numbers import rounder
-from planner.search.space import Candidate, candidates, families, searches_pipelines
+from planner.search.space import Candidate, candidates, families, left_out, searches_pipelines
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -217,7 +217,13 @@ class Search:
                 kept.add(self._bound(answer.estimate.step_time_s, c), answer)
         if not kept.best:
             return None, tight
-        optimality = Optimality(proven=True, gap=0.0, evaluated=priced, pruned=total - priced)
+        optimality = Optimality(
+            proven=True,
+            gap=0.0,
+            evaluated=priced,
+            pruned=total - priced,
+            left_out=left_out(self.evaluator, self.pins, pipelines),
+        )
         return Outcome(kept.best, kept.fitting, optimality), tight
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:

@@ -126,6 +126,27 @@ def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
     return evaluator.setting.parameters > PARAMETERS_PER_DEVICE * scale_up_size(evaluator.cluster)
 
 
+def left_out(evaluator: Evaluator, pins: Pins, pipelines: bool) -> tuple[str, ...]:
+    """What no candidate is, unless a pin asks for it; ``pipelines`` says whether these were searched."""
+    if evaluator.job.adapter is not None:
+        return ("model parallelism, which adapters are not planned with",)
+    table = (
+        (
+            not pipelines and evaluator.cluster.num_devices > 1,
+            "pipelines, as the model is small for a scale-up domain (--pipeline)",
+        ),
+        (
+            pipelines and pins.schedule is None and pins.pipeline != 1,
+            f"the schedules {', '.join(BY_PIN_ONLY)} (--schedule)",
+        ),
+        (
+            pins.offload is None and evaluator.cluster.device.host_bandwidth is not None,
+            "states or activations on the hosts (--offload)",
+        ),
+    )
+    return tuple(words for holds, words in table if holds)
+
+
 def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
     """The pin, if there is one; legality is judged where it is used."""
     return [pin] if pin is not None else list(options)

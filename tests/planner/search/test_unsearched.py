@@ -9,6 +9,7 @@ from cluster_specs.units import format_seconds
 from planner import evaluate, explain, load_model, plan
 from planner.errors import Infeasible
 from planner.plans import Faster, Pins
+from planner.report.plans import optimality_statement
 from planner.search import faster_pipeline
 from planner.search.unsearched import OFFLOADS
 
@@ -100,6 +101,25 @@ def test_nothing_is_left_to_hosts_that_cannot_hold_it() -> None:
     assert ample.host_bytes > 2 * 2**30
     with pytest.raises(Infeasible, match="does not fit"):
         plan(small_llama(), tight.model_copy(update={"host": host}), **question)
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({}, ["--pipeline", "--offload"]),
+        ({"pipeline": 1}, ["--offload"]),
+        ({"pipeline": 2, "offload": ()}, ["--schedule"]),
+        ({"pipeline": 2, "offload": (), "schedule": "1f1b"}, []),
+        ({"pipeline": 1, "offload": ("activations",)}, []),
+    ],
+)
+def test_a_proof_says_which_plans_its_space_has_not_unless_they_were_asked_for(
+    pins: dict[str, Any], words: list[str]
+) -> None:
+    optimality = plan("gpt2", "dgx-h100:1", global_batch=32, seq_len=1024, **pins).optimality
+    assert optimality is not None
+    assert [left_out.split("(")[-1].rstrip(")") for left_out in optimality.left_out] == words
+    assert optimality_statement(optimality).count("--") == len(words)
 
 
 def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
