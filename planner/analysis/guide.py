@@ -11,6 +11,7 @@ from cluster_specs.software import load_software
 from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_seconds
 from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
+from planner.analysis.naming import batch_name, counted
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
 from planner.evaluation.setting import describe_trained
@@ -37,13 +38,13 @@ def explain(plan: Plan, width: int = WIDTH) -> str:
     """
     estimate = known(plan)
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in plan.cluster.pools)
-    trained = describe_trained(plan.model, plan.job)
+    trained, fed = describe_trained(plan.model, plan.job), counted(plan.model)
     lines = [
         f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
-        f"{plan.job.global_batch} sequences of {plan.job.seq_len} tokens. "
+        f"{batch_name(plan.model, plan.job)}. "
         f"{trained + '. ' if trained else ''}A device has {format_bytes(estimate.memory_limit_bytes)}. "
-        f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} tokens/s, "
-        f"{_days(estimate.tokens_per_s)} for 1e12 tokens.",
+        f"A step takes {format_seconds(estimate.step_time_s)}: {estimate.tokens_per_s:,.0f} {fed}/s, "
+        f"{_days(estimate.tokens_per_s)} for 1e12 {fed}.",
         *_walk(plan),
         *_section("Where the time goes", _time(plan)),
         *_section("What binds", _bounds(plan)),

@@ -183,7 +183,7 @@ def usual_length_of(models: Iterable[str]) -> int:
     lengths = [USUAL_LENGTH]
     for name in models:
         with suppress(InputError):
-            lengths.append(usual_length(load_model(name), USUAL_LENGTH))
+            lengths.append(usual_length(load_model(name.strip()), USUAL_LENGTH))
     return min(lengths)
 
 

@@ -72,8 +72,7 @@ def what_if(
         check_format(file)
     if not job.has_batch:
         raise InputError("give the global batch: --global-batch in sequences or --batch-tokens in tokens")
-    names = values_of(models, "MODEL")
-    axes = {"model": names, "cluster": tuple(clusters), **job.to_axes(map(str, names))}
+    axes = {"model": values_of(models, "MODEL"), "cluster": tuple(clusters), **job.to_axes(models.split(","))}
     fixed = {name: value for name, value in pins.to_pins().model_dump().items() if value is not None}
     fixed |= adapted(adapter)
     with Progress(output.quiet) as progress:

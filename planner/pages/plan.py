@@ -7,6 +7,7 @@ from cluster_specs.software import load_software
 from cluster_specs.units import format_bytes, format_duration, format_rate, format_seconds
 from planner.analysis.economics import Economics, Terms, economics
 from planner.analysis.guide import assumptions
+from planner.analysis.naming import batch_name, counted
 from planner.analysis.questions import known
 from planner.analysis.replicas import scaling
 from planner.analysis.sensitivity import sensitivity
@@ -77,7 +78,7 @@ def plan_page(content: Content) -> str:
 def title(plan: Plan) -> str:
     """Model, cluster and job in a line."""
     job, cluster = plan.job, plan.cluster
-    batch = f"{job.global_batch:,} sequences of {job.seq_len:,} tokens"
+    batch = batch_name(plan.model, job)
     return f"{plan.model.name} on {cluster.name} ({cluster.num_devices:,} devices), {batch}, {job.precision}"
 
 
@@ -91,7 +92,7 @@ def plan_body(content: Content) -> Iterator[str]:
     """The page below its title, part by part."""
     plan, estimate = content.plan, known(content.plan)
     yield _verdict(estimate)
-    yield page.cards([*_headlines(estimate), _run(content.economics)])
+    yield page.cards([*_headlines(estimate, counted(plan.model)), _run(content.economics)])
     yield page.heading("What to run")
     yield page.facts(describe_choices(plan))
     yield page.figures(content.figures)
@@ -108,11 +109,11 @@ def _verdict(estimate: Estimate) -> str:
     return page.paragraph(f"It does not fit: the fullest device needs {used} and has {limit}.", "bad")
 
 
-def _headlines(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
+def _headlines(estimate: Estimate, fed: str) -> Iterator[tuple[str, str, str]]:
     low, high = map(format_seconds, estimate.step_time_interval_s)
     yield "Step time", format_seconds(estimate.step_time_s), f"80 % of such runs: {low} to {high}"
     per_device = f"{estimate.tokens_per_s_per_device:,.0f} per device"
-    yield "Throughput", f"{estimate.tokens_per_s:,.0f} tokens/s", per_device
+    yield "Throughput", f"{estimate.tokens_per_s:,.0f} {fed}/s", per_device
     rate = format_rate(estimate.model_flops_per_s_per_device)
     yield "MFU", f"{estimate.mfu:.1%}", f"HFU {estimate.hfu:.1%}; {rate} of model per device"
     share = f"{estimate.memory_bytes / estimate.memory_limit_bytes:.0%} of the device, peak in {estimate.peak_phase}"

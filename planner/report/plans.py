@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
-from planner.analysis.naming import short_name
+from planner.analysis.naming import batch_name, counted, short_name
 from planner.evaluation.setting import describe_trained
 from planner.pipeline.generators import schedule_label
 from planner.plans import Estimate, Optimality, Parallelism, Plan
@@ -32,7 +32,7 @@ def plan_report(plan: Plan, assumed: Sequence[str] = ()) -> RenderableType:
     """A plan with its estimate, and what had to be ``assumed`` to make it."""
     parts: list[RenderableType] = [_job(plan), heading("Plan"), _choices(plan)]
     if plan.estimate is not None:
-        parts += _estimate(plan.estimate)
+        parts += _estimate(plan.estimate, counted(plan.model))
     if plan.alternatives:
         parts += [heading("Next best"), _alternatives(plan)]
     if plan.explanation:
@@ -50,7 +50,7 @@ def _job(plan: Plan) -> Text:
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in cluster.pools)
     return Text(
         f"{plan.model.name} on {devices} ({cluster.name}), "
-        f"{job.global_batch} sequences of {job.seq_len} tokens, {job.precision}, {job.optimizer}{weights}, "
+        f"{batch_name(plan.model, job)}, {job.precision}, {job.optimizer}{weights}, "
         f"{job.stack}",
         style="bold",
     )
@@ -65,7 +65,8 @@ def _choices(plan: Plan) -> Table:
 
 def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
     """Every choice of a plan as a name and a phrase."""
-    choice = plan.plan
+    choice, fed = plan.plan, counted(plan.model)
+    samples = "sequences" if fed == "tokens" else fed
     if plan.job.adapter is not None:
         yield "trained", describe_trained(plan.model, plan.job)
     if choice.stages_differ or plan.cluster.others:
@@ -76,7 +77,7 @@ def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
         "batch",
         (
             f"micro-batch {choice.micro_batch} x {choice.num_microbatches} accumulated x {choice.data} ranks "
-            f"= {choice.micro_batch * choice.num_microbatches * choice.data} sequences"
+            f"= {choice.micro_batch * choice.num_microbatches * choice.data} {samples}"
         ),
     )
     yield "sharding", describe_sharding(choice)
@@ -162,7 +163,7 @@ def _runs(values: Sequence[int]) -> str:
     )
 
 
-def _estimate(estimate: Estimate) -> list[RenderableType]:
+def _estimate(estimate: Estimate, fed: str) -> list[RenderableType]:
     used, limit = estimate.memory_bytes, estimate.memory_limit_bytes
     verdict = "fits" if estimate.fits else "DOES NOT FIT"
     memory = columns("", "")
@@ -175,7 +176,7 @@ def _estimate(estimate: Estimate) -> list[RenderableType]:
         memory.add_row("", f"offloaded: {format_bytes(estimate.host_bytes)}{known} on the host of a node")
     return [
         heading("Estimate"),
-        _headline(estimate),
+        _headline(estimate, fed),
         heading(
             f"Memory of the fullest device (stage {estimate.fullest_stage}, peak in {estimate.peak_phase})"
         ),
@@ -189,7 +190,7 @@ def _estimate(estimate: Estimate) -> list[RenderableType]:
     ]
 
 
-def _headline(estimate: Estimate) -> Table:
+def _headline(estimate: Estimate, fed: str) -> Table:
     low, high = estimate.step_time_interval_s
     table = columns("", "")
     table.add_row(
@@ -197,7 +198,7 @@ def _headline(estimate: Estimate) -> Table:
     )
     table.add_row(
         "throughput",
-        f"{estimate.tokens_per_s:,.0f} tokens/s, {estimate.tokens_per_s_per_device:,.0f} per device",
+        f"{estimate.tokens_per_s:,.0f} {fed}/s, {estimate.tokens_per_s_per_device:,.0f} per device",
     )
     table.add_row(
         "utilisation",

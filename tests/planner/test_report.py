@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner import explain
+from planner import plan as planned
 from planner.analysis import FitReport, Remedy, compare
 from planner.plans import Estimate, Optimality, Parallelism, Plan, StagePlan
 from planner.report import (
@@ -114,6 +116,16 @@ def test_stages_with_a_policy_of_their_own_are_grouped() -> None:
     )
     choice = Parallelism(pipeline=7, recompute="selective", stages=stages)
     assert describe_recompute(choice) == "selective; none in stages 0, 2 to 4; full in stage 6"
+
+
+def test_images_are_no_tokens() -> None:
+    found = planned("resnet-50", "dgx-h100:1", global_batch=256, seq_len=1)
+    text = to_text(plan_report(found), width=100)
+    assert "256 images, bf16" in text
+    assert "= 256 images" in text
+    assert "images/s" in text
+    assert "tokens" not in text
+    assert "tokens" not in explain(found).split("Where the time goes")[0]
 
 
 def test_optimality_is_never_overstated() -> None:
