@@ -83,6 +83,8 @@ class SoftwareSpec(Record):
     is padded by itself."""
     routes_by_masks: bool | None = None
     """Where experts have a capacity, products with masks sort tokens by expert and back."""
+    sums_alone: bool | None = None
+    """Nothing runs beside sums of gradients inside a slice of a torus, unless they are rings."""
     fused_softmax: bool
     """Where attention is not one kernel, scale, mask and softmax are."""
     fused_optimizer: bool

@@ -129,6 +129,7 @@ def _without(sync: Sync, share: float, kept: bool) -> Sync:
         return rest
     return rest._replace(
         replicate=sync.replicate,
+        replicate_alone=sync.replicate_alone,
         replicate_bytes=sync.replicate_bytes,
         copy=sync.copy,
         copy_bytes=sync.copy_bytes,

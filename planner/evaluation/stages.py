@@ -198,6 +198,7 @@ class _UnitTime(NamedTuple):
 def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host) -> _UnitTime:
     """Forward beside its gather, backward beside the next gather and the reduction of its gradients.
 
+    A compiled program may run nothing beside some of that reduction (`SoftwareSpec.sums_alone`).
     Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
     """
     block, sync, place = unit.block, unit.sync, unit.place
@@ -209,11 +210,12 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
     gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
     again, _ = gathered_again(sync, place, plan, software)
-    reduced = again + sync.reduce * reduces_every_microbatch(plan, software)
+    reduces = reduces_every_microbatch(plan, software)
+    reduced, alone = again + (sync.reduce - sync.reduce_alone) * reduces, sync.reduce_alone * reduces
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
     front = _overlapped(block.forward, comm_forward, gathered, copied_forward, software)
-    back = _overlapped(gradients + block.recompute, comm_backward, reduced, copied_backward, software)
+    back = _overlapped(gradients + block.recompute, comm_backward + alone, reduced, copied_backward, software)
     issue_forward = block.host_forward + host.check * block.ranks_forward
     issue_backward = block.host_backward + host.check * block.ranks_backward
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
@@ -222,7 +224,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
         "launch": waits_forward + waits_backward,
         "compute": block.forward + gradients,
         "recompute": block.recompute,
-        "data": front.exposed_data + back.exposed_data,
+        "data": front.exposed_data + back.exposed_data + alone,
         "overlap_slowdown": front.slowdown + back.slowdown,
     }
     _add_all(parts, block.comm_forward, 1)

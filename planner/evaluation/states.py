@@ -140,6 +140,10 @@ class Sync(NamedTuple):
     """All-reduce over the replicas of a shard."""
     copy: float = 0.0
     """All-reduce over tensor ranks that hold a copy, and a part of its gradient."""
+    reduce_alone: float = 0.0
+    """Of ``reduce``, that beside which nothing runs."""
+    replicate_alone: float = 0.0
+    """Of ``replicate``."""
     fetch: float = 0.0
     """Bringing this rank's shard of weights from the host, where they are offloaded."""
     store: float = 0.0
@@ -223,6 +227,8 @@ class Products(NamedTuple):
     sliced: bool
     """Sums of gradients over micro-batches are those of sharded states, though weights are whole, and no loop over
     layers is around the product: a rank keeps its part of each."""
+    sums_alone: bool
+    """Nothing runs beside sums inside a slice."""
 
     @property
     def width(self) -> float:
@@ -265,6 +271,7 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
         nearest,
         lone,
         sliced=ends and plan.num_microbatches > 1 and slices_sums(plan, setting.software),
+        sums_alone=bool(setting.software.sums_alone),
     )
 
 
@@ -315,14 +322,18 @@ def sync_of(
             phases = phases[2:]
         for phase in phases:
             if phase[2].size > 1:
-                total = total.plus(_collective(*phase))
+                total = total.plus(_collective(*phase, alone=products is not None and products.sums_alone))
     return total
 
 
-def _collective(name: str, full_bytes: float, group: CommGroup, phase: str) -> Sync:
+def _collective(name: str, full_bytes: float, group: CommGroup, phase: str, alone: bool = False) -> Sync:
+    """One phase; ``alone``: of a program that runs nothing beside sums of gradients inside a slice."""
     seconds = COLLECTIVES[name](full_bytes, group).seconds
     sent = "whole" if (name, phase) == ("all_reduce", "reduce") else phase
-    return Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
+    found = Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
+    if not alone or any(level.kind == "dcn" for level in group.active_levels):
+        return found
+    return found._replace(reduce_alone=found.reduce, replicate_alone=found.replicate)
 
 
 def _partitioned(weights: float, gradients: float, group: CommGroup, products: Products, rings: bool) -> Sync:
@@ -335,7 +346,7 @@ def _partitioned(weights: float, gradients: float, group: CommGroup, products: P
         summed = _collective("all_reduce", small * weights, group, "gather")
         gather = gather.times(1 - small)
         gather = gather._replace(gather=gather.gather + summed.gather, summed_bytes=summed.gather_bytes)
-        return gather.plus(_collective(name, gradients, group, "reduce"))
+        return gather.plus(_collective(name, gradients, group, "reduce", products.sums_alone))
     scatter = _collective("reduce_scatter", gradients, group, "reduce")
     further_gathered = partitioner.beyond("all_gather", group.size)
     further_summed = partitioner.beyond("reduce_scatter", group.size)

@@ -72,15 +72,16 @@ def tail_of(
 ) -> Tail:
     """Reduction hides behind the last backwards, gathering behind the next step's first forwards (`left_over`).
 
-    Where copies are summed with every micro-batch, as much shows of each. Gradients that are summed whole though states
-    are sharded wait for the end of the backward.
+    Where copies are summed with every micro-batch, as much shows of each; all does of what nothing runs beside.
+    Gradients that are summed whole though states are sharded wait for the end of the backward.
     ``shared`` [s] is what other pipeline ranks that hold the same weights add to the reduction, once a step
     (alpa-projects/alpa alpa/pipeline_parallel/apply_grad.py sums them between meshes before it applies gradients).
     """
     overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
     sync = _rank_sync(setting, plan, mesh, stages)
-    own = sync.copy + sync.replicate
-    own += 0.0 if reduces_every_microbatch(plan, setting.software) else sync.reduce
+    own, alone = sync.copy + sync.replicate - sync.replicate_alone, sync.replicate_alone
+    if not reduces_every_microbatch(plan, setting.software):
+        own, alone = own + sync.reduce - sync.reduce_alone, alone + sync.reduce_alone
     backward = [s.backward_input + s.backward_weight for s in stages]
     # Where every micro-batch is reduced, block by block, those reductions slow the same passes already; over one rank
     # there are none.
@@ -88,9 +89,9 @@ def tail_of(
     slowdown = 0.0 if slows else setting.software.overlap_slowdown
     turn = schedule_entry(plan.schedule).turn(plan.pipeline, plan.num_microbatches)
     if sums_every_microbatch(plan, setting.software):
-        exposed = plan.num_microbatches * left_over(own, backward, 1, overlap, slowdown) + shared
+        exposed = plan.num_microbatches * (alone + left_over(own, backward, 1, overlap, slowdown)) + shared
     else:
-        exposed = left_over(own + shared, backward, turn, overlap, slowdown)
+        exposed = alone + left_over(own + shared, backward, turn, overlap, slowdown)
     if gathers_stepped(plan, setting.software):
         forward = [s.forward for s in stages]
         exposed += left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown)
