@@ -71,9 +71,10 @@ HISTORY = """\
   stack was fitted again (72 to 75 us; vTrain 4.2 to 3.9 %). What is left: were an odd row to leave 0.15 of the rate
   in place of the 0.28 measured at 8 bytes, all of nanotron's runs on one node would be within 7 %, but no measurement
   of a product says so; on two nodes its pipelines are off by -32 to -70 %, which none of the sweep's three versions
-  explains. AXLearn's 70B on v6e, which keeps activations on the host, is off by -21 and -24 %, and on 512 H100 in
-  June 2024 by -20 %. It printed 1.78 s of 7B on 256 H100 in September 2024 and 1.4 s in July 2025 (1.68 s predicted
-  for both): releases alone differ by a quarter.
+  explains. AXLearn's 70B on v6e was off by -21 and -24 %, which led to sums of gradients that nothing runs beside in
+  compiled programs for TPU slices (-5 and -8 %; its 70B on v5e from +4 to +15 %); on 512 H100 in June 2024 it is by
+  -20 %. It printed 1.78 s of 7B on 256 H100 in September 2024 and 1.4 s in July 2025 (1.68 s predicted for both):
+  releases alone differ by a quarter.
 * The mixtures transcribed fourth are tables of MegaScale-MoE and of parallel folding, DeepEP in a fork of torchtitan,
   prime-rl's baselines, two issues, and MaxText's recipes for three kinds of TPU. Folding's (64 to 256 H100, tokens
   dropped) are off by -1 to +7 % but for a model of 64 narrow experts (+19 and -23 %). On TPUs, where no mixture was
