@@ -75,7 +75,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         micro_batch=micro_batch,
         num_microbatches=num_microbatches,
         virtual_stages=_virtual_stages(run, degrees, assume),
-        sequence_parallel=_sequence_parallel(run, degrees, job, assume),
+        sequence_parallel=_sequence_parallel(run, degrees, job, origin, assume),
         recompute=_recompute(run, origin, assume),
         recompute_every=_recompute_every(run.parallel.recompute or ""),
         schedule=_schedule(run, degrees, assume),
@@ -318,13 +318,15 @@ def _virtual_stages(run: RunFile, degrees: Degrees, assume: Assumptions) -> int:
     return assume.default("vp", None, max(2, least)) if loops or least > 1 else 1
 
 
-def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, assume: Assumptions) -> bool:
+def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, origin: Origin, assume: Assumptions) -> bool:
     if degrees.tensor == 1:
         return True  # nothing to split: the flag has no effect
     habits = vocabulary.STACK_HABITS[job.stack]
     if habits.always_splits_sequence:
         return assume.default("sequence_parallel", None, True)
-    usual = habits.sequence_parallel and job.attention_kernel == "flash"
+    usual = origin.sequence_parallel
+    if usual is None:
+        usual = habits.sequence_parallel and job.attention_kernel == "flash"
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
 
 

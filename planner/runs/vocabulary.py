@@ -76,6 +76,8 @@ RECOMPUTES: Table = (
     (r"selective:[\w+-]*(norm|act)[\w+-]*( \(.*\))?", Meaning("selective", exact=False)),
     (r"save_dot_with_context_except_mlp", Meaning("mlp")),
     (r"save_(dot|qkv|out).*", Meaning("full", exact=False)),
+    (r"minimal", Meaning("products")),
+    (r"minimal_(flash|with_context)", Meaning("selective")),
     (r"minimal.*", Meaning("selective", exact=False)),
     (r"custom.*|.*offload.*", Meaning("full", exact=False)),
 )
@@ -265,13 +267,15 @@ class Origin(NamedTuple):
     """Type in which gradients travel where the run does not say; None: the stack's."""
     batch_per_device: bool = False
     """A batch is printed for each device, tensor and context ranks too, and is one micro-batch of them together."""
+    sequence_parallel: bool | None = None
+    """Whether tensor ranks share what lies between layers' products where the run does not say; None: as the stack."""
 
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Neuron", Origin("neuronx")),
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
-    (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True)),
-    (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True)),
+    (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
+    (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
@@ -325,7 +329,8 @@ recompute every other product where there is room, else everything (pytorch/torc
 all that ``mixed_precision_reduce`` may be (``config/configs.py``). DGXC's recipe of MaxText keeps the
 products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh``). MaxText's
 ``per_device_batch_size`` times all devices is a step's batch, and before it could accumulate gradients one micro-batch
-(AI-Hypercomputer/maxtext@76bd53b ``MaxText/pyconfig.py``).
+(AI-Hypercomputer/maxtext@76bd53b ``MaxText/pyconfig.py``). Its tensor ranks share what layers hand on, by its width
+instead of the sequence, which is as much (``MaxText/configs/base.yml``: ``activation_embed`` lies over ``tensor``).
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
 of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher

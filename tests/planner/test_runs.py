@@ -247,7 +247,8 @@ def test_unknown_sharding_names_the_known_ones() -> None:
         ("selective:mlp-act+norm (pipeline-parallel-aware)", "selective"),
         ("selective:layernorm+moe_act", "selective"),
         ("selective:mlp", "mlp"),
-        ("minimal", "selective"),
+        ("minimal", "products"),
+        ("minimal_flash", "selective"),
         ("custom", "full"),
         ("dots_nobatch", "products"),
     ],
@@ -348,3 +349,16 @@ def test_offload_is_kept() -> None:
 
 def test_unknown_fields_of_a_row_are_listed() -> None:
     assert "ignored parallel.warp_drive" in planned("us-0001", warp_drive=9)[1]
+
+
+def test_tensor_ranks_of_maxtext_share_what_layers_hand_on() -> None:
+    """MaxText/configs/base.yml: ``activation_embed`` lies over ``tensor``; other JAX programs keep it whole."""
+    row = {
+        "model": {"name": "llama-3.1-8b", "seq": 4096},
+        "hardware": "tpu-v5e:4x4",
+        "parallel": {"dp": 4, "tp": 4, "micro_batch": 1, "global_batch": 4},
+    }
+    shared = {
+        name: plan_from_run({**row, "series": name})[0].plan.sequence_parallel for name in ("maxtext", "JAX")
+    }
+    assert shared == {"maxtext": True, "JAX": False}
