@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import climb, dive, lead, rise
+from planner.intra_op.hubs import climb, dive, lead
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
 from planner.intra_op.network import Network
@@ -102,7 +102,10 @@ class HubTree:
         """The bound of one branch, which is left for later unless nothing in it is below the cutoff."""
         held = {**parent.held, hub: strategy}
         self._set(held, parent.state)
-        rise(self.relaxation, SWEEPS, min(self.best.value, cutoff), self.deadline)
+        for _ in range(SWEEPS):
+            self.relaxation.sweep()
+            if self.relaxation.value() > min(self.best.value, cutoff) or not self._in_time():
+                break
         value = self.relaxation.bound().value
         bound = max(parent.bound, value - MARGIN * abs(value))
         if bound <= cutoff - WHOLE:

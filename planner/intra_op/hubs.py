@@ -8,7 +8,6 @@ bound of a network whose hubs are decided is about what its best choice costs.
 Source: Koller and Friedman, Probabilistic Graphical Models (2009), section 9.5, for conditioning on a cutset.
 """
 
-import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -26,13 +25,6 @@ SWEEPS, LAST_STEPS = 3, 60
 
 AT_ONCE = 0.03
 """Share of the hubs left that are decided between sweeps."""
-
-EVERY, BEYOND = 10, 20.0
-"""Sweeps between two moves of the messages beyond what the last sweep changed, and how far these go, as a share of it:
-a hub hands each of its readers so little that hundreds of sweeps go the same way."""
-
-LAST_SWEEPS = 20
-"""Under the best prices."""
 
 
 FAR = 0.01
@@ -70,29 +62,13 @@ def dive(relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int
 
 
 def climb(relaxation: Relaxation, steps: int) -> None:
-    """Raise the bound by so many changes of the prices of memory, each with a sweep, and then by messages alone."""
+    """Raise the bound by so many changes of the prices of memory, each with a sweep."""
     for _ in range(steps):
         relaxation.sweep()
         value = relaxation.value()
         relaxation.reprice(value, value + FAR * abs(value))
     relaxation.sweep()
     relaxation.return_to_best()
-    rise(relaxation, LAST_SWEEPS)
-
-
-def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: float = np.inf) -> None:
-    """Raise the bound by so many sweeps, or until it is more than ``enough`` or the clock says ``deadline``.
-
-    Now and then messages go beyond the last sweep; where that gains nothing, they are again those of the best bound.
-    """
-    for done in range(1, sweeps + 1):
-        relaxation.sweep()
-        if relaxation.value() > enough or time.monotonic() > deadline:
-            break
-        if done % EVERY == 0 and done < sweeps:
-            relaxation.keep_best()
-            relaxation.go_beyond(BEYOND)
-    relaxation.keep_best()
 
 
 def lead(margins: Array) -> float:
