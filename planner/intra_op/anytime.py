@@ -16,7 +16,7 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.guessing import guess
 from planner.intra_op.hub_branches import HubTree
-from planner.intra_op.hubs import hubs_of
+from planner.intra_op.hubs import Decided, hubs_of
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
@@ -36,9 +36,12 @@ SMALL, LARGE = 10_000, 120_000
 REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
 
-BEFORE, BRANCHING, PARTING, AFTER = 0.15, 0.35, 0.5, 0.8
-"""Shares of the time left that go into messages before hubs are decided, into branches on these, into what the best
-decision leaves, and into more branches below what that gave."""
+BEFORE = 0.15
+"""Share of the time left that goes into messages before hubs are decided."""
+TURNS, IN_HASTE = ((0.4, 0.3), (0.5, 0.7), (0.5, 0.8)), (0.0, 0.5)
+"""Shares of the time left that go into branches on hubs, and then into what the best decision leaves, unless that was
+solved before, turn by turn: later decisions are better, and the choice that the first gives drops branches until then.
+And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 UNSETTLED = 0.1
@@ -276,22 +279,24 @@ class _Anytime:
             return
         at_ease = self._time_for(LOOKS_PER_BRANCHES)
         tree = HubTree(self.relaxation, hubs)
-        if at_ease:
-            self._branch(tree, BRANCHING)
-        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in tree.best.choice.items()})
+        solved = None
+        for branching, parting in TURNS if at_ease else (IN_HASTE,):
+            tree.explore(self.cutoff, self._soon(branching))
+            self._prove(tree.bound)
+            if self._open() and tree.best is not solved:
+                solved = tree.best
+                self._solve_decided(solved, self._soon(parting))
+
+    def _solve_decided(self, hubs: Decided, deadline: float) -> None:
+        """Look for a choice in what a decision of the hubs leaves."""
+        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in hubs.choice.items()})
         try:
-            self._improve(solve_network(part, self._soon(PARTING), self.cutoff, self.relaxation.known_prices))
+            self._improve(solve_network(part, deadline, self.cutoff, hubs.prices))
         except Stopped as stop:
             self._improve(stop.answer)
             raise
         except (Infeasible, SolverStopped):  # which says nothing of other decisions
             pass
-        if at_ease:
-            self._branch(tree, AFTER)
-
-    def _branch(self, tree: HubTree, share: float) -> None:
-        tree.explore(self.cutoff, self._soon(share))
-        self._prove(tree.bound)
 
     def _improve(self, answer: NetworkAnswer) -> None:
         """Take the answer to a part of the proof, if there is one."""

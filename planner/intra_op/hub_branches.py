@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import climb, dive, lead
+from planner.intra_op.hubs import climb, dive, lead, rise
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
 from planner.intra_op.network import Network
@@ -102,10 +102,7 @@ class HubTree:
         """The bound of one branch, which is left for later unless nothing in it is below the cutoff."""
         held = {**parent.held, hub: strategy}
         self._set(held, parent.state)
-        for _ in range(SWEEPS):
-            self.relaxation.sweep()
-            if self.relaxation.value() > min(self.best.value, cutoff) or not self._in_time():
-                break
+        rise(self.relaxation, SWEEPS, min(self.best.value, cutoff), self.deadline)
         value = self.relaxation.bound().value
         bound = max(parent.bound, value - MARGIN * abs(value))
         if bound <= cutoff - WHOLE:
@@ -134,7 +131,8 @@ class HubTree:
     def _dive(self, branch: _Branch) -> None:
         """Decide all hubs, as the messages of a branch say."""
         self._set(branch.held, branch.state)
-        found = dive(self.relaxation, branch.held, [v for v in self.hubs if v not in branch.held])
+        left = [v for v in self.hubs if v not in branch.held]
+        found = dive(self.relaxation, branch.held, left, self.best.value)
         self.best = min(self.best, found, key=lambda decided: decided.value)
 
 

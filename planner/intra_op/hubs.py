@@ -8,6 +8,7 @@ bound of a network whose hubs are decided is about what its best choice costs.
 Source: Koller and Friedman, Probabilistic Graphical Models (2009), section 9.5, for conditioning on a cutset.
 """
 
+import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -23,8 +24,15 @@ MANY = 20
 SWEEPS, LAST_STEPS = 3, 60
 """Sweeps after each hub that is decided, and changes of the prices after the last one."""
 
-AT_ONCE = 0.03
+AT_ONCE = 0.12
 """Share of the hubs left that are decided between sweeps."""
+
+EVERY, BEYOND = 10, 20.0
+"""Sweeps between two moves of the messages beyond what the last sweep changed, and how far these go, as a share of it:
+a hub hands each of its readers so little that hundreds of sweeps go the same way."""
+
+LAST_SWEEPS = 20
+"""Under the best prices."""
 
 
 FAR = 0.01
@@ -37,6 +45,8 @@ class Decided(NamedTuple):
     choice: dict[int, int]
     value: float
     """The bound of the network where hubs are so decided."""
+    prices: dict[int, float]
+    """Of memory, by original row, that give this bound."""
 
 
 def hubs_of(network: Network) -> list[int]:
@@ -45,30 +55,53 @@ def hubs_of(network: Network) -> list[int]:
     return sorted(hubs, key=lambda v: -len(network.tables[v]))
 
 
-def dive(relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int]) -> Decided:
-    """Decide ``hubs``, where others are decided by ``choice``; messages and prices are those under them then."""
+def dive(
+    relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int], enough: float = np.inf
+) -> Decided:
+    """Decide ``hubs``, where others are decided by ``choice``; messages and prices are those under them then.
+
+    Some are left undecided where the bound reaches ``enough`` before: it only rises.
+    """
     decided, left = dict(choice), set(hubs)
     relaxation.hold(decided)
     while left:
         for _ in range(SWEEPS):
             relaxation.sweep()
-        margins = relaxation.bound().margins
+        value, margins = relaxation.bound()
+        if value >= enough:
+            return Decided(decided, value, relaxation.known_prices)
         clearest = sorted(left, key=lambda v: (-lead(margins[v]), v))[: 1 + int(AT_ONCE * len(left))]
         decided |= {v: int(margins[v].argmin()) for v in clearest}
         left -= set(clearest)
         relaxation.hold(decided)
     climb(relaxation, LAST_STEPS)
-    return Decided(decided, relaxation.value())
+    return Decided(decided, relaxation.value(), relaxation.known_prices)
 
 
 def climb(relaxation: Relaxation, steps: int) -> None:
-    """Raise the bound by so many changes of the prices of memory, each with a sweep."""
+    """Raise the bound by so many changes of the prices of memory, each with a sweep, and then by messages alone."""
     for _ in range(steps):
         relaxation.sweep()
         value = relaxation.value()
         relaxation.reprice(value, value + FAR * abs(value))
     relaxation.sweep()
     relaxation.return_to_best()
+    rise(relaxation, LAST_SWEEPS)
+
+
+def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: float = np.inf) -> None:
+    """Raise the bound by so many sweeps, or until it is more than ``enough`` or the clock says ``deadline``.
+
+    Now and then messages go beyond the last sweep; where that gains nothing, they are again those of the best bound.
+    """
+    for done in range(1, sweeps + 1):
+        relaxation.sweep()
+        if relaxation.value() > enough or time.monotonic() > deadline:
+            break
+        if done % EVERY == 0 and done < sweeps:
+            relaxation.keep_best()
+            relaxation.go_beyond(BEYOND)
+    relaxation.keep_best()
 
 
 def lead(margins: Array) -> float:

@@ -93,10 +93,10 @@ def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch)
     least = solve_contest_problem(problem, soon(60.0)).cost
     decided = []
 
-    def greediest(relaxation, _, nodes):
+    def greediest(relaxation, _, nodes, __=np.inf):
         pieces = relaxation.network.pieces
         decided.append({v: int(sum(pieces[v].values(), np.zeros(1)).argmax()) for v in nodes})
-        return Decided(decided[-1], 0.0)
+        return Decided(decided[-1], 0.0, {})
 
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "RELAXING", 0.02)
@@ -108,6 +108,30 @@ def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch)
     answer = solve_contest_problem(problem, soon(5.0))
     assert decided
     assert answer.lower_bound <= least <= answer.cost
+
+
+def test_a_better_decision_of_hubs_is_solved_too(monkeypatch):
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    found, solved = iter("aab"), []
+
+    def explore(tree, *_):
+        tree.best = decisions[next(found)]
+
+    decisions = {name: Decided({}, 0.0, {}) for name in "ab"}
+    decisions["b"] = decisions["b"]._replace(value=-1.0)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "RELAXING", 0.02)
+    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
+    monkeypatch.setattr(anytime, "UNSETTLED", np.inf)
+    monkeypatch.setattr(anytime, "LOOKS_PER_BRANCHES", 0.0)
+    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(HubTree, "explore", explore)
+    monkeypatch.setattr(HubTree, "bound", 0.0)
+    monkeypatch.setattr(
+        anytime._Anytime, "_solve_decided", lambda _, decided, __: solved.append(decided.value)
+    )
+    solve_contest_problem(problem, soon(5.0))
+    assert solved == [0.0, -1.0]
 
 
 @pytest.mark.parametrize("settled", [False, True])

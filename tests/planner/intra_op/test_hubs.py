@@ -47,6 +47,16 @@ def test_what_is_decided_stays() -> None:
     assert dive(Relaxation(stars(40, seed=1), {}), {0: 2}, [1, 2]).choice[0] == 2
 
 
+def test_a_decision_ends_where_its_bound_is_too_high() -> None:
+    """What it says then is a bound of what it has decided, and of every choice that has this."""
+    best = dive(Relaxation(stars(40, seed=1), {}), {}, [0, 1, 2])
+    worse = next(s for s in range(3) if s != best.choice[0])
+    whole = dive(Relaxation(stars(40, seed=1), {}), {0: worse}, [1, 2])
+    ended = dive(Relaxation(stars(40, seed=1), {}), {0: worse}, [1, 2], enough=best.value / 2)
+    assert best.value / 2 <= ended.value <= whole.value
+    assert len(ended.choice) < len(whole.choice)
+
+
 @given(contest_problems(max_ends=2))
 def test_what_is_said_of_decided_hubs_is_a_bound(problem: ContestProblem) -> None:
     network = unshrunk(problem)
