@@ -32,7 +32,7 @@ def sized(days: float | None, budget: float | None, **more: Any) -> Sizing:
 @pytest.fixture(scope="module")
 def everything() -> list[Point]:
     """Every size of every kind, by a sweep."""
-    counts = {"dgx-h100": (8, 16, 24, 32, 48, 64, 96), "tpu-v4": (8, 16, 32, 64, 128)}
+    counts = {"dgx-h100": (8, 16, 24, 32, 48, 64, 96, 192), "tpu-v4": (8, 16, 32, 64, 128)}
     counts["dgx-a100-80g"] = counts["dgx-h100"]
     fixed = {name: value for name, value in JOB.items() if name not in ("seq_len", "global_batch")}
     points: list[Point] = []
