@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,20 @@ print("" if found is None else to_json_lines(found), end="")
 """
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other beside other tests make a launch take longer than a product."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
-def test_measuring_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_this_processor(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.setattr(microbenchmarks, "LEAST_ROUND_SECONDS", 1e-3)
     said: list[str] = []
     found = microbenchmarks.measure("cpu", said.append)
