@@ -16,6 +16,7 @@ from cluster_specs.software import usual_stack
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
+from planner.models.catalog import sequence_length
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -163,9 +164,12 @@ def _question(
     where = cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
     base_job = {} if job is None else job.model_dump(exclude_unset=True)
     base_pins = {} if pins is None else pins.model_dump()
-    whole_job = validated(Job, {"stack": usual_stack(where.device), **base_job, **of_job}, "job")
+    what = model if isinstance(model, Model) else load_model(model)
+    length = sequence_length(what)
+    usual = {"stack": usual_stack(where.device)} | ({} if length is None else {"seq_len": length})
+    whole_job = validated(Job, {**usual, **base_job, **of_job}, "job")
     return Question(
-        model if isinstance(model, Model) else load_model(model),
+        what,
         where,
         whole_job,
         validated(Pins, _with_schedule({**base_pins, **of_pins}, whole_job), "pins"),

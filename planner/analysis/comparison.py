@@ -5,6 +5,7 @@ from typing import Literal
 
 from cluster_specs.record import Record
 from planner.analysis.questions import known
+from planner.models.catalog import counted
 from planner.plans import Job, Parallelism, Plan
 
 EQUAL_WITHIN = 0.001
@@ -70,7 +71,8 @@ def _better(a_fits: bool, b_fits: bool, ratio: float) -> Verdict:
 def _verdict(a: Plan, b: Plan, better: Verdict, ratio: float) -> str:
     first, second = known(a), known(b)
     if better == "neither":
-        return f"Both do {first.tokens_per_s:,.0f} tokens/s; nothing sets them apart by more than {EQUAL_WITHIN:.1%}."
+        rate = f"{first.tokens_per_s:,.0f} {counted(a.model)}/s"
+        return f"Both do {rate}; nothing sets them apart by more than {EQUAL_WITHIN:.1%}."
     faster, text = ("B", f"{ratio:.2f}") if ratio > 1 else ("A", f"{1 / ratio:.2f}")
     speed = f"{faster} is {text} times as fast"
     if first.fits != second.fits:

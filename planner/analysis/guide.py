@@ -11,10 +11,10 @@ from cluster_specs.software import load_software
 from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_seconds
 from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
-from planner.analysis.naming import batch_name, counted
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
-from planner.evaluation.setting import describe_trained
+from planner.evaluation.setting import batch_name, describe_trained
+from planner.models.catalog import counted
 from planner.plans import Plan
 from planner.search.pooled import stage_list
 from planner.search.recommend import set_apart

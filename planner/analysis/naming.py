@@ -1,26 +1,12 @@
-"""Plans in a few letters, as practitioners write them, and what they are fed."""
+"""Plans in a few letters, as practitioners write them."""
 
 from collections.abc import Mapping
 
-from planner.models.catalog import sequence_length
-from planner.models.model import Model
 from planner.pipeline.generators import is_written_out
-from planner.plans import Job, Parallelism
+from planner.plans import Parallelism
 
 LETTERS: Mapping[str, str] = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
 """What practitioners call the degrees where there is no room."""
-
-
-def counted(model: Model) -> str:
-    """What a model is fed and its speed is counted in: tokens, or images that are no sequence of any."""
-    return "images" if sequence_length(model) == 1 else "tokens"
-
-
-def batch_name(model: Model, job: Job) -> str:
-    """A step's batch: ``64 sequences of 8192 tokens``, or ``256 images``."""
-    if counted(model) != "tokens":
-        return f"{job.global_batch} {counted(model)}"
-    return f"{job.global_batch} sequences of {job.seq_len} tokens"
 
 
 def short_name(choice: Parallelism) -> str:

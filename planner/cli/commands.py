@@ -63,9 +63,10 @@ def plan(
 
     output.expect(Plan)
     with Progress(output.quiet) as progress:
-        given = job.to_job(cluster, adapter.to_adapter())
+        loaded = api.load_model(model)
+        given = job.to_job(loaded, cluster, adapter.to_adapter())
         found = api.plan(
-            model,
+            loaded,
             cluster,
             given,
             pins.to_pins(given.global_batch),
@@ -95,8 +96,11 @@ def fit(
 
     output.expect(FitReport, "schema")
     with Progress(output.quiet) as progress:
-        given = job.to_job(cluster, adapter.to_adapter())
-        answer = api.fit(model, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress))
+        loaded = api.load_model(model)
+        given = job.to_job(loaded, cluster, adapter.to_adapter())
+        answer = api.fit(
+            loaded, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress)
+        )
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)

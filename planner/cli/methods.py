@@ -39,11 +39,13 @@ def compare_methods(
     from planner.search.methods.comparison import compare_methods as compare
 
     with Progress(output.quiet) as progress:
+        loaded = load_model(model)
+        given = job.to_job(loaded, cluster)
         answer = compare(
-            load_model(model),
+            loaded,
             load_cluster(cluster),
-            job.to_job(cluster),
-            pins.to_pins(job.to_job(cluster).global_batch),
+            given,
+            pins.to_pins(given.global_batch),
             methods=tuple(method) if method else tuple(METHODS),
             budget=budget,
             seed=seed,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cluster_specs.record import Record
     from planner.models.adapters import Adapter
+    from planner.models.model import Model
     from planner.plans import Job, Pins
 
 JOB, PINS, OUTPUT = "Job", "Pins: parts of the plan to fix", "Output"
@@ -91,7 +92,9 @@ class JobOptions:
     """What is trained."""
 
     global_batch: Annotated[int, _job("--global-batch", help="Sequences per optimizer step.")]
-    seq_len: Annotated[int, _job("--seq-len", help="Tokens per sequence.")]
+    seq_len: Annotated[
+        int | None, _job("--seq-len", help="Tokens per sequence; not for models of images, which fix it.")
+    ] = None
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
     precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8, fp4 or fp32.")] = "bf16"
     optimizer: Annotated[
@@ -121,21 +124,22 @@ class JobOptions:
     ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05
 
-    def to_job(self, cluster: str, adapter: "Adapter | None" = None) -> "Job":
-        """The `Job` that trains the model, or an ``adapter``; what else it says is usual on the devices of ``cluster``.
+    def to_job(self, model: "Model", cluster: str, adapter: "Adapter | None" = None) -> "Job":
+        """The `Job` that trains ``model``, or an ``adapter``; what else it says is usual on the devices of ``cluster``.
 
-        Raises ``InputError`` where a token batch is no whole number of sequences.
+        Raises ``InputError`` where a token batch is no whole number of sequences, or their length is needed.
         """
         from cluster_specs.catalog import load_cluster
         from cluster_specs.software import usual_stack
         from planner.plans import Job
 
+        seq_len = self._length(model)
         return from_options(
             Job,
             {
                 "stack": self.stack or usual_stack(load_cluster(cluster).device),
-                "global_batch": self._sequences(),
-                "seq_len": self.seq_len,
+                "global_batch": self._sequences(seq_len),
+                "seq_len": seq_len,
                 "precision": self.precision,
                 "optimizer": self.optimizer,
                 "master_weights": self.master_weights,
@@ -149,14 +153,24 @@ class JobOptions:
             },
         )
 
-    def _sequences(self) -> int:
-        if not self.tokens or self.seq_len <= 0:
-            return self.global_batch
-        sequences, rest = divmod(self.global_batch, self.seq_len)
-        if rest or sequences <= 0:
-            near = max(1, round(self.global_batch / self.seq_len)) * self.seq_len
+    def _length(self, model: "Model") -> int:
+        from planner.models.catalog import sequence_length
+
+        length = self.seq_len if self.seq_len is not None else sequence_length(model)
+        if length is None:
             raise InputError(
-                f"a batch of {self.global_batch} tokens is no whole number of sequences of {self.seq_len}: "
+                f"--seq-len: {model.name} takes sequences of any length; say how many tokens one has"
+            )
+        return length
+
+    def _sequences(self, seq_len: int) -> int:
+        if not self.tokens or seq_len <= 0:
+            return self.global_batch
+        sequences, rest = divmod(self.global_batch, seq_len)
+        if rest or sequences <= 0:
+            near = max(1, round(self.global_batch / seq_len)) * seq_len
+            raise InputError(
+                f"a batch of {self.global_batch} tokens is no whole number of sequences of {seq_len}: "
                 f"the nearest is {near}"
             )
         return sequences

@@ -165,9 +165,9 @@ def token_slices(
     from planner.api import load_model
     from planner.search.slicing import sliced
 
-    answer = sliced(
-        load_model(model), load_cluster(cluster), job.to_job(cluster), pipeline, tensor, granularity
-    )
+    loaded = load_model(model)
+    given = job.to_job(loaded, cluster)
+    answer = sliced(loaded, load_cluster(cluster), given, pipeline, tensor, granularity)
     dumped = {"schema": "meshwright/token-slices/1", **answer._asdict()}
 
     def report() -> "RenderableType":

@@ -18,7 +18,7 @@ from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters
 from planner.models.adapters import adapted
-from planner.models.catalog import build_graph
+from planner.models.catalog import build_graph, counted
 from planner.models.model import Model
 from planner.operators import operator_rule
 from planner.plans import Job
@@ -69,6 +69,13 @@ def graph_of(model: Model, job: Job) -> Graph:
 def trained_parameters(model: Model, job: Job) -> int:
     """Of the model, or of what is trained in its place."""
     return model.parameters if job.adapter is None else count_parameters(graph_of(model, job))
+
+
+def batch_name(model: Model, job: Job) -> str:
+    """A step's batch: ``64 sequences of 8192 tokens``, or ``256 images``."""
+    if counted(model) != "tokens":
+        return f"{job.global_batch} {counted(model)}"
+    return f"{job.global_batch} sequences of {job.seq_len} tokens"
 
 
 def describe_trained(model: Model, job: Job) -> str:

@@ -260,6 +260,11 @@ def sequence_length(model: Model) -> int | None:
     return FIXED_LENGTHS[model.family](ConfigReader(model.config, model.name))
 
 
+def counted(model: Model) -> str:
+    """What a model is fed and its speed is counted in: tokens, or images that are no sequence of any."""
+    return "images" if sequence_length(model) == 1 else "tokens"
+
+
 def usual_length(model: Model, most: int) -> int:
     """Tokens of one input where nobody says how many: those that the model fixes, or ``most``.
 

@@ -7,13 +7,14 @@ from cluster_specs.software import load_software
 from cluster_specs.units import format_bytes, format_duration, format_rate, format_seconds
 from planner.analysis.economics import Economics, Terms, economics
 from planner.analysis.guide import assumptions
-from planner.analysis.naming import batch_name, counted
 from planner.analysis.questions import known
 from planner.analysis.replicas import scaling
 from planner.analysis.sensitivity import sensitivity
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.operators import operator_costs
+from planner.evaluation.setting import batch_name
 from planner.evaluation.timeline import StepTimeline, step_timeline
+from planner.models.catalog import counted
 from planner.pages import page
 from planner.pages.charts import chart_data, chart_scripts
 from planner.pages.plan_figures import (

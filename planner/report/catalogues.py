@@ -40,7 +40,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         texts = [str(item) for item in value]
         return ("; " if any("," in text for text in texts) else ", ").join(texts)
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def fields_report(entry: Mapping[str, Any]) -> RenderableType:

@@ -8,19 +8,19 @@ from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_seconds
 from planner.analysis.comparison import Comparison
+from planner.models.catalog import counted
 from planner.plans import Estimate, Plan
 from planner.report.console import columns, heading
 from planner.report.plans import describe_choices
 
 FIGURES: Mapping[str, Callable[[Estimate], str]] = {
     "step time": lambda e: format_seconds(e.step_time_s),
-    "tokens/s": lambda e: f"{e.tokens_per_s:,.0f}",
     "MFU": lambda e: f"{e.mfu:.1%}",
     "HFU": lambda e: f"{e.hfu:.1%}",
     "memory": lambda e: format_bytes(e.memory_bytes) + ("" if e.fits else ", DOES NOT FIT"),
     "bubble": lambda e: f"{e.bubble_fraction:.1%}",
 }
-"""Figures of an estimate that a comparison shows."""
+"""Figures of an estimate that a comparison shows, beside its throughput."""
 
 DIFFERENT = "~"
 
@@ -34,7 +34,7 @@ def comparison_report(first: Plan, second: Plan, answer: Comparison) -> Renderab
     ]
     a, b = first.estimate, second.estimate
     if a is not None and b is not None:
-        parts += [heading("Estimate"), _figures(a, b)]
+        parts += [heading("Estimate"), _figures(a, b, counted(first.model))]
         parts += [heading("Where the time goes"), _parts(a.time, b.time, format_seconds)]
         parts += [heading("Where the memory goes"), _parts(a.memory, b.memory, format_bytes)]
         parts += [
@@ -52,8 +52,9 @@ def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Table:
     return table
 
 
-def _figures(first: Estimate, second: Estimate) -> Table:
+def _figures(first: Estimate, second: Estimate, fed: str) -> Table:
     table = columns("", "A", "B", right="lrr")
+    table.add_row(f"{fed}/s", f"{first.tokens_per_s:,.0f}", f"{second.tokens_per_s:,.0f}")
     for name, text_of in FIGURES.items():
         table.add_row(name, text_of(first), text_of(second))
     return table

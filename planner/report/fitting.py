@@ -9,6 +9,7 @@ from rich.text import Text
 from cluster_specs.units import format_bytes, format_seconds
 from planner.analysis.fitting import FitReport
 from planner.analysis.remedies import Remedy
+from planner.models.catalog import counted
 from planner.report.console import columns, heading
 from planner.report.plans import plan_report
 
@@ -20,18 +21,23 @@ def fit_report(answer: FitReport) -> RenderableType:
         facts.add_row(name, text)
     parts: list[RenderableType] = [Text(answer.verdict, style="bold"), Text(), facts]
     if answer.changes:
-        parts += [heading("Any one of these makes it fit"), _changes(answer.changes)]
+        parts += [
+            heading("Any one of these makes it fit"),
+            _changes(answer.changes, counted(answer.plan.model)),
+        ]
     return Group(*parts, heading("The plan judged"), plan_report(answer.plan))
 
 
 def _facts(answer: FitReport) -> Iterator[tuple[str, str]]:
+    fed = counted(answer.plan.model)
+    inputs = "sequences" if fed == "tokens" else fed
     yield "margin", f"{format_bytes(answer.margin_bytes)} ({answer.margin_fraction:+.1%})"
     yield "tightest", f"pipeline rank {answer.tightest_rank}, in the {answer.tightest_phase} pass"
     yield "split by data parallelism", _listed(answer.split_by_data_parallelism)
     yield "same on every data rank", _listed(answer.same_on_every_data_rank)
     if answer.largest_micro_batch is not None:
-        yield "largest micro-batch", f"{answer.largest_micro_batch} sequences with this plan"
-    if answer.longest_seq_len is not None:
+        yield "largest micro-batch", f"{answer.largest_micro_batch} {inputs} with this plan"
+    if answer.longest_seq_len is not None and fed == "tokens":
         yield "longest sequence", f"{answer.longest_seq_len} tokens with this plan"
 
 
@@ -39,8 +45,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(name.replace("_", " ") for name in names) or "nothing"
 
 
-def _changes(changes: Sequence[Remedy]) -> Table:
-    table = columns("change", "memory", "step time", "time per token", right="lrrr")
+def _changes(changes: Sequence[Remedy], fed: str) -> Table:
+    table = columns("change", "memory", "step time", f"time per {fed[:-1]}", right="lrrr")
     for change in changes:
         time = (format_seconds(change.step_time_s), f"{change.time_cost_fraction:+.1%}")
         table.add_row(change.change, format_bytes(change.memory_bytes), *time)

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
-from planner.analysis.naming import batch_name, counted, short_name
-from planner.evaluation.setting import describe_trained
+from planner.analysis.naming import short_name
+from planner.evaluation.setting import batch_name, describe_trained
+from planner.models.catalog import counted
 from planner.pipeline.generators import schedule_label
 from planner.plans import Estimate, Optimality, Parallelism, Plan
 from planner.report.console import Bar, columns, heading

@@ -5,7 +5,8 @@ scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_
 parallelism over divisors of the experts, on data ranks and, in stacks that reuse them, context ranks; any pipeline
 that divides the devices, with looped virtual stages, but only for a model that is too large for one scale-up domain
 (`searches_pipelines`) or on request;
-micro-batches of powers of two; the stack's ZeRO stages, hybrid sharding inside a node; every recompute policy;
+micro-batches of powers of two, without a pipeline of any size that divides, up to `most_sequences`; the stack's ZeRO
+stages, hybrid sharding inside a node; every recompute policy;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
 `AUTOMATIC` those as well.
 Layers are cut by what the slowest stage takes, with few micro-batches by the simulated step. The best plans of this
@@ -25,7 +26,7 @@ from planner.evaluation.evaluator import Evaluator
 from planner.graph import Graph
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
-from planner.plans import Objective, Offload, Pins, Sharding, ZeroStage
+from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
 from planner.search.numbers import divisors, powers_of_two
 
 MIN_CONTEXT_TOKENS = 2048
@@ -34,7 +35,8 @@ MIN_CONTEXT_TOKENS = 2048
 MAX_VIRTUAL_STAGES = 8
 """More stages per rank only add sends: the bubble is below a percent by then."""
 
-MAX_MICRO_BATCH = 32
+MAX_MICRO_BATCH, MAX_MICRO_BATCH_TOKENS = 32, 2**18
+"""Sequences of a micro-batch, or more where they are short: this many tokens keep any kernel busy."""
 
 BY_PIN_ONLY = ("breadth-first", "dualpipev", "interleaved-zb", "zb-h1", "zb-h2", "zb-v")
 """Schedules that are searched only where the schedule is to be found (`AUTOMATIC`), and priced when asked for:
@@ -259,12 +261,16 @@ def _pipelines(evaluator: Evaluator, pins: Pins, p: int, m: int) -> Iterator[tup
                 yield name, v
 
 
-def micro_batches(job_batch: int, data: int, pins: Pins) -> list[int]:
+def most_sequences(job: Job) -> int:
+    """The largest micro-batch that is looked at."""
+    return max(MAX_MICRO_BATCH, MAX_MICRO_BATCH_TOKENS // job.seq_len)
+
+
+def micro_batches(job: Job, data: int, pipeline: int, pins: Pins) -> list[int]:
     """Micro-batch sizes that cut a data rank's share of the batch evenly."""
-    share = job_batch // data
-    return [
-        b for b in _pinned(powers_of_two(min(share, MAX_MICRO_BATCH)), pins.micro_batch) if share % b == 0
-    ]
+    share, most = job.global_batch // data, most_sequences(job)
+    usual = divisors(share) if pipeline == 1 else powers_of_two(share)
+    return [b for b in _pinned((b for b in usual if b <= most), pins.micro_batch) if share % b == 0]
 
 
 def policies(pins: Pins) -> tuple[str, ...]:
@@ -293,7 +299,7 @@ def families(
             layouts = _data_parallel(evaluator, pins, devices)
         for d, t, p, c, e in layouts:
             choices = list(product(_zero_choices(evaluator, pins, d, t, p, c), policies(pins)))
-            for b in micro_batches(evaluator.job.global_batch, d, pins):
+            for b in micro_batches(evaluator.job, d, p, pins):
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m) if choices else ():
                     yield tuple(

@@ -12,6 +12,7 @@ from planner import search
 from planner.analysis.naming import short_name
 from planner.analysis.questions import Progress, Question, known, priced
 from planner.analysis.replicas import replicated
+from planner.models.catalog import counted
 from planner.pages.plan import plan_body, plan_content, plan_data, title
 from planner.plans import Objective, Plan
 from planner.server.asking import Asked, Nearby
@@ -191,7 +192,7 @@ def _carried_over(plan: Plan) -> str:
     estimate = known(plan)
     return (
         f"The last plan, carried over ({short_name(plan.plan)}): {format_seconds(estimate.step_time_s)} a step, "
-        f"{estimate.tokens_per_s:,.0f} tokens/s, {format_bytes(estimate.memory_bytes)} of "
+        f"{estimate.tokens_per_s:,.0f} {counted(plan.model)}/s, {format_bytes(estimate.memory_bytes)} of "
         f"{format_bytes(estimate.memory_limit_bytes)}{'' if estimate.fits else ', which does not fit'}."
     )
 

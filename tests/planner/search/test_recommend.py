@@ -156,6 +156,22 @@ def test_no_pin_finds_a_faster_plan(
         return
 
 
+@pytest.mark.parametrize(
+    ("model", "global_batch", "seq_len"), [("resnet-50", 1024, 1), ("vit-l-16", 768, 197), ("gpt2", 96, 512)]
+)
+def test_no_micro_batch_beats_that_of_the_plan(model: str, global_batch: int, seq_len: int) -> None:
+    """Short inputs leave a device idle unless many are taken at once, and batches are not only powers of two."""
+
+    def seconds(**pins: int) -> float:
+        found = planner.plan(model, "dgx-h100:1", global_batch=global_batch, seq_len=seq_len, **pins)
+        assert found.estimate is not None
+        return found.estimate.step_time_s
+
+    best = seconds()
+    share = global_batch // 8
+    assert all(best <= seconds(data=8, micro_batch=share // n) for n in (1, 2, 3, 4) if share % n == 0)
+
+
 def test_what_comes_after_the_pipeline_counts_where_layers_are_cut() -> None:
     """Reducing a large embedding over a slow network takes longer than all micro-batches."""
     case = Case(
