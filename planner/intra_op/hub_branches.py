@@ -1,10 +1,14 @@
-"""Branches on the strategies of hubs, bounded by messages and prices of memory alone.
+"""Branches on the strategies of hubs, and then on memory, bounded by messages and prices alone.
 
 Messages let hubs, and all that read them, take their own half of everything. A branch says what one hub takes, so
 messages prove more in it; some tens of branches on the right hubs close more of the gap than thousands of sweeps. The
 right ones are those that messages leave undecided between strategies and whose readers pay much for disagreeing; once
 branches on a hub have been seen, how much they raised the bound says it better. The branch with the least bound comes
 first, and now and then all hubs left in it are decided, since it is the likeliest to hold a good choice.
+
+What hubs leave open is mostly memory: prices mix choices that fit only on average. So each branch is parted either on a
+hub or on how much memory one node takes (`planner.intra_op.mixing`), whichever raised the bound more when it was last
+done.
 
 Source: Land and Doig, "An automatic method of solving discrete programming problems", Econometrica 28 (1960);
 Benichou et al., "Experiments in mixed-integer linear programming", Mathematical Programming 1 (1971), for pseudo-costs.
@@ -18,9 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import climb, dive, lead, rise
+from planner.intra_op.hubs import LAST_SWEEPS, climb, dive, lead, rise, target
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
+from planner.intra_op.mixing import Mixture, cheaper_half, mixture, most_mixed, spread
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -28,19 +33,39 @@ STEPS, SWEEPS = 20, 30
 """Changes of the prices of memory in a branch that is parted, and sweeps in each that comes of it, less where its bound
 exceeds what hubs are known to allow."""
 
+HALF_STEPS = 15
+"""Changes of the prices in a branch on memory: without them it proves nothing."""
+
 UNDECIDED = 0.01
 """Of the gap: by how much the second best strategy of a hub may be dearer than the best."""
 
 DIVE_EVERY = 4
-"""Branches parted between two decisions of all hubs."""
+"""Branches parted on hubs between two decisions of all hubs."""
+
+Kept = Mapping[int, tuple[int, ...]]
+"""Nodes, and the strategies that they may take."""
 
 
 class _Branch(NamedTuple):
     bound: float
     number: int
-    held: Mapping[int, int]
-    """Hubs and their strategies."""
+    kept: Kept
     state: State
+
+
+class _Open(NamedTuple):
+    """A branch that is about to be parted."""
+
+    branch: _Branch
+    margins: Mapping[int, Array]
+    slack: float
+    """Largest margin of a strategy that may be in a choice below the cutoff."""
+    weights: Mixture
+
+    def allowed(self, v: int) -> list[int]:
+        """Strategies that a node may take in it."""
+        kept = self.branch.kept.get(v, range(self.margins[v].size))
+        return [s for s in kept if self.margins[v][s] <= self.slack]
 
 
 class HubTree:
@@ -52,8 +77,11 @@ class HubTree:
         self.expected = {v: disagreement(relaxation.network, v) for v in self.hubs}
         """How much branches on a hub raise the bound, as far as known; in a unit of their own until they are tried."""
         self.gains: dict[int, list[float]] = {}
+        self.last_gain = {"hub": np.inf, "memory": np.inf}
+        """By how much the last branches on either raised the bound."""
         self.count = itertools.count()
         self.parted = 0
+        """On hubs."""
         self.deadline = np.inf
         value = relaxation.bound().value
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
@@ -74,53 +102,98 @@ class HubTree:
         state = self.relaxation.snapshot()
         self.deadline = deadline
         while self.bound <= cutoff - WHOLE and self._in_time():
-            if len(self.open[0].held) == len(self.hubs):
-                break  # hubs do not say more
-            self.part(cutoff)
+            if not self.part(cutoff):
+                break
         if self.bound > cutoff - WHOLE:
             self.open.clear()
         self._set({}, state)
 
-    def part(self, cutoff: float) -> None:
-        """Part the branch with the least bound on one more hub."""
-        branch = heapq.heappop(self.open)
-        self.parted += 1
-        self._set(branch.held, branch.state)
-        climb(self.relaxation, STEPS)
-        value, margins = self.relaxation.bound()
+    def part(self, cutoff: float) -> bool:
+        """Part the branch with the least bound; False where hubs and memory say no more of it."""
+        found = self._climbed(heapq.heappop(self.open), cutoff)
+        if found.slack < 0:
+            return True
+        hub, heavy = self._undecided(found), self._mixed(found)
+        if hub is not None and (heavy is None or self.last_gain["hub"] >= self.last_gain["memory"]):
+            self._part_on_hub(found, hub, cutoff)
+        elif heavy is not None:
+            self._part_on_memory(found, heavy, cutoff)
+        else:
+            heapq.heappush(self.open, found.branch)
+            return False
+        return True
+
+    def _climbed(self, branch: _Branch, cutoff: float) -> _Open:
+        """A branch under prices of its own."""
+        relaxation = self.relaxation
+        self._set(branch.kept, branch.state)
+        weights = mixture(relaxation, STEPS, target)
+        rise(relaxation, LAST_SWEEPS)
+        value, margins = relaxation.bound()
         bound = max(branch.bound, value - MARGIN * abs(value))
-        branch = branch._replace(bound=bound, state=self.relaxation.snapshot())
-        slack = cutoff - WHOLE - value + MARGIN * abs(value)
-        hub = self._undecided(branch.held, margins, slack)
-        bounds = [self._branch(branch, hub, int(s), cutoff) for s in np.flatnonzero(margins[hub] <= slack)]
-        gains = self.gains.setdefault(hub, [])
-        gains.append(min(bounds, default=cutoff) - branch.bound)
+        branch = branch._replace(bound=bound, state=relaxation.snapshot())
+        return _Open(branch, margins, cutoff - WHOLE - value + MARGIN * abs(value), weights)
+
+    def _part_on_hub(self, found: _Open, hub: int, cutoff: float) -> None:
+        """One branch per strategy."""
+        branch = found.branch
+        bounds = []
+        for s in found.allowed(hub):
+            self._set({**branch.kept, hub: (s,)}, branch.state)
+            rise(self.relaxation, SWEEPS, min(self.best.value, cutoff), self.deadline)
+            bounds.append(self._leave({**branch.kept, hub: (s,)}, branch.bound, cutoff))
+        self.last_gain["hub"] = min(bounds, default=cutoff) - branch.bound
+        self.gains.setdefault(hub, []).append(self.last_gain["hub"])
+        self.parted += 1
         if self.parted % DIVE_EVERY == 0 and self._in_time():
             self._dive(branch)
 
-    def _branch(self, parent: _Branch, hub: int, strategy: int, cutoff: float) -> float:
-        """The bound of one branch, which is left for later unless nothing in it is below the cutoff."""
-        held = {**parent.held, hub: strategy}
-        self._set(held, parent.state)
-        rise(self.relaxation, SWEEPS, min(self.best.value, cutoff), self.deadline)
+    def _part_on_memory(self, found: _Open, v: int, cutoff: float) -> None:
+        """One branch where a node takes more memory than in the mixture, one where it takes less."""
+        branch = found.branch
+        self._set(branch.kept, branch.state)
+        less = cheaper_half(self.relaxation.memory_costs(v), found.weights[v])
+        bounds = []
+        for side in (less, ~less):
+            kept = tuple(s for s in found.allowed(v) if side[s])
+            if not kept:
+                continue
+            self._set({**branch.kept, v: kept}, branch.state)
+            if self._in_time():
+                climb(self.relaxation, HALF_STEPS)
+            bounds.append(self._leave({**branch.kept, v: kept}, branch.bound, cutoff))
+        self.last_gain["memory"] = min(bounds, default=cutoff) - branch.bound
+
+    def _leave(self, kept: Kept, least: float, cutoff: float) -> float:
+        """Leave a branch, in which messages stand, for later, unless nothing in it is below the cutoff; its bound."""
         value = self.relaxation.bound().value
-        bound = max(parent.bound, value - MARGIN * abs(value))
+        bound = max(least, value - MARGIN * abs(value))
         if bound <= cutoff - WHOLE:
-            heapq.heappush(self.open, _Branch(bound, next(self.count), held, self.relaxation.snapshot()))
+            heapq.heappush(self.open, _Branch(bound, next(self.count), kept, self.relaxation.snapshot()))
         return bound
 
     def _in_time(self) -> bool:
         return time.monotonic() < self.deadline
 
-    def _set(self, held: Mapping[int, int], state: State) -> None:
-        self.relaxation.hold(held)
+    def _set(self, kept: Kept, state: State) -> None:
+        self.relaxation.hold(kept)
         self.relaxation.restore(state)
 
-    def _undecided(self, held: Mapping[int, int], margins: Mapping[int, Array], slack: float) -> int:
+    def _mixed(self, found: _Open) -> int | None:
+        """The node that prices of memory leave most undecided, if there is one."""
+        if not self.relaxation.network.rows.size:
+            return None
+        v = most_mixed(self.relaxation, found.weights)
+        variance, _, _ = spread(self.relaxation.memory_costs(v), found.weights[v])
+        return v if variance else None
+
+    def _undecided(self, found: _Open) -> int | None:
         """The hub on which branches promise most, of those between whose strategies messages see no difference."""
-        left = [v for v in self.hubs if v not in held]
-        leads = {v: lead(margins[v]) for v in left}
-        undecided = [v for v in left if leads[v] <= UNDECIDED * slack]
+        left = [v for v in self.hubs if len(found.branch.kept.get(v, ())) != 1]
+        if not left:
+            return None
+        leads = {v: lead(found.margins[v]) for v in left}
+        undecided = [v for v in left if leads[v] <= UNDECIDED * found.slack]
         if not undecided:
             return min(left, key=lambda v: leads[v])
         tried = [v for v in self.hubs if v in self.gains]
@@ -129,10 +202,11 @@ class HubTree:
         return max(undecided, key=lambda v: (expected[v], self.expected[v]))
 
     def _dive(self, branch: _Branch) -> None:
-        """Decide all hubs, as the messages of a branch say."""
-        self._set(branch.held, branch.state)
-        left = [v for v in self.hubs if v not in branch.held]
-        found = dive(self.relaxation, branch.held, left, self.best.value)
+        """Decide all hubs, as the messages of a branch say; what it says of memory is left aside."""
+        decided = {v: branch.kept[v][0] for v in self.hubs if len(branch.kept.get(v, ())) == 1}
+        self._set({}, branch.state)
+        left = [v for v in self.hubs if v not in decided]
+        found = dive(self.relaxation, decided, left, self.best.value)
         self.best = min(self.best, found, key=lambda decided: decided.value)
 
 

@@ -63,7 +63,7 @@ def dive(
     Some are left undecided where the bound reaches ``enough`` before: it only rises.
     """
     decided, left = dict(choice), set(hubs)
-    relaxation.hold(decided)
+    relaxation.hold(_alone(decided))
     while left:
         for _ in range(SWEEPS):
             relaxation.sweep()
@@ -73,9 +73,13 @@ def dive(
         clearest = sorted(left, key=lambda v: (-lead(margins[v]), v))[: 1 + int(AT_ONCE * len(left))]
         decided |= {v: int(margins[v].argmin()) for v in clearest}
         left -= set(clearest)
-        relaxation.hold(decided)
+        relaxation.hold(_alone(decided))
     climb(relaxation, LAST_STEPS)
     return Decided(decided, relaxation.value(), relaxation.known_prices)
+
+
+def _alone(choice: Mapping[int, int]) -> dict[int, tuple[int]]:
+    return {v: (s,) for v, s in choice.items()}
 
 
 def climb(relaxation: Relaxation, steps: int) -> None:
@@ -83,10 +87,15 @@ def climb(relaxation: Relaxation, steps: int) -> None:
     for _ in range(steps):
         relaxation.sweep()
         value = relaxation.value()
-        relaxation.reprice(value, value + FAR * abs(value))
+        relaxation.reprice(value, target(value))
     relaxation.sweep()
     relaxation.return_to_best()
     rise(relaxation, LAST_SWEEPS)
+
+
+def target(value: float) -> float:
+    """What steps of the prices aim at, from a bound."""
+    return value + FAR * abs(value)
 
 
 def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: float = np.inf) -> None:

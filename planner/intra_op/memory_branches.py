@@ -30,11 +30,10 @@ from planner.intra_op.anytime import (
 from planner.intra_op.guessing import narrow
 from planner.intra_op.local_polytope import WHOLE, solve_program
 from planner.intra_op.messages import MARGIN, Relaxation
+from planner.intra_op.mixing import cheaper_half, mixture, most_mixed
 from planner.intra_op.neighbourhood import greedy
 from planner.intra_op.network import Network
-from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
-from planner.intra_op.tree import cheaper_half, spread
 
 SMALL = 10_000
 """Size of a network that the integer program decides without branches."""
@@ -119,10 +118,10 @@ class _Tree:
         if network.size <= SMALL:
             self.add(bound, network, relaxation.known_prices)
             return
-        mixture = self._mixture(relaxation)
+        weights = mixture(relaxation, MIXED, self._aim)
         bound, prices = max(bound, self._look(relaxation)), relaxation.known_prices
-        v = max(sorted(network.nodes), key=lambda v: spread(relaxation.memory_costs(v), mixture[v]))
-        less = cheaper_half(relaxation.memory_costs(v), mixture[v])
+        v = most_mixed(relaxation, weights)
+        less = cheaper_half(relaxation.memory_costs(v), weights[v])
         for side in (less, ~less):
             half = network.fork()
             try:
@@ -147,22 +146,10 @@ class _Tree:
 
     def _reprice(self, relaxation: Relaxation) -> None:
         value = relaxation.value()
-        relaxation.reprice(value, min(self.cutoff, value + FURTHEST * abs(value)))
+        relaxation.reprice(value, self._aim(value))
 
-    def _mixture(self, relaxation: Relaxation) -> dict[int, Array]:
-        """Per node, how often each strategy is read off the messages where prices have just moved.
-
-        A sweep in between would take the move back: what is undecided would hardly show.
-        """
-        times = {v: np.zeros(relaxation.network.costs[v].size) for v in relaxation.network.nodes}
-        for _ in range(MIXED):
-            relaxation.sweep()
-            self._reprice(relaxation)
-            for v, s in relaxation.decode().items():
-                times[v][s] += 1 / MIXED
-        relaxation.sweep()
-        relaxation.return_to_best()
-        return times
+    def _aim(self, value: float) -> float:
+        return min(self.cutoff, value + FURTHEST * abs(value))
 
     def _look(self, relaxation: Relaxation) -> float:
         """What the relaxation proves; with it goes a choice read off."""

@@ -20,7 +20,7 @@ improving relaxation methods by modified gradient techniques", Mathematical Prog
 Mathematical Society 76 (1954), for over-relaxation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -235,14 +235,14 @@ class Relaxation:
             np.add.at(regret, other, lift / 2)
         return {v: float(r) for v, r, k in zip(self._layout.nodes, regret, known, strict=True) if k}
 
-    def hold(self, choice: Mapping[int, int]) -> None:
-        """Let these nodes take nothing else, as if all other strategies of theirs were dearer than any choice."""
+    def hold(self, kept: Mapping[int, Collection[int]]) -> None:
+        """Let these nodes take no other strategies, as if those were dearer than any choice."""
         self._most_apart = self._most_apart or self.network.most_apart()
         self._held[:] = 0.0
-        for v, s in choice.items():
+        for v, strategies in kept.items():
             at = self._layout.strategies(v)
             self._held[at] = self._most_apart
-            self._held[at.start + s] = 0.0
+            self._held[at.start + np.array(strategies, dtype=np.intp)] = 0.0
         self.restore(self.snapshot())
 
     def snapshot(self) -> State:

@@ -22,16 +22,13 @@ from planner.errors import Infeasible
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.local_polytope import WHOLE, LocalPolytope, Positions, solve_program
 from planner.intra_op.messages import Relaxation
+from planner.intra_op.mixing import cheaper_half, most_mixed
 from planner.intra_op.neighbourhood import greedy
 from planner.intra_op.network import Network
-from planner.intra_op.problem import Array
 from planner.intra_op.shrinking import shrink
 
 SMALL = 10_000
 """Size of a network that the integer program decides without branches."""
-
-FRACTION = 1e-5
-"""Weights this close to one are taken as one."""
 
 
 class TreeAnswer(NamedTuple):
@@ -106,7 +103,7 @@ class _Tree:
             self._take(network, rounded)
         if (found := greedy(relaxation)) is not None:
             self._take(network, found.choice)
-        v = max(sorted(network.nodes), key=lambda v: spread(relaxation.memory_costs(v), weights[v]))
+        v = most_mixed(relaxation, weights)
         fewer = cheaper_half(relaxation.memory_costs(v), weights[v])
         for side in (fewer, ~fewer):
             self._branch(bound, relaxation, v, np.flatnonzero(side))
@@ -127,20 +124,3 @@ class _Tree:
     def _take(self, network: Network, choice: Positions) -> None:
         if (cost := network.cost(choice)) < self.cutoff:
             self.cutoff, self.choice = cost, network.expand(choice)
-
-
-def spread(memory_costs: Array, weights: Array) -> tuple[float, float, int]:
-    """Variance of what the relaxation lets a node pay for memory, then how undecided it is at all."""
-    undecided = float(1 - weights.max())
-    if undecided < FRACTION:
-        return 0.0, 0.0, weights.size
-    mean = memory_costs @ weights
-    return float((memory_costs - mean) ** 2 @ weights), undecided, weights.size
-
-
-def cheaper_half(memory_costs: Array, weights: Array) -> npt.NDArray[np.bool_]:
-    """Strategies that pay no more than the mean, or the likeliest alone where all pay about the same."""
-    half: npt.NDArray[np.bool_] = memory_costs <= memory_costs @ weights / weights.sum()
-    if half.all() or not half.any():
-        half = np.arange(weights.size) == weights.argmax()
-    return half

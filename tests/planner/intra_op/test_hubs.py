@@ -76,7 +76,7 @@ def test_held_nodes_are_let_go_again() -> None:
     for _ in range(10):
         relaxation.sweep()
     free, messages = relaxation.value(), relaxation.snapshot()
-    relaxation.hold({0: 2, 1: 1})
+    relaxation.hold({0: [2], 1: [1]})
     relaxation.sweep()
     assert relaxation.value() > free
     relaxation.hold({})
