@@ -128,6 +128,8 @@ class Layout:
         """Of all strategies as all edges see them, of networks that have classes."""
         self.slots = self._place_messages()
         self.levels = [self._level(level_of, nodes) for nodes in _runs([level_of[v] for v in self.nodes])]
+        self.is_behind = _joined([level.backward > 0 for level in self.levels]).astype(np.bool_)
+        """Per message, whether its edge leads to a lower level."""
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
 
     def strategies(self, v: int) -> slice:

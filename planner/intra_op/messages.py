@@ -95,8 +95,8 @@ class Relaxation:
         if messages is None:
             for level in self._layout.levels:
                 self._collect(level.ahead)
-        self._before = self._into
-        """Messages before the last sweep."""
+        self._ends = self._into, self._into
+        """Messages after the last sweep but one, and after the last."""
         self._held = np.zeros(self._layout.costs.size)
         self._most_apart = 0.0
         self._priced = self._price()
@@ -132,20 +132,21 @@ class Relaxation:
 
     def sweep(self) -> None:
         """One pass through the nodes and one back."""
-        self._before = self._into.copy()
         for level in self._layout.levels:
             self._collect(level.behind)
             self._hand_on(level, level.forward)
         for level in reversed(self._layout.levels):
             self._collect(level.ahead)
             self._hand_on(level, level.backward)
+        self._ends = self._ends[1], self._into.copy()
 
     def go_beyond(self, share: float) -> None:
-        """Move messages on by a ``share`` of what the last sweep changed (over-relaxation); sweeps must follow.
+        """Move messages on by a ``share`` of what changed from sweep to sweep (over-relaxation); sweeps must follow.
 
         Where many sweeps go the same way this saves most of them; the bound may fall before it rises.
         """
-        self._into += share * (self._into - self._before)
+        before, after = self._ends
+        self._into += share * (after - before)
 
     def value(self) -> float:
         """The bound right after a sweep, which leaves nothing in the edges; up to rounding."""
@@ -197,7 +198,15 @@ class Relaxation:
 
     def decode(self) -> dict[int, int]:
         """A choice read off the messages, level by level; it may exceed the capacities."""
-        return dict(zip(self._layout.nodes, self._decode().tolist(), strict=True))
+        return dict(zip(self._layout.nodes, self._decode()[0].tolist(), strict=True))
+
+    def priced_decode(self) -> tuple[dict[int, int], float]:
+        """The same, and what the network costs under it."""
+        choice, seen = self._decode()
+        pairs = self._per_strategy(np.where(self._layout.is_behind, seen, 0.0))
+        costs = (self._layout.costs + pairs)[self._layout.first[:-1] + choice]
+        named = dict(zip(self._layout.nodes, choice.tolist(), strict=True))
+        return named, self.network.constant + float(costs.sum())
 
     def improve(self, choice: Mapping[int, int]) -> dict[int, int]:
         """A choice that costs no more, memory as it is priced: each node takes what is cheapest beside the others.
@@ -275,7 +284,7 @@ class Relaxation:
         if self._stalled >= PATIENCE:
             self.step *= SHORTER
             self._restore()
-        taken = self._layout.pieces.taken(self._layout.first[:-1] + self._decode())
+        taken = self._layout.pieces.taken(self._layout.first[:-1] + self._decode()[0])
         excess = taken - self.network.capacity
         rows = np.union1d(np.flatnonzero(self.prices), violated(self.network, taken)).astype(int)
         rows = rows[(self.prices[rows] > 0) | (excess[rows] > 0)]
@@ -303,7 +312,7 @@ class Relaxation:
     def _restore(self) -> None:
         prices, into = self._best_at
         self.prices, self._into = prices.copy(), into.copy()
-        self._before = self._into
+        self._ends = into, into
         self._priced = self._price()
         self._direction[:] = 0.0
         self._stalled = 0
@@ -363,13 +372,13 @@ class Relaxation:
         rest -= self._into.take(tables.other)
         return rest
 
-    def _decode(self) -> Numbers:
-        """Per position, the strategy taken; right after a sweep, when messages from ahead are all that is there."""
+    def _decode(self) -> tuple[Numbers, Array]:
+        """What is taken, right after a sweep, when messages from ahead are there; what it costs is from behind."""
         choice = np.zeros(len(self._layout.nodes), dtype=np.intp)
         seen = self._into.copy()
         for level in self._layout.levels:
             self._take(level, level.behind, seen, choice)
-        return choice
+        return choice, seen
 
     def _take(self, level: Level, edges: list[Tables], seen: Array, choice: Numbers) -> None:
         """Let nodes of a level choose: beside what is chosen along some edges, and by messages along the others."""

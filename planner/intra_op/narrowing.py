@@ -7,7 +7,10 @@ below that is one of the whole; else the slack grows, to no more than the best c
 reduced-cost fixing with a guess in the place of a known choice. Where memory does not bind, more messages settle most
 small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`).
 
-Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages.
+Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages; Nesterov, "A
+method for solving the convex programming problem with convergence rate O(1/k^2)", Soviet Mathematics Doklady 27 (1983),
+and O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", Foundations of Computational Mathematics
+15 (2015), for how far they go beyond each sweep.
 """
 
 import time
@@ -37,21 +40,21 @@ NEAR = 4.0
 LAST_SLACK = 2.0
 """Beyond which nothing is left out any more."""
 
-SWEEPS = 2
-"""Between two looks."""
+SWEEPS = 5
+"""Between two looks at whether more of them help."""
 
-BEYOND, FARTHER, SLOW = 1.0, 1.5, 5e-3
-"""How far messages go on between two looks, as a share of what the last sweep changed; and by what that is multiplied
-where it lifts the bound by a smaller part than this."""
+NEARLY = 0.03
+"""Of the bound: a sweep that lifts it by more is followed by another before a choice is read off the messages."""
 
 SWEEPS_ALONG = 2
 """Of messages in the order in which frontiers go, before these do."""
 
-CLOSING = 0.1
-"""Of what is left to the most that a part may cost: the gain that is enough for more messages, which soon close it."""
+CLOSING = 0.05
+"""Of what is left to the best choice, or the most that a part may cost: the gain by so many sweeps for which there are
+more of them."""
 
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
-"""Relative gain of the bound by so many sweeps, or changes of prices, for which there are more of them."""
+"""The same of the bound where there is no such choice, or by so many changes of prices."""
 
 SHARE = 0.5
 """Of the time left, what a part under memory may take; and of that, guesses before branches."""
@@ -101,10 +104,11 @@ class _Known:
 
     def __init__(self, network: Network, deadline: float, messages: Messages | None = None) -> None:
         self.network, self.deadline = network, deadline
-        self.relaxation = Relaxation(network, {}, messages)
+        self.relaxation = Relaxation(network, {}, messages or {})
         self.limit = np.inf
         """What is looked for costs at most so much."""
-        self.beyond = BEYOND
+        self.pace = 0
+        """Sweeps since the bound last fell."""
         self._bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
         self.least = -np.inf
@@ -133,19 +137,25 @@ class _Known:
     def tighten(self) -> None:
         """More messages, and prices on memory, while they help."""
         lift = self._price if self.relaxation.rows.size else self._sweep
-        least = LEAST_GAIN_UNDER_MEMORY if self.relaxation.rows.size else LEAST_GAIN
         value, helps = 0.0, True
         while helps and value <= min(self.most, self.wanted):
             before, value = value, lift()
-            enough = min(least * abs(value), max(0.0, CLOSING * (self.limit - value)))
-            helps = value - before > enough and time.monotonic() <= self.deadline
+            helps = value - before > self._enough(value) and time.monotonic() <= self.deadline
         self.least = max(self.least, value - MARGIN * abs(value))
         if self.least > self.most:
             # Which can mostly say by how much memory is short.
             shrink(_unnarrowed(self.network), self.deadline)
             raise Infeasible("no choice of strategies fits in memory")
         if not self.proven:
-            self._consider(self.relaxation.improve(self.relaxation.decode()))
+            improved = self.relaxation.improve(self.relaxation.decode())
+            self._consider(improved, self.network.cost(improved))
+
+    def _enough(self, value: float) -> float:
+        """The gain for which there are more messages, where the bound is this."""
+        if self.relaxation.rows.size:
+            return LEAST_GAIN_UNDER_MEMORY * abs(value)
+        left = self.wanted - value
+        return CLOSING * left if np.isfinite(left) else LEAST_GAIN * abs(value)
 
     def margins(self) -> Bound:
         """The best bound so far, and by how much each strategy lifts it."""
@@ -153,18 +163,19 @@ class _Known:
         return self._bound
 
     def _sweep(self) -> float:
-        for beyond in (self.beyond, 0.0):
-            before = self.relaxation.best
-            self.relaxation.go_beyond(beyond)
-            for _ in range(SWEEPS):
-                self.relaxation.sweep()
-            self._consider(self.relaxation.decode())
-            gain = self.relaxation.keep_best() - before
-            if gain > 0:
-                self.beyond = max(BEYOND, FARTHER * beyond if gain < SLOW * abs(before) else beyond)
+        """Several, each from farther beyond the last ones, the longer the bound has not fallen (Nesterov)."""
+        relaxation = self.relaxation
+        for _ in range(SWEEPS):
+            before = relaxation.best
+            relaxation.go_beyond(self.pace / (self.pace + 2))
+            relaxation.sweep()
+            value = relaxation.keep_best()
+            self.pace = self.pace + 1 if value > before else 0
+            if value - before < NEARLY * abs(value):
+                self._consider(*relaxation.priced_decode())
+            if value > self.wanted or time.monotonic() > self.deadline:
                 break
-            self.beyond = BEYOND
-        return self.relaxation.best
+        return relaxation.best
 
     def _price(self) -> float:
         for _ in range(PRICES_PER_LOOK):
@@ -174,7 +185,7 @@ class _Known:
             if time.monotonic() > self.deadline:
                 break
         self.relaxation.sweep()
-        self._consider(self.relaxation.decode())
+        self._consider(*self.relaxation.priced_decode())
         self.relaxation.return_to_best()
         return self.relaxation.best
 
@@ -189,9 +200,8 @@ class _Known:
         bound = self.best.cost if self.proven else self.least
         return NetworkAnswer(self.network.expand(self.best.choice), self.best.cost, bound)
 
-    def _consider(self, choice: dict[int, int]) -> None:
+    def _consider(self, choice: dict[int, int], cost: float) -> None:
         """Take a choice that the messages favour, right after a sweep, if it is better than what we have."""
-        cost = self.network.cost(choice)
         if np.isfinite(cost) and self._fits(choice):
             self.take(NetworkAnswer(choice, cost, -np.inf))
 

@@ -118,3 +118,15 @@ def test_no_neighbours_share_a_level():
     assert all(level_of[v] != level_of[w] for v in network.nodes for w in network.tables[v])
     edges = [tuple(sorted(edge)) for tables in layout.edges() for edge in tables.edges]
     assert sorted(edges) == sorted((v, w) for v in network.nodes for w in network.tables[v] if v < w)
+
+
+@given(contest_problems(), st.integers(1, 3))
+def test_a_choice_read_off_the_messages_costs_what_is_said(problem, sweeps):
+    network = unshrunk(problem)
+    if network is None:
+        return
+    relaxation = Relaxation(network, {0: 2.0})
+    for _ in range(sweeps):
+        relaxation.sweep()
+    choice, cost = relaxation.priced_decode()
+    assert (choice, cost) == (relaxation.decode(), network.cost(choice))
