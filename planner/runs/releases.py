@@ -30,7 +30,9 @@ class Release(NamedTuple):
     """The stack of this release."""
     source: str
     since: Month | None = None
-    """Runs from then on have it; None where ``program`` names the version."""
+    """Runs from then on have it; None where ``program`` names the version, or ``until`` says when it ended."""
+    until: Month | None = None
+    """Runs up to then have it."""
     formats: Sequence[str] = ()
     """Data types that no earlier one has."""
 
@@ -44,6 +46,17 @@ RELEASES: Sequence[Release] = (
         "torchtitan/components/quantization/mxfp8.md and nvfp4.md, both later",
         since=(2025, 4),
         formats=("mxfp8", "nvfp4"),
+    ),
+    *(
+        Release(
+            "nemo",
+            program,
+            "nemo-25.11",
+            source="NVIDIA-NeMo/Megatron-Bridge@v0.5.0 docs/releases/software-versions.md: cuDNN 9.18 in 26.02; "
+            "NVIDIA/cudnn-frontend@0b1577c measures 9.13, of PyTorch's container 25.09",
+            until=(2025, 11),
+        )
+        for program in ("Megatron-Bridge", "dgxc-benchmarking")
     ),
     Release(
         "jax-xla",
@@ -60,12 +73,17 @@ MONTHS = (
 
 _NUMBERS = re.compile(r"(?<![0-9a-fA-F])(20\d\d)-?(0[1-9]|1[0-2])(?:-?[0-3]\d)?(?![0-9a-fA-F])")
 _WORDS = re.compile(rf"\b({'|'.join(MONTHS)}) (20\d\d)\b")
+_VERSIONS = re.compile(r"(?:\[|@v)(2\d)\.(0[1-9]|1[0-2])\b")
 
 
 def month_of(source: str) -> Month | None:
-    """The latest month that ``source`` names, as 202506, 2025-06 or June 2025; digits of a commit are none."""
+    """The latest month that ``source`` names: 202506, 2025-06, June 2025, or a version by month as [25.06] or @v25.06.
+
+    Digits of a commit are none.
+    """
     named = [(int(year), int(month)) for year, month in _NUMBERS.findall(source)]
     named += [(int(year), 1 + MONTHS.index(month)) for month, year in _WORDS.findall(source)]
+    named += [(2000 + int(year), int(month)) for year, month in _VERSIONS.findall(source)]
     return max(named, default=None)
 
 
@@ -73,10 +91,10 @@ def _has(release: Release, source: str) -> bool:
     """Whether a run of ``source`` had the release."""
     if release.program not in source:
         return False
-    if release.since is None:
+    if release.since is None and release.until is None:
         return True
     month = month_of(source)
-    dated = month is not None and month >= release.since
+    dated = month is not None and (release.since or month) <= month <= (release.until or month)
     return dated or any(word in source for word in release.formats)
 
 

@@ -93,6 +93,18 @@ def _checkpoints(run: RunFile, plan: Plan) -> bool:
     return run.parallel.act_offload is None and plan.plan.recompute == "full" and not plan.plan.offload
 
 
+def _fsdp_activations(run: RunFile, plan: Plan) -> bool:
+    """Megatron FSDP's recipes send layers' activations to the host rather than compute them again.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge@v0.2.0 scripts/performance/configs/llama3/workload_base_configs.py: each that
+    sets ``use_megatron_fsdp`` sets ``cpu_offloading_num_layers``, to 5 to 40 of 80.
+    """
+    parallel = run.parallel
+    unsaid = parallel.recompute in UNSAID and parallel.act_offload is None and parallel.cpu_offload_layers is None
+    on_host = plan.cluster.device.host_bandwidth is not None
+    return parallel.sharding == "Megatron-FSDP" and unsaid and on_host
+
+
 def _recompute(policy: str, is_open: Callable[[RunFile, Plan], bool]) -> Open:
     return Open("recompute", policy, is_open, "plan", MappingProxyType({"recompute": policy}))
 
@@ -103,11 +115,18 @@ def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **cha
 
 ON_HOST: Mapping[str, Any] = MappingProxyType({"offload": ("activations",)})
 
+SHARES_ON_HOST = (0.25, 0.5, 0.75, 1.0)
+"""Of the activations: from few layers' to all."""
+
 OPEN = (
     _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
     _job("attention", "flash", _no_attention, attention="flash"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
     Open("act_offload", "true", _custom_remat, "plan", ON_HOST),
+    *(
+        Open("act_offload_fraction", str(share), _fsdp_activations, "plan", {**ON_HOST, "offload_share": share})
+        for share in SHARES_ON_HOST
+    ),
     _recompute("selective", _no_recompute),
     _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
     _recompute("full", _partly_recomputed),

@@ -235,7 +235,8 @@ STACK_HABITS: Mapping[str, Habits] = {
     ),
     "composer-2023": Habits(zero_stage=3),
     **dict.fromkeys(
-        ("nemo", "nemo-unfused"), Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128)
+        ("nemo", "nemo-25.11", "nemo-unfused"),
+        Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     "deepspeed": Habits(
         zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128

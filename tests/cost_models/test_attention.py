@@ -145,6 +145,19 @@ def _rate(row: dict[str, Any], spec: DeviceSpec) -> float:
     return attention_flops(shape) / attention_seconds(shape, spec, "bf16").seconds
 
 
+@pytest.mark.parametrize("name", ["gb200-186g", "gb300-288g"])
+def test_what_a_library_measured_on_blackwell(rows: Any, name: str) -> None:
+    """Rates are those of 8,192 tokens and heads of 128; other lengths, and latent heads, follow within 20 %."""
+    spec = load_device(name)
+    cases = [row for row in rows("kernels") if row["kind"] == "attention_training" and row["device"] in name]
+    assert len(cases) == 12
+    for row in cases:
+        lengths, dims = (row["seq"], row["seq"]), (row["qk_dim"], row["v_dim"])
+        shape = AttentionShape(row["batch"], row["heads"], *lengths, *dims, row["kv_heads"])
+        predicted = attention_seconds(shape, spec, "bf16", backward=row["pass"] == "backward").seconds
+        assert abs(predicted / row["seconds"] - 1) < 0.2, (row, predicted)
+
+
 def test_a_fused_softmax_saves_passes_over_the_scores(device: DeviceSpec) -> None:
     # Scores of `LONG` in 16 bits: 9 bytes in place of 28 forward, 11 in place of 28 backward.
     scores = LONG.batch * LONG.heads * LONG.q_len * LONG.kv_len

@@ -109,6 +109,24 @@ def test_checkpoints_may_be_on_the_host() -> None:
     assert not said.predicted.fits
 
 
+@pytest.mark.parametrize(
+    ("closed", "open_field"),
+    [
+        ({}, "act_offload_fraction=0.75 (fits only so)"),
+        ({"recompute": "none"}, None),
+        ({"act_offload": False}, "recompute=full (fits only so)"),
+        ({"sharding": "FULL_SHARD"}, "recompute=full (fits only so)"),
+    ],
+)
+def test_megatron_fsdp_sends_layers_to_the_host_as_its_recipes_do(
+    closed: dict[str, Any], open_field: str | None
+) -> None:
+    """Llama-3 70B on 64 GB200: 280 GiB of activations, which the recipe of the release has in part on the host."""
+    row = changed("bridge/25.11/llama3_70b/DGX-GB200/64g-fp8-cs-pretrain-256-s8192", **closed)
+    chosen = [text for text in validate([row]).rows[0].assumed if "fits only so" in text]
+    assert chosen == ([open_field] if open_field else [])
+
+
 def test_torchtitan_recomputes_as_its_own_configurations_do() -> None:
     """Its 8B on 4 GB200; the source does not say what was recomputed."""
     name = "tt/nvfp4-llama3-8b-4gpu-bf16"

@@ -10,7 +10,8 @@ from planner.evaluation import evaluate
 from planner.plans import Plan
 from planner.runs import parse_run, plan_from_run
 from planner.runs.files import load_rows
-from planner.runs.vocabulary import find_origin
+from planner.runs.releases import variant
+from planner.runs.vocabulary import Origin, find_origin
 
 SAMPLE = Path(__file__).parents[2] / "data" / "runs_sample.jsonl"
 ROW: dict[str, Any] = next(row for row in load_rows(SAMPLE) if row["id"] == "us-0001")
@@ -203,6 +204,20 @@ def test_configurations_of_a_release_say_whether_its_loss_is_fused(name: str, st
     origin = find_origin(name)
     assert origin is not None
     assert origin.stack == stack
+
+
+@pytest.mark.parametrize(
+    ("source", "stack"),
+    [
+        ("Megatron-Bridge@067f987df03b:docs/performance-summary-archive.md [25.11]", "nemo-25.11"),
+        ("Megatron-Bridge@067f987df03b:docs/performance-summary-archive.md [26.02.01]", "nemo"),
+        ("Megatron-Bridge@067f987 examples/model_verification_cards/qwen3-8b/card.yaml", "nemo"),
+        ("NVIDIA/dgxc-benchmarking@v25.05.05:grok1/README.md", "nemo-25.11"),
+    ],
+)
+def test_a_version_by_month_says_which_release_a_run_had(source: str, stack: str) -> None:
+    assert variant(Origin("nemo"), {}, source).stack == stack
+    assert variant(Origin("nemo-unfused"), {}, source).stack == "nemo-unfused"
 
 
 SHARDED = {"tp": 2, "dp": 4, "sharding": "FULL_SHARD"}
