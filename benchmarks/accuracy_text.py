@@ -82,9 +82,8 @@ of the one priced. These runs do better: their source takes a step apart, in whi
 (with the scores that its backward makes again) of 8,192 tokens, where 416 are priced, and 256k tokens take as long as
 if it made 640. No rule by power explains both, as the slower kernel draws less. At published rates in full, Megatron's
 runs on H100 would be as wrong in the fit split (4.5 to 4.1 % and 3.5 to 3.6 %), and NeMo's of the report split more so
-(4.6 to 6.3 %); it stays. FlashAttention-4 is 1.3 times as fast as cuDNN's kernel, whose rate Blackwell has, forward,
-and backward makes 1,209 to 1,360 TFLOP/s (Dao-AILab/flash-attention pull request 2280), where 1,012 are assumed of
-cuDNN's.
+(4.6 to 6.3 %); it stays. Blackwell has the rates that NVIDIA measured of cuDNN 9.22 (1,574 forward and 1,332 backward of
+8,192 tokens on GB200, 1,856 and 1,435 on GB300), NeMo's runs up to 25.11 those of 9.13.
 
 """
 
@@ -260,8 +259,10 @@ FAR_OFF = """\
   were checked take 0.5 s a step more, and those without sharded states up to 4 s.
 * Tensor groups of 32 over 64 nodes without a pipeline in the sweep: 28 % too fast in the median. On 8 and 16 nodes they
   are off by -3 %, those of 16 by -1 %.
-* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases; kernels and
-  captured graphs of the later ones are not told apart from those of the earlier.
+* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of whole
+  steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain it for
+  Qwen3. Not told apart: attention in MXFP8 (a quarter of the attention of DeepSeek-V3 on GB300), and what changed between
+  26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
 * NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
   gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly
   anything is exchanged between nodes; the exchange of balanced random tokens is priced.
@@ -272,7 +273,9 @@ FAR_OFF = """\
   (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), which these rows say.
 * DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
   are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
-* GPT-OSS before release 26.06: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
+* GPT-OSS before release 26.06, and in 26.06.01: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
+  In 26.06 and 26.08 its backward is in MXFP8, which takes windows of 128 for whole triangles (2.1 ms where bf16 takes
+  0.47; NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training/results/gpt_oss/gb200): 5 % of its step.
 * MegaScale-MoE's 352B on 240 to 1,440 H800: Megatron-LM -23 to -27 %, its own system -6 to -18 %. Neither micro-batch,
   virtual stages nor routing are printed.
 * prime-rl's Qwen3-30B at 16,384 tokens: -42 to -46 %. Half of that is not the experts': its dense Qwen3-4B would be

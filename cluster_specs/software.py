@@ -244,6 +244,8 @@ class SoftwareSpec(Record):
     """Habits on GPUs, where the fields above are those of another kind of device."""
     attention: Mapping[str, AttentionRate] = {}
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
+    fused_experts: Mapping[str, tuple[str, ...]] = {}
+    """Pattern of device names -> types in which steps replayed from captured graphs have experts' layers fused."""
     sources: Mapping[str, str] = {}
     """Field, or a pattern of fields, to where its value comes from."""
 

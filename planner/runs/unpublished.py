@@ -100,7 +100,9 @@ def _fsdp_activations(run: RunFile, plan: Plan) -> bool:
     sets ``use_megatron_fsdp`` sets ``cpu_offloading_num_layers``, to 5 to 40 of 80.
     """
     parallel = run.parallel
-    unsaid = parallel.recompute in UNSAID and parallel.act_offload is None and parallel.cpu_offload_layers is None
+    unsaid = (
+        parallel.recompute in UNSAID and parallel.act_offload is None and parallel.cpu_offload_layers is None
+    )
     on_host = plan.cluster.device.host_bandwidth is not None
     return parallel.sharding == "Megatron-FSDP" and unsaid and on_host
 
@@ -124,7 +126,9 @@ OPEN = (
     _job("fused_loss", "true", _no_loss, fused_loss=True),
     Open("act_offload", "true", _custom_remat, "plan", ON_HOST),
     *(
-        Open("act_offload_fraction", str(share), _fsdp_activations, "plan", {**ON_HOST, "offload_share": share})
+        Open(
+            "act_offload_fraction", str(share), _fsdp_activations, "plan", {**ON_HOST, "offload_share": share}
+        )
         for share in SHARES_ON_HOST
     ),
     _recompute("selective", _no_recompute),

@@ -16,11 +16,12 @@ from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import cast_seconds, matmul_seconds, product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor, trained_weights
-from planner.operators import ROUTING_KINDS, operator_rule
+from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import spared
+from planner.sharding.kernels import in_one_kernel, passes
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
 from planner.sharding.resharding import Move, moves
@@ -124,6 +125,7 @@ class Pricer:
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
+            priced = in_one_kernel(self, block, op, strategy, priced)
             added = priced.backward_weight + self._accumulation(block, op, strategy)
             found = self.known[key] = priced._replace(backward_weight=added)
         assert isinstance(found, OpCost)
@@ -366,19 +368,11 @@ def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> O
 
     weights = tuple(w for w in op.weights if op.kind != "embedding")
     read, written = local(op.inputs) + local(weights), local(op.outputs)
-    passes, backward_passes = _passes(pricer.software, op)
-    forward = stream_seconds((read + written) * passes, device).seconds
+    forward_passes, backward_passes = passes(pricer.software, op)
+    forward = stream_seconds((read + written) * forward_passes, device).seconds
     backward = stream_seconds((2 * read + written) * backward_passes, device).seconds
     comm = _softmax_over_split(pricer, block, op, strategy)
     return OpCost(forward, backward, 0.0, comm, ())
-
-
-def _passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
-    """Memory traffic of the operator over that of reading and writing once, forward and backward."""
-    if op.kind == "cross_entropy":
-        return software.loss_forward_passes, software.loss_backward_passes
-    passes = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
-    return passes, passes
 
 
 def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> tuple[Comm, ...]:

@@ -27,7 +27,8 @@ STACKS = list_software()
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
-    tables = {"attention": stack.attention, "activation_arrays": stack.activation_arrays}
+    names = ("attention", "activation_arrays", "fused_experts")
+    tables = {name: getattr(stack, name) for name in names}
     records = {"partitioner": stack.partitioner, "on_gpu": stack.on_gpu}
     paths = (stated - {"name", "summary", "sources", *records, *tables}) | {
         f"{table}.{key}" for table, keys in tables.items() for key in keys
@@ -67,6 +68,7 @@ def test_kernels_of_a_stack_replace_the_rates_of_a_device() -> None:
 def test_patterns_name_devices_that_exist() -> None:
     names = [device.name for device in list_devices()]
     for stack in STACKS:
+        assert all(any(fnmatchcase(name, pattern) for name in names) for pattern in stack.fused_experts)
         for pattern in stack.attention:
             assert any(fnmatchcase(name, pattern) for name in names)
             # An A100's own rates are FlashAttention-2's: only software older than it has others.

@@ -1,0 +1,58 @@
+"""What the kernels of a stack make of operators: how often they pass over memory, and which are one kernel together."""
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from cluster_specs.software import SoftwareSpec
+from cost_models.compute import cast_seconds
+from planner.graph import Block, Op
+from planner.operators import ROUTING_KINDS, operator_rule
+from planner.sharding.costs import OpCost
+from planner.sharding.spec import Strategy, input_spec
+
+if TYPE_CHECKING:
+    from planner.sharding.pricing import Pricer
+
+
+def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
+    """Memory traffic of the operator over that of reading and writing once, forward and backward."""
+    if op.kind == "cross_entropy":
+        return software.loss_forward_passes, software.loss_backward_passes
+    found = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
+    return found, found
+
+
+def fuses_experts(pricer: "Pricer") -> bool:
+    """Whether experts' layers are fused kernels: of a stack that has them, where graphs hold whole steps.
+
+    These need kernels that read on the device how many tokens each expert has.
+    """
+    job, device = pricer.job, pricer.mesh.cluster.device.name
+    known = pricer.software.fused_experts.items()
+    types = next((found for pattern, found in known if fnmatchcase(device, pattern)), ())
+    return job.cuda_graphs and job.precision in types
+
+
+def in_one_kernel(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of ``op`` where it is part of fused layers of experts, which make and cast activations as they multiply.
+
+    The product before an activation writes it as the next one reads it, and the gradient of that product's input goes
+    through the activation, and is cast, as it is made: neither passes over memory by itself.
+    Source: NVIDIA/TransformerEngine@v2.16 ``transformer_engine/pytorch/ops/fused/forward_grouped_mlp.py`` and
+    ``backward_grouped_mlp.py`` (``grouped_gemm_glu_wrapper_sm100``, ``grouped_gemm_dglu_wrapper_sm100``).
+    """
+    sizes, device, dtype = pricer.sizes, pricer.mesh.cluster.device, pricer.job.precision
+    read, made = (
+        [block.tensor[name] for name in names if "expert_ffn" in block.tensor[name].dims]
+        for names in (op.inputs, op.outputs)
+    )
+    if not (read or made) or not fuses_experts(pricer):
+        return cost
+    if operator_rule(op).arithmetic != "matmul":
+        return OpCost(0.0, 0.0, 0.0)
+    cast = sum(sizes.elements(t, input_spec(pricer.graph, t, strategy)) for t in read)
+    cast_back = sum(sizes.elements(t, pricer.output(block, op, t, strategy)) for t in made)
+    return cost._replace(
+        forward=cost.forward - cast_seconds(cast, device, dtype).seconds,
+        backward_input=cost.backward_input - cast_seconds(cast_back, device, dtype).seconds,
+    )
