@@ -82,8 +82,8 @@ of the one priced. These runs do better: their source takes a step apart, in whi
 (with the scores that its backward makes again) of 8,192 tokens, where 416 are priced, and 256k tokens take as long as
 if it made 640. No rule by power explains both, as the slower kernel draws less. At published rates in full, Megatron's
 runs on H100 would be as wrong in the fit split (4.5 to 4.1 % and 3.5 to 3.6 %), and NeMo's of the report split more so
-(4.6 to 6.3 %); it stays. Blackwell has the rates that NVIDIA measured of cuDNN 9.22 (1,574 forward and 1,332 backward of
-8,192 tokens on GB200, 1,856 and 1,435 on GB300), NeMo's runs up to 25.11 those of 9.13.
+(4.6 to 6.3 %); it stays. Blackwell has the rates that NVIDIA measured of cuDNN 9.22 (1,574 forward and 1,332 backward
+of 8,192 tokens on GB200, 1,856 and 1,435 on GB300), NeMo's runs up to 25.11 those of 9.13.
 
 """
 
@@ -259,9 +259,9 @@ FAR_OFF = """\
   were checked take 0.5 s a step more, and those without sharded states up to 4 s.
 * Tensor groups of 32 over 64 nodes without a pipeline in the sweep: 28 % too fast in the median. On 8 and 16 nodes they
   are off by -3 %, those of 16 by -1 %.
-* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of whole
-  steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain it for
-  Qwen3. Not told apart: attention in MXFP8 (a quarter of the attention of DeepSeek-V3 on GB300), and what changed between
+* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of
+  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain it
+  for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
   26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
 * NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
   gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly
