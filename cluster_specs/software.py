@@ -25,6 +25,20 @@ class AttentionRate(Record):
     backward: float = Field(gt=0, le=1)
 
 
+class RoutingKernels(Record):
+    """Passes over the copies of tokens that experts read or make, where kernel after kernel goes over them.
+
+    A pass reads or writes them once in the training type; in fp32 it counts twice.
+    """
+
+    dispatch_forward: float = Field(gt=0)
+    dispatch_backward: float = Field(gt=0)
+    combine_forward: float = Field(gt=0)
+    combine_backward: float = Field(gt=0)
+    weighed: float = Field(ge=0)
+    """Arrays of what experts make that are kept for the gradient of their weights."""
+
+
 class OnGPU(Record):
     """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
 
@@ -78,6 +92,8 @@ class SoftwareSpec(Record):
     loss_backward_passes: float = Field(gt=0)
     routing_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of sorting tokens by expert and back."""
+    routing_kernels: RoutingKernels | None = None
+    """The same kernel by kernel, where tokens are exchanged by a plain all-to-all; None: ``routing_passes``."""
     grouped_tile: int | None = Field(default=None, ge=0)
     """Rows of a tile of grouped products, which every group that begins inside it computes again; None or 0: each group
     is padded by itself."""
@@ -153,6 +169,8 @@ class SoftwareSpec(Record):
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool
     """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
+    repeats_experts: bool | None = None
+    """Layers with experts are repeated whole all the same, with experts' last product and its way back."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: Literal["always", "in pipelines", "never"]

@@ -1,12 +1,13 @@
 """What a rematerialisation policy does to a block, whatever its strategies."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.edges import Edge, edges_of
 from planner.graph import Block, Graph, Run
 from planner.operators import (
+    RECOMPUTE_POLICIES,
     ROUTING_KINDS,
     UNWRAPPED_POLICIES,
     AttentionKernel,
@@ -80,6 +81,9 @@ def _on_any_mesh(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
             again, exchanged = _moved_again(block, repeated, kernel, software), tuple(repeated)
         else:
             again, exchanged = _exchanged_again(block, repeated), _keys_again(block, policy, software)
+        results = _results_again(block, policy, software)
+        repeated |= {name: 1.0 for edge in results for name in (edge.producer, edge.consumer) if name}
+        again |= _sent_back_again(block, policy, results)
         found = pricer.tables[key] = Rematerialised(repeated, kept, again, exchanged)
     return found
 
@@ -95,6 +99,25 @@ def _exchanged_again(block: Block, repeated: Collection[str]) -> frozenset[Edge]
     routing = (op for op in block.ops if op.name in repeated and op.kind in ROUTING_KINDS)
     routed = {name for op in routing for name in op.outputs}
     return frozenset(edge for edge in edges_of(block) if edge.tensor in routed)
+
+
+def _results_again(block: Block, policy: str, software: SoftwareSpec) -> tuple[Edge, ...]:
+    """Edges from experts to the sum of what they make, of which a stack repeats both, though nothing reads the sum."""
+    keeps, makers = RECOMPUTE_POLICIES[policy], {op.name: op for op in block.ops}
+    results = {op.name: op.inputs[0] for op in block.ops if op.kind == "combine" and software.repeats_experts}
+    return tuple(
+        edge
+        for edge in edges_of(block)
+        if results.get(edge.consumer) == edge.tensor
+        and edge.producer is not None
+        and not keeps(block, makers[edge.producer], edge.tensor)
+    )
+
+
+def _sent_back_again(block: Block, policy: str, results: Iterable[Edge]) -> frozenset[Edge]:
+    """Those of ``results`` that travel once more: where the policy does not keep what has arrived."""
+    keeps, readers = RECOMPUTE_POLICIES[policy], {op.name: op for op in block.ops}
+    return frozenset(e for e in results if not keeps(block, readers[e.consumer], e.tensor))
 
 
 def _moved_again(

@@ -12,6 +12,7 @@ from planner.operators import (
     saved_tensors,
 )
 from planner.sharding.pricing import Pricer
+from planner.sharding.routing import routing_kernels
 from planner.sharding.widths import DTYPE_BYTES
 
 RESIDUALS = ("statistics", "activated_gate", "log_sum_exp", "probabilities")
@@ -55,7 +56,9 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
             found[probabilities] = wide * sizes[probabilities] / element
             found |= dict(_repeated_keys(pricer, block, op, sizes))
         if op.kind == "combine":
-            found[str(op.attributes["routing"])] = software.combine_residuals * sizes[op.inputs[0]]
+            kernels = routing_kernels(software, pricer.job)
+            arrays = kernels.weighed if kernels else software.combine_residuals
+            found[str(op.attributes["routing"])] = arrays * sizes[op.inputs[0]]
     return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
 
 

@@ -25,7 +25,7 @@ from planner.sharding.kernels import in_one_kernel, passes
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
 from planner.sharding.resharding import Move, moves
-from planner.sharding.routing import expert_rows, mask_products, routes_by_masks
+from planner.sharding.routing import expert_rows, routed_otherwise
 from planner.sharding.spec import (
     ShardingSpec,
     Sizes,
@@ -356,8 +356,8 @@ def _reach(op: Op) -> float | None:
 
 def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     """An operator limited by memory traffic: it reads its inputs and weights and writes its outputs."""
-    if routes_by_masks(pricer, op):
-        return mask_products(pricer, block, op, strategy)
+    if (routed := routed_otherwise(pricer, block, op, strategy)) is not None:
+        return routed
     device = pricer.mesh.cluster.device
 
     def local(names: tuple[str, ...]) -> float:

@@ -1,13 +1,15 @@
-"""What routing costs experts beyond their tokens: rows that kernels compute for nobody, and products with masks."""
+"""What routing costs experts beyond their tokens: rows that kernels compute for nobody, masks, and copies."""
 
 import math
 from typing import TYPE_CHECKING
 
-from cost_models.compute import aligned_rows, matmul_seconds, visited_rows
+from cluster_specs.software import RoutingKernels, SoftwareSpec
+from cost_models.compute import aligned_rows, matmul_seconds, stream_seconds, visited_rows
 from planner.graph import BATCH, Block, Op
 from planner.operators import ROUTING_KINDS
+from planner.plans import Job
 from planner.sharding.costs import OpCost
-from planner.sharding.spec import Strategy
+from planner.sharding.spec import Strategy, input_spec
 
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
@@ -28,6 +30,41 @@ def routes_by_masks(pricer: "Pricer", op: Op) -> bool:
     """Whether ``op`` multiplies tokens by a mask of their places in experts."""
     capacity = pricer.job.expert_capacity is not None
     return capacity and op.kind in ROUTING_KINDS and bool(pricer.software.routes_by_masks)
+
+
+def routing_kernels(software: SoftwareSpec, job: Job) -> RoutingKernels | None:
+    """The kernels that go over routed tokens one after the other; None where they are not known by themselves."""
+    return software.routing_kernels if job.token_exchange == "all_to_all" else None
+
+
+def kernel_passes(
+    pricer: "Pricer", block: Block, op: Op, strategy: Strategy, kernels: RoutingKernels
+) -> OpCost:
+    """Time of the passes of ``kernels`` over the copies of tokens that ``op`` sorts by expert, or back."""
+    combine = op.kind == "combine"
+    routed = block.tensor[op.inputs[0] if combine else op.outputs[0]]
+    copies = pricer.tensor_bytes(routed, input_spec(pricer.graph, routed, strategy))
+    forward, backward = (
+        (kernels.combine_forward, kernels.combine_backward)
+        if combine
+        else (kernels.dispatch_forward, kernels.dispatch_backward)
+    )
+    device = pricer.mesh.cluster.device
+    return OpCost(
+        stream_seconds(forward * copies, device).seconds,
+        stream_seconds(backward * copies, device).seconds,
+        0.0,
+    )
+
+
+def routed_otherwise(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpCost | None:
+    """Cost of an operator that routes by masks, or kernel by kernel; None: as any that memory traffic limits."""
+    if op.kind not in ROUTING_KINDS:
+        return None
+    if routes_by_masks(pricer, op):
+        return mask_products(pricer, block, op, strategy)
+    kernels = routing_kernels(pricer.software, pricer.job)
+    return None if kernels is None else kernel_passes(pricer, block, op, strategy, kernels)
 
 
 def mask_products(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpCost:

@@ -1,0 +1,57 @@
+"""Layers with experts where kernel after kernel goes over the copies of tokens, and where they are repeated whole."""
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.software import load_software
+from planner.evaluation import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Estimate, Job, Parallelism
+
+STACK = "torch-compiled-loss"
+LAYERS, TOKENS, TOPK, HIDDEN = 48, 32768, 8, 2048
+
+
+def estimate(
+    recompute: str = "none", stack: str = STACK, exchange: str = "all_to_all", ranks: int = 8
+) -> Estimate:
+    job = Job.model_validate(
+        {"global_batch": 8 * ranks, "seq_len": 4096, "stack": stack, "token_exchange": exchange}
+    )
+    plan = Parallelism(
+        data=ranks, expert=8, zero_stage=3, shard_degree=ranks, micro_batch=8, recompute=recompute
+    )
+    return Evaluator(load_model("qwen3-30b-a3b"), load_cluster("dgx-b200:1"), job).estimate(plan)
+
+
+def test_passes_over_the_copies_of_tokens_take_the_memory_s_time() -> None:
+    """36 passes over eight copies of 32,768 tokens, in place of four over what each operator reads and writes."""
+    kernels, fused = estimate(), estimate(exchange="once_per_node")
+    device = load_cluster("dgx-b200:1").device
+    copies = TOKENS * TOPK * HIDDEN * 2
+    counted = load_software(STACK).routing_kernels
+    assert counted is not None
+    passes = counted.dispatch_forward + counted.dispatch_backward
+    passes += counted.combine_forward + counted.combine_backward
+    # Forward: tokens and copies, twice; backward: what is read counts twice. Four passes each.
+    instead = 4 * (2 * (1 + 1 / TOPK) + (1 + 2 / TOPK) + (2 + 1 / TOPK))
+    seconds = LAYERS * (passes - instead) * copies / (device.memory_bandwidth * device.efficiency.memory)
+    assert kernels.time["compute"] - fused.time["compute"] == pytest.approx(seconds, rel=0.05)
+
+
+def test_layers_that_are_repeated_whole_send_everything_once_more() -> None:
+    """There and back, each way, and again: both for a policy that keeps nothing, none where what arrives is kept."""
+    sent = {
+        policy: estimate(policy).communication["all_to_all"]
+        for policy in ("none", "full", "alternate_local", "alternate")
+    }
+    assert sent["full"] == pytest.approx(6 / 4 * sent["none"])
+    assert sent["alternate_local"] == pytest.approx(6 / 4 * sent["none"])
+    assert sent["alternate"] == pytest.approx(sent["none"])
+
+
+def test_stopping_early_spares_experts_last_product() -> None:
+    """A third of what experts multiply, and its way back: torch-fsdp2 stops where nothing is read any more."""
+    whole, early = estimate("full"), estimate("full", stack="torch-fsdp2")
+    assert whole.communication["all_to_all"] == pytest.approx(6 / 5 * early.communication["all_to_all"])
+    assert whole.time["recompute"] > 1.2 * early.time["recompute"]
