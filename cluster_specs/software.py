@@ -120,6 +120,8 @@ class SoftwareSpec(Record):
     """With ZeRO-1 every rank steps whole weights, and broadcasts them when it is its turn, rather than all gather."""
     copies_gathered: bool
     """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
+    sorts_shards: bool
+    """Every weight is sharded by itself, so that what is gathered and scattered is copied to and from buffers."""
     overlap_tensor: float = Field(ge=0, le=1)
     """Share of tensor-parallel communication that hides behind the product next to it."""
     overlap_expert: float = Field(ge=0, le=1)

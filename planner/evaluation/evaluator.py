@@ -25,6 +25,7 @@ from planner.evaluation.setting import setting_of
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
+from planner.evaluation.staging import with_staging
 from planner.evaluation.states import Sync, gathers_of, products_of, sums_whole, sync_of, wire_widths
 from planner.evaluation.step import StepTime, step_floor, step_time
 from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
@@ -193,6 +194,7 @@ class Evaluator:
             wire = wire_widths(self.job, self.software, plan, name == self.graph.last, products)
             sync = sync_of(weights, mesh, plan, wire, whole, products)
             sync = sync.plus(gathers_of(cost.frozen, mesh, plan, self.software)) if cost.frozen else sync
+            sync = with_staging(sync, weights, cost.frozen, self.setting, plan, mesh, wire)
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 

@@ -214,8 +214,11 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     reduced, alone = again + (sync.reduce - sync.reduce_alone) * reduces, sync.reduce_alone * reduces
     gradients = block.backward_input + block.backward_weight
     comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
-    front = _overlapped(block.forward, comm_forward, gathered, copied_forward, software)
-    back = _overlapped(gradients + block.recompute, comm_backward + alone, reduced, copied_backward, software)
+    unpacked = sync.unpack * gather_forward
+    sorted_back = sync.unpack * gather_backward + sync.pack * reduces
+    front = _overlapped(block.forward, comm_forward + unpacked, gathered, copied_forward, software)
+    other = comm_backward + alone + sorted_back
+    back = _overlapped(gradients + block.recompute, other, reduced, copied_backward, software)
     issue_forward = block.host_forward + host.check * block.ranks_forward
     issue_backward = block.host_backward + host.check * block.ranks_backward
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
@@ -224,7 +227,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
         "launch": waits_forward + waits_backward,
         "compute": block.forward + gradients,
         "recompute": block.recompute,
-        "data": front.exposed_data + back.exposed_data + alone,
+        "data": unpacked + front.exposed_data + back.exposed_data + alone + sorted_back,
         "overlap_slowdown": front.slowdown + back.slowdown,
     }
     _add_all(parts, block.comm_forward, 1)

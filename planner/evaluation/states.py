@@ -150,6 +150,10 @@ class Sync(NamedTuple):
     """Taking its shard of gradients there."""
     ring: float = 0.0
     """What rings of gathers take beyond ``gather``; those of sums are in ``reduce``."""
+    unpack: float = 0.0
+    """Sorting what was gathered by weights, by the stream that computes."""
+    pack: float = 0.0
+    """Sorting gradients by ranks."""
     gather_bytes: float = 0.0
     again_bytes: float = 0.0
     summed_bytes: float = 0.0

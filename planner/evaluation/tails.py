@@ -81,7 +81,7 @@ def tail_of(
     sync = _rank_sync(setting, plan, mesh, stages)
     own, alone = sync.copy + sync.replicate - sync.replicate_alone, sync.replicate_alone
     if not reduces_every_microbatch(plan, setting.software):
-        own, alone = own + sync.reduce - sync.reduce_alone, alone + sync.reduce_alone
+        own, alone = own + sync.reduce - sync.reduce_alone, alone + sync.reduce_alone + sync.pack
     backward = [s.backward_input + s.backward_weight for s in stages]
     # Where every micro-batch is reduced, block by block, those reductions slow the same passes already; over one rank
     # there are none.
@@ -94,7 +94,9 @@ def tail_of(
         exposed = alone + left_over(own + shared, backward, turn, overlap, slowdown)
     if gathers_stepped(plan, setting.software):
         forward = [s.forward for s in stages]
-        exposed += left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown)
+        exposed += (
+            left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown) + sync.unpack
+        )
     elements = sum(
         sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
     )

@@ -9,6 +9,7 @@ from planner.plans import Job
 from planner.runs import vocabulary
 from planner.runs.assumptions import Assumptions
 from planner.runs.record import RunFile
+from planner.runs.releases import fuses_update
 from planner.runs.vocabulary import Origin
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
@@ -46,7 +47,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "reduce_dtype": _reduce_dtype(run, origin, assume),
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
-            "fused_optimizer": _fused_optimizer(parallel.optim),
+            "fused_optimizer": _fused_optimizer(run),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
@@ -74,10 +75,10 @@ def _stored_gradient(run: RunFile, stack: str) -> str | None:
     return parallel.master_dtype if late else parallel.reduce_dtype
 
 
-def _fused_optimizer(text: str | None) -> bool | None:
-    """By PyTorch's words for its kernels."""
-    kernel = re.search(r"fused|foreach", text or "", re.IGNORECASE)
-    return kernel and kernel[0].lower() == "fused"
+def _fused_optimizer(run: RunFile) -> bool | None:
+    """By PyTorch's words for its kernels, else by the release."""
+    kernel = re.search(r"fused|foreach", run.parallel.optim or "", re.IGNORECASE)
+    return kernel[0].lower() == "fused" if kernel else fuses_update(run.series or "", str(run.source))
 
 
 def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:

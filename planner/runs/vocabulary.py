@@ -218,6 +218,7 @@ class Habits(NamedTuple):
 
 STACK_HABITS: Mapping[str, Habits] = {
     "torch-fsdp2": Habits(zero_stage=3),
+    "torch-fsdp1": Habits(zero_stage=3),
     "torch-async-tp": Habits(zero_stage=3),
     "torch-compiled-loss": Habits(zero_stage=3),
     "torch-no-sync": Habits(zero_stage=3),
@@ -297,6 +298,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"InternEvo", Origin("internevo")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
+    (r"fms-fsdp|TinyLlama|Fast-LLM", Origin("torch-fsdp1")),
     (r"fms|nnScaler|KempnerForge|prime-rl", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",

@@ -185,7 +185,7 @@ def test_everything_assumed_is_listed() -> None:
         ("tpu-001", "jax-xla", "flash"),
         ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "nemo", "flash"),
         ("gpurecipes/405b-b200-256", "jax-xla", "flash"),
-        ("fms/llama2-7b-H100", "torch-fsdp2", "flash"),
+        ("fms/llama2-7b-H100", "torch-fsdp1", "flash"),
     ],
 )
 def test_software_follows_from_the_series(name: str, stack: str, attention: str) -> None:

@@ -184,6 +184,28 @@ def test_torchtitan_compiles_its_loss_since_april_2025(source: str, stack: str) 
 
 
 @pytest.mark.parametrize(
+    ("series", "source", "fused"),
+    [
+        ("torchtitan", "pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md", False),
+        ("torchtitan", "pytorch/torchtitan:benchmarks/llama3_h100_2025-03_torchtitan.md", True),
+        ("torchtitan", "pytorch/ao@36027d82d1ad:torchao/prototype/float8nocompile/README.md", False),
+        ("torchtitan", "pytorch/torchtitan@b5bcd76c66d0:torchtitan/components/quantization/nvfp4.md", True),
+        ("llm-foundry", "notes of 2024-12", None),
+    ],
+)
+def test_torchtitan_updates_in_one_kernel_since_february_2025(
+    series: str, source: str, fused: bool | None
+) -> None:
+    assert plan_from_run(ROW | {"series": series, "source": source})[0].job.fused_optimizer is fused
+
+
+def test_a_run_that_names_its_kernels_is_taken_at_its_word() -> None:
+    row = ROW | {"series": "torchtitan", "source": "notes of 2024-12"}
+    named = row | {"parallel": row["parallel"] | {"optim": "adamw_fused"}}
+    assert plan_from_run(named)[0].job.fused_optimizer is True
+
+
+@pytest.mark.parametrize(
     ("name", "stack"),
     [
         ("NeMo perf summary nemo-launcher/llama3-70b-64-pretrain-gb128", "nemo-unfused"),
