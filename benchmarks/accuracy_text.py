@@ -102,17 +102,18 @@ INTERVALS = """\
 
 ### Intervals
 
-An interval is `[t / (1 + u), t (1 + u)]`, and 0.3 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
-short steps that take 0.25 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
-why. `u` is for a source that was never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 %
-quantile of errors (beyond these seconds) on runs of the fit split, each as if its series had been left out, every
-source weighing the same, and one that was not seen as much as any. Dense models: a source is a series, and as no stack
-is shown by the four that this takes, all stacks have the width of all series; `hf-fsdp` is assumed, as users' own code
-differs more. Mixtures of experts: three series are too few to say how sources differ, so that a source is what a
-series has on one device, and all stacks have the width of nemo, the only one with four. All but two of these runs are
-of one maker: expect more of others. Until the fourth round each stack had the width of its own series, no source unseen
-(0.09 to 0.17), and of its first evaluation 46 % lay inside; within 0.16 it would have been 48 %, or 62 % with every
-series weighing the same: three of its five sources are held, nanotron of July 2024 and AXLearn are not.
+An interval is `[t / (1 + u), t (1 + u)]`, and 0.25 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
+short steps that take 0.2 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
+why (0.25 to 0.35 s until FSDP2's copies and the update of before March 2025 were priced). `u` is for a source that was
+never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 % quantile of errors (beyond these
+seconds) on runs of the fit split, each as if its series had been left out, every source weighing the same, and one that
+was not seen as much as any. Dense models: a source is a series, and as no stack is shown by the four that this takes,
+all stacks have the width of all series; `hf-fsdp` is assumed, as users' own code differs more. Mixtures of experts:
+three series are too few to say how sources differ, so that a source is what a series has on one device, and all stacks
+have the width of nemo, the only one with four. All but two of these runs are of one maker: expect more of others. Until
+the fourth round each stack had the width of its own series, no source unseen (0.09 to 0.17), and of its first
+evaluation 46 % lay inside; within 0.16 it would have been 48 %, or 62 % with every series weighing the same: three of
+its five sources are held, nanotron of July 2024 and AXLearn are not.
 
 """
 
@@ -286,11 +287,11 @@ FAR_OFF = """\
   FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
   their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known. DeepEP's keep 13.7
   GiB for each sequence, 3.5 of which are predicted, so that they hardly recomputed everything, as their file has it.
-* torchtitan on eight B200, one sequence of 8,192 tokens each: -36 to -41 % in 16 and 8 bits alike. Its source says
+* torchtitan on eight B200, one sequence of 8,192 tokens each: -34 to -39 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
-* 8B of torchao on eight H100, one sequence of 4,096 tokens each (-33 to -44 %): on the H100 of torchtitan's own tables,
-  with HBM2e and a limit of 500 W, it would be -13 to -29 %. The source names no more than eight H100.
+* 8B of torchao on eight H100, one sequence of 4,096 tokens each (-25 to -33 %): on the H100 of torchtitan's own tables,
+  with HBM2e and a limit of 500 W, it would be -8 % and, in 8 bits, -18 %. The source names no more than eight H100.
 * GPT3-175B of NeMo's launcher on A100 in September 2022 (-21 to -24 %): in July its page printed figures with the same
   degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by +1 to +7 %. We do not know
   what slowed it; with full recomputation it would be -5 to -2 %. The rows were first transcribed with the layout of

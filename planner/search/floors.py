@@ -281,7 +281,7 @@ class Floors:
         return self.step(c, max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0))
 
     def _busiest(self, c: Candidate, whole: Whole) -> float:
-        """Least seconds of the busiest rank for one micro-batch; of one stage, whose ends share a tied table, its own."""
+        """Least seconds of the busiest rank for one micro-batch; of one stage, its own (ends may share a table)."""
         if c.pipeline == 1:
             return whole.stage.seconds
         home = stage_to_rank(c.schedule, c.pipeline, c.virtual_stages)
