@@ -157,6 +157,8 @@ class SoftwareSpec(Record):
     """Arrays that a gated activation keeps beside its inputs: none fused, the activated gate, or each primitive's."""
     activation_arrays: Mapping[str, float] = {}
     """Activation function -> arrays that it keeps beside its input; less than none where it keeps less than that."""
+    gates_in_place: bool | None = None
+    """Gradients of the inputs of a gated activation are written where these inputs are; None: beside them."""
     norm_residuals: float = Field(ge=0)
     """Bytes per element that a root-mean-square norm keeps beside its input."""
     layer_norm_residuals: float = Field(ge=0)

@@ -124,14 +124,16 @@ def _gradients_in_flight(
 
     Attention that keeps its probabilities makes gradients of them and of the scores; where a softmax is a
     kernel that keeps them once more, in its own type, the gradients have that type, and those that a product read are
-    gone.
+    gone. A gated activation may write gradients of its inputs over these.
     """
     sizes = terms.tensor_bytes
     softmax = {} if software.fused_elementwise else terms.residual_bytes
+    gates = (op for op in block.ops if software.gates_in_place and "activated_gate" in op.attributes)
+    in_place = {name for op in gates for name in op.inputs}
     most = 0.0
     for op in block.ops:
         own = operator_rule(op).saved(op, block, kernel) if op.kind == "attention" else ()
-        made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs))
+        made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs) if name not in in_place)
         beside = (*op.inputs, *op.outputs, op.attributes.get("score_cap"))
         for name in (n for n in own if n not in beside and n in sizes):
             again = softmax.get(name, 0.0)

@@ -239,8 +239,9 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("nemo", "nemo-25.11", "nemo-unfused"),
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
-    "deepspeed": Habits(
-        zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128
+    **dict.fromkeys(
+        ("deepspeed", "deepspeed-liger"),
+        Habits(zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
@@ -279,7 +280,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
-    (r"ml-engineering", Origin("deepspeed", "native", fused_loss=True)),
+    (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
     (
