@@ -104,6 +104,9 @@ class JobOptions:
         bool, _job("--master-weights/--no-master-weights", help="Keep fp32 copies of the weights.")
     ] = True
     grad_dtype: Annotated[str, _job("--grad-dtype", help="Type of gradient sums: fp32 or bf16.")] = "fp32"
+    reduce_dtype: Annotated[
+        str | None, _job("--reduce-dtype", help="Type in which gradients travel: fp32 or bf16; as the stack.")
+    ] = None
     attention: Annotated[
         str,
         _job("--attention", help="flash (as the stack has it), native (written for the device) or plain."),
@@ -144,6 +147,7 @@ class JobOptions:
                 "optimizer": self.optimizer,
                 "master_weights": self.master_weights,
                 "grad_dtype": self.grad_dtype,
+                "reduce_dtype": self.reduce_dtype,
                 "attention": self.attention,
                 "fused_loss": self.fused_loss,
                 "context_exchange": self.context_exchange,

@@ -40,11 +40,17 @@ def gradient_bytes(job: Job) -> float:
     return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
 
 
+def reduced_type(job: Job, software: SoftwareSpec) -> str:
+    """Type of gradients on the wire: the job's choice, or the stack's habit, whose 16 bits are those of the job."""
+    if job.precision == "fp32":
+        return "fp32"
+    found = job.reduce_dtype or _fp16_type(job, software) or software.reduce_dtype
+    return "fp16" if job.precision == "fp16" and found == "bf16" else found
+
+
 def reduced_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per gradient on the wire."""
-    if job.precision == "fp32":
-        return DTYPE_BYTES["fp32"]
-    return DTYPE_BYTES[job.reduce_dtype or _fp16_type(job, software) or software.reduce_dtype]
+    return DTYPE_BYTES[reduced_type(job, software)]
 
 
 def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:

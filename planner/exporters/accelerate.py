@@ -15,6 +15,7 @@ from planner.exporters.fsdp import check_fsdp
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits
 from planner.exporters.placements import Layout, data_mesh, layout_of
+from planner.exporters.reductions import other_type, priced_type
 from planner.exporters.script import SCRIPTS_OWN, policy_of
 from planner.plans import Plan
 
@@ -81,15 +82,17 @@ def _check(layout: Layout) -> None:
 
 def _notes(plan: Plan) -> Iterator[str]:
     """What the file cannot say and the training script must, and what accelerate does of its own."""
-    p, job = plan.plan, plan.job
+    p = plan.plan
     yield (
         f"In the script: batch size {p.micro_batch} a process, "
         f"Accelerator(gradient_accumulation_steps={p.num_microbatches})."
     )
-    if job.precision != "fp32" and job.grad_dtype == "fp32":
+    other = other_type(plan, "accelerate")
+    if other:
         yield (
-            f"The plan reduces gradients in fp32; this file makes accelerate reduce them in {job.precision}. "
-            f"For fp32 pass FullyShardedDataParallelPlugin(mixed_precision_policy=...), or export to fsdp2."
+            f"The plan reduces gradients in {priced_type(plan)}; this file makes accelerate reduce them in {other}. "
+            f"For {priced_type(plan)} pass FullyShardedDataParallelPlugin(mixed_precision_policy=...), or export to "
+            f"fsdp2."
         )
     if p.context > 1:
         yield "In the script: run each step inside accelerator.maybe_context_parallel(buffers=...)."

@@ -11,6 +11,7 @@ from typing import Any
 from cluster_specs.software import load_software
 from planner.errors import Unsupported
 from planner.exporters.limits import Limits, check_limits
+from planner.exporters.reductions import priced_type
 from planner.exporters.script import SCRIPTS_OWN, notes_file, policy_of, script_notes
 from planner.models.catalog import build_graph
 from planner.plans import Plan
@@ -78,8 +79,7 @@ def _config(plan: Plan) -> dict[str, Any]:
     if job.precision != "fp32":
         config[PRECISIONS[job.precision]] = {"enabled": True}
         config["data_types"] = {"grad_accum_dtype": job.grad_dtype}
-    if job.reduce_dtype is not None:
-        config["communication_data_type"] = job.reduce_dtype
+    config["communication_data_type"] = priced_type(plan)
     config["zero_optimization"] = _zero(plan)
     if p.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": p.tensor}
@@ -95,10 +95,9 @@ def _zero(plan: Plan) -> dict[str, Any]:
     if p.zero_stage == 0:
         return {"stage": 0}
     software = load_software(job.stack)
-    wire = "fp32" if job.precision == "fp32" else job.reduce_dtype or software.reduce_dtype
     section: dict[str, Any] = {"stage": p.zero_stage, "overlap_comm": True, "contiguous_gradients": True}
     if software.gradient_bucket:
-        section["reduce_bucket_size"] = round(software.gradient_bucket / DTYPE_BYTES[wire])
+        section["reduce_bucket_size"] = round(software.gradient_bucket / DTYPE_BYTES[priced_type(plan)])
     if "optimizer" in p.offload:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if "weights" in p.offload:

@@ -11,6 +11,7 @@ from planner.errors import Unsupported
 from planner.evaluation.cuts import ranks_of
 from planner.exporters.header import describe
 from planner.exporters.placements import Layout, data_mesh, layer_prefix, layout_of
+from planner.exporters.reductions import priced_type
 from planner.exporters.script import refuse_context_without_shards, render_strings
 from planner.exporters.stages import cuts_of, policies_of
 from planner.exporters.tensor_parallel import Styles, embedding_styles, module_styles, reads_sequence_split
@@ -114,7 +115,7 @@ def _job(plan: Plan) -> dict[str, str]:
         "seq_len": str(job.seq_len),
         "model_dtype": DTYPES["fp32"] if mixed else compute,
         "param_dtype": compute if mixed else "None",
-        "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[job.reduce_dtype or job.grad_dtype],
+        "reduce_dtype": "None" if job.precision == "fp32" else DTYPES[priced_type(plan)],
         "reshard": str(p.secondary_degree or p.zero_stage == 3),
         "recompute": _render_recompute(plan),
         "offload": str("weights" in p.offload),

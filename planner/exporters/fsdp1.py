@@ -10,6 +10,7 @@ from planner.exporters.fsdp import DTYPES, render_layers
 from planner.exporters.header import describe
 from planner.exporters.limits import NOTHING, Limits, check_limits
 from planner.exporters.placements import layout_of
+from planner.exporters.reductions import priced_type
 from planner.exporters.script import SCRIPTS_OWN, policy_of
 from planner.plans import Plan
 
@@ -48,7 +49,7 @@ def to_fsdp1(plan: Plan) -> dict[str, str]:
         "num_microbatches": str(p.num_microbatches),
         "seq_len": str(job.seq_len),
         "param_dtype": DTYPES[job.precision] if mixed else "None",
-        "reduce_dtype": DTYPES[job.reduce_dtype or job.grad_dtype] if mixed else "None",
+        "reduce_dtype": DTYPES[priced_type(plan)] if mixed else "None",
         "recompute": str(policy_of(p) == "full"),
         "layers": render_layers(layout),
     }

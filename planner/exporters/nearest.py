@@ -13,6 +13,7 @@ from planner.errors import Unsupported
 from planner.evaluation import evaluate
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS, Aspect, Limits, refusals, refuse
+from planner.exporters.reductions import as_reduced_by, priced_type
 from planner.exporters.stages import cuts_of, num_layers
 from planner.pipeline.generators import refusal
 from planner.plans import Estimate, Parallelism, Plan
@@ -24,7 +25,8 @@ class Mend(NamedTuple):
     words: str
     plan: Mapping[str, object] = {}
     """Fields of `Parallelism` to replace."""
-    fused_loss: bool | None = None
+    job: Mapping[str, object] = {}
+    """Fields of `Job` to replace."""
     even: bool = False
     """Stages are cut evenly."""
 
@@ -80,7 +82,7 @@ def _experts(plan: Plan, limits: Limits) -> Iterator[Mend]:
 
 
 def _loss(plan: Plan, limits: Limits) -> Iterator[Mend]:
-    yield Mend("the whole logits at once", fused_loss=False)
+    yield Mend("the whole logits at once", job={"fused_loss": False})
 
 
 MENDS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[Mend]]] = MappingProxyType(
@@ -113,30 +115,47 @@ def nearest_within(plan: Plan, target: str, limits: Limits, export: Callable[[Pl
     refuse(target, tuple(r.reason for r in found if r.aspect not in MENDS))
     why = "" if found else _refusal(plan, export)
     if not found and not why:
-        return plan
-    before = plan.estimate or evaluate(plan)
+        return _reduced(plan, target)
     aspects = tuple(dict.fromkeys(r.aspect for r in found))
     options = [tuple(MENDS[aspect](plan, limits)) for aspect in aspects]
     spare = [(KEEP, *MENDS[aspect](plan, limits)) for aspect in RULED if aspect not in aspects]
-    priced = _priced(plan, limits, options, export) or _priced(plan, limits, [*options, *spare], export)
+    priced = _priced(plan, target, limits, options, export)
+    priced = priced or _priced(plan, target, limits, [*options, *spare], export)
     if not priced:
         reason = why or f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
         raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits")
     best, mends = min(priced, key=lambda entry: _seconds(entry[0]))
-    words = ", ".join(mend.words for mend in mends if mend.words)
-    note = f"changed for target {target}: {words}; {_loss_of_speed(before, _seconds(best))}"
-    return best.model_copy(
-        update={"warnings": (*plan.warnings, note), "alternatives": (), "optimality": None}
-    )
+    return _noted(plan, best, target, [mend.words for mend in mends if mend.words])
+
+
+def _reduced(plan: Plan, target: str) -> Plan:
+    """``plan`` with gradients reduced as ``target`` does, priced again; or ``plan`` itself."""
+    found = as_reduced_by(plan, target)
+    if found is plan:
+        return plan
+    return _noted(plan, found.model_copy(update={"estimate": evaluate(found)}), target, [])
+
+
+def _noted(plan: Plan, best: Plan, target: str, changes: Sequence[str]) -> Plan:
+    """``best`` with what was changed in ``plan``, and the loss of speed, as its last warning."""
+    before, after = priced_type(plan), priced_type(best)
+    words = ", ".join([*changes, *([f"gradients reduced in {after}"] if after != before else [])])
+    speed = _loss_of_speed(plan.estimate or evaluate(plan), _seconds(best))
+    warnings = (*plan.warnings, f"changed for target {target}: {words}; {speed}")
+    return best.model_copy(update={"warnings": warnings, "alternatives": (), "optimality": None})
 
 
 def _priced(
-    plan: Plan, limits: Limits, options: Sequence[Sequence[Mend]], export: Callable[[Plan], object]
+    plan: Plan,
+    target: str,
+    limits: Limits,
+    options: Sequence[Sequence[Mend]],
+    export: Callable[[Plan], object],
 ) -> list[tuple[Plan, tuple[Mend, ...]]]:
     """Expressible plans with their estimates: those that leave the job's headroom, else all that fit."""
     found = []
     for mends in itertools.product(*options):
-        candidate = _mended(plan, mends)
+        candidate = as_reduced_by(_mended(plan, mends), target)
         if not refusals(candidate, limits) and not _refusal(candidate, export):
             found.append((candidate.model_copy(update={"estimate": evaluate(candidate)}), mends))
     roomy = [entry for entry in found if _share(entry[0]) <= 1 - plan.job.memory_headroom]
@@ -172,9 +191,7 @@ def _mended(plan: Plan, mends: tuple[Mend, ...]) -> Plan:
     fields: dict[str, object] = {}
     for mend in mends:
         fields |= mend.plan
-    job = plan.job
-    if any(mend.fused_loss is not None for mend in mends):
-        job = job.model_copy(update={"fused_loss": False})
+    job = plan.job.model_copy(update={name: value for mend in mends for name, value in mend.job.items()})
     changed = Parallelism.model_validate({**plan.plan.model_dump(exclude={"stages"}), **fields})
     bare = plan.model_copy(update={"job": job, "plan": changed})
     cuts = cuts_of(bare if any(mend.even for mend in mends) else plan)

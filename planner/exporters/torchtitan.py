@@ -29,6 +29,9 @@ TOML_FILE, PYTHON_FILE, FLAGS_FILE = "torchtitan.toml", "config_registry.py", "t
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 """Policy -> ``activation_checkpoint.mode``; its selective mode by operators recomputes every second product."""
 
+REDUCES = "float32"
+"""All that ``mixed_precision_reduce`` may be."""
+
 CLASSES = {"none": "None", "alternate": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 """Policy -> ``activation_checkpoint`` from 0.3.0 on."""
 
@@ -145,7 +148,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "dtype": "float32" if job.master_weights else compute,
         "mixed_precision_param": compute,
-        "mixed_precision_reduce": TORCH_PRECISIONS[job.reduce_dtype or job.grad_dtype],
+        "mixed_precision_reduce": REDUCES,
     }
 
 

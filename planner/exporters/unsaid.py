@@ -7,6 +7,7 @@ counts on is dropped in silence.
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from planner.exporters.reductions import ALWAYS, other_type, priced_type
 from planner.plans import Plan
 
 
@@ -15,7 +16,8 @@ def _reduces_in(plan: Plan) -> bool:
 
 
 def _half_gradients(plan: Plan) -> bool:
-    return plan.job.grad_dtype == "bf16" and plan.job.precision != "fp32"
+    """Of fp32 weights: without them, gradients have the type of the weights."""
+    return plan.job.grad_dtype == "bf16" and plan.job.master_weights and plan.job.precision != "fp32"
 
 
 def _half_weights(plan: Plan) -> bool:
@@ -77,19 +79,20 @@ MEGATRON = LIMITED | EXPERTS | {"attention", "context_exchange", "grad_dtype"}
 SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "jax": frozenset(),
-        "fsdp2": frozenset({"master_weights", "grad_dtype", "reduce_dtype", "secondary_degree"}),
-        "fsdp1": frozenset({"master_weights", "grad_dtype", "reduce_dtype"}),
+        "fsdp2": frozenset({"master_weights", "reduce_dtype", "secondary_degree"}),
+        "fsdp1": frozenset({"master_weights", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
-        "torchtitan": LIMITED | {"grad_dtype", "reduce_dtype"},
-        "torchtitan-0.2": LIMITED | {"grad_dtype", "reduce_dtype"},
         "megatron-lm": MEGATRON,
         "megatron-bridge": MEGATRON,
         "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity"},
         "nanotron": LIMITED | {"grad_dtype"},
     }
 )
-"""Target -> fields that its files say, or its exporter refuses; the others say those in `LIMITED` only."""
+"""Target -> fields that its files say, or its exporter refuses; the others say those in `LIMITED` only.
+
+How gradients are reduced where a file cannot choose is in `planner.exporters.reductions`.
+"""
 
 
 LANGUAGE_MODELS_ONLY = frozenset({"axolotl", "nanotron"})
@@ -103,7 +106,13 @@ def unsaid(plan: Plan, target: str) -> Iterator[str]:
     """Sentences for the header of a file of ``target``."""
     if target in LANGUAGE_MODELS_ONLY and plan.model.architecture != "decoder":
         yield f"{target} trains decoders on text: a model such as {plan.model.name} has to be added to it first"
-    said = SAYS.get(target, LIMITED)
+    other = other_type(plan, target)
+    if other:
+        yield (
+            f"not in this configuration, but in the prediction: gradients reduced in {priced_type(plan)}; "
+            f"{target} reduces them in {other}"
+        )
+    said = SAYS.get(target, LIMITED) | ({"reduce_dtype"} if target in ALWAYS else frozenset())
     for field, (departs, words) in CHOICES.items():
         if field not in said and departs(plan):
             yield f"not in this configuration, but in the prediction: {words}; see to it in the training script"

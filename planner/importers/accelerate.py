@@ -9,7 +9,7 @@ from planner.errors import InputError
 from planner.importers.deepspeed import OFFLOADED
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings, states_on_host
-from planner.importers.torch_fsdp import STACK, read_fsdp
+from planner.importers.torch_fsdp import REPLICATED, STACK, read_fsdp
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
 
@@ -28,11 +28,13 @@ def read_accelerate(keys: Keys, around: Surroundings) -> Settings:
     precision = keys.word("mixed_precision", PRECISIONS, "fp32")
     devices = keys.integer("num_processes")
     keys.ignore(*IGNORED)
-    return replace(settings, devices=devices, job={"precision": precision}, unknown=keys.unknown())
+    return replace(
+        settings, devices=devices, job={**settings.job, "precision": precision}, unknown=keys.unknown()
+    )
 
 
 def _replicas(keys: Keys, around: Surroundings) -> Settings:
-    return Settings(STACK)
+    return Settings(STACK, job=REPLICATED)
 
 
 def _fsdp(keys: Keys, around: Surroundings) -> Settings:

@@ -8,7 +8,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
-from planner.importers.torch_fsdp import STACK, Fsdp, Strategy, read_fsdp
+from planner.importers.torch_fsdp import REPLICATED, STACK, Fsdp, Strategy, read_fsdp
 
 OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -39,6 +39,9 @@ IGNORED = (
 
 SECTION = "fsdp_config"
 
+REPLICAS = Fsdp(Strategy(0), "none", (), ())
+"""Without FSDP."""
+
 
 def read_training_arguments(keys: Keys, around: Surroundings) -> Settings:
     """`Settings` of ``TrainingArguments``."""
@@ -56,7 +59,7 @@ def read_training_arguments(keys: Keys, around: Surroundings) -> Settings:
         shard=around.devices_per_node if fsdp.strategy.hybrid else None,
         recompute="full" if full else "none",
         offload=fsdp.offload,
-        job=_job(keys),
+        job={**_job(keys), **(REPLICATED if fsdp is REPLICAS else {})},
         assumed=fsdp.assumed,
         unknown=keys.unknown(),
     )
@@ -84,7 +87,7 @@ def _fsdp(keys: Keys) -> Fsdp:
     if keys.get(SECTION) is not None:
         raise InputError(f"{keys.source}: fsdp_config is the name of a file; put its keys in its place")
     if not words and not keys.flag("fsdp"):
-        return Fsdp(Strategy(0), "none", (), ())
+        return REPLICAS
     prefix = f"{SECTION}.fsdp_" if keys.has(f"{SECTION}.fsdp_version") else f"{SECTION}."
     fsdp = read_fsdp(keys, prefix, keys.integer(f"{prefix}version") or (1 if words else 2))
     strategy = next((LEGACY[word] for word in words if word in LEGACY), fsdp.strategy)

@@ -109,6 +109,8 @@ def _job(keys: Keys) -> dict[str, Any]:
         "attention": keys.word("attention-backend", BACKENDS, "flash"),
         "context_exchange": keys.word("cp-comm-type", EXCHANGES, None),
     }
+    if keys.flag("grad-reduce-in-bf16"):
+        job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")
     if keys.get("moe-token-dispatcher-type") == "flex":
         job["token_exchange"] = "once_per_node"

@@ -38,6 +38,7 @@ IGNORED = (
 def read_nanotron(keys: Keys, around: Surroundings) -> Settings:
     """`Settings` of a nanotron configuration."""
     sizes = {name: keys.integer(f"model.model_config.{key}") for name, key in SIZES.items()}
+    summed = "fp32" if keys.flag("optimizer.accumulate_grad_in_fp32") else "bf16"
     settings = Settings(
         STACK,
         data=keys.degree("parallelism.dp"),
@@ -54,7 +55,8 @@ def read_nanotron(keys: Keys, around: Surroundings) -> Settings:
         schedule=keys.word("parallelism.pp_engine", ENGINES, "gpipe"),
         job={
             "precision": keys.word("model.dtype", PRECISIONS, "bf16"),
-            "grad_dtype": "fp32" if keys.flag("optimizer.accumulate_grad_in_fp32") else "bf16",
+            "grad_dtype": summed,
+            "reduce_dtype": summed,
             "optimizer": keys.word("optimizer.optimizer_factory.name", OPTIMIZERS, "adamw"),
         },
         sizes={name: size for name, size in sizes.items() if size is not None},

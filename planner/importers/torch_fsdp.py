@@ -4,12 +4,17 @@ Source: accelerate 1.15, accelerate/utils/dataclasses.py (FullyShardedDataParall
 training_args.py.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from planner.importers.keys import Keys
 from planner.importers.settings import states_on_host
 
 STACK = "hf-fsdp"
+
+REPLICATED: Mapping[str, Any] = MappingProxyType({"reduce_dtype": "fp32"})
+"""Fields of `Job` without FSDP: DistributedDataParallel reduces gradients in the type of the weights."""
 
 
 class Strategy(NamedTuple):

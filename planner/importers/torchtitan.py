@@ -37,7 +37,7 @@ IGNORED = (
     r"model\.(name|flavor|hf_assets_path|tokenizer_path|converters|print_after_conversion)", r"compile\..*",
     r"optimizer\.(lr|eps|beta1|beta2|weight_decay|implementation|early_step_in_backward)",
     r"training\.(dataset|dataset_path|steps|max_norm|gc_.*|seed|deterministic)", r"training\.dataloader\..*",
-    r"training\.mixed_precision_reduce", r"activation_checkpoint\.(early_stop|preserve_rng_state|.*debug.*)",
+    r"activation_checkpoint\.(early_stop|preserve_rng_state|.*debug.*)",
     r"parallelism\.(context_parallel_rotate_method|context_parallel_load_balancer)",
 )  # fmt: skip
 
@@ -96,7 +96,10 @@ def _inexact(keys: Keys, tensor: int, expert: int) -> list[str]:
 
 
 def _job(keys: Keys) -> dict[str, Any]:
-    job: dict[str, Any] = {"precision": keys.word("training.mixed_precision_param", PRECISIONS, "bf16")}
+    job: dict[str, Any] = {
+        "precision": keys.word("training.mixed_precision_param", PRECISIONS, "bf16"),
+        "reduce_dtype": keys.word("training.mixed_precision_reduce", PRECISIONS, "fp32"),
+    }
     if keys.word("training.dtype", PRECISIONS, "fp32") == "bf16":
         job |= {"precision": "bf16", "master_weights": False, "grad_dtype": "bf16"}
     if keys.has("optimizer.name"):

@@ -7,6 +7,7 @@ from planner.evaluation import evaluate
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.timeline import step_timeline
 from planner.exporters.fsdp import to_fsdp2
+from planner.exporters.reductions import priced_type
 from planner.exporters.stages import has_experts
 from planner.pipeline.generators import generate, refusal
 from planner.pipeline.schedule import Schedule
@@ -83,7 +84,7 @@ def _memory(plan: Plan, python: str | None) -> tuple[tuple[Comparison, ...], tup
 def as_tracked(plan: Plan, attention: str) -> Plan:
     """The plan under the stack that the tracked program is; ``attention`` as transformers calls it."""
     kernel = "plain" if attention == "eager" else "flash"
-    wire = plan.job.reduce_dtype or plan.job.grad_dtype  # as the script has it
+    wire = "fp32" if priced_type(plan) == "fp32" else "bf16"  # as the script has it; fp16 is as wide
     job = plan.job.model_copy(update={"stack": MODULES, "attention": kernel, "reduce_dtype": wire})
     return plan.model_copy(update={"job": job, "estimate": None})
 

@@ -18,6 +18,7 @@ def main(path):
     arguments, _, _ = _validate_launch_command(parsed)
     os.environ.update(prepare_multi_gpu_env(arguments))
     mesh, plugin = ParallelismConfig(), FullyShardedDataParallelPlugin()
+    plugin.set_mixed_precision(arguments.mixed_precision)  # as Accelerator does
     print(
         json.dumps(
             {
@@ -27,6 +28,7 @@ def main(path):
                 "mesh": [mesh.dp_replicate_size, mesh.dp_shard_size, mesh.cp_size, mesh.tp_size],
                 "size": mesh.total_size,
                 "fsdp_version": plugin.fsdp_version,
+                "reduces": str(plugin.mixed_precision_policy.reduce_dtype),
                 "reshard": plugin.reshard_after_forward,
                 "checkpointing": plugin.activation_checkpointing,
                 "offload": type(plugin.cpu_offload).__name__,

@@ -25,12 +25,14 @@ def accelerate_fsdp1(path):
     os.environ.update(prepare_multi_gpu_env(parsed))
     os.environ["FSDP_SYNC_MODULE_STATES"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     plugin = FullyShardedDataParallelPlugin()
+    plugin.set_mixed_precision(parsed.mixed_precision)  # as Accelerator does
     return {
         "version": plugin.fsdp_version,
         "strategy": plugin.sharding_strategy.name,
         "checkpointing": plugin.activation_checkpointing,
         "processes": parsed.num_processes,
         "precision": parsed.mixed_precision,
+        "reduces": str(plugin.mixed_precision_policy.reduce_dtype),
     }
 
 

@@ -48,7 +48,7 @@ def test_launcher_reads_the_plan(case: str, tmp_path: Path) -> None:
 
 
 def test_header_says_what_the_file_cannot() -> None:
-    plan = tiny_plan(job={"precision": "bf16"}, **SHARDED)
+    plan = tiny_plan(job={"precision": "bf16", "reduce_dtype": "fp32"}, **SHARDED)
     text = to_accelerate(plan)["accelerate_fsdp2.yaml"]
     assert "reduces gradients in fp32; this file makes accelerate reduce them in bf16" in text
     assert "gradient_accumulation_steps=4" in text

@@ -51,6 +51,7 @@ def test_accelerate_reads_the_strategy_of_fsdp1(case: str, tmp_path: Path) -> No
         "checkpointing": plan.plan.recompute == "full",
         "processes": 4,
         "precision": "bf16",
+        "reduces": "torch.bfloat16",
     }
 
 

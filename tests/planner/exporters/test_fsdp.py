@@ -110,7 +110,12 @@ def constants(text: str) -> dict[str, str]:
 
 PRECISIONS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "fp32": ({"precision": "fp32"}, ("torch.float32", "None", "None")),
-    "bf16, fp32 reduction": ({"precision": "bf16"}, ("torch.float32", "torch.bfloat16", "torch.float32")),
+    "bf16": ({"precision": "bf16"}, ("torch.float32", "torch.bfloat16", "torch.bfloat16")),
+    "fp16": ({"precision": "fp16"}, ("torch.float32", "torch.float16", "torch.float16")),
+    "bf16, fp32 reduction": (
+        {"precision": "bf16", "reduce_dtype": "fp32"},
+        ("torch.float32", "torch.bfloat16", "torch.float32"),
+    ),
     "bf16 throughout": (
         {"precision": "bf16", "grad_dtype": "bf16", "master_weights": False},
         ("torch.bfloat16", "None", "torch.bfloat16"),

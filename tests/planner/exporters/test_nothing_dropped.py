@@ -77,7 +77,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "optimizer": "sgd",
         "master_weights": False,
         "grad_dtype": "bf16",
-        "reduce_dtype": "bf16",
+        "reduce_dtype": "fp32",
         "attention": "plain",
         "fused_loss": True,
         "fused_optimizer": False,

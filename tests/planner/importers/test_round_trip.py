@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tiny_llama import cluster, tiny_model
 
+from cluster_specs.catalog import load_cluster
 from planner.errors import Unsupported
 from planner.evaluation.cuts import with_cuts
-from planner.exporters.registry import EXPORTERS, LIMITS, export
+from planner.exporters.reductions import priced_type
+from planner.exporters.registry import EXPORTERS, LIMITS, export, nearest
 from planner.exporters.stages import normal_form
 from planner.importers.registry import FORMATS, Imported, import_text
 from planner.importers.settings import Given
@@ -128,6 +130,27 @@ def test_export_then_import_is_the_same_plan(target: str) -> None:
         assert found.unknown == ()
     assert tried >= 16
     assert hybrids > 0 or not LIMITS[target].hybrid
+
+
+READ_TYPES = [
+    ("accelerate", 3),
+    *itertools.product(("hf-trainer", "torchtitan-0.2", "deepspeed", "nanotron", "megatron-lm"), (0, 1, 3)),
+]
+"""Target, and ZeRO stage of a plan that may be mended for it."""
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"reduce_dtype": "fp32"}, {"grad_dtype": "bf16", "reduce_dtype": "bf16"}]
+)
+@pytest.mark.parametrize(("target", "zero"), READ_TYPES)
+def test_gradients_are_read_to_travel_as_they_were_priced(
+    target: str, zero: int, choice: dict[str, Any]
+) -> None:
+    plan = plan_of(Parallelism(data=8, num_microbatches=4, **next(states(zero, 8))))
+    job = plan.job.model_copy(update=choice)
+    there = plan.model_copy(update={"job": job, "cluster": load_cluster("dgx-h100:1")})
+    written = nearest(there, target)
+    assert priced_type(read_back(written, target).plan) == priced_type(written)
 
 
 def test_every_format_is_read_back_from_its_target() -> None:

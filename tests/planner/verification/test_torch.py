@@ -7,6 +7,7 @@ from tiny_llama import installed, tiny_model, tiny_plan
 
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
+from planner.exporters.reductions import priced_type
 from planner.models.catalog import load_model
 from planner.plans import Plan
 from planner.verification import with_torch
@@ -112,10 +113,10 @@ def test_memory_is_tracked_of_models_that_hold_constants() -> None:
 
 
 def test_both_numbers_are_of_the_program_that_runs() -> None:
-    plan = of_llama(**SHARDED)
+    plan = of_llama(job={"precision": "bf16"}, **SHARDED)
     tracked = with_torch.as_tracked(plan, "eager")
     assert (tracked.job.stack, tracked.job.attention_kernel) == (with_torch.MODULES, "plain")
-    assert tracked.job.reduce_dtype == plan.job.grad_dtype
+    assert tracked.job.reduce_dtype == priced_type(plan) != plan.job.grad_dtype
     assert tracked.plan == plan.plan
     assert evaluate(tracked).tensor_bytes > evaluate(plan).tensor_bytes
     assert len(list(with_torch._of_memory(tracked, tracked))) == 1
