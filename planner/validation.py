@@ -18,6 +18,7 @@ from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
 from planner.runs.flop_rates import step_time_of_rate
 from planner.runs.mapping import plan_from_run
+from planner.runs.printed import answer_of, printed_memory
 from planner.runs.record import MeasuredSection, RunFile, parse_run
 from planner.runs.unpublished import Told, as_it_fits, as_its_memory_tells
 
@@ -32,6 +33,7 @@ class Prediction(Record):
     tokens_per_s_per_gpu: float
     mfu: float
     memory_gib_per_gpu: float
+    """Of the kind that is printed: what the driver reports, or what the allocator has reserved."""
     tensor_gib_per_gpu: float
     fits: bool
 
@@ -179,15 +181,17 @@ def _ran(measured: Mapping[str, Any]) -> bool | None:
 
 def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: tuple[str, ...]) -> Scored:
     per_gpu = run.hardware.devices_per_chip or 1
+    kind = printed_memory(run)
     predicted = Prediction(
         step_time_s=estimate.step_time_s,
         tokens_per_s_per_gpu=estimate.tokens_per_s_per_device * per_gpu,
         mfu=estimate.mfu,
-        memory_gib_per_gpu=estimate.memory_bytes * per_gpu / GIB,
+        memory_gib_per_gpu=answer_of(kind, estimate) * per_gpu / GIB,
         tensor_gib_per_gpu=estimate.tensor_bytes * per_gpu / GIB,
         fits=estimate.fits,
     )
     measured = run.measured or MeasuredSection()
+    reserved = ("memory=reserved (as its source prints)",) if kind == "reserved" else ()
     step_time, how = measured_step_time(run, plan)
     low, high = estimate.step_time_interval_s
     row = Row(
@@ -198,7 +202,7 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
         memory_error=_error(predicted.memory_gib_per_gpu, measured.memory_gib_per_gpu),
         tensor_memory_error=_error(predicted.tensor_gib_per_gpu, measured.tensor_gib_per_gpu),
         inside_interval=None if step_time is None else low <= step_time <= high,
-        assumed=(*assumed, *how),
+        assumed=(*assumed, *how, *(reserved if measured.memory_gib_per_gpu else ())),
     )
     tokens = plan.job.global_batch * plan.job.seq_len
     rate = None if step_time is None else tokens / step_time / plan.cluster.num_devices

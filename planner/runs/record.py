@@ -7,7 +7,7 @@ silence), reported as ignored in a row of published measurements.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -199,6 +199,8 @@ class MeasuredSection(Section):
     tflops_per_gpu: Any = None
     mfu: Any = None
     memory_gib_per_gpu: Figure = None
+    memory_kind: Literal["used", "reserved"] | None = None
+    """Whether that is what the driver reports, or what the allocator has reserved; None: as the source prints."""
     tensor_gib_per_gpu: Figure = None
     ok: bool | None = None
     """False: crashed, usually out of memory."""

@@ -48,6 +48,25 @@ def test_errors_are_predicted_over_measured_minus_one(evaluator: Any) -> None:
     assert result.predicted.memory_gib_per_gpu == 60.0
 
 
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    "unknown source": ({}, {}, 60),
+    "torchtitan": ({"series": "torchtitan", "source": "pytorch/torchtitan"}, {}, 50),
+    "as the run says": ({}, {"memory_kind": "reserved"}, 50),
+    "as the run says of a known source": ({"series": "torchtitan"}, {"memory_kind": "used"}, 60),
+}
+"""Row, what else was measured, and the answer in GiB that a printed peak is compared with."""
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_printed_memory_is_compared_with_the_answer_of_its_kind(case: str, estimate: Estimate) -> None:
+    fields, measured, answer = KINDS[case]
+    told = estimate.model_copy(update={"memory_bytes": 60 * GIB, "reserved_bytes": 50 * GIB})
+    run = {**row(10.0, memory_gib_per_gpu=40.0, **measured), **fields}
+    (result,) = validate([run], lambda plan: told).rows
+    assert result.memory_error == pytest.approx(answer / 40 - 1)
+    assert ("memory=reserved (as its source prints)" in result.assumed) is (answer == 50)
+
+
 def test_what_was_not_measured_is_not_scored(evaluator: Any) -> None:
     (result,) = validate([row(10.0)], evaluator).rows
     assert (result.memory_error, result.tensor_memory_error, result.skipped) == (None, None, None)
