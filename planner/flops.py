@@ -100,6 +100,14 @@ def matmul_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFl
     return _products(x, products)
 
 
+def product_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
+    """2 x elements of all dims, of each of which the two operands and the result have some; data has no gradient."""
+    tensors = [block.tensor[name] for name in (*op.inputs, *op.outputs)]
+    forward = 2 * _size(union_dims((*op.inputs, *op.outputs), block), graph)
+    varying = len(op.inputs) - sum(t.role == "input" for t in tensors)
+    return OpFlops(forward, forward * (2 if len(op.inputs) == 1 else varying))
+
+
 def conv_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
     """2 x points x input channels x output channels x filter taps; of channels by themselves one dim for both.
 

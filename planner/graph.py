@@ -78,6 +78,11 @@ class Block(Record):
         """Name of the operator that makes each tensor; block inputs and weights have none."""
         return {t: op.name for op in self.ops for t in op.outputs}
 
+    @cached_property
+    def seen(self) -> Mapping[str, str]:
+        """Tensor that a view makes -> the tensor that it is another name of."""
+        return {op.outputs[0]: op.inputs[0] for op in self.ops if op.kind == "view"}
+
     @model_validator(mode="after")
     def _closed(self) -> "Block":
         known = {t.name for t in self.tensors}

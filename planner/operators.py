@@ -7,7 +7,7 @@
 `recomputed_ops` apply one to a block.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -23,12 +23,22 @@ from planner.flops import (
     matmul_dims,
     matmul_flops,
     no_flops,
+    product_flops,
     reduced_dims,
-    union_dims,
 )
-from planner.graph import BATCH, Block, Graph, Op, trained_weights
+from planner.graph import Block, Graph, Op, trained_weights
+from planner.operator_dims import (
+    INNER_DIMS,
+    all_dims,
+    channel_dims,
+    no_dims,
+    norm_dims,
+    output_dims,
+    query_dims,
+)
 
 __all__ = [
+    "INNER_DIMS",
     "OPERATORS",
     "RECOMPUTE_POLICIES",
     "AttentionKernel",
@@ -48,24 +58,7 @@ __all__ = [
     "saved_tensors",
 ]
 
-ArithmeticClass = Literal["matmul", "attention", "memory"]
-
-INNER_DIMS = frozenset(
-    {
-        "head_dim",
-        "qk_dim",
-        "v_dim",
-        "rope_dim",
-        "kv_down",
-        "kv_up",
-        "kernel",
-        "buckets",
-        "positions",
-        "encoder_positions",
-        "token_types",
-    }
-)
-"""Dims that no mesh axis splits: inside a head, a fused latent, a filter or a lookup table."""
+ArithmeticClass = Literal["matmul", "product", "attention", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class OperatorRule:
     """Everything the planner knows about one kind of operator."""
 
     arithmetic: ArithmeticClass
-    """Which rate bounds it: matrix units, the attention kernel, or memory."""
+    """Which rate bounds it: matrix units (with weights, or between activations), the attention kernel, or memory."""
     flops: Callable[[Op, Block, Graph, Counting], OpFlops]
     splittable: Callable[[Op, Block, Graph], tuple[str, ...]]
     """Dims that a mesh axis may split; a dim that follows another is listed as that one."""
@@ -87,37 +80,6 @@ ROUTING_KINDS = frozenset({"dispatch", "combine"})
 """Kinds that exchange tokens between experts."""
 
 
-def _free(dims: Iterable[str], graph: Graph) -> tuple[str, ...]:
-    """Splittable ones among ``dims``, each once; a follower stands for the dim that it follows."""
-    return tuple(dict.fromkeys(graph.follows.get(d, d) for d in dims if d not in INNER_DIMS))
-
-
-def _no_dims(op: Op, block: Block) -> tuple[str, ...]:
-    return ()
-
-
-def _all_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    return _free(union_dims((*op.inputs, *op.weights, *op.outputs), block), graph)
-
-
-def _output_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    return _free(union_dims(op.outputs, block), graph)
-
-
-def _channel_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    """Batch and the channels: splitting the image would need halo exchange."""
-    return _free((BATCH, *union_dims(op.weights, block)), graph)
-
-
-def _query_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    return _free(block.tensor[op.inputs[0]].dims, graph)
-
-
-def _norm_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
-    over = {graph.follows.get(d, d) for d in str(op.attributes["over"]).split()}
-    return tuple(d for d in _output_dims(op, block, graph) if d not in over)
-
-
 def _named(op: Op, *attributes: str) -> tuple[str, ...]:
     """Auxiliary tensors: made inside the operator, read only by its backward, named by an attribute."""
     return tuple(str(op.attributes[a]) for a in attributes if a in op.attributes)
@@ -125,7 +87,9 @@ def _named(op: Op, *attributes: str) -> tuple[str, ...]:
 
 def _saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """Products read their inputs for the gradients of weights: not where all of these are frozen."""
-    return () if op.weights and not trained_weights(op, block) else op.inputs
+    if op.weights and not trained_weights(op, block):
+        return ()
+    return tuple(block.seen.get(name, name) for name in op.inputs)
 
 
 def _saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
@@ -157,17 +121,19 @@ def _saves_routing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, 
 
 OPERATORS: Mapping[str, OperatorRule] = MappingProxyType(
     {
-        "matmul": OperatorRule("matmul", matmul_flops, _all_dims, reduced_dims, _saves_inputs),
-        "conv": OperatorRule("matmul", conv_flops, _channel_dims, reduced_dims, _saves_inputs),
-        "attention": OperatorRule("attention", attention_flops, _query_dims, _no_dims, _saves_attention),
-        "norm": OperatorRule("memory", no_flops, _norm_dims, _no_dims, _saves_normalised),
-        "elementwise": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_elementwise),
-        "add": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_nothing),
-        "pool": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_elementwise),
-        "embedding": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_inputs),
-        "cross_entropy": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_loss),
-        "dispatch": OperatorRule("memory", no_flops, _output_dims, _no_dims, _saves_routing),
-        "combine": OperatorRule("memory", no_flops, _all_dims, reduced_dims, _saves_routing),
+        "matmul": OperatorRule("matmul", matmul_flops, all_dims, reduced_dims, _saves_inputs),
+        "conv": OperatorRule("matmul", conv_flops, channel_dims, reduced_dims, _saves_inputs),
+        "product": OperatorRule("product", product_flops, all_dims, reduced_dims, _saves_inputs),
+        "attention": OperatorRule("attention", attention_flops, query_dims, no_dims, _saves_attention),
+        "norm": OperatorRule("memory", no_flops, norm_dims, no_dims, _saves_normalised),
+        "elementwise": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_elementwise),
+        "add": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_nothing),
+        "view": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_nothing),
+        "pool": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_elementwise),
+        "embedding": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_inputs),
+        "cross_entropy": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_loss),
+        "dispatch": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_routing),
+        "combine": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_routing),
     }
 )
 """Rule of every kind of operator."""
@@ -201,7 +167,7 @@ KeepsTensor = Callable[[Block, Op, str], bool]
 def _is_listed(block: Block, op: Op, tensor: str) -> bool:
     if tensor == op.attributes.get("probabilities"):
         return False  # batched products are on no list, as MaxText's of names or torchtitan's of aten.mm
-    return operator_rule(op).arithmetic != "memory" or op.kind in ROUTING_KINDS
+    return operator_rule(op).arithmetic in ("matmul", "attention") or op.kind in ROUTING_KINDS
 
 
 def _is_product(block: Block, op: Op, tensor: str) -> bool:

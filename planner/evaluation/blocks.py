@@ -181,7 +181,8 @@ def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, f
 
 def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Comm]) -> float:
     """Time in which the host issues operators and collectives, one after the other."""
-    issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in ops)
+    issued = (op for op in ops if op.kind != "view")
+    issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in issued)
     return sum(issue) + software.host_collective * len(comms)
 
 

@@ -49,6 +49,7 @@ def operator_costs(evaluator: Evaluator, plan: Parallelism) -> tuple[OperatorCos
         for block, count in evaluator.graph.instances()
         for assignment in (_assignment(evaluator, plan, block.name),)
         for op in block.ops
+        if op.kind != "view"
     )
 
 

@@ -32,7 +32,9 @@ def padded_weights(pricer: Pricer, block: Block, assignment: Assignment, shard_d
 
 def _rows(pricer: Pricer, weight: Tensor, strategy: Strategy) -> float:
     """Rows of a parameter on one device; 0 for stacked experts where these are sharded along another dim."""
-    first, *rest = weight.dims
+    first, *rest = weight.dims or ("",)
+    if not first:  # a number
+        return 1.0
     if first == "experts" and not pricer.software.pads_experts:
         return 0.0
     heads = pricer.sizes.full(rest[0]) if len(rest) > 1 and rest[0] in INNER_DIMS else 1

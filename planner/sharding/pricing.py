@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster_specs.software import SoftwareSpec
-from cost_models.attention import AttentionShape
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import cast_seconds, matmul_seconds, product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
-from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, Op, Tensor, trained_weights
+from planner.graph import BATCH, Block, Graph, Op, Tensor, trained_weights
 from planner.operators import operator_rule
 from planner.plans import NARROW, Job
-from planner.sharding.context import EXCHANGES, Split
+from planner.sharding.between import attention_cost, product_cost
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes
@@ -300,62 +299,10 @@ def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     return OpCost(forward, 0.0 if left.role == "input" else dgrad, wgrad)
 
 
-def _attention(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
-    """Attention as one operator; a split sequence exchanges keys and values over its axes.
-
-    The masked triangle is dealt out evenly over the split (each rank holds an early and a late chunk), so a
-    rank's work is the whole call's divided by the degree.
-    """
-    sizes, graph = pricer.sizes, pricer.graph
-    query, key, value = (block.tensor[t] for t in op.inputs[:3])
-    axes = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
-    if axes[-1:] == ("context_expert",):
-        axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
-    degree = math.prod(pricer.mesh.size(a) for a in axes)
-    queries = math.prod(graph.dims[d] for d in query.dims if d in TOKEN_DIMS)
-    kv_heads = next((d for d in key.dims if d == "kv_heads"), "heads")
-    shape = AttentionShape(
-        batch=sizes.local(BATCH, strategy) / degree,
-        heads=sizes.local("heads", strategy),
-        q_len=queries,
-        kv_len=graph.dims[str(op.attributes["kv_dim"])],
-        qk_dim=graph.dims[query.dims[-1]],
-        v_dim=graph.dims[value.dims[-1]],
-        kv_heads=sizes.local(kv_heads, strategy),
-        causal=bool(op.attributes.get("causal", False)),
-        window=_reach(op),
-    )
-    kernel: str = pricer.job.attention_kernel
-    if kernel == "plain" and pricer.software.fused_softmax:
-        kernel = "fused_softmax"
-    query_bytes, *kv_bytes = (
-        pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (query, key, value)
-    )
-    split = Split(
-        device=pricer.mesh.cluster.device,
-        dtype=pricer.job.attention_dtype,
-        comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
-        keeps_gathered=pricer.software.saves_gathered_keys,
-        kept_sum=pricer.partitioned and pricer.partitioned.partitioner.habits.kept_sum,
-        shape=shape,
-        kernel=kernel,
-        degree=degree,
-        query_bytes=query_bytes,
-        kv_bytes=sum(kv_bytes),
-    )
-    if degree == 1:
-        return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
-    return EXCHANGES[pricer.exchange](split)
-
-
-def _reach(op: Op) -> float | None:
-    """Keys that one query sees at most: a sliding window, or half a chunk on average times two; None: all."""
-    reach = [float(op.attributes[name]) for name in ("window", "chunk") if op.attributes.get(name)]
-    return min(reach) if reach else None
-
-
 def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
     """An operator limited by memory traffic: it reads its inputs and weights and writes its outputs."""
+    if op.kind == "view":
+        return OpCost(0.0, 0.0, 0.0)
     if (routed := routed_otherwise(pricer, block, op, strategy)) is not None:
         return routed
     device = pricer.mesh.cluster.device
@@ -389,6 +336,7 @@ def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy
 
 _PRICES: Mapping[str, Callable[[Pricer, Block, Op, Strategy], OpCost]] = {
     "matmul": _matmul,
-    "attention": _attention,
+    "product": product_cost,
+    "attention": attention_cost,
     "memory": _memory_bound,
 }

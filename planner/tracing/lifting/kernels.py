@@ -9,11 +9,17 @@ from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.fused import separated
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
+from planner.tracing.lifting.views import VIEW, with_views
 
 NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
 """A path with a number in it: what is before the first one, the number, what is after."""
 
-Role = Literal["matmul", "conv", "attention", "embedding", "add", "kernel", "dispatch", "combine"]
+Role = Literal[
+    "matmul", "conv", "attention", "product", "embedding", "add", "kernel", "view", "dispatch", "combine"
+]
+
+LAST = {"kernel": 1, "view": 2}
+"""Roles of kernels of loops, and of views of what these make, that wait for other kernels of their level."""
 
 PRODUCTS = ("matmul", "conv")
 """Roles of products with a weight."""
@@ -71,10 +77,7 @@ class Lifted:
 
 
 def kernels_of(found: Plain) -> Lifted:
-    """The kernels of a program.
-
-    Raises ``Unsupported`` for products of activations that are no attention.
-    """
+    """The kernels of a program."""
     lifted = Lifted(found)
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
     _untie(lifted, rest)
@@ -83,6 +86,13 @@ def kernels_of(found: Plain) -> Lifted:
     lifted.parts = separated(found, biases, lifted.is_weight, lifted.root)
     lifted.alias.update(lifted.parts)
     aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
+    rest = [d for d in found.drafts if id(d) not in aliased]
+    products = {id(d) for d in _Sorter(lifted, rest).alone()}
+    found.drafts[:] = with_views(found.drafts, products, found)
+    for view in (d for d in found.drafts if VIEW in d.primitives):
+        found.value[view.outputs[0]] = found.value[view.inputs[0]].model_copy(
+            update={"name": view.outputs[0]}
+        )
     rest = [d for d in found.drafts if id(d) not in aliased]
     lifted.kernels = _Sorter(lifted, rest).kernels()
     _keep_used_outputs(lifted, rest)
@@ -155,7 +165,8 @@ class _Sorter:
             of = [roots.get(n, frozenset({n})) for n in names]
             apart = _adds_two(draft) and len(of) == 2 and of[0].isdisjoint(of[1])
             loop = self._is_loop(draft) and not apart and not self._adds_table(draft)
-            level = max((made.get(n, 0) for n in names), default=0) + (not loop)
+            waits = not loop and VIEW not in draft.primitives
+            level = max((made.get(n, 0) for n in names), default=0) + waits
             self.level[id(draft)] = level
             if loop:
                 self.loops.append(draft)
@@ -165,7 +176,8 @@ class _Sorter:
 
     def _is_loop(self, draft: Draft) -> bool:
         table = draft.kind in ("lookup", "accumulate") and self.lifted.is_weight(draft.inputs[0])
-        return draft.kind in ("loop", "view", "lookup", "accumulate") and not table
+        loops = draft.kind in ("loop", "view", "lookup", "accumulate") and VIEW not in draft.primitives
+        return loops and not table
 
     def _adds_table(self, draft: Draft) -> bool:
         """Whether it adds a parameter of several dims: positions, not a bias."""
@@ -188,8 +200,16 @@ class _Sorter:
         taken |= {id(d) for d in whole}
         rest = [d for d in self.drafts if id(d) not in taken and d.kind != "boundary"]
         found += [self._kernel(self._role(d), [d]) for d in rest]
-        found.sort(key=lambda k: (k.level, k.role == "kernel", self.order[id(k.drafts[0])]))
+        found.sort(key=lambda k: (k.level, LAST.get(k.role, 0), self.order[id(k.drafts[0])]))
         return list(_joined(found, self._layer))
+
+    def alone(self) -> Iterator[Draft]:
+        """Products that are no part of attention, nor of routing."""
+        attending = {
+            id(d) for scores, _, context in self._attentions(self._components()) for d in (scores, context)
+        }
+        products = (d for d in self.drafts if d.kind == "product" and d.primitives[0] not in ROUTING)
+        return (d for d in products if id(d) not in attending)
 
     def _layer(self, kernel: Kernel) -> str:
         """What is before a number, and the number, in the path of a kernel's first parameter."""
@@ -252,7 +272,7 @@ class _Sorter:
         return kernel
 
     def _role(self, draft: Draft) -> Role:
-        whole: Mapping[str, Role] = {"lookup": "embedding", "loop": "add"}
+        whole: Mapping[str, Role] = {"lookup": "embedding", "loop": "add", "view": "view"}
         if draft.kind in whole:
             return whole[draft.kind]
         routing = [what for what in ROUTING if what in draft.primitives]
@@ -265,15 +285,20 @@ class _Sorter:
             )
         if draft.kind == "product" and weights == 1:
             return "conv" if self._has_window(draft) else "matmul"
-        what = "multiplies two weights" if weights else "multiplies two activations and is no attention"
-        raise no_graph(f"operator {draft.name} ({'+'.join(draft.primitives)}) {what}")
+        if draft.kind == "product" and not weights:
+            return "product"
+        raise no_graph(f"operator {draft.name} ({'+'.join(draft.primitives)}) multiplies two weights")
 
     def _has_window(self, draft: Draft) -> bool:
-        """Whether the weight has loops of its own: a filter whose windows overlap; patches index the image too."""
+        """Whether the weight has loops of its own, a filter whose windows overlap, or the image has: it skips pixels.
+
+        Patches index both.
+        """
         place = next(i for i, n in enumerate(draft.inputs) if self.lifted.is_weight(n))
-        others = [*draft.reads[:place], *draft.reads[place + 1 : 2], *draft.writes]
-        known = {f for dims in others for dim in dims for f in dim}
-        return any(f not in known for dim in draft.reads[place] for f in dim)
+        arrays = [draft.reads[place], draft.reads[1 - place], *draft.writes]
+        weight, image, *made = ({f for dim in dims for f in dim} for dims in arrays)
+        known = set[int]().union(*made)
+        return bool((weight ^ image) - known)
 
     def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
         made = {n for d in drafts for n in d.outputs}

@@ -13,11 +13,14 @@ from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.kernels import PRODUCTS, Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
+from planner.tracing.lifting.views import Loop, Loops
 from planner.tracing.program import elements
 
-Class = tuple[int, int]
-"""(operator, factor): one of those that are joined stands for all."""
+Class = Loop
+"""One of the loops that are joined stands for all."""
 
+POSITIONS = frozenset({BATCH, "seq", "encoder_seq", "pixels", "keys"})
+"""Names of what attention does beside each other, or along: none of them is a head."""
 
 SHARED = frozenset({"expert_ffn", "experts", "ffn", "head_dim", "heads", "hidden", "kv_heads", "v_dim"})
 """Names that stacks of layers have in common."""
@@ -29,50 +32,26 @@ class Naming:
     def __init__(self, lifted: Lifted, stages: Sequence[Stage]) -> None:
         self.lifted, self.stages = lifted, stages
         self.drafts = lifted.plain.drafts
-        self.parent: dict[Class, Class] = {}
-        self.size: dict[Class, int] = {}
-        self.indexed: dict[str, list[list[Class]]] = {}
-        """Value -> per dim the loops that index it."""
+        self.joined = Loops(self.drafts, lifted.plain)
+        self.find, self.size, self._flat = self.joined.find, self.joined.size, self.joined.flat
         self.names: dict[Class, str] = {}
         self.together: dict[tuple[Class, ...], str] = {}
         """Loops that form one dim: key heads and the queries of each, rows and columns of patches."""
         self.narrow: dict[str, Class] = {}
         """Keys that are written once for every query head that shares them -> the loop over those, left out."""
         self.sizes: dict[str, int] = {}
-        self._join_loops()
+        self.attended: dict[int, tuple[tuple[Class, ...], tuple[Class, ...]]] = {}
+        """Attention (its id) -> loops over positions of its queries, and of the keys that each of them sees."""
         self._join_across_kernels()
         self._join_layers()
         self._name()
 
-    def find(self, loop: Class) -> Class:
-        """What stands for ``loop``."""
-        while self.parent.get(loop, loop) != loop:
-            self.parent[loop] = loop = self.parent.get(self.parent[loop], self.parent[loop])
-        return loop
-
     def join(self, first: Class, second: Class) -> None:
         """Make two the same."""
-        a, b = sorted((self.find(first), self.find(second)))
-        self.parent[b] = a
-        if b in self.names:
-            self.names.setdefault(a, self.names[b])
-
-    def _join_loops(self) -> None:
-        for i, draft in enumerate(self.drafts):
-            self.size.update(((i, f), n) for f, n in enumerate(draft.sizes))
-            for name, dims in (
-                *zip(draft.inputs, draft.reads, strict=True),
-                *zip(draft.outputs, draft.writes, strict=True),
-            ):
-                here = [[(i, f) for f in dim] for dim in dims]
-                for a, b in zip(self.indexed.setdefault(name, here), here, strict=True):
-                    for first, second in zip(a, b, strict=True):
-                        self.join(first, second)
-        for tie in self.lifted.plain.program.ties:
-            self._join_values(tie.source, tie.target)
-
-    def _flat(self, name: str) -> list[Class]:
-        return [loop for dim in self.indexed.get(name, []) for loop in dim]
+        a, b = self.find(first), self.find(second)
+        self.joined.join(a, b)
+        for name in (self.names[x] for x in (a, b) if x in self.names):
+            self.names.setdefault(self.find(a), name)
 
     def _join_values(self, first: str, second: str, apart: Set[frozenset[Class]] = frozenset()) -> None:
         for a, b in zip(self._flat(first), self._flat(second), strict=False):
@@ -186,10 +165,11 @@ class Naming:
         for stage in self.stages:
             for kernel in stage.kernels:
                 self._name_widths(kernel, stage)
+        self._name_views()
 
     def _name_data(self) -> None:
         program = self.lifted.plain.program
-        data = [n for n in program.inputs if n not in self.lifted.plain.weights and self._flat(n)]
+        data = [n for n in self.lifted.plain.data if self._flat(n)]
         if not data:
             raise no_graph(f"program {program.name} has no input whose first dim is a batch of two or more")
         batch = self.loops(data[0])[0]
@@ -213,8 +193,9 @@ class Naming:
         queries, keys, values = (self.loops(n) for n in kernel.inputs)
         width = scores.attention.width if scores.attention else _contracted(scores)
         inner = [x for x in queries if x in {self.find((number, f)) for f in width}]
-        data = {x for x, name in self.names.items() if name == BATCH or name.endswith("seq")}
-        data |= {x for group, name in self.together.items() if name == "seq" for x in group}
+        data = {x for x, name in self.names.items() if name in POSITIONS}
+        data |= {x for group, name in self.together.items() if name in POSITIONS for x in group}
+        data |= self._name_attended(kernel, data)
         heads = [x for x in queries if x not in data and x not in inner]
         shared = [x for x in heads if x in keys and x in values]
         for loop in inner:
@@ -233,6 +214,45 @@ class Naming:
         elif len(heads) == 1:
             self._give(heads[0], "heads")
 
+    def _name_attended(self, kernel: Kernel, known: Set[Class]) -> Set[Class]:
+        """Positions of queries and of keys: known ones, those that both have, or all that only one has."""
+        number = self.drafts.index(kernel.drafts[0])
+        names = [self.lifted.root(n) for n in kernel.drafts[0].inputs]
+        reads = [kernel.drafts[0].reads[names.index(n)] for n in kernel.inputs[:2]]
+        if kernel.inputs[0] == kernel.inputs[1]:
+            reads[1] = next(r for r in kernel.drafts[0].reads[1:] if r != reads[0])
+        used = [{f for dim in dims for f in dim} for dims in reads]
+        alone = [[self.find((number, f)) for f in sorted(mine - other)] for mine, other in (used, used[::-1])]
+        both = set(alone[0]) & set(alone[1])
+        found = []
+        for loops, wanted in zip(alone, ("pixels", "keys"), strict=True):
+            mine = [x for x in loops if x in known] or [x for x in loops if x in both] or loops
+            new = [
+                x
+                for x in dict.fromkeys(mine)
+                if x not in known and x not in self.names and x not in self._formed
+            ]
+            if len(new) == 1:
+                self._give(new[0], wanted)
+            elif new:
+                self._form(tuple(new), wanted)
+            found.append(tuple(mine))
+        self.attended[id(kernel)] = (found[0], found[1])
+        return {x for mine in found for x in mine}
+
+    def over(self, loops: Sequence[Class]) -> str:
+        """The dim that loops are, or are part of: windows of an image are of its pixels."""
+        within = (name for group, name in self.together.items() if set(loops) <= set(group))
+        return next(within, "") or self._named(loops[0])
+
+    def _name_views(self) -> None:
+        """What a product reads under another name is as long as what it is: keys as positions of queries."""
+        for kernel in (k for k in self.lifted.kernels if k.role == "view"):
+            for source, seen in zip(self.loops(kernel.inputs[0]), self.loops(kernel.outputs[0]), strict=True):
+                if source != seen and seen not in self.names:
+                    self.names[seen] = f"kv_{self._named(source)}"
+                    self.sizes[self.names[seen]] = self.size[source]
+
     def _name_experts(self, dispatch: Kernel) -> None:
         """What the router makes for each token; what products make of what is sent is as wide as an expert."""
         tokens = self.loops(dispatch.inputs[0])
@@ -248,19 +268,20 @@ class Naming:
     def _name_positions(self) -> None:
         """Of the first state of the layers: what is neither batch nor features, where no indices name it.
 
-        Pixels are no sequence: windows meet there, and a job makes them neither more nor fewer.
+        Pixels are no sequence: windows meet there, or weights mix them, and a job makes them neither more nor fewer.
         """
         if not self.stages[1].inputs:
             return
-        images = any(k.role == "conv" for k in self.lifted.kernels)
         state = [x for x in self.loops(self.stages[1].inputs[0]) if x not in self.names]
         if "seq" in self.sizes:
             if len(state) == 1 and state[0] in self._attended:  # frames of sound, behind convolutions
                 self._give(state[0], "encoder_seq")
-        elif len(state) == 1:
-            self._give(state[0], "pixels" if images else "seq")
+            return
+        fixed = any(k.role == "conv" for k in self.lifted.kernels) or not self._learned.isdisjoint(state)
+        if len(state) == 1:
+            self._give(state[0], "pixels" if fixed else "seq")
         elif state:
-            self._form(tuple(state), "pixels" if images else "seq")
+            self._form(tuple(state), "pixels" if fixed else "seq")
 
     @cached_property
     def _attended(self) -> set[Class]:
@@ -277,8 +298,9 @@ class Naming:
 
     @cached_property
     def _learned(self) -> set[Class]:
-        """Loops over weights: of an image, its channels, wherever they stand."""
-        return {x for k in self.lifted.kernels for n in k.weights for x in self.loops(n)}
+        """Loops over weights of products and tables: of an image, its channels, wherever they stand."""
+        learning = [k for k in self.lifted.kernels if k.role in (*PRODUCTS, "embedding")]
+        return {x for k in learning for n in k.weights for x in self.loops(n)}
 
     @cached_property
     def _contracted(self) -> set[Class]:

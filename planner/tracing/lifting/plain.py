@@ -44,6 +44,11 @@ class Plain:
         self.weights = frozenset(v.name for v in self.program.values if v.role == "parameter")
         """Names of parameters."""
 
+    @property
+    def data(self) -> list[str]:
+        """Inputs that are no parameters, in order."""
+        return [n for n in self.program.inputs if n not in self.weights]
+
     def size(self, name: str) -> int:
         """Elements of a value."""
         return elements(self.value[name].shape)

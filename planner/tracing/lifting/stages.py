@@ -60,6 +60,10 @@ class _Slots:
         self.stages = [Stage()]
         self.between = [0]
         """Slots that are no layers."""
+        self.views: dict[str, Kernel] = {}
+        """What is read under other names -> its view, which stands beside what reads it."""
+        self.alone = False
+        """Whether nothing repeats: all is one layer."""
         loops = list(dict.fromkeys(k.region for k in lifted.kernels if k.region))
         if loops:
             self._add_loops(loops)
@@ -82,6 +86,10 @@ class _Slots:
             self._add_between()
 
     def _add_numbered(self, stacks: Sequence[Mapping[str, int]]) -> None:
+        if not stacks:
+            self.alone = True
+            self.stages.append(Stage())
+            self._add_between()
         for numbers in stacks:
             first = len(self.stages)
             self.stages += [Stage(number=i) for i in range(max(numbers.values()) + 1)]
@@ -94,6 +102,14 @@ class _Slots:
 
     def place(self, kernel: Kernel) -> None:
         """In its loop, in the layer that its parameters are of, else where what it reads is made."""
+        if self.alone:
+            self.made.update(dict.fromkeys(kernel.outputs, 1))
+            self.stages[1].kernels.append(kernel)
+            return
+        if kernel.role == "view":
+            self.made[kernel.outputs[0]] = self.made.get(kernel.inputs[0], 0)
+            self.views[kernel.outputs[0]] = kernel
+            return
         at = max((self.made.get(n, 0) for n in kernel.inputs), default=0)
         own = [self.of_weight.get(self.lifted.root(w), 0) for w in kernel.weights]
         last = at + 1 in self.between and at not in self.between
@@ -104,6 +120,7 @@ class _Slots:
         at = max(at, *own, 0)
         kernel.weights = [w for w, slot in zip(kernel.weights, own, strict=True) if slot in (0, at)]
         self.made.update(dict.fromkeys(kernel.outputs, at))
+        self.stages[at].kernels += [self.views[n] for n in kernel.inputs if n in self.views]
         self.stages[at].kernels.append(kernel)
 
     def sink(self) -> None:
@@ -209,10 +226,7 @@ def _stacks(lifted: Lifted) -> list[Mapping[str, int]]:
             found.setdefault(match.group(1), {})[name] = int(match.group(2))
             weight[match.group(1)] += lifted.plain.size(name)
     if not found:
-        raise no_graph(
-            f"program {lifted.plain.program.name} has no loop, and no parameters whose paths differ in a number, "
-            "by which to know its layers"
-        )
+        return []
     heaviest = max(sorted(weight), key=lambda prefix: weight[prefix])
     before = _stacks_before(lifted, {name: prefix for prefix, names in found.items() for name in names})
     stacks = [prefix for prefix in found if prefix == heaviest or prefix in before]

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from planner.graph import BATCH, Block, Op, Tensor
+from planner.graph import BATCH, TOKEN_DIMS, Block, Op, Tensor
 from planner.tracing.lifting.fused import PART
 from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, PRODUCTS, Kernel
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
 from planner.tracing.lifting.stages import Stage
+from planner.tracing.program import elements
 
 Attributes = dict[str, bool | int | float | str]
 
@@ -106,6 +107,11 @@ class BlockWriter:
         return self.weights[key]
 
     def _operator(self, kernel: Kernel) -> None:
+        if kernel.role == "view" and kernel.inputs[0] in self.lifted.plain.data:
+            dims = tuple(sorted(self.naming.dims(kernel.outputs[0]), key=_place))
+            seen = self.tensors[self._tensor(kernel.inputs[0], "x")]
+            self.called[kernel.outputs[0]] = self._declare(seen.model_copy(update={"dims": dims}))
+            return
         kind, attributes, name = self._described(kernel)
         inputs = tuple(self._tensor(v, _word(v)) for v in kernel.inputs)
         weights = tuple(self._weight(w) for w in kernel.weights)
@@ -161,16 +167,22 @@ class BlockWriter:
             raise no_graph(f"operator {kernel.drafts[0].name} {what}")
 
     def _attention(self, kernel: Kernel, name: str) -> Attributes:
-        queries, keys = (self.naming.dims(n) for n in kernel.inputs[:2])
+        queries = self.naming.dims(kernel.inputs[0])
         context = self.naming.dims(kernel.outputs[0])
-        seq = next((d for d in queries if d.endswith("seq")), None)
-        rows = next((d for d in keys if d.endswith("seq")), seq)
-        if seq is None or rows is None or "heads" not in queries:
+        seen_from, seen = self.naming.attended[id(kernel)]
+        if not seen_from or not seen or not any(d.startswith("heads") for d in queries):
             raise no_graph(f"attention {name}: no positions or heads in {', '.join(queries)}")
-        other = f"kv_{seq}" if rows == seq else rows
-        if rows == seq:
-            self.naming.sizes[other] = self.naming.sizes[seq]
-        heads = tuple(d for d in context if d in queries and d not in (BATCH, seq, *FEATURES))
+        seq, rows = self.naming.over(seen_from), self.naming.over(seen)
+        width = elements(self.naming.size[x] for x in seen)
+        if width < self.naming.sizes[rows]:  # within windows
+            rows = other = f"window_{width}"
+            self.naming.sizes[rows] = width
+        else:
+            other = f"kv_{seq}" if rows == seq else rows
+            self.naming.sizes.setdefault(other, self.naming.sizes[seq])
+        heads = tuple(
+            d for d in context if d in queries and d not in (BATCH, seq) and not d.startswith(FEATURES)
+        )
         sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, seq, *heads), dtype="fp32")
         odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, seq, other))
         return {
@@ -178,6 +190,7 @@ class BlockWriter:
             "window": 0,
             "chunk": 0,
             "kv_dim": rows,
+            **({} if seq in TOKEN_DIMS else {"q_dim": seq}),
             "log_sum_exp": self._declare(sums),
             "probabilities": self._declare(odds),
         }
@@ -263,7 +276,7 @@ class BlockWriter:
 
 def _place(dim: str) -> int:
     """Where a dim stands in activations, as attention has it: batch, positions, heads and others, inside a head."""
-    return 0 if dim == BATCH else 1 if dim.endswith("seq") else 3 if dim in FEATURES else 2
+    return 0 if dim == BATCH else 1 if dim.endswith("seq") else 3 if dim.startswith(FEATURES) else 2
 
 
 def _word(text: str) -> str:

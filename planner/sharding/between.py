@@ -1,0 +1,96 @@
+"""What products between activations cost: those of attention as one operator, and others by themselves."""
+
+import math
+from typing import TYPE_CHECKING
+
+from cost_models.attention import AttentionShape
+from cost_models.compute import matmul_seconds
+from planner.flops import reduced_dims, union_dims
+from planner.graph import BATCH, TOKEN_DIMS, Block, Op
+from planner.sharding.context import EXCHANGES, Split
+from planner.sharding.costs import OpCost
+from planner.sharding.spec import Strategy, input_spec
+
+if TYPE_CHECKING:
+    from planner.sharding.pricing import Pricer
+
+
+def product_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpCost:
+    """A product of two activations: a batch of products over the dims that both have and the result keeps.
+
+    Rows are the dims of the first alone, columns those of the second, depth what both have and the result lacks. The
+    gradient of an operand is a product as large; data has none. What one operand sums by itself is part of the depth.
+    """
+    sizes = pricer.sizes
+    left, right = (block.tensor[op.inputs[i]] for i in (0, -1))
+    summed = set(reduced_dims(op, block))
+
+    def local(dims: set[str]) -> float:
+        return math.prod(sizes.local(d, strategy) for d in sorted(dims))
+
+    every = set(union_dims((*op.inputs, *op.outputs), block)) - summed
+    both = every & set(left.dims) & set(right.dims)
+    grouped, depth = local(both), local(summed)
+    rows, columns = local(every - set(right.dims)), local((every & set(right.dims)) - both)
+    device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
+    dtype = pricer.job.attention_dtype
+    forward = matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
+    of_left = matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
+    of_right = matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
+    backward = sum(seconds for t, seconds in ((left, of_left), (right, of_right)) if t.role == "activation")
+    return OpCost(forward, backward, 0.0)
+
+
+def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpCost:
+    """Attention as one operator; a split sequence exchanges keys and values over its axes.
+
+    The masked triangle is dealt out evenly over the split (each rank holds an early and a late chunk), so a
+    rank's work is the whole call's divided by the degree.
+    """
+    sizes, graph = pricer.sizes, pricer.graph
+    query, key, value = (block.tensor[t] for t in op.inputs[:3])
+    axes = tuple(a for a, dim in strategy if dim in query.dims and dim in TOKEN_DIMS)
+    if axes[-1:] == ("context_expert",):
+        axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
+    degree = math.prod(pricer.mesh.size(a) for a in axes)
+    positions = str(op.attributes.get("q_dim", "")).split() or [d for d in query.dims if d in TOKEN_DIMS]
+    heads = next(d for d in query.dims if d.startswith("heads"))
+    kv_heads = next((d for d in key.dims if d == "kv_heads"), heads)
+    shape = AttentionShape(
+        batch=sizes.local(BATCH, strategy) / degree,
+        heads=sizes.local(heads, strategy),
+        q_len=math.prod(graph.dims[d] for d in positions),
+        kv_len=graph.dims[str(op.attributes["kv_dim"])],
+        qk_dim=graph.dims[query.dims[-1]],
+        v_dim=graph.dims[value.dims[-1]],
+        kv_heads=sizes.local(kv_heads, strategy),
+        causal=bool(op.attributes.get("causal", False)),
+        window=_reach(op),
+    )
+    kernel: str = pricer.job.attention_kernel
+    if kernel == "plain" and pricer.software.fused_softmax:
+        kernel = "fused_softmax"
+    query_bytes, *kv_bytes = (
+        pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (query, key, value)
+    )
+    split = Split(
+        device=pricer.mesh.cluster.device,
+        dtype=pricer.job.attention_dtype,
+        comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
+        keeps_gathered=pricer.software.saves_gathered_keys,
+        kept_sum=pricer.partitioned and pricer.partitioned.partitioner.habits.kept_sum,
+        shape=shape,
+        kernel=kernel,
+        degree=degree,
+        query_bytes=query_bytes,
+        kv_bytes=sum(kv_bytes),
+    )
+    if degree == 1:
+        return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
+    return EXCHANGES[pricer.exchange](split)
+
+
+def _reach(op: Op) -> float | None:
+    """Keys that one query sees at most: a sliding window, or half a chunk on average times two; None: all."""
+    reach = [float(op.attributes[name]) for name in ("window", "chunk") if op.attributes.get(name)]
+    return min(reach) if reach else None

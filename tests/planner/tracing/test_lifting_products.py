@@ -1,0 +1,219 @@
+"""Models with products of activations: their FLOPs are those that PyTorch counts."""
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from planner import from_torch, plan  # noqa: E402
+from planner.graph import Graph, Op, count_parameters  # noqa: E402
+from planner.operators import Counting, backward_flops, forward_flops, saved_tensors  # noqa: E402
+from planner.tracing.lifting.model import graph_of, model_of  # noqa: E402
+
+nn, functional = torch.nn, torch.nn.functional
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+BATCH = 8
+
+
+class Ranker(nn.Module):  # type: ignore[misc]
+    """Rows of tables, each with each: a DLRM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Linear(13, 32)
+        self.tables = nn.ModuleList(nn.Embedding(1000, 32) for _ in range(4))
+        self.top = nn.Sequential(nn.Linear(57, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, x: Any, rows: Any, clicked: Any) -> Any:
+        x = functional.relu(self.bottom(x))
+        each = torch.stack([x, *(table(rows[:, i]) for i, table in enumerate(self.tables))], 1)
+        pairs = torch.bmm(each, each.transpose(1, 2)).flatten(1)
+        scores = self.top(torch.cat([x, pairs], 1))[:, 0]
+        return functional.binary_cross_entropy_with_logits(scores, clicked)
+
+
+class Retention(nn.Module):  # type: ignore[misc]
+    """Scores without a softmax: no attention, but two products."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        made = self.norm(x)
+        q, k, v = (w(made).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        return x + self.out((q @ k.transpose(-1, -2) @ v).transpose(1, 2).flatten(2))
+
+
+class Retaining(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 64)
+        self.layers = nn.Sequential(*(Retention(64, 4) for _ in range(3)))
+        self.head = nn.Linear(64, 100)
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        logits = self.head(self.layers(self.embed(tokens)))
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Square(nn.Module):  # type: ignore[misc]
+    """A projection around which its own input goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(48, 48) for _ in range(3))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        for layer in self.layers:
+            x = x + functional.relu(layer(x))
+        return functional.mse_loss(x, y)
+
+
+class Window(nn.Module):  # type: ignore[misc]
+    """Attention among 4 x 4 pixels, as in Swin."""
+
+    def __init__(self, width: int, heads: int, side: int = 4) -> None:
+        super().__init__()
+        self.heads, self.side = heads, side
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+
+    def forward(self, x: Any) -> Any:
+        b, rows, columns, width = x.shape
+        side = self.side
+        cut = self.norm(x).view(b, rows // side, side, columns // side, side, width)
+        cut = cut.permute(0, 1, 3, 2, 4, 5).reshape(-1, side * side, width)
+        q, k, v = (
+            self.qkv(cut).view(-1, side * side, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )
+        made = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        made = made.view(b, rows // side, columns // side, side, side, width).permute(0, 1, 3, 2, 4, 5)
+        return x + made.reshape(x.shape)
+
+
+class Windows(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, 4)
+        self.blocks = nn.Sequential(Window(32, 4), Window(32, 4))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        made = self.blocks(self.patches(images).permute(0, 2, 3, 1))
+        return functional.cross_entropy(self.head(made.mean((1, 2))), labels)
+
+
+class Strided(nn.Module):  # type: ignore[misc]
+    """A filter of one pixel that takes every second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(4, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 32, 1, 2))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        return functional.cross_entropy(self.head(self.layers(images).mean((2, 3))), labels)
+
+
+class Pair(nn.Module):  # type: ignore[misc]
+    """Two towers that are compared with all of the other's in a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = (
+            nn.Sequential(nn.Linear(n, 64), nn.ReLU(), nn.Linear(64, 32)) for n in (48, 24)
+        )
+
+    def forward(self, images: Any, texts: Any) -> Any:
+        near = self.image(images) @ self.text(texts).T
+        return functional.cross_entropy(near, torch.arange(BATCH, device=near.device))
+
+
+CASES = {
+    "ranker": (Ranker, ((BATCH, 13), (BATCH, 4, "rows"), (BATCH,))),
+    "retention": (Retaining, ((BATCH, 16, "rows"), (BATCH, 16, "rows"))),
+    "square": (Square, ((BATCH, 48), (BATCH, 48))),
+    "windows": (Windows, ((BATCH, 3, 32, 32), (BATCH, "rows"))),
+    "strided": (Strided, ((BATCH, 4, 16, 16), (BATCH, "rows"))),
+    "pair": (Pair, ((BATCH, 48), (BATCH, 24))),
+}
+
+
+def case(name: str) -> tuple[Any, list[Any]]:
+    """A module and its inputs, on meta."""
+    build, shapes = CASES[name]
+    with torch.device("meta"):
+        inputs = [
+            torch.zeros(*(n for n in shape if n != "rows"), dtype=torch.long if "rows" in shape else None)
+            for shape in shapes
+        ]
+        return build(), inputs
+
+
+def ops_of(graph: Graph, kind: str) -> list[Op]:
+    return [op for block in graph.blocks for op in block.ops if op.kind == kind]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flops_are_those_that_pytorch_counts(name: str) -> None:
+    module, inputs = case(name)
+    graph = graph_of(from_torch(module, *inputs))
+    assert count_parameters(graph) == sum(math.prod(p.shape) for p in module.parameters())
+    with torch.device("meta"), FlopCounterMode(display=False) as counted:
+        module(*inputs)
+    assert BATCH * forward_flops(graph, 1, Counting(causal=False)) == counted.get_total_flops()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_backward_flops_are_those_that_pytorch_counts(name: str) -> None:
+    """A step of plain attention: a product has the gradients of both operands; data has none."""
+    if name == "windows":
+        pytest.skip("PyTorch counts the scores of fused attention, which its backward computes again")
+    module, inputs = case(name)
+    graph = graph_of(from_torch(module, *inputs))
+    with torch.device("meta"), FlopCounterMode(display=False) as counted:
+        module(*inputs).backward()
+    forward, backward = (f(graph, BATCH, Counting(causal=False)) for f in (forward_flops, backward_flops))
+    assert forward + backward == counted.get_total_flops()
+
+
+def test_a_view_is_kept_as_what_it_shows() -> None:
+    module, inputs = case("square")
+    block = graph_of(from_torch(module, *inputs)).block["layer_1"]
+    assert [op.kind for op in block.ops] == ["view", "matmul", "elementwise", "add"]
+    assert "view" not in saved_tensors(block, "none")
+    assert block.inputs[0] in saved_tensors(block, "none")
+
+
+def test_windows_are_what_a_query_sees() -> None:
+    module, inputs = case("windows")
+    graph = graph_of(from_torch(module, *inputs))
+    (attention, *_) = ops_of(graph, "attention")
+    assert attention.attributes["kv_dim"] == "window_16"
+    assert (graph.dims["window_16"], graph.dims["seq"]) == (16, 64)
+
+
+def test_positions_that_are_compared_are_gathered_over_context_ranks() -> None:
+    """Keys and values of three layers, of 16 sequences each in bf16: a rank receives the half that it has not."""
+    module, inputs = case("retention")
+    model = model_of(from_torch(module, *inputs))
+    job = {"global_batch": 64, "seq_len": 4096, "top": 1, "pipeline": 1, "tensor": 1, "zero_stage": 0}
+    alone, split = (
+        plan(model, "dgx-h100:1", data=data, context=context, micro_batch=8, recompute="none", **job).estimate
+        for data, context in ((8, 1), (4, 2))
+    )
+    assert alone is not None
+    assert split is not None
+    gathered = split.communication["all_gather"] - alone.communication.get("all_gather", 0)
+    assert gathered == 2 * 3 * 16 * 4096 * 64 * 2 / 2
+    assert split.time["context"] > 0
