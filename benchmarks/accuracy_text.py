@@ -261,8 +261,8 @@ FAR_OFF = """\
 * Tensor groups of 32 over 64 nodes without a pipeline in the sweep: 28 % too fast in the median. On 8 and 16 nodes they
   are off by -3 %, those of 16 by -1 %.
 * Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of
-  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain it
-  for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
+  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain
+  it for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
   26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
 * NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
   gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly

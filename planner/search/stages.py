@@ -47,13 +47,23 @@ def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cu
     """By one layer at a time, the best of all moves."""
     least = simulated_seconds(evaluator, plan, shardings, cuts)
     while True:
-        moves = [
-            (simulated_seconds(evaluator, plan, shardings, moved), moved) for moved in moved_by_one(cuts)
-        ]
-        best, moved = min(moves, default=(least, cuts))
+        best, moved = _best_move(evaluator, plan, shardings, cuts, least)
         if best >= LESS * least:
             return cuts
         least, cuts = best, moved
+
+
+def _best_move(
+    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts, least: float
+) -> tuple[float, Cuts]:
+    """The move that makes the step shortest, and that step [s]; only what may be under ``least`` is simulated."""
+    floors = sorted((evaluator.floor(plan, shardings, moved), moved) for moved in moved_by_one(cuts))
+    best = (least, cuts)
+    for floor, moved in floors:
+        if floor > best[0]:
+            break
+        best = min(best, (simulated_seconds(evaluator, plan, shardings, moved), moved))
+    return best
 
 
 def simulated_seconds(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> float:
