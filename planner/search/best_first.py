@@ -199,15 +199,10 @@ class Search:
             if entry.level <= FAMILY:
                 self._look_into(heap, tight, entry)
                 continue
-            (c,) = entry.candidates
             if entry.level < len(self.floors.levels):
-                floor = self.floors.levels[entry.level](c)
-                if floor.memory_bytes > self.limit:
-                    self._set_aside(heap, tight, entry)
-                else:
-                    bound = max(entry.bound, self._bound(floor.seconds, c))
-                    heapq.heappush(heap, entry._replace(bound=bound, level=entry.level + 1))
+                self._tighten(heap, tight, entry)
                 continue
+            (c,) = entry.candidates
             answer = self.price(c)
             priced += 1
             used, on_host = answer.estimate.memory_bytes, answer.estimate.host_bytes
@@ -225,6 +220,29 @@ class Search:
             left_out=left_out(self.evaluator, self.pins, pipelines),
         )
         return Outcome(kept.best, kept.fitting, optimality), tight
+
+    def may_be_below(self, below: float, pipelines: bool) -> bool:
+        """Whether bounds leave room for a step of less than ``below`` seconds, before any layers are cut."""
+        heap, tight = self._queue(pipelines)
+        while heap and heap[0].bound < (below,):
+            entry = heapq.heappop(heap)
+            if entry.level <= FAMILY:
+                self._look_into(heap, tight, entry)
+            elif entry.level < self.floors.before_cuts:
+                self._tighten(heap, tight, entry)
+            else:
+                return True
+        return False
+
+    def _tighten(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
+        """Put a candidate back with its next bound, or aside where it does not fit by it."""
+        (c,) = entry.candidates
+        floor = self.floors.levels[entry.level](c)
+        if floor.memory_bytes > self.limit:
+            self._set_aside(heap, tight, entry)
+            return
+        bound = max(entry.bound, self._bound(floor.seconds, c))
+        heapq.heappush(heap, entry._replace(bound=bound, level=entry.level + 1))
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""

@@ -121,6 +121,8 @@ class Floors:
         """Boundaries of the stages of candidates that came so far."""
         self.levels = (self.main, self.policy, self.whole, self.staged_time, self.staged)
         """Ever tighter and dearer; one may hold for seconds alone."""
+        self.before_cuts = self.levels.index(self.staged_time)
+        """How many of them look at no cut of the layers."""
         self._assignments = Assignments(evaluator)
         self._policies = stage_policies(pins)
         self._unavoidable = unavoidable(evaluator.pricer(ALONE), self._policies or policies(pins))

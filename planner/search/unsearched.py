@@ -103,7 +103,7 @@ def faster_offload(answer: Plan, pins: Pins | None = None) -> Plan | None:
     evaluator = Evaluator(answer.model, cluster, answer.job)
     below = answer.estimate.step_time_s * (1 - WORTH_NAMING)
     pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
-    if Search(evaluator, pins, "time", limited=False).best_below(below, pipelines) is None:
+    if not Search(evaluator, pins, "time", limited=False).may_be_below(below, pipelines):
         return None
     best = None
     for offload in OFFLOADS:
