@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import LAST_SWEEPS, climb, dive, lead, rise, target
+from planner.intra_op.hubs import climb, dive, lead, rise, target
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
 from planner.intra_op.mixing import Mixture, cheaper_half, mixture, most_mixed, spread
@@ -30,11 +30,15 @@ from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
 STEPS, SWEEPS = 20, 30
-"""Changes of the prices of memory in a branch that is parted, and sweeps in each that comes of it, less where its bound
-exceeds what hubs are known to allow."""
+"""Changes of the prices of memory, and as many sweeps under the best ones, in a branch that is parted on a hub; and
+sweeps in each that comes of it, less where its bound exceeds what hubs are known to allow."""
 
-HALF_STEPS = 15
-"""Changes of the prices in a branch on memory: without them it proves nothing."""
+MEMORY_STEPS, HALF_STEPS = 10, 8
+"""Changes of the prices in a branch that is parted on memory, and in each that comes of it, which prove nothing
+without. Little is enough: twice as many branches gain more than better ones."""
+
+LEAST_GAIN = 1e-5
+"""Share by which changes of the prices must raise the bound of a branch that cannot be parted for it to be kept at."""
 
 UNDECIDED = 0.01
 """Of the gap: by how much the second best strategy of a hub may be dearer than the best."""
@@ -109,26 +113,30 @@ class HubTree:
         self._set({}, state)
 
     def part(self, cutoff: float) -> bool:
-        """Part the branch with the least bound; False where hubs and memory say no more of it."""
-        found = self._climbed(heapq.heappop(self.open), cutoff)
+        """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
+        hubs_first = self.last_gain["hub"] >= self.last_gain["memory"]
+        popped = heapq.heappop(self.open)
+        found = self._climbed(popped, cutoff, STEPS if hubs_first else MEMORY_STEPS)
         if found.slack < 0:
             return True
         hub, heavy = self._undecided(found), self._mixed(found)
-        if hub is not None and (heavy is None or self.last_gain["hub"] >= self.last_gain["memory"]):
+        if hub is not None and (heavy is None or hubs_first):
             self._part_on_hub(found, hub, cutoff)
         elif heavy is not None:
             self._part_on_memory(found, heavy, cutoff)
         else:
-            heapq.heappush(self.open, found.branch)
-            return False
+            heapq.heappush(
+                self.open, found.branch
+            )  # all is decided: prices may still rise, where it does not fit
+            return found.branch.bound - popped.bound > LEAST_GAIN * abs(popped.bound)
         return True
 
-    def _climbed(self, branch: _Branch, cutoff: float) -> _Open:
+    def _climbed(self, branch: _Branch, cutoff: float, steps: int) -> _Open:
         """A branch under prices of its own."""
         relaxation = self.relaxation
         self._set(branch.kept, branch.state)
-        weights = mixture(relaxation, STEPS, target)
-        rise(relaxation, LAST_SWEEPS)
+        weights = mixture(relaxation, steps, target)
+        rise(relaxation, steps)
         value, margins = relaxation.bound()
         bound = max(branch.bound, value - MARGIN * abs(value))
         branch = branch._replace(bound=bound, state=relaxation.snapshot())

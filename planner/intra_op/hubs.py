@@ -75,6 +75,7 @@ def dive(
         left -= set(clearest)
         relaxation.hold(_alone(decided))
     climb(relaxation, LAST_STEPS)
+    rise(relaxation, LAST_SWEEPS)
     return Decided(decided, relaxation.value(), relaxation.known_prices)
 
 
@@ -83,14 +84,13 @@ def _alone(choice: Mapping[int, int]) -> dict[int, tuple[int]]:
 
 
 def climb(relaxation: Relaxation, steps: int) -> None:
-    """Raise the bound by so many changes of the prices of memory, each with a sweep, and then by messages alone."""
+    """Raise the bound by so many changes of the prices of memory, each with a sweep."""
     for _ in range(steps):
         relaxation.sweep()
         value = relaxation.value()
         relaxation.reprice(value, target(value))
     relaxation.sweep()
     relaxation.return_to_best()
-    rise(relaxation, LAST_SWEEPS)
 
 
 def target(value: float) -> float:

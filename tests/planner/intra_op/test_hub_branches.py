@@ -15,7 +15,7 @@ from planner.intra_op import hub_branches
 from planner.intra_op.hub_branches import HubTree, disagreement
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.messages import Relaxation
-from planner.intra_op.network import Network
+from planner.intra_op.network import Network, Piece
 
 
 def soon() -> float:
@@ -96,6 +96,35 @@ def test_no_choice_below_the_cutoff_is_below_the_bound(
     for _ in range(parted):
         if tree.bound <= cutoff - 1:
             tree.part(cutoff)
+    assert min(tree.bound, cutoff) <= least + 1e-6
+
+
+def test_memory_is_parted_where_hubs_say_nothing() -> None:
+    """Of three that cost 10, 11 and 12 one fits; prices let five thirds of them: 13 2/3 are left to be paid, not 21."""
+    costs = {v: np.array([0.0, 10.0 + v]) for v in range(3)}
+    pieces = {v: Piece((0, 1), np.array([3.0, 0.0])) for v in range(3)}
+    relaxation = Relaxation(Network(costs, pieces, np.array([5.0])), {0: 3.0})
+    for _ in range(200):
+        relaxation.sweep()
+        relaxation.reprice(relaxation.value(), relaxation.value() + 1)
+    relaxation.return_to_best()
+    assert relaxation.value() == pytest.approx(13 + 2 / 3, abs=0.01)
+    tree = HubTree(relaxation, [])
+    tree.explore(25, soon())
+    assert tree.bound == pytest.approx(21)
+
+
+@settings(max_examples=100, deadline=None)
+@given(contest_problems(max_ends=2), st.integers(1, 8), st.integers(0, 30))
+def test_branches_on_memory_leave_out_no_choice(problem: ContestProblem, parted: int, cutoff: int) -> None:
+    network = unshrunk(problem)
+    if network is None:
+        return
+    least, _ = best_of_network(network)
+    tree = HubTree(Relaxation(network, {0: 0.25}), [])
+    for _ in range(parted):
+        if tree.bound <= cutoff - 1 and not tree.part(cutoff):
+            break
     assert min(tree.bound, cutoff) <= least + 1e-6
 
 
