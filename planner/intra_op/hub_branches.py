@@ -7,8 +7,7 @@ branches on a hub have been seen, how much they raised the bound says it better.
 first, and now and then all hubs left in it are decided, since it is the likeliest to hold a good choice.
 
 What hubs leave open is mostly memory: prices mix choices that fit only on average. So each branch is parted either on a
-hub or on how much memory one node takes (`planner.intra_op.mixing`), whichever raised the bound more when it was last
-done.
+hub or on how much memory one node takes (`planner.intra_op.mixing`), whichever has lately raised the bound more.
 
 Source: Land and Doig, "An automatic method of solving discrete programming problems", Econometrica 28 (1960);
 Benichou et al., "Experiments in mixed-integer linear programming", Mathematical Programming 1 (1971), for pseudo-costs.
@@ -81,8 +80,8 @@ class HubTree:
         self.expected = {v: disagreement(relaxation.network, v) for v in self.hubs}
         """How much branches on a hub raise the bound, as far as known; in a unit of their own until they are tried."""
         self.gains: dict[int, list[float]] = {}
-        self.last_gain = {"hub": np.inf, "memory": np.inf}
-        """By how much the last branches on either raised the bound."""
+        self.recent_gain = {"hub": np.inf, "memory": np.inf}
+        """By how much branches on either raise the bound: the mean of what was known before and the last gain."""
         self.count = itertools.count()
         self.parted = 0
         """On hubs."""
@@ -114,7 +113,7 @@ class HubTree:
 
     def part(self, cutoff: float) -> bool:
         """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
-        hubs_first = self.last_gain["hub"] >= self.last_gain["memory"]
+        hubs_first = self.recent_gain["hub"] >= self.recent_gain["memory"]
         popped = heapq.heappop(self.open)
         found = self._climbed(popped, cutoff, STEPS if hubs_first else MEMORY_STEPS)
         if found.slack < 0:
@@ -150,8 +149,9 @@ class HubTree:
             self._set({**branch.kept, hub: (s,)}, branch.state)
             rise(self.relaxation, SWEEPS, min(self.best.value, cutoff), self.deadline)
             bounds.append(self._leave({**branch.kept, hub: (s,)}, branch.bound, cutoff))
-        self.last_gain["hub"] = min(bounds, default=cutoff) - branch.bound
-        self.gains.setdefault(hub, []).append(self.last_gain["hub"])
+        gain = min(bounds, default=cutoff) - branch.bound
+        self.gains.setdefault(hub, []).append(gain)
+        self._learn("hub", gain)
         self.parted += 1
         if self.parted % DIVE_EVERY == 0 and self._in_time():
             self._dive(branch)
@@ -170,7 +170,11 @@ class HubTree:
             if self._in_time():
                 climb(self.relaxation, HALF_STEPS)
             bounds.append(self._leave({**branch.kept, v: kept}, branch.bound, cutoff))
-        self.last_gain["memory"] = min(bounds, default=cutoff) - branch.bound
+        self._learn("memory", min(bounds, default=cutoff) - branch.bound)
+
+    def _learn(self, kind: str, gain: float) -> None:
+        known = self.recent_gain[kind]
+        self.recent_gain[kind] = gain if known == np.inf else (known + gain) / 2
 
     def _leave(self, kept: Kept, least: float, cutoff: float) -> float:
         """Leave a branch, in which messages stand, for later, unless nothing in it is below the cutoff; its bound."""

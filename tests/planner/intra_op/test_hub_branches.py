@@ -114,18 +114,22 @@ def test_memory_is_parted_where_hubs_say_nothing() -> None:
     assert tree.bound == pytest.approx(21)
 
 
-@settings(max_examples=100, deadline=None)
-@given(contest_problems(max_ends=2), st.integers(1, 8), st.integers(0, 30))
-def test_branches_on_memory_leave_out_no_choice(problem: ContestProblem, parted: int, cutoff: int) -> None:
-    network = unshrunk(problem)
-    if network is None:
-        return
-    least, _ = best_of_network(network)
-    tree = HubTree(Relaxation(network, {0: 0.25}), [])
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=6), st.integers(1, 10))
+def test_branches_on_memory_leave_out_no_choice(items: list[tuple[int, int]], parted: int) -> None:
+    """Nodes that pay a price each to take none of half of the memory that all want, by trying every choice."""
+    room = sum(size for _, size in items) // 2
+    costs = {v: np.array([0.0, price]) for v, (price, _) in enumerate(items)}
+    pieces = {v: Piece((0, 1), np.array([size, 0.0])) for v, (_, size) in enumerate(items)}
+    tree = HubTree(Relaxation(Network(costs, pieces, np.array([float(room)])), {0: 1.0}), [])
     for _ in range(parted):
-        if tree.bound <= cutoff - 1 and not tree.part(cutoff):
-            break
-    assert min(tree.bound, cutoff) <= least + 1e-6
+        tree.part(math.inf)
+    least = min(
+        sum(price for left, (price, _) in zip(choice, items, strict=True) if left)
+        for choice in itertools.product((0, 1), repeat=len(items))
+        if sum(size for left, (_, size) in zip(choice, items, strict=True) if not left) <= room
+    )
+    assert tree.bound <= least + 1e-6
 
 
 def test_what_neighbours_pay_for_disagreeing() -> None:
