@@ -38,7 +38,7 @@ REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 
 BEFORE = 0.15
 """Share of the time left that goes into messages before hubs are decided."""
-TURNS, IN_HASTE = ((0.4, 0.2), (0.65, 0.8)), (0.0, 0.5)
+TURNS, IN_HASTE = ((0.4, 0.25), (0.6, 0.8)), (0.0, 0.5)
 """Shares of the time left that go into branches on hubs, and then into what the best decision leaves, turn by turn: the
 second has a better decision, or looks in the same one below the choice that it gave. And those shares where there is
 no time for turns."""
