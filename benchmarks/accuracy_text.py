@@ -261,8 +261,8 @@ FAR_OFF = """\
 * Tensor groups of 32 over 64 nodes without a pipeline in the sweep: 28 % too fast in the median. On 8 and 16 nodes they
   are off by -3 %, those of 16 by -1 %.
 * Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of
-  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel from 26.06 on explain
-  it for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
+  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel since 26.06 explain it
+  for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
   26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
 * NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
   gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly
@@ -274,9 +274,10 @@ FAR_OFF = """\
   (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), which these rows say.
 * DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
   are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
-* GPT-OSS before release 26.06, and in 26.06.01: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256).
-  In 26.06 and 26.08 its backward is in MXFP8, which takes windows of 128 for whole triangles (2.1 ms where bf16 takes
-  0.47; NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training/results/gpt_oss/gb200): 5 % of its step.
+* GPT-OSS before release 26.06, and in 26.06.01: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256),
+  beside what kernels of their own do with its experts' biases, which is priced. In 26.06 and 26.08 its backward is in
+  MXFP8, which takes windows of 128 for whole triangles (2.1 ms where bf16 takes 0.47; NVIDIA/cudnn-frontend@3929da2
+  benchmark/sdpa_benchmark_training/results/gpt_oss/gb200): 5 % of its step.
 * MegaScale-MoE's 352B on 240 to 1,440 H800: Megatron-LM -23 to -27 %, its own system -6 to -18 %. Neither micro-batch,
   virtual stages nor routing are printed.
 * prime-rl's Qwen3-30B at 16,384 tokens: -42 to -46 %. Half of that is not the experts': its dense Qwen3-4B would be

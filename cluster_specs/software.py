@@ -39,6 +39,17 @@ class RoutingKernels(Record):
     """Arrays of what experts make that are kept for the gradient of their weights."""
 
 
+class BiasedExperts(Record):
+    """What kernels of their own move for experts with biases, whose gates are clamped [bytes per element]."""
+
+    gates_forward: float = Field(ge=0)
+    """Of what the activation reads."""
+    gates_backward: float = Field(ge=0)
+    result_forward: float = Field(ge=0)
+    """Of what an expert returns, to which its bias is added."""
+    result_backward: float = Field(ge=0)
+
+
 class OnGPU(Record):
     """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
 
@@ -266,6 +277,8 @@ class SoftwareSpec(Record):
     """Habits on GPUs, where the fields above are those of another kind of device."""
     attention: Mapping[str, AttentionRate] = {}
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
+    biased_experts: BiasedExperts | None = None
+    """Biases and clamps of experts, where they are kernels of their own; None: nothing is known of them."""
     fused_experts: Mapping[str, tuple[str, ...]] = {}
     """Pattern of device names -> types in which steps replayed from captured graphs have experts' layers fused."""
     sources: Mapping[str, str] = {}

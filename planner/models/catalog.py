@@ -32,6 +32,9 @@ __all__ = [
 SCHEMA = "meshwright/model/1"
 """Of what ``meshwright models NAME --json`` prints."""
 
+BIASED_EXPERTS = frozenset({"gpt_oss"})
+"""Families whose experts and routers have biases."""
+
 GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 """Keys that tell a graph file from a configuration."""
 
@@ -87,19 +90,21 @@ def list_models() -> tuple[str, ...]:
 
 
 def model_of_run(fields: Mapping[str, Any]) -> Model:
-    """The model of a run's ``model`` table. A table that leaves the groups of its experts open has those of the shipped
-    model of its name, if that has as many experts.
+    """The model of a run's ``model`` table. A table that leaves groups or biases of its experts open has those of the
+    shipped model of its name, if that has as many experts.
     """
     names = _aliases().get(_compact(str(fields.get("name"))), ())
-    known = _shipped_model(names[0]).config if len(names) == 1 else {}
-    sizes = (known.get("n_routed_experts"), known.get("num_experts_per_tok"))
-    if (
-        "n_group" in known
-        and "expert_groups" not in fields
-        and sizes == (fields.get("experts"), fields.get("topk"))
-    ):
-        fields = {**fields, "expert_groups": known["n_group"], "chosen_groups": known["topk_group"]}
-    return transformer_from_run(fields)
+    shipped = _shipped_model(names[0]) if len(names) == 1 else None
+    known = shipped.config if shipped else {}
+    experts = known.get("n_routed_experts", known.get("num_local_experts"))
+    if (experts, known.get("num_experts_per_tok")) != (fields.get("experts"), fields.get("topk")):
+        return transformer_from_run(fields)
+    usual = {}
+    if "n_group" in known and "expert_groups" not in fields:
+        usual = {"expert_groups": known["n_group"], "chosen_groups": known["topk_group"]}
+    if shipped and shipped.family in BIASED_EXPERTS:
+        usual["expert_bias"] = True
+    return transformer_from_run({**usual, **fields})
 
 
 def load_model(source: str | Path) -> Model:

@@ -28,6 +28,7 @@ RUN_FIELDS = frozenset(
         "topk",
         "expert_groups",
         "chosen_groups",
+        "expert_bias",
         "moe_ffn_hidden",
         "moe_layers",
         "shared_expert_ffn",
@@ -169,6 +170,7 @@ def _experts(read: ConfigReader) -> Experts | None:
         shared_ffn=read.integer("shared_expert_ffn", default=shared, least=0),
         groups=groups,
         chosen_groups=chosen,
+        bias=read.flag("expert_bias", default=False),
     )
 
 

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from cluster_specs.software import SoftwareSpec
-from cost_models.compute import cast_seconds
+from cost_models.compute import cast_seconds, stream_seconds
 from planner.graph import Block, Op
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.sharding.costs import OpCost
@@ -55,4 +55,30 @@ def in_one_kernel(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, co
     return cost._replace(
         forward=cost.forward - cast_seconds(cast, device, dtype).seconds,
         backward_input=cost.backward_input - cast_seconds(cast_back, device, dtype).seconds,
+    )
+
+
+def with_biases(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of a product of experts with what kernels of their own do with its bias, unless layers are fused.
+
+    Experts that have biases are GPT-OSS's, whose gates are clamped as well: what the first product makes is copied once
+    more, and what the second makes takes part in a sum in fp32.
+    """
+    biased = pricer.software.biased_experts
+    made = [block.tensor[name] for name in op.outputs]
+    per_expert = "experts" in block.tensor[op.inputs[0]].dims if op.inputs else False
+    biases = [name for name in op.weights if set(block.tensor[name].dims) <= set(made[0].dims)]
+    if biased is None or not (per_expert and biases) or fuses_experts(pricer):
+        return cost
+    elements = sum(pricer.sizes.elements(t, pricer.output(block, op, t, strategy)) for t in made)
+    gates = "expert_ffn" in made[0].dims
+    forward, backward = (
+        (biased.gates_forward, biased.gates_backward)
+        if gates
+        else (biased.result_forward, biased.result_backward)
+    )
+    device = pricer.mesh.cluster.device
+    return cost._replace(
+        forward=cost.forward + stream_seconds(forward * elements, device).seconds,
+        backward_input=cost.backward_input + stream_seconds(backward * elements, device).seconds,
     )

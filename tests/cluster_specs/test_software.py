@@ -29,11 +29,8 @@ def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
     names = ("attention", "activation_arrays", "fused_experts")
     tables = {name: getattr(stack, name) for name in names}
-    records = {
-        "partitioner": stack.partitioner,
-        "on_gpu": stack.on_gpu,
-        "routing_kernels": stack.routing_kernels,
-    }
+    parts = ("partitioner", "on_gpu", "routing_kernels", "biased_experts")
+    records = {name: getattr(stack, name) for name in parts}
     paths = (stated - {"name", "summary", "sources", *records, *tables}) | {
         f"{table}.{key}" for table, keys in tables.items() for key in keys
     }

@@ -11,14 +11,20 @@ from planner.plans import Plan
 from planner.runs.mapping import plan_from_run
 
 ROWS = (Path(__file__).parents[2] / "published" / "runs_gpu.jsonl").read_text().splitlines()
-QWEN = next(
-    row for row in map(json.loads, ROWS) if row["id"].startswith("bridge/26.06/qwen3_30b_a3b/DGX-GB200")
-)
 
 
-def compute(**changes: Any) -> float:
-    """Seconds of compute of Qwen3-30B's step on eight GB200, of the same kernel of attention in all."""
-    plan = plan_from_run(QWEN)[0]
+def published(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in map(json.loads, ROWS) if row["id"].startswith(name))
+    return found
+
+
+QWEN = published("bridge/26.06/qwen3_30b_a3b/DGX-GB200")
+GPT_OSS = published("bridge/26.04/gpt-oss-120b/DGX-GB300")
+
+
+def compute(row: dict[str, Any] = QWEN, **changes: Any) -> float:
+    """Seconds of compute of a step, of the same kernel of attention in all; of Qwen3-30B's on eight GB200."""
+    plan = plan_from_run(row)[0]
     job = plan.job.model_copy(update={"attention": "native", **changes})
     return evaluate(Plan(model=plan.model, cluster=plan.cluster, job=job, plan=plan.plan)).time["compute"]
 
@@ -36,3 +42,30 @@ def test_other_types_and_steps_that_the_host_issues_have_kernels_of_their_own(
     changes: dict[str, Any],
 ) -> None:
     assert compute(**changes) == pytest.approx(compute(stack="nemo-25.11", **changes))
+
+
+def test_biases_of_experts_are_kernels_of_their_own() -> None:
+    """Of 65,536 rows of 2 x 2,880 clamped gates, and of 2,880 results that a sum in fp32 goes over."""
+    without = {**GPT_OSS, "model": {**GPT_OSS["model"], "expert_bias": False}}
+    moved = 36 * 5 * 65_536 * 2_880 * (2 * (8 + 10) + 28 + 40) / (8e12 * 0.81)
+    assert compute(GPT_OSS) - compute(without) == pytest.approx(moved, rel=0.01)
+
+
+def test_fused_experts_add_biases_as_they_multiply() -> None:
+    fused = published("bridge/26.06/gpt-oss-120b/DGX-GB300")
+    without = {**fused, "model": {**fused["model"], "expert_bias": False}}
+    assert compute(fused) == pytest.approx(compute(without))
+
+
+@pytest.mark.parametrize(
+    ("changes", "biased"),
+    [
+        ({}, True),
+        ({"expert_bias": False}, False),
+        ({"experts": 64}, False),
+        ({"name": "Qwen3-30B-A3B"}, False),
+    ],
+)
+def test_a_run_has_the_biases_of_the_model_of_its_name(changes: dict[str, Any], biased: bool) -> None:
+    model = plan_from_run({**GPT_OSS, "model": {**GPT_OSS["model"], **changes}})[0].model
+    assert bool(model.config.get("expert_bias")) is biased
