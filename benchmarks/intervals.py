@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out, split_of
 
 from cluster_specs.software import load_software
+from planner.runs.releases import RELEASES
 
 SHARE = 0.8
 """Of measurements that are to lie inside."""
@@ -61,14 +62,20 @@ def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
             elif run.row.split == "fit":
                 dense[name].append(run)
     shown = sorted({stack_of(run.row) for runs in mixtures.values() for run in runs})
-    own = [[s for runs in mixtures.values() if (s := _of_stack(runs, stack))] for stack in shown]
+    programs = sorted({_program(stack) for stack, _ in shown})
+    own = [[s for runs in mixtures.values() if (s := _of_program(runs, name))] for name in programs]
     widest = max(quantile(found, unseen=1) for found in own if len(found) >= FEWEST)
     stacks = sorted({stack_of(run.row) for runs in dense.values() for run in runs})
     return dict.fromkeys(stacks, quantile(list(dense.values()), unseen=1)) | dict.fromkeys(shown, widest)
 
 
-def _of_stack(runs: Sequence[LeftOut], stack: Stack) -> list[LeftOut]:
-    return [run for run in runs if stack_of(run.row) == stack]
+def _program(stack: str) -> str:
+    """The stack that ``stack`` is a release of, or itself."""
+    return next((release.stack for release in RELEASES if release.other == stack), stack)
+
+
+def _of_program(runs: Sequence[LeftOut], name: str) -> list[LeftOut]:
+    return [run for run in runs if _program(stack_of(run.row)[0]) == name]
 
 
 def beyond(run: LeftOut) -> float:
