@@ -269,9 +269,10 @@ FAR_OFF = """\
   anything is exchanged between nodes; the exchange of balanced random tokens is priced.
 * Mixtures with routers left to themselves: -12 to -71 % but for Qwen3-30B and Moonlight on 16 H100 (+8 and -3 %), the
   more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
-* torchtitan's Qwen3-30B on eight H200 (-13 to -55 % compiled, memory 14 to 17 % too much): a router left to itself.
-  Until March 2026 its selective policy kept nothing of experts, not even what was exchanged
-  (pytorch/torchtitan@f3748d8 models/qwen3/infra/parallelize.py), which these rows say.
+* torchtitan's Qwen3-30B on eight H200 (-4 to -47 % compiled, memory 6 to 14 % too much): a router left to itself. Its
+  selective policy kept results of attention alone, as parts of these layers were compiled by themselves, which these
+  rows say (-14 to -55 and +20 to +22 % before that, and before its kernels were counted). They ran cuDNN's attention,
+  too, which it asks for on every device since October 2025 (6a3a9da95): at that rate -22 to -52 %.
 * DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
   are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
 * GPT-OSS before release 26.06, and in 26.06.01: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256),
@@ -282,8 +283,8 @@ FAR_OFF = """\
   virtual stages nor routing are printed.
 * prime-rl's Qwen3-30B at 16,384 tokens: -42 to -46 %. Half of that is not the experts': its dense Qwen3-4B would be
   -24 % there (and +8 % at 65,536 tokens, as other long sequences are).
-* The exchange of torchtitan itself takes a step on eight B200 half as long again as DeepEP's (3.30 and 2.22 s). Both
-  are priced alike inside a node (-33 and 0 %), and passes over memory counted in its source would explain a tenth.
+* The exchange of torchtitan itself takes a step on eight B200 half as long again as DeepEP's (3.30 and 2.22 s, of which
+  passes over memory are a tenth: -25 %), and one of DeepSeek-V3 on 512 H100 1.7 times as long (-34 and -22 %).
 * torchtitan asks for cuDNN's attention on Blackwell since May 2025 (pytorch/torchtitan@3b85aa31f), not for
   FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
   their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known. DeepEP's keep 13.7

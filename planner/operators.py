@@ -208,6 +208,7 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
         "alternate_local": lambda block, op, tensor: (
             op.kind not in ROUTING_KINDS and _is_every_second(block, op, tensor)
         ),
+        "all_but_attention": lambda block, op, tensor: op.kind == "attention",
         "latent": _is_not_from_latents,
         "attention": lambda block, op, tensor: op.kind != "attention" or tensor in op.outputs,
     }
@@ -220,13 +221,16 @@ drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` 
 ``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``);
 ``alternate`` is selective with every second product computed again, and all of experts and their router, whose grouped
 products are not on the list (pytorch/torchtitan, ``selective_ac_option = "op"``), ``alternate_local`` without the
-exchange of tokens, too (its Qwen3 until March 2026, 114151ad); ``latent`` keeps everything but heads that are projected
-up from latents (Megatron's ``mla_up_proj``), ``attention`` everything but what is inside the attention kernel
-(Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
+exchange of tokens, too (its Qwen3 until March 2026, 114151ad), ``all_but_attention`` only results of attention, which
+is all that a list of operators finds inside parts that are compiled by themselves; ``latent`` keeps everything but
+heads that are projected up from latents (Megatron's ``mla_up_proj``), ``attention`` everything but what is inside the
+attention kernel (Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
 """
 
 
-SELECTIVE_POLICIES = frozenset({"selective", "products", "mlp", "alternate", "alternate_local"})
+SELECTIVE_POLICIES = frozenset(
+    {"selective", "products", "mlp", "alternate", "alternate_local", "all_but_attention"}
+)
 """Policies that list the kinds of results that are kept."""
 
 UNWRAPPED_POLICIES = frozenset({"none", "attention", "latent"})

@@ -77,7 +77,7 @@ def _on_any_mesh(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
         fused, listed = software.activation_residuals == 0, software.stores_listed
         repeated = recomputed_shares(pricer.graph, block, policy, kernel)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)
-        if policy == "full":
+        if policy in ("full", "all_but_attention"):
             again, exchanged = _moved_again(block, repeated, kernel, software), tuple(repeated)
         else:
             again, exchanged = _exchanged_again(block, repeated), _keys_again(block, policy, software)

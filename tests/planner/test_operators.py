@@ -177,6 +177,13 @@ def test_grouped_products_of_experts_are_on_no_list() -> None:
     assert not {name for name in local if "experts" in block.tensor[name].dims}
 
 
+def test_lists_find_results_of_attention_alone_inside_compiled_parts() -> None:
+    """What PyTorch 2.13 shows a policy of a submodule that inductor compiled: ``aten.mm.out``, which is not listed."""
+    _, block = layer_of("qwen3-30b-a3b")
+    kept, full = (set(saved_tensors(block, policy)) for policy in ("all_but_attention", "full"))
+    assert kept - full == {"context", "log_sum_exp"}
+
+
 def test_heads_are_made_again_from_latents() -> None:
     """Megatron's mla_up_proj; without latents there is nothing to make again."""
     _, block = layer_of("deepseek-v2-lite-16b")
