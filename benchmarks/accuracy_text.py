@@ -288,7 +288,8 @@ FAR_OFF = """\
 * torchtitan asks for cuDNN's attention on Blackwell since May 2025 (pytorch/torchtitan@3b85aa31f), not for
   FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
   their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known. DeepEP's keep 13.7
-  GiB for each sequence, 3.5 of which are predicted, so that they hardly recomputed everything, as their file has it.
+  GiB for each sequence, 3.5 of which are predicted: every second layer recomputed, torchtitan's default, would fit that
+  within 4 % (and their times -6 for +6 %), but their file recomputes all, which they are read by.
 * torchtitan on eight B200, one sequence of 8,192 tokens each: -34 to -39 % in 16 and 8 bits alike. Its source says
   "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
