@@ -160,6 +160,8 @@ class SoftwareSpec(Record):
     """Such inputs are gathered again while their gradient is computed, which is summed while the weights' is."""
     saves_gathered_keys: bool
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
+    gathers_narrow: bool
+    """In fp8 and fp4 jobs, tensor ranks gather inputs of products, and gradients of what these make, in 8 bits."""
     saves_narrow: bool
     """In fp8 and fp4 jobs, inputs that only products need again are kept as they were multiplied."""
     keeps_fused: bool
@@ -386,6 +388,11 @@ def updating(software: SoftwareSpec, fused: bool) -> SoftwareSpec:
         return software
     temporaries = 0.0 if fused else GROUPED_TEMPORARIES
     return software.model_copy(update={"fused_optimizer": fused, "optimizer_temporaries": temporaries})
+
+
+def gathering(software: SoftwareSpec, narrow: bool) -> SoftwareSpec:
+    """The stack with tensor ranks that gather in 8 bits, or in 16."""
+    return software.model_copy(update={"gathers_narrow": narrow})
 
 
 def device_on(device: DeviceSpec, software: SoftwareSpec) -> DeviceSpec:

@@ -60,6 +60,9 @@ class Job(Given):
     fused_optimizer: bool | None = None
     """The update is one kernel for all weights of a group, or a kernel for each of its operations (PyTorch's
     ``foreach``); None is the software stack's habit."""
+    narrow_gathers: bool | None = None
+    """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the software stack's
+    habit."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None

@@ -8,6 +8,7 @@ from cluster_specs.errors import InputError
 from cluster_specs.software import (
     SoftwareSpec,
     device_on,
+    gathering,
     in_training,
     load_software,
     replayed,
@@ -57,6 +58,8 @@ def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:
     software = software_on(load_software(job.stack), device)
     if job.cuda_graphs:
         software = replayed(software)
+    if job.narrow_gathers is not None:
+        software = gathering(software, job.narrow_gathers)
     return software if job.fused_optimizer is None else updating(software, job.fused_optimizer)
 
 

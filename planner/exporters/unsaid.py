@@ -42,6 +42,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.fused_optimizer is not None,
             "an update of one kernel, or of several, as the job says",
         ),
+        "narrow_gathers": (
+            lambda plan: plan.plan.tensor > 1 and plan.job.narrow_gathers is not None,
+            "tensor ranks that gather in 8 or 16 bits, as the job says",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (

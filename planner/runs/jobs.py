@@ -48,6 +48,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
             "fused_optimizer": _fused_optimizer(run),
+            "narrow_gathers": _narrow_gathers(run),
             "cuda_graphs": str((parallel.model_extra or {}).get("cuda_graph")).startswith("full_iteration"),
             "token_exchange": _token_exchange(run, origin),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
@@ -79,6 +80,12 @@ def _fused_optimizer(run: RunFile) -> bool | None:
     """By PyTorch's words for its kernels, else by the release."""
     kernel = re.search(r"fused|foreach", run.parallel.optim or "", re.IGNORECASE)
     return kernel[0].lower() == "fused" if kernel else fuses_update(run.series or "", str(run.source))
+
+
+def _narrow_gathers(run: RunFile) -> bool | None:
+    """In 16 bits where every row has a scale (pytorch/torchtitan@820504e: ``Float8ColwiseParallel`` is tensorwise)."""
+    recipe = str((run.parallel.model_extra or {}).get("fp8_recipe"))
+    return False if "rowwise" in recipe else None
 
 
 def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import COLLECTIVES, wire_bytes
-from cost_models.compute import cast_seconds, matmul_seconds, product_dtype, stream_seconds
+from cost_models.compute import product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, Block, Graph, Op, Tensor, trained_weights
 from planner.operators import operator_rule
@@ -23,8 +23,9 @@ from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
-from planner.sharding.resharding import Move, moves
-from planner.sharding.routing import expert_rows, routed_otherwise
+from planner.sharding.products import matmul_cost
+from planner.sharding.resharding import Move, moves, narrowed
+from planner.sharding.routing import routed_otherwise
 from planner.sharding.spec import (
     ShardingSpec,
     Sizes,
@@ -147,7 +148,7 @@ class Pricer:
         key = (block.name, name, who, source.partial, *where)
         found = self.known.get(key)
         if found is None:
-            found = self._edge(block.tensor[name], source, consumer)
+            found = self._edge(block.tensor[name], source, consumer, self.gathers_narrow(block))
             if not keeps:
                 found = self._beside_gradients(block, reader, consumer, found)
             if self.partitioned:
@@ -210,10 +211,20 @@ class Pricer:
         kept = tuple(s for s in strategy if s[1] != BATCH or s[0] not in BATCH_AXES)
         return *(mesh.size(axis) for axis in INNER_AXES), *others, local, kept
 
-    def _edge(self, tensor: Tensor, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
+    def gathers_narrow(self, block: Block) -> bool:
+        """Whether tensor ranks gather what the block's products read, or its gradient, as they multiply it.
+
+        Embedding and head are products of 16 bits.
+        """
+        narrow = self.software.gathers_narrow and self.job.precision in NARROW
+        return narrow and block.name not in (self.graph.first, self.graph.last)
+
+    def _edge(
+        self, tensor: Tensor, source: ShardingSpec, consumer: Strategy, narrow: bool = False
+    ) -> EdgeCost:
         gradient = gradient_of_input(self.graph, tensor, consumer)
         target = gradient_of_output(gradient)
-        what = (tensor.dims, tensor.scale, tensor.dtype, source.partial, gradient.partial)
+        what = (tensor.dims, tensor.scale, tensor.dtype, source.partial, gradient.partial, narrow)
         key = (what, self.situation(source.shards), self.situation(target.shards))
         found: EdgeCost | None = self.tables.get(key)  # tensors of one shape move alike
         if found is None:
@@ -222,6 +233,8 @@ class Pricer:
             backward: tuple[Move, ...] = ()
             if tensor.dtype not in ("int32", "bool"):
                 backward = moves(self.sizes, tensor, gradient, gradient_of_output(source), width)
+            if narrow and "experts" not in tensor.dims:
+                forward, backward = narrowed(forward, width), narrowed(backward, width)
             found = self.tables[key] = EdgeCost(
                 tuple(self._moved(tensor, m) for m in forward),
                 tuple(self._moved(tensor, m) for m in backward),
@@ -255,48 +268,6 @@ class Pricer:
         return tuple(
             a for a, dim in strategy if not has_dim(self.graph, weight, dim) or (whole and a == "tensor")
         )
-
-
-def _matmul(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
-    """Products (or convolutions) with each weight; weights that share their contracted dims run as one.
-
-    Rows are the tokens or output points, columns the weight's output dims, depth its contracted dims (filter
-    taps too); a dim that input, weight and output share (experts) is a batch of products.
-    """
-    sizes = pricer.sizes
-    left, right = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
-    cut = frozenset(d for name in op.weights for d in block.tensor[name].dims) - {
-        d for name in op.outputs for d in block.tensor[name].dims
-    }
-    products: dict[tuple[str, ...], float] = {}
-    batches: set[str] = set()
-    for weight in (block.tensor[name] for name in op.weights):
-        inner = tuple(d for d in weight.dims if d in cut)
-        if not inner:
-            continue
-        batches |= {d for d in weight.dims if d in left.dims and d not in cut}
-        outer = [d for d in weight.dims if d not in cut and d not in batches]
-        products[inner] = products.get(inner, 0.0) + weight.scale * math.prod(
-            sizes.local(d, strategy) for d in outer
-        )
-    points = right if op.kind == "conv" else left
-    weight_dims = {d for name in op.weights for d in block.tensor[name].dims}
-    rows = points.scale * math.prod(sizes.local(d, strategy) for d in points.dims if d not in weight_dims)
-    grouped = math.prod(sizes.local(d, strategy) for d in batches)
-    dtype = pricer.matmul_dtype(block, left, right)
-    device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
-    if "experts" in points.dims:
-        rows = expert_rows(pricer, rows * sizes.load(points, strategy), grouped, width)
-    forward = dgrad = wgrad = 0.0
-    for inner, columns in products.items():
-        depth = math.prod(sizes.local(d, strategy) for d in inner)
-        forward += matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
-        dgrad += matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
-        wgrad += matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
-        if dtype in NARROW:
-            forward += cast_seconds(grouped * rows * depth, device, dtype).seconds
-            dgrad += cast_seconds(grouped * rows * columns, device, dtype).seconds
-    return OpCost(forward, 0.0 if left.role == "input" else dgrad, wgrad)
 
 
 def _memory_bound(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> OpCost:
@@ -335,7 +306,7 @@ def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy
 
 
 _PRICES: Mapping[str, Callable[[Pricer, Block, Op, Strategy], OpCost]] = {
-    "matmul": _matmul,
+    "matmul": matmul_cost,
     "product": product_cost,
     "attention": attention_cost,
     "memory": _memory_bound,

@@ -71,3 +71,13 @@ def moves(
         done.append(Move(kind, axes, full))
         local = {"reduce_scatter": local / degree, "all_gather": full}.get(kind, local)
     return tuple(done)
+
+
+def narrowed(done: tuple[Move, ...], element_bytes: float) -> tuple[Move, ...]:
+    """``done`` with what tensor ranks gather in 8 bits in place of ``element_bytes``."""
+    return tuple(
+        move._replace(full_bytes=move.full_bytes / element_bytes)
+        if move.collective == "all_gather" and move.axes[-1] == "tensor"
+        else move
+        for move in done
+    )

@@ -81,6 +81,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "attention": "plain",
         "fused_loss": True,
         "fused_optimizer": False,
+        "narrow_gathers": False,
         "cuda_graphs": True,
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
@@ -110,6 +111,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shard_degree": tuple(name for name in SHARING if name != "pipeline"),  # which has as many ranks
         "secondary_degree": ("fully sharded", "tensor", "context", "experts"),  # of ZeRO 3
         "sequence_parallel": SPLIT,
+        "narrow_gathers": SPLIT,
         "experts_over_tensor": ("experts and tensor",),
         "context_exchange": ("context", "context, ZeRO 1"),
         "token_exchange": MIXED,
