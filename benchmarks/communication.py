@@ -47,6 +47,10 @@ AFTER = """
   contract tokens. The products of a gated MLP then have a sum each, where the projections of attention, too short for
   rings, share one. Over four ranks gathers send no more than they need, and sums of one shape in the forward or the
   backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
+* **Chunks.** What is scattered along rows without a ring is padded to chunks of one size, of which those of all ranks
+  and four more fill what a kernel has of memory on its chip (`planner.sharding.chunks`): by 1 to 9 %, weights and
+  activations of one sequence. Rows that are not a rank's own go back to its neighbours, as `p2p`. Of such sends only
+  the largest had been counted; cases compiled again since have all (`COUNTED_ONCE` in the test names the others).
 * **One input for two.** What attention and MLP read together (`phi-2`) is gathered once, as is the gradient of the sum
   that both are added to. Gradients by products without rings are summed together, but one by one once a ring has made
   a sum that they are added to.
@@ -92,19 +96,21 @@ and shipped models.
 FIRST = """
 What was priced before anyone had compiled them, of these and of some above, and what is now: errors of all bytes, and
 of the kind that was furthest off. Learned from them: that copies are summed with every micro-batch, which rings share
-zeros, what is looked up beside tensor ranks with copies of shards or of tables that the head shares, that gathers over
-whole slices are sums, that weights and activations of fp32 jobs are gathered in 16 bits, how ZeRO-1 sums gradients, and
-what tensor ranks exchange of a lone head and of sequences that are split twice. Programs of the latter pinned less when
-they were first compiled: errors of `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 % and -66 %, of `llama-3.2-3b` -77 %.
-Whole models had been compiled before, for their memory, but what they send was not looked at.
+zeros (those whose parts have one shape), what is looked up beside tensor ranks with copies of shards or of tables that
+the head shares, that gathers over whole slices are sums, that weights and activations of fp32 jobs are gathered in 16
+bits, how ZeRO-1 sums gradients, which scatters are padded, and what tensor ranks exchange of a lone head and of
+sequences that are split twice. Programs of the latter pinned less when they were first compiled: errors of
+`cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 % and -66 %, of `llama-3.2-3b` -77 %. Whole models
+had been compiled before, for their memory, but what they send was not looked at.
 
 * **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not where
   they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`). Where
   heads of keys and values are fewer than tensor ranks but more than one (`3b-4`), gradients of what projections read
   change places between copies, and XLA may make one sum of the head's gradient and the loss, which is whole. Layers
-  that are no part of a loop are gathered once or twice (`t5-small`). What is scattered along rows without a ring is
-  padded, by 1 to 4 %, which shows where there is little else (`tp4-fsdp4-none-fp32`, `tp2-fsdp8-full-fp32`). Of shards
-  in copies over a whole slice, sums of layers are 2 % more (`fsdp16x4`).
+  that are no part of a loop are gathered once or twice (`t5-small`). Tensor ranks share an array of queries, keys and
+  values that lie one after the other in equal parts, which are nobody's heads: XLA deals them out again (`pythia-12b`,
+  twice the bytes). Gradients of what an encoder hands on are summed whole (`t5-11b`). Gradients of whole tables are
+  scattered with ZeRO-1 where SGD reads them once (`zero1-sgd`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -158,6 +158,25 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
         "recompute": "full",
         "precision": "fp32",
     },
+    "mistral-7b-v0.1/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 8192, "recompute": "full"},
+    "qwen2.5-0.5b/v6e:2x4/cp2-fsdp4-full": {"dp": 4, "cp": 2, "seq": 16384, "recompute": "full"},
+    "llama-3.2-1b/v6e:2x2/fsdp4-full": {"dp": 4, "seq": 8192, "recompute": "full"},
+    "llama-3.2-1b/v5p:2x2x2/tp2-dp4-selective-zero1-sgd": {
+        "dp": 4,
+        "tp": 2,
+        **ZERO_1,
+        "seq": 4096,
+        "recompute": "selective",
+        "optim": "sgd-momentum",
+    },
+    "t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2": {
+        "dp": 4,
+        "tp": 4,
+        "seq": 512,
+        "micro_batch": 2,
+        "recompute": "full",
+    },
+    "pythia-12b/v5p:2x2x4/tp4-fsdp4-full": {"dp": 4, "tp": 4, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -80,6 +80,13 @@ class Partitioner(Record):
     """Largest array that is gathered by a sum over all of a flat slice of more than ``ring_ranks`` [bytes]."""
     kept_sum: Bytes = Field(ge=0)
     """Largest gradient of keys or values of split sequences of which a rank keeps its part as it is summed [bytes]."""
+    scatter_buffer: Mapping[str, Bytes]
+    """Pattern of devices -> what chunks of an array take that is scattered along its rows (`planner.sharding.chunks`)
+    [bytes]; the first that matches counts."""
+
+    def scatter_buffer_of(self, device: str) -> float:
+        """Of a device by its name [bytes]."""
+        return next(size for pattern, size in self.scatter_buffer.items() if fnmatchcase(device, pattern))
 
 
 class SoftwareSpec(Record):

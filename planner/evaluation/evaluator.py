@@ -26,8 +26,9 @@ from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
 from planner.evaluation.staging import with_staging
-from planner.evaluation.states import Sync, gathers_of, products_of, sums_whole, sync_of, wire_widths
+from planner.evaluation.states import Sync, sums_whole
 from planner.evaluation.step import StepTime, step_floor, step_time
+from planner.evaluation.syncing import gathers_of, products_of, sync_of, wire_widths
 from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
 from planner.graph import commonest_layer, counted, tied_share
 from planner.models.model import Model

@@ -73,7 +73,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         return _exchanging(unit, () if there_already else there, back)
     summed = 1 < plan.tensor <= shards.inner.size and not whole
     if summed:
-        unit = unit._replace(block=_summed_whole(unit.block, pricer))
+        unit = unit._replace(block=_summed_whole(unit.block, pricer, found))
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
     there, back = _by_column(size.found, shards, everyone, summed, split)
     if adds_up:
@@ -161,13 +161,14 @@ def _by_column(
     return (there,), (copied if split or copies else exchange,)
 
 
-def _summed_whole(block: BlockCost, pricer: Pricer) -> BlockCost:
+def _summed_whole(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:
     """``block`` with what its tensor ranks found summed whole on each, where they would keep a part."""
     sent = dict(block.sent_bytes)
-    parts = sent.pop("reduce_scatter", 0.0)
-    if not parts:
+    parts, _ = sent.pop("reduce_scatter", 0.0), sent.pop("send", 0.0)
+    if not parts or pricer.partitioned is None:
         return block
     ranks = pricer.mesh.size("tensor")
+    parts /= pricer.partitioned.padded(found).scattered
     whole = pricer.comm("all_reduce", ("tensor",), parts / wire_bytes("reduce_scatter", 1.0, ranks))
     sent["all_reduce"] = sent.get("all_reduce", 0.0) + whole.sent_bytes
     return block._replace(comm_forward={**block.comm_forward, "tensor": whole.seconds}, sent_bytes=sent)

@@ -14,13 +14,9 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
-from cost_models.collectives import COLLECTIVES, wire_bytes
-from planner.evaluation.setting import Setting
 from planner.evaluation.weights import FrozenGroup, WeightGroup
-from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import SlicePartitioner, copied_whole, slice_partitioner
 from planner.sharding.widths import DTYPE_BYTES
 
 
@@ -67,34 +63,6 @@ def reduced_head_bytes(job: Job, software: SoftwareSpec) -> float:
 def copied_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per gradient that is summed over tensor ranks: as it is made, or as it is accumulated."""
     return weight_bytes(job) if software.gradient_life == "late" else reduced_bytes(job, software)
-
-
-class WireWidths(NamedTuple):
-    """Bytes per element on the wire."""
-
-    weights: float
-    """As they are read; as they are stored where they are gathered once they are stepped."""
-    gradients: float
-    copied: float
-    """Of gradients that tensor ranks hold a part each of."""
-
-
-def wire_widths(
-    job: Job,
-    software: SoftwareSpec,
-    plan: Parallelism,
-    last: bool = False,
-    products: "Products | None" = None,
-) -> WireWidths:
-    """What the communication of a block's weights is in; of the ``last`` block, gradients can have their own type.
-
-    ``products`` may read weights in a narrower type than they have.
-    """
-    reduced = reduced_head_bytes if last else reduced_bytes
-    read = min(weight_bytes(job), products.width) if products else weight_bytes(job)
-    as_stored = sums_whole(plan, software) or gathers_apart(plan, software)
-    weights = stored_weight_bytes(job, software) if as_stored else read
-    return WireWidths(weights, reduced(job, software), copied_bytes(job, software))
 
 
 def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
@@ -171,6 +139,8 @@ class Sync(NamedTuple):
     ring_bytes: float = 0.0
     """As ``ring``."""
     reduce_ring_bytes: float = 0.0
+    returned_bytes: float = 0.0
+    """Of scattered gradients, in rows that are not a rank's own (`planner.sharding.chunks`)."""
     replicate_bytes: float = 0.0
     copy_bytes: float = 0.0
 
@@ -218,173 +188,9 @@ def secondary_of(group: WeightGroup | FrozenGroup, mesh: Mesh, degree: int) -> C
     return shards_of(group, mesh, degree).inner
 
 
-class Products(NamedTuple):
-    """Products of weights as a partitioner sees them."""
-
-    partitioner: SlicePartitioner
-    tokens: float
-    """That the gradient of a weight contracts, on all ranks; none where no product makes it."""
-    of_expert: float
-    """The same of an expert's weight, where experts are spread over ranks."""
-    unlike: float
-    """Share of the weights left where of those that have one shape only one counts."""
-    small: float
-    """Share of the weights in those that are gathered by a sum over all of a large slice."""
-    nearest: bool
-    """Nothing but the batch is split, so that neighbours share the states."""
-    lone: bool
-    """Tensor ranks have whole weights of lone heads, copies of whose shards they sum; those of vectors are whole."""
-    sliced: bool
-    """Sums of gradients over micro-batches are those of sharded states, though weights are whole, and no loop over
-    layers is around the product: a rank keeps its part of each."""
-    sums_alone: bool
-    """Nothing runs beside sums inside a slice."""
-
-    @property
-    def width(self) -> float:
-        """Most bytes per element of weights that products read."""
-        return DTYPE_BYTES[self.partitioner.habits.product_dtype]
-
-    def scatters(self, group: CommGroup) -> bool:
-        """Whether a rank of ``group``, which has whole weights, gets its part of their gradients only."""
-        return self.sliced and not self.partitioner.sums_whole(group)
-
-    def ring(self, group: WeightGroup, width: float, shards: "Shards") -> bool:
-        """Whether gradients of ``width`` bytes an element are summed in a ring: of shards and parts without copies."""
-        depth = self.tokens if "expert" in group.sync_axes else self.of_expert
-        rings = self.partitioner.rings(depth, width, shards.inner.size, self.nearest)
-        return shards.outer.size == shards.copies.size == 1 and rings
-
-
-def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
-    """Products of the block's weights, where the stack has a partitioner; an embedding has none."""
-    partitioner = slice_partitioner(setting.software, setting.cluster)
-    if partitioner is None:
-        return None
-    graph = setting.graph
-    looks_up = any(op.kind == "embedding" for op in block.ops)
-    tokens = 0.0 if looks_up else float(plan.micro_batch * plan.data * setting.job.seq_len)
-    routed = (t.scale for t in block.tensor.values() if "experts" in t.dims)
-    share = min(routed, default=1.0) if plan.expert > 1 else 1.0
-    nearest = plan.tensor == plan.context == 1
-    read = [block.tensor[name] for op in block.ops for name in op.weights]
-    lone = any(copied_whole(graph, d, plan.tensor) for weight in read for d in weight.dims)
-    widest = DTYPE_BYTES[partitioner.habits.product_dtype]
-    most = partitioner.most_summed / min(weight_bytes(setting.job), widest)
-    ends = block.name in (graph.first, graph.last)
-    return Products(
-        partitioner,
-        tokens,
-        share * tokens,
-        _unlike(graph, block),
-        _small(graph, block, most),
-        nearest,
-        lone,
-        sliced=ends and plan.num_microbatches > 1 and slices_sums(plan, setting.software),
-        sums_alone=bool(setting.software.sums_alone),
-    )
-
-
-def _small(graph: Graph, block: Block, most: float) -> float:
-    """Share of the block's weights in those of no more than so many elements."""
-    weights = [graph.elements(block.tensor[name]) for op in block.ops for name in op.weights]
-    return sum(elements for elements in weights if elements <= most) / (sum(weights) or 1.0)
-
-
-def _unlike(graph: Graph, block: Block) -> float:
-    weights = [block.tensor[name] for op in block.ops for name in op.weights]
-    once = {tuple(graph.dims[d] for d in w.dims): graph.elements(w) for w in weights}
-    everything = sum(graph.elements(w) for w in weights)
-    return sum(once.values()) / everything if everything else 1.0
-
-
-def sync_of(
-    groups: Iterable[WeightGroup],
-    mesh: Mesh,
-    plan: Parallelism,
-    wire: WireWidths,
-    whole: bool,
-    products: Products | None = None,
-) -> Sync:
-    """Communication that keeps ``groups`` in step once; ``whole`` says that gradients are summed on every rank.
-
-    ``products`` of a stack that partitions programs may have rings, and sums that are made whole.
-    """
-    total = Sync()
-    for group in groups:
-        shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
-        weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
-        phases = [("all_gather", weights, shards.inner, "gather")]
-        if whole:
-            everyone = shards_of(group, mesh, 1).outer
-            scattered = products is not None and products.scatters(everyone)
-            phases.append(("reduce_scatter" if scattered else "all_reduce", gradients, everyone, "reduce"))
-        else:
-            phases.append(("reduce_scatter", gradients, shards.inner, "reduce"))
-            phases.append(("all_reduce", gradients / shards.inner.size, shards.outer, "replicate"))
-        parts = shards.inner.size if products and products.lone and not whole else 1
-        phases.append(("all_reduce", group.elements * wire.copied / parts, shards.copies, "copy"))
-        if plan.secondary_degree is not None:
-            phases.append(("all_gather", weights, secondary_of(group, mesh, plan.secondary_degree), "again"))
-        if products and shards.inner.size > 1 and not whole:
-            rings = products.ring(group, wire.gradients, shards)
-            total = total.plus(_partitioned(weights, gradients, shards.inner, products, rings))
-            phases = phases[2:]
-        for phase in phases:
-            if phase[2].size > 1:
-                total = total.plus(_collective(*phase, alone=products is not None and products.sums_alone))
-    return total
-
-
-def _collective(name: str, full_bytes: float, group: CommGroup, phase: str, alone: bool = False) -> Sync:
-    """One phase; ``alone``: of a program that runs nothing beside sums of gradients inside a slice."""
-    seconds = COLLECTIVES[name](full_bytes, group).seconds
-    sent = "whole" if (name, phase) == ("all_reduce", "reduce") else phase
-    found = Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
-    if not alone or any(level.kind == "dcn" for level in group.active_levels):
-        return found
-    return found._replace(reduce_alone=found.reduce, replicate_alone=found.replicate)
-
-
-def _partitioned(weights: float, gradients: float, group: CommGroup, products: Products, rings: bool) -> Sync:
-    """Gather of weights and scatter of gradients, in all, by a partitioner: in ``rings``, or summed whole."""
-    partitioner = products.partitioner
-    gather = _collective("all_gather", weights, group, "gather")
-    if not rings:
-        name = "all_reduce" if partitioner.sums_whole(group) else "reduce_scatter"
-        small = products.small if partitioner.sums_gathers(group) else 0.0
-        summed = _collective("all_reduce", small * weights, group, "gather")
-        gather = gather.times(1 - small)
-        gather = gather._replace(gather=gather.gather + summed.gather, summed_bytes=summed.gather_bytes)
-        return gather.plus(_collective(name, gradients, group, "reduce", products.sums_alone))
-    scatter = _collective("reduce_scatter", gradients, group, "reduce")
-    further_gathered = partitioner.beyond("all_gather", group.size)
-    further_summed = partitioner.beyond("reduce_scatter", group.size)
-    further_summed *= products.unlike if partitioner.shares_zeros(group.size) else 1.0
-    return gather.plus(scatter)._replace(
-        reduce=(1 + further_summed) * scatter.reduce,
-        reduce_ring_bytes=further_summed * scatter.reduce_bytes,
-        ring=further_gathered * gather.gather,
-        ring_bytes=further_gathered * gather.gather_bytes,
-    )
-
-
 def shards_frozen(plan: Parallelism, software: SoftwareSpec) -> bool:
     """Whether ranks share frozen weights, and gather them: where they share trained ones."""
     return plan.shard_degree > 1 and not lie_whole(plan, software)
-
-
-def gathers_of(groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, software: SoftwareSpec) -> Sync:
-    """All that communicates frozen ``groups``: they are gathered as they are stored, and have no gradients."""
-    total = Sync()
-    for group in groups if shards_frozen(plan, software) else ():
-        ranks = shards_of(group, mesh, plan.shard_degree).inner
-        if ranks.size > 1:
-            total = total.plus(_collective("all_gather", group.data, ranks, "gather"))
-            if plan.secondary_degree is not None:
-                others = secondary_of(group, mesh, plan.secondary_degree)
-                total = total.plus(_collective("all_gather", group.data, others, "again"))
-    return total
 
 
 def frozen_weights(

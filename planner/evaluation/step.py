@@ -217,7 +217,7 @@ def sent_bytes(setting: Setting, plan: Parallelism, stages: Sequence[StageCost])
     summed = m if sums_every_microbatch(plan, software) else 1
     scattered = m if reduces_every_microbatch(plan, software) else summed
     add("reduce_scatter", scattered * sync.reduce_bytes)
-    add("send", scattered * sync.reduce_ring_bytes)
+    add("send", scattered * (sync.reduce_ring_bytes + sync.returned_bytes))
     add("all_reduce", summed * (sync.whole_bytes + sync.replicate_bytes))
     add("all_reduce", sync.copy_bytes * (1 if software.gradient_life == "step" else m))
     each = m * sum(stage.gathered_bytes for stage in stages)

@@ -19,10 +19,9 @@ from planner.evaluation.states import (
     reduces_after,
     sharded_elements,
     shards_of,
-    sync_of,
     weight_bytes,
-    wire_widths,
 )
+from planner.evaluation.syncing import sync_of, wire_widths
 from planner.evaluation.weights import WeightGroup
 from planner.pipeline.generators import schedule_entry
 from planner.plans import Parallelism

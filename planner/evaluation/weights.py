@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from planner.graph import Block, Tensor
+from planner.graph import Block, Op, Tensor
 from planner.sharding.frozen import frozen_bytes
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
+
+Shape = tuple[tuple[float, bool], ...]
+"""Size of each dim of a weight on one device, those that its product contracts first, and whether it is a part."""
 
 
 class WeightGroup(NamedTuple):
@@ -15,6 +18,8 @@ class WeightGroup(NamedTuple):
     sync_axes: tuple[str, ...]
     elements: float
     """On one device, before any ZeRO sharding."""
+    shapes: tuple["Shape", ...] = ()
+    """Of each of them there, where a compiler partitions programs."""
 
 
 class FrozenGroup(NamedTuple):
@@ -49,6 +54,8 @@ def weights_of(
 ) -> Weights:
     """Weights of ``block`` on one device; ``padded`` says how much longer one is stored than it is."""
     trained: dict[tuple[str, ...], float] = {}
+    shapes: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+    partitioned = pricer.partitioned is not None
     frozen: dict[tuple[str, ...], FrozenGroup] = {}
     for op in block.ops:
         strategy = assignment[op.name]
@@ -58,9 +65,20 @@ def weights_of(
             local *= padded(weight, strategy)
             if weight.role == "weight":
                 trained[axes] = trained.get(axes, 0.0) + local
+                if partitioned:
+                    shapes[axes] = (*shapes.get(axes, ()), _shape(pricer, block, op, weight, strategy))
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
             frozen[axes] = FrozenGroup(axes, data, scales)
-    return Weights(tuple(WeightGroup(*group) for group in trained.items()), tuple(frozen.values()))
+    groups = (WeightGroup(axes, elements, shapes.get(axes, ())) for axes, elements in trained.items())
+    return Weights(tuple(groups), tuple(frozen.values()))
+
+
+def _shape(pricer: Pricer, block: Block, op: Op, weight: Tensor, strategy: Strategy) -> Shape:
+    shards = input_spec(pricer.graph, weight, strategy).shards
+    made = {dim for name in op.outputs for dim in block.tensor[name].dims}
+    dims = sorted(weight.dims, key=lambda dim: dim in made)
+    local = ((pricer.sizes.local(dim, shards), pricer.sizes.full(dim)) for dim in dims)
+    return tuple((size, size < full) for size, full in local)

@@ -27,11 +27,22 @@ from cluster_specs.software import Partitioner, SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import wire_bytes
 from planner.flops import matmul_dims
-from planner.graph import Block, Graph, Op, Tensor
+from planner.graph import TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import operator_rule
+from planner.sharding.chunks import padded_rows
 from planner.sharding.costs import Comm, EdgeCost
-from planner.sharding.mesh import Mesh
+from planner.sharding.mesh import BATCH_AXES, Mesh
+from planner.sharding.spec import Sizes
 from planner.sharding.widths import DTYPE_BYTES
+
+
+class Padded(NamedTuple):
+    """A scatter in chunks of one size, over what each rank keeps of it."""
+
+    scattered: float = 1.0
+    """For each rank."""
+    returned: float = 0.0
+    """By the rank that is furthest from its own rows."""
 
 
 class SlicePartitioner(NamedTuple):
@@ -41,6 +52,8 @@ class SlicePartitioner(NamedTuple):
     torus: TorusSpec
     peak: float
     """Of products in 16 bits [FLOP/s]."""
+    scatter_buffer: float
+    """As `Partitioner.scatter_buffer_of` [bytes]."""
 
     def rings(self, depth: float, width: float, ranks: int, nearest: bool) -> bool:
         """Whether a product that contracts ``depth`` elements has a ring for an array of ``width`` bytes an element.
@@ -55,6 +68,12 @@ class SlicePartitioner(NamedTuple):
         """Whether two of three sides of the slice are a square of ``ranks``."""
         sides = self.torus.shape
         return len(sides) > 2 and any(a * b == ranks and a == b for a, b in itertools.combinations(sides, 2))
+
+    def scattered(self, rows: float, columns: float, ranks: int, nearest: bool) -> Padded:
+        """What a scatter of an array along its rows sends, of ``rows`` for each of ``ranks``, over what is kept."""
+        square = nearest and self._has_square(ranks)
+        more = padded_rows(rows, columns, ranks, self.scatter_buffer, square) / rows - 1
+        return Padded(1 + more, (ranks - 1) * more)
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -92,7 +111,9 @@ def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePart
     """The partitioner of a stack that has one, on slices of a torus of single devices; None elsewhere."""
     if software.partitioner is None or cluster.torus is None or cluster.torus.devices_per_point > 1:
         return None
-    return SlicePartitioner(software.partitioner, cluster.torus, cluster.device.peak_flops_per_second["bf16"])
+    habits, device = software.partitioner, cluster.device
+    buffer = habits.scatter_buffer_of(device.name)
+    return SlicePartitioner(habits, cluster.torus, device.peak_flops_per_second["bf16"], buffer)
 
 
 def is_product(op: Op) -> bool:
@@ -171,6 +192,8 @@ class Edges(NamedTuple):
     element_bytes: Callable[[Tensor], float]
     head_bytes: float
     """Of an element of a gradient of the last block."""
+    sequences: float
+    """Of a micro-batch on one device."""
 
     def beside(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
         """``cost`` of the tensor ``name`` between the operators that make it and read it."""
@@ -195,11 +218,11 @@ class Edges(NamedTuple):
         others = self._rings_of_later(block, name, reader, gradient_width)
         return cost._replace(
             forward=(
-                *self._scattered(cost.forward, self._rings(made, width), zeros),
+                *self._scattered(tensor, cost.forward, self._rings(made, width), zeros),
                 *self._of_whole(block, tensor, reader, backward, ("all_gather",)),
             ),
             backward=(
-                *self._scattered(backward, rings, zeros_back, plain_sums(rings, others)),
+                *self._scattered(tensor, backward, rings, zeros_back, plain_sums(rings, others)),
                 *self._of_copies(block, reader, backward),
                 *self._of_whole(block, tensor, reader, backward, ("reduce_scatter", "all_reduce")),
             ),
@@ -243,9 +266,10 @@ class Edges(NamedTuple):
             narrow(cost.again),
         )
 
-    def between(self, cost: EdgeCost) -> EdgeCost:
-        """``cost`` of what one block hands to the next."""
-        return cost._replace(forward=self._scattered(cost.forward), backward=self._scattered(cost.backward))
+    def between(self, tensor: Tensor, cost: EdgeCost) -> EdgeCost:
+        """``cost`` of the ``tensor`` that one block hands to the next."""
+        there, back = (self._scattered(tensor, way) for way in (cost.forward, cost.backward))
+        return cost._replace(forward=there, backward=back)
 
     @staticmethod
     def _makes(block: Block, names: Iterable[str], like: Tensor) -> bool:
@@ -293,12 +317,31 @@ class Edges(NamedTuple):
         return comm.sent_bytes / wire_bytes(comm.collective, 1.0, self.mesh.group(comm.axes).size)
 
     def _scattered(
-        self, comms: Iterable[Comm], rings: Sequence[bool] = (), zeros: bool = False, plain: int | None = None
+        self,
+        tensor: Tensor,
+        comms: Iterable[Comm],
+        rings: Sequence[bool] = (),
+        zeros: bool = False,
+        plain: int | None = None,
     ) -> tuple[Comm, ...]:
         plain = plain_sums(rings) if plain is None else plain
-        return tuple(made for comm in comms for made in self._each_scattered(comm, rings, zeros, plain))
+        padded = self.padded(tensor)
+        return tuple(
+            made for comm in comms for made in self._each_scattered(comm, rings, zeros, plain, padded)
+        )
 
-    def _each_scattered(self, comm: Comm, rings: Sequence[bool], zeros: bool, plain: int) -> Iterator[Comm]:
+    def padded(self, tensor: Tensor) -> Padded:
+        """Of a sum over tensor ranks of which each keeps some tokens of one sequence: its rows, if one dim follows."""
+        ranks = self.mesh.size("tensor")
+        tokens = tensor.dims[-2] if len(tensor.dims) > 1 else ""
+        if ranks == 1 or self.sequences > 1 or tokens not in TOKEN_DIMS:
+            return Padded()
+        rows = self.graph.dims[tokens] / self.mesh.size("context") / ranks
+        return self.partitioner.scattered(rows, self.graph.dims[tensor.dims[-1]], ranks, nearest=True)
+
+    def _each_scattered(
+        self, comm: Comm, rings: Sequence[bool], zeros: bool, plain: int, padded: Padded
+    ) -> Iterator[Comm]:
         """A scatter for each product with a ring, and ``plain`` ones for all others; other collectives as they are.
 
         ``zeros`` were sent by another ring already, for those that can share them.
@@ -308,10 +351,34 @@ class Edges(NamedTuple):
             return
         group = self.mesh.group(comm.axes)
         rings, plain = (rings, plain) if comm.axes == ("tensor",) else ((), 1)
-        whole = self.partitioner.sums_whole(group)
-        yield from plain * (self.comm("all_reduce", comm.axes, self._full_bytes(comm)) if whole else comm,)
+        yield from plain * self._plain(comm, group, padded if comm.axes == ("tensor",) else Padded())
         yield from sum(rings) * (comm,)
         beyond = self.partitioner.beyond(comm.collective, group.size)
         further = Comm("send", comm.axes, beyond * comm.seconds, beyond * comm.sent_bytes)
         once = not zeros if self.partitioner.shares_zeros(group.size) else len(rings)
         yield from min(sum(rings), once) * (further,)
+
+    def _plain(self, comm: Comm, group: CommGroup, padded: Padded) -> tuple[Comm, ...]:
+        """The scatter ``comm`` without a ring: a sum that is whole, or one in chunks."""
+        full = self._full_bytes(comm)
+        if self.partitioner.sums_whole(group):
+            return (self.comm("all_reduce", comm.axes, full),)
+        if padded.scattered == 1:
+            return (comm,)
+        share = padded.returned * full / group.size / comm.sent_bytes
+        returned = Comm("send", comm.axes, share * comm.seconds, share * comm.sent_bytes)
+        return (self.comm(comm.collective, comm.axes, padded.scattered * full), returned)
+
+
+def edges_of(
+    software: SoftwareSpec,
+    sizes: Sizes,
+    comm: Callable[[str, tuple[str, ...], float], Comm],
+    element_bytes: Callable[[Tensor], float],
+) -> Edges | None:
+    """The `Edges` of a stack that has a partitioner, on the slices of ``sizes``; None elsewhere."""
+    if (partitioner := slice_partitioner(software, sizes.mesh.cluster)) is None:
+        return None
+    head = DTYPE_BYTES[software.head_reduce_dtype]
+    sequences = sizes.batch / math.prod(sizes.mesh.size(axis) for axis in BATCH_AXES)
+    return Edges(partitioner, sizes.graph, sizes.mesh, comm, element_bytes, head, sequences)

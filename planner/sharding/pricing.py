@@ -22,7 +22,7 @@ from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
-from planner.sharding.partitioning import Edges, copied_whole, is_product, slice_partitioner
+from planner.sharding.partitioning import Edges, copied_whole, edges_of, is_product
 from planner.sharding.products import matmul_cost
 from planner.sharding.resharding import Move, moves, narrowed
 from planner.sharding.routing import routed_otherwise
@@ -67,9 +67,7 @@ class Pricer:
     @property
     def partitioned(self) -> Edges | None:
         """What the stack's partitioner makes of scatters, where it has one."""
-        partitioner = slice_partitioner(self.software, self.mesh.cluster)
-        head = DTYPE_BYTES[self.software.head_reduce_dtype]
-        return partitioner and Edges(partitioner, self.graph, self.mesh, self.comm, self.element_bytes, head)
+        return edges_of(self.software, self.sizes, self.comm, self.element_bytes)
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""
@@ -248,7 +246,7 @@ class Pricer:
         backward = moves(self.sizes, tensor, target, gradient_of_output(source), width)
         there, back = (tuple(self._moved(tensor, m) for m in way) for way in (forward, backward))
         cost = EdgeCost(there, back)
-        return self.partitioned.between(cost) if self.partitioned else cost
+        return self.partitioned.between(tensor, cost) if self.partitioned else cost
 
     def output(self, block: Block, op: Op, tensor: Tensor, strategy: Strategy) -> ShardingSpec:
         """How ``op`` leaves ``tensor``."""
