@@ -205,7 +205,11 @@ def copied_weights(rank: Rank) -> float:
     """Copies of whole weights that XLA steps, while it gathers the updated ones into their place [bytes].
 
     Where only data ranks split the head, it is gathered in a layout of its own, and not copied before; nor are those
-    that are gathered by a sum, which has an array of its own.
+    that are gathered by a sum, which has an array of its own. Where masters are apart, weights are there twice only
+    once they are stepped: gathered into one array, of which each then gets its own.
+
+    Source: alpa-projects/alpa@0404c72 ``alpa/shard_parallel/auto_sharding.py`` (``combiner::use_continuous_buffer``,
+    and no end to what one gather combines); assumed of torch_xla's ZeRO-1.
     """
     if not gathers_apart(rank.plan, rank.software):
         return 0.0
@@ -271,7 +275,8 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     stored = rank.elements if lie_whole(plan, software) else shard
-    kept = {"cast_weights": cast_weights(rank, stored), "copied_weights": copied_weights(rank)}
+    kept, copied = {"cast_weights": cast_weights(rank, stored)}, {"copied_weights": copied_weights(rank)}
+    kept |= {} if software.keeps_copy else copied
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
@@ -280,6 +285,7 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     gradients = {phase: passing_gradients(rank, phase) for phase in PHASES}
     during = [Moment(phase, {**gradients[phase], **kept, **at}) for phase, at in moments(rank)]
     stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
+    stepping |= copied if software.keeps_copy else {}
     return (*during, Moment("optimizer", stepping))
 
 

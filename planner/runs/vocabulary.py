@@ -248,10 +248,12 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
     ),
-    **dict.fromkeys(("jax-xla", "libtpu-0.0.51", "alpa"), Habits(zero_stage=3, sequence_parallel=False)),
+    **dict.fromkeys(("jax-xla", "libtpu-0.0.51"), Habits(zero_stage=3, sequence_parallel=False)),
+    "alpa": Habits(zero_stage=3, sequence_parallel=False, grad_dtype="bf16"),
     "neuronx": Habits(zero_stage=1),
 }
-"""Defaults of each stack: its documentation's recommended data-parallel sharding."""
+"""Defaults of each stack: its documentation's recommended data-parallel sharding. Gradients of Alpa's weights have the
+type of these, in which it steps (alpa-projects/alpa@256631b alpa/model/model_util.py, ``apply_gradients``)."""
 
 
 class Origin(NamedTuple):

@@ -154,7 +154,6 @@ NOT_PRICED = {
 }
 """docs/communication.md says why."""
 COUNTED_ONCE = {
-    "xla-compiled/8b-8/v5e:4x4/cp4-tp4-none",
     "xla-compiled/2b-8/v5p:2x2x4/tp4-fsdp4-none",
     "xla-compiled/7b-8/v5e:4x4/dp4-tp4-full",
     "xla-compiled/7b-4/v5e:4x4/tp4-dp4-selective-zero2",
