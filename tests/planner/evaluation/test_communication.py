@@ -154,9 +154,7 @@ NOT_PRICED = {
 }
 """docs/communication.md says why."""
 COUNTED_ONCE = {
-    "xla-compiled/2b-8/v5p:2x2x4/tp4-fsdp4-none",
     "xla-compiled/7b-8/v5e:4x4/dp4-tp4-full",
-    "xla-compiled/7b-4/v5e:4x4/tp4-dp4-selective-zero2",
     "xla-compiled/phi-2/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/8b-4/v5e:8x8/cp2-tp4-fsdp8-selective",
     "xla-compiled/llama-3.2-1b/v5e:4x4/tp4-fsdp4-full-fp32",
