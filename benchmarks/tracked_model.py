@@ -11,6 +11,10 @@ from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental._context_parallel._attention import (
+    _templated_ring_attention,
+    _templated_ring_attention_backward,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -65,6 +69,37 @@ class FusedAttention(torch.autograd.Function):
         return tuple(torch.empty_like(t) for t in ctx.saved_tensors[:3])
 
 
+class RingAttention(torch.autograd.Function):
+    """PyTorch's attention over a split sequence, by its own steps, around kernels of which only shapes are made.
+
+    Rank 0 has a first and a last piece; keys and values of all ranks are gathered once, in either pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, q: Any, k: Any, v: Any) -> Any:
+        """As large as ``q``."""
+        result, normaliser = _templated_ring_attention(group, 2, _kernel, q, k, v, is_causal=True)
+        ctx.group = group
+        ctx.save_for_backward(q, k, v, result, normaliser)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Of queries, keys and values."""
+        found = _templated_ring_attention_backward(
+            ctx.group, 2, _kernel_backward, gradient, "gradient", *ctx.saved_tensors, is_causal=True
+        )
+        return None, *found
+
+
+def _kernel(q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _kernel_backward(query: Any, key: Any, value: Any, **given: Any) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
 class Norm(nn.Module):
     """Root mean square norm."""
 
@@ -88,7 +123,7 @@ class Attention(nn.Module):
         super().__init__()
         width, self.dim = sizes["hidden"], sizes["head_dim"]
         heads, kv = sizes["heads"] * self.dim, sizes["kv_heads"] * self.dim
-        self.grouped = heads != kv
+        self.grouped, self.context = heads != kv, None
         self.q, self.k, self.v = (nn.Linear(width, n, bias=False) for n in (heads, kv, kv))
         self.o = nn.Linear(heads, width, bias=False)
 
@@ -96,7 +131,9 @@ class Attention(nn.Module):
         """As large as ``x``."""
         q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = (_rotated(t, cosine, sine) for t in (q, k))
-        if q.device.type == "cpu":
+        if self.context is not None:
+            context = RingAttention.apply(self.context, q, k, v)
+        elif q.device.type == "cpu":
             context = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=self.grouped
             )
@@ -183,8 +220,8 @@ def _selective(kind: str) -> Any:
 
 
 def ranks_of(plan: Mapping[str, Any], device: str) -> Any:
-    """Mesh of all ranks: copies of shards, shards, and within these parts of each tensor."""
-    sizes = {"replicate": plan["dp_replicate"], "shard": plan["dp_shard"], "tensor": plan["tp"]}
+    """Mesh of all ranks: copies of shards, shards (over context ranks, too), and within these parts of each tensor."""
+    sizes = {"replicate": plan["dp_replicate"], "shard": plan["dp_shard"] * plan["cp"], "tensor": plan["tp"]}
     shape = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     return init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
@@ -220,6 +257,12 @@ def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
 
 def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:
     """Shard ``model`` by layers; embedding and head too where ``wrap`` is ``titan``, else they are the root's."""
+    if plan["cp"] > 1:
+        ranks = init_device_mesh(
+            mesh.device_type, (plan["dp"], plan["cp"]), mesh_dim_names=("data", "context")
+        )
+        for layer in model.layers:
+            layer.attention.context = ranks["context"].get_group()
     if plan["tp"] > 1:
         split(model, plan, mesh["tensor"])
     data = tuple(name for name in mesh.mesh_dim_names if name != "tensor")

@@ -160,6 +160,16 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "70b-6/dp32-every_3rd_layer-4096-ends": {
         "seq": 4096, "shard": 32, "recompute": "full every 3rd layer", "wrap": "titan",
     },
+    "8b-6/dp2-cp4-none-8192": {"seq": 8192, "shard": 2, "cp": 4},
+    "1b-8/dp4-cp2-full-8192-ends": {"seq": 8192, "shard": 4, "cp": 2, "recompute": "full", "wrap": "titan"},
+    "7b-6/dp1-cp8-none-16384": {"seq": 16384, "shard": 1, "cp": 8},
+    "7b-6/dp4-cp4-none-8192": {"seq": 8192, "shard": 4, "cp": 4},
+    "8b-6/dp2-cp8-full-32768": {"seq": 32768, "shard": 2, "cp": 8, "recompute": "full"},
+    "1b-8/dp2-cp4-none-16384-accumulated": {"seq": 16384, "shard": 2, "cp": 4, "grad_accum": 4},
+    "8b-4/dp4-cp2-none-4096-ends": {"seq": 4096, "shard": 4, "cp": 2, "wrap": "titan"},
+    "70b-3/dp2-cp8-full-32768-ends": {
+        "seq": 32768, "shard": 2, "cp": 8, "recompute": "full", "wrap": "titan",
+    },
     "7b-6/dp4x2-full-512-ends-kept-accumulated": {
         "seq": 512, "shard": 4, "replicate": 2, "recompute": "full", "wrap": "titan", "reshard": False,
         "grad_accum": 4,
@@ -186,7 +196,7 @@ def row_of(name: str, cases: Mapping[str, Mapping[str, Any]] = CASES) -> dict[st
     case = {**USUAL, **cases[name]}
     size, layers = name.partition("/")[0].split("-")
     shard, replicate = case.pop("shard"), case.pop("replicate")
-    ranks, reshard = shard * replicate, case.pop("reshard")
+    ranks, reshard, context = shard * replicate, case.pop("reshard"), case.pop("cp", 1)
     sharding = SHARDINGS[replicate > 1, reshard is not False]
     model = {"name": "llama-style", "layers": int(layers), **SIZES[size], "seq": case.pop("seq")}
     return {
@@ -195,9 +205,9 @@ def row_of(name: str, cases: Mapping[str, Mapping[str, Any]] = CASES) -> dict[st
         "quality": "A",
         "series": "torch-tracker",
         "model": {**model, "gated_mlp": True, "tied": case.pop("tied", False)},
-        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks * case["tp"]},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": ranks * case["tp"] * context},
         "parallel": {
-            "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": 1, "ep": 1,
+            "dp": ranks, "dp_shard": shard, "dp_replicate": replicate, "pp": 1, "cp": context, "ep": 1,
             "sharding": sharding, "reshard_after_forward": reshard, "attn": "flash", "loss": "ce_fp32",
             "global_batch": ranks * case["micro_batch"] * case["grad_accum"], **case,
         },
@@ -211,7 +221,8 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 
     def built() -> Any:
         torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
-        model = Model(row["model"], row["parallel"]["recompute"], row["parallel"]["act_offload"])
+        sizes = {**row["model"], "seq": row["model"]["seq"] // row["parallel"]["cp"]}
+        model = Model(sizes, row["parallel"]["recompute"], row["parallel"]["act_offload"])
         torch.set_default_dtype(torch.float32)
         return model
 
@@ -239,11 +250,13 @@ def tracked(
     # Whole tensors of which DTensor asks only for their shapes are then of another mode, which is not tracked.
     _sharding_prop.detect_fake_mode = lambda *inputs: None
     device = tracked_device.registered() if plan["act_offload"] or plan["cpu_offload_weights"] else "cpu"
-    dist.init_process_group("fake", rank=0, world_size=plan["dp"] * plan["tp"], store=FakeStore())
+    dist.init_process_group(
+        "fake", rank=0, world_size=plan["dp"] * plan["tp"] * plan["cp"], store=FakeStore()
+    )
     mesh, fake = ranks_of(plan, device), FakeTensorMode(allow_non_fake_inputs=True)
     with fake, torch.device(device):
         model = built()
-        tokens = torch.zeros((plan["micro_batch"], sizes["seq"]), dtype=torch.int64)
+        tokens = torch.zeros((plan["micro_batch"], sizes["seq"] // plan["cp"]), dtype=torch.int64)
     # Meshes that are made of two need real ranks; nothing real is on a device that is imagined.
     with nullcontext() if device == "cpu" else fake:
         parallelised(model, plan, mesh)

@@ -138,7 +138,7 @@ def _gradients_in_flight(
         for name in (n for n in own if n not in beside and n in sizes):
             again = softmax.get(name, 0.0)
             made += 2 * again - sizes[name] if again else 2 * sizes[name]
-        most = max(most, made)
+        most = max(most, made + terms.ops[op.name].held_backward)
     return most
 
 

@@ -48,7 +48,7 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
             found[gate] = (software.activation_residuals - 1) * sizes[gate]
         if log_sum_exp in sizes:
             made = block.tensor[op.outputs[0]]
-            copies = software.attention_copies + _laid_out_again(software, op)
+            copies = software.attention_copies + _laid_out_again(pricer, op)
             found[log_sum_exp] = copies * sizes[made.name] / padding(pricer, made)
         if probabilities in sizes:
             element = pricer.element_bytes(block.tensor[probabilities])
@@ -62,16 +62,20 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
     return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
 
 
-def _laid_out_again(software: SoftwareSpec, op: Op) -> bool:
+def _laid_out_again(pricer: Pricer, op: Op) -> bool:
     """Whether the product after a kernel of attention keeps a copy of its result.
 
     That has the layout of the queries: heads come first where these are joined of parts, for which PyTorch makes a new
-    array, and not where they are views or sums of what a product made.
+    array, and not where they are views or sums of what a product made. So have results that are merged of steps over a
+    split sequence, on all ranks but the last.
 
     Source: huggingface/transformers ``integrations/sdpa_attention.py`` (``transpose(1, 2).contiguous()``);
-    pytorch/pytorch ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp`` (``empty_like`` of queries).
+    pytorch/pytorch ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp`` (``empty_like`` of queries);
+    ``torch/distributed/tensor/experimental/_context_parallel/_attention.py`` (``_partial_update``).
     """
-    return bool(software.modules and op.attributes.get("joined"))
+    if pricer.mesh.size("context") > 1 and pricer.exchange == "gathered_ring":
+        return True
+    return bool(pricer.software.modules and op.attributes.get("joined"))
 
 
 def _repeated_keys(

@@ -129,8 +129,20 @@ def _in_steps(split: Split, exchange: str) -> OpCost:
     there = gather._replace(collective=name, seconds=exposed)
     keys = gather._replace(collective=name, seconds=again)
     gradients = gather._replace(collective="send", seconds=0.0, sent_bytes=gradients_sent)
+    held = _held_in_steps(split, facts["gradient_width"]) if exchange == "gathered_ring" else 0.0
     computed, back = (steps.own + (n - 1) * steps.other for steps in (forward, backward))
-    return OpCost(computed, back, 0.0, (there,), (keys, gradients))
+    return OpCost(computed, back, 0.0, (there,), (keys, gradients), held)
+
+
+def _held_in_steps(split: Split, width: float) -> float:
+    """Most that a step of PyTorch's backward holds beside gradients of queries, keys, values and the result [bytes].
+
+    Gathered keys and values, what they were gathered from, and their gradients by the kernel; the sum of these that
+    came, with this step's, and as it goes on, in ``width``; the queries' gradients before and after half of them is
+    added. What the operator's inputs have in the end is not there yet.
+    """
+    queries = (2 * width + 1 / 2 - 1) * split.query_bytes
+    return queries + (split.degree + 1 + 1 + 3 * width - 1) * split.kv_bytes
 
 
 EXCHANGES: Mapping[str, Callable[[Split], OpCost]] = MappingProxyType(

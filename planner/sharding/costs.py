@@ -27,6 +27,8 @@ class OpCost(NamedTuple):
     backward_weight: float
     comm_forward: tuple[Comm, ...] = ()
     comm_backward: tuple[Comm, ...] = ()
+    held_backward: float = 0.0
+    """Most that its backward holds beside the gradients of its inputs and results [bytes]."""
 
     @property
     def seconds(self) -> float:
