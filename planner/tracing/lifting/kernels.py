@@ -132,7 +132,7 @@ def _untie(lifted: Lifted, drafts: Sequence[Draft]) -> None:
 
 
 def _is_bias(draft: Draft, lifted: Lifted, producer: Mapping[str, Draft]) -> bool:
-    """A parameter added to a product belongs to the product."""
+    """A parameter added to a product belongs to the product, if it is alike for all rows of it."""
     biases = [i for i, n in enumerate(draft.inputs) if lifted.is_weight(n)]
     if not set(draft.primitives) <= ADDS or len(draft.inputs) != 2 or len(biases) != 1:
         return False
@@ -143,6 +143,15 @@ def _is_bias(draft: Draft, lifted: Lifted, producer: Mapping[str, Draft]) -> boo
     mine = [f for dim in draft.reads[1 - biases[0]] for f in dim]
     theirs = [f for dim in product.writes[0] for f in dim]
     to = dict(zip(mine, theirs, strict=True))
+    columns = {
+        f
+        for n, dims in zip(product.inputs, product.reads, strict=True)
+        if lifted.is_weight(n)
+        for d in dims
+        for f in d
+    }
+    if any(to[f] not in columns for dim in draft.reads[biases[0]] for f in dim):
+        return False  # one for each position
     product.inputs.append(bias)
     product.reads.append(tuple(tuple(to[f] for f in dim) for dim in draft.reads[biases[0]]))
     lifted.alias[draft.outputs[0]] = other

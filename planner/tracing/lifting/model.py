@@ -62,7 +62,7 @@ def graph_of(program: Program) -> Graph:
         last=ends[1],
         tied=tuple((owner, other) for owner, *others in owners.values() for other in others),
     )
-    _check_parameters(program, graph)
+    _check_parameters(found.program, graph)
     return graph
 
 
@@ -85,8 +85,10 @@ def _folded(names: Sequence[str]) -> tuple[Run, ...]:
 
 
 def _check_parameters(program: Program, graph: Graph) -> None:
-    """No parameter may be lost or counted twice."""
-    ours = sum(elements(v.shape) for v in program.values if v.role == "parameter")
+    """No parameter that is read may be lost or counted twice."""
+    ours = sum(
+        elements(v.shape) for v in program.values if v.role == "parameter" and v.name in program.readers
+    )
     theirs = count_parameters(graph)
     if ours != theirs:
         raise no_graph(

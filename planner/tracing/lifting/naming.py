@@ -172,6 +172,11 @@ class Naming:
         data = [n for n in self.lifted.plain.data if self._flat(n)]
         if not data:
             raise no_graph(f"program {program.name} has no input whose first dim is a batch of two or more")
+        if [program.value[n].shape[:1] for n in self.lifted.plain.data[:1]] == [(1,)]:
+            raise no_graph(
+                f"program {program.name} was traced with a batch of one, in which no dim is seen to be the batch "
+                "(trace it with two or more: no array is made)"
+            )
         batch = self.loops(data[0])[0]
         for name in reversed(
             data
@@ -298,9 +303,9 @@ class Naming:
 
     @cached_property
     def _learned(self) -> set[Class]:
-        """Loops over weights of products and tables: of an image, its channels, wherever they stand."""
-        learning = [k for k in self.lifted.kernels if k.role in (*PRODUCTS, "embedding")]
-        return {x for k in learning for n in k.weights for x in self.loops(n)}
+        """Loops over weights that multiply and over tables: of an image, its channels, wherever they stand."""
+        learning = [d for k in self.lifted.kernels if k.role in (*PRODUCTS, "embedding") for d in k.drafts]
+        return {x for d in learning for n in d.inputs[:2] if self.lifted.is_weight(n) for x in self.loops(n)}
 
     @cached_property
     def _contracted(self) -> set[Class]:

@@ -46,8 +46,8 @@ class Plain:
 
     @property
     def data(self) -> list[str]:
-        """Inputs that are no parameters, in order."""
-        return [n for n in self.program.inputs if n not in self.weights]
+        """What a call is given, in order: neither parameters nor buffers."""
+        return [n for n in self.program.inputs if self.value[n].role == "input"]
 
     def size(self, name: str) -> int:
         """Elements of a value."""

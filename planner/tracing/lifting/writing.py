@@ -248,8 +248,9 @@ class BlockWriter:
 
     def _name_output(self, kernel: Kernel, name: str, dims: tuple[str, ...]) -> None:
         """The loss of each token or sequence; the mean over all is no array."""
+        loss = self._declare(Tensor(name=name, dims=dims, dtype="fp32"))
+        self.called.update(dict.fromkeys(kernel.outputs, loss))  # several numbers are one: they only add up
         kernel.outputs[:] = kernel.outputs[:1]
-        self.called[kernel.outputs[0]] = self._declare(Tensor(name=name, dims=dims, dtype="fp32"))
 
     def _elementwise(self, kernel: Kernel) -> tuple[str, Attributes, str]:
         made = self.naming.dims(kernel.outputs[0])
