@@ -108,6 +108,14 @@ def product_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpF
     return OpFlops(forward, forward * (2 if len(op.inputs) == 1 else varying))
 
 
+def recurrence_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
+    """Steps x the products of one of them with weights."""
+    forward = graph.dims[str(op.attributes["over"])] * float(op.attributes["step_flops"])
+    return OpFlops(
+        forward, forward, forward if any(block.tensor[w].role == "weight" for w in op.weights) else 0.0
+    )
+
+
 def conv_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
     """2 x points x input channels x output channels x filter taps; of channels by themselves one dim for both.
 

@@ -53,6 +53,13 @@ def query_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
     return _free(block.tensor[op.inputs[0]].dims, graph)
 
 
+def recurrence_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    """Not the steps; sequences alone where what one step made is multiplied by weights in the next."""
+    if op.attributes["products"]:
+        return (BATCH,)
+    return tuple(d for d in output_dims(op, block, graph) if d != op.attributes["over"])
+
+
 def norm_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
     """What it does not sum over."""
     over = {graph.follows.get(d, d) for d in str(op.attributes["over"]).split()}

@@ -24,6 +24,7 @@ from planner.flops import (
     matmul_flops,
     no_flops,
     product_flops,
+    recurrence_flops,
     reduced_dims,
 )
 from planner.graph import Block, Graph, Op, trained_weights
@@ -35,6 +36,7 @@ from planner.operator_dims import (
     norm_dims,
     output_dims,
     query_dims,
+    recurrence_dims,
 )
 
 __all__ = [
@@ -58,7 +60,7 @@ __all__ = [
     "saved_tensors",
 ]
 
-ArithmeticClass = Literal["matmul", "product", "attention", "memory"]
+ArithmeticClass = Literal["matmul", "product", "recurrence", "attention", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str
     return (*op.inputs, *op.outputs, *_named(op, "log_sum_exp"))
 
 
+def _saves_steps(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    return _named(op, "kept")
+
+
 def _saves_loss(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     return (*op.inputs[1:], *_named(op, "log_probabilities"))
 
@@ -124,6 +130,7 @@ OPERATORS: Mapping[str, OperatorRule] = MappingProxyType(
         "matmul": OperatorRule("matmul", matmul_flops, all_dims, reduced_dims, _saves_inputs),
         "conv": OperatorRule("matmul", conv_flops, channel_dims, reduced_dims, _saves_inputs),
         "product": OperatorRule("product", product_flops, all_dims, reduced_dims, _saves_inputs),
+        "recurrence": OperatorRule("recurrence", recurrence_flops, recurrence_dims, no_dims, _saves_steps),
         "attention": OperatorRule("attention", attention_flops, query_dims, no_dims, _saves_attention),
         "norm": OperatorRule("memory", no_flops, norm_dims, no_dims, _saves_normalised),
         "elementwise": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_elementwise),

@@ -36,6 +36,7 @@ from planner.sharding.spec import (
     input_spec,
     output_spec,
 )
+from planner.sharding.steps import recurrence_cost
 from planner.sharding.widths import DTYPE_BYTES, stored_bytes
 
 
@@ -306,6 +307,7 @@ def _softmax_over_split(pricer: Pricer, block: Block, op: Op, strategy: Strategy
 _PRICES: Mapping[str, Callable[[Pricer, Block, Op, Strategy], OpCost]] = {
     "matmul": matmul_cost,
     "product": product_cost,
+    "recurrence": recurrence_cost,
     "attention": attention_cost,
     "memory": _memory_bound,
 }

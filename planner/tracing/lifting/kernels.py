@@ -9,13 +9,24 @@ from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.fused import separated
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
+from planner.tracing.lifting.recurrences import RECURRENCE
 from planner.tracing.lifting.views import VIEW, with_views
 
 NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
 """A path with a number in it: what is before the first one, the number, what is after."""
 
 Role = Literal[
-    "matmul", "conv", "attention", "product", "embedding", "add", "kernel", "view", "dispatch", "combine"
+    "matmul",
+    "conv",
+    "attention",
+    "product",
+    "embedding",
+    "add",
+    "kernel",
+    "view",
+    "recurrence",
+    "dispatch",
+    "combine",
 ]
 
 LAST = {"kernel": 1, "view": 2}
@@ -185,7 +196,9 @@ class _Sorter:
 
     def _is_loop(self, draft: Draft) -> bool:
         table = draft.kind in ("lookup", "accumulate") and self.lifted.is_weight(draft.inputs[0])
-        loops = draft.kind in ("loop", "view", "lookup", "accumulate") and VIEW not in draft.primitives
+        loops = draft.kind in ("loop", "view", "lookup", "accumulate") and not {VIEW, RECURRENCE} & {
+            *draft.primitives
+        }
         return loops and not table
 
     def _adds_table(self, draft: Draft) -> bool:
@@ -284,6 +297,8 @@ class _Sorter:
         whole: Mapping[str, Role] = {"lookup": "embedding", "loop": "add", "view": "view"}
         if draft.kind in whole:
             return whole[draft.kind]
+        if RECURRENCE in draft.primitives:
+            return "recurrence"
         routing = [what for what in ROUTING if what in draft.primitives]
         if routing:
             return routing[0]

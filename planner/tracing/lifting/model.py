@@ -8,6 +8,7 @@ from planner.tracing.lifting.kernels import kernels_of
 from planner.tracing.lifting.mixtures import write_mixtures
 from planner.tracing.lifting.naming import Naming, follows
 from planner.tracing.lifting.plain import no_graph, plain
+from planner.tracing.lifting.recurrences import write_recurrences
 from planner.tracing.lifting.stages import stages_of
 from planner.tracing.lifting.writing import BlockWriter
 from planner.tracing.program import Program, elements
@@ -33,6 +34,7 @@ def graph_of(program: Program) -> Graph:
     found = plain(program)
     write_mixtures(found)
     found.cut_alike()
+    write_recurrences(found)
     lifted = kernels_of(found)
     first, layers, last = stages_of(lifted)
     naming = Naming(lifted, [first, *layers, last])

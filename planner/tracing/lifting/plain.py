@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.errors import Unsupported
 from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike
@@ -38,6 +39,9 @@ class Plain:
     """What is made of parameters and constants alone."""
     shares: dict[str, float] = field(default_factory=dict)
     """Value at experts -> how much it has of every token at every expert (`planner.tracing.lifting.mixtures`)."""
+
+    recurrences: dict[str, Any] = field(default_factory=dict)
+    """Operator that stands for a loop over time -> its `planner.tracing.lifting.recurrences.Recurrence`."""
 
     def __post_init__(self) -> None:
         self.value = dict(self.program.value)

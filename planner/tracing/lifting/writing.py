@@ -137,6 +137,9 @@ class BlockWriter:
         if kernel.role in ROUTING:
             name = self._numbered(kernel.role)
             return kernel.role, {"routing": self._routing(kernel)}, name
+        if kernel.role == "recurrence":
+            name = self._numbered(kernel.role)
+            return "recurrence", self._recurrence(kernel, name), name
         if kernel.role != "kernel":
             return kernel.role, {}, self._numbered(kernel.role)
         return self._loops(kernel)
@@ -193,6 +196,28 @@ class BlockWriter:
             **({} if seq in TOKEN_DIMS else {"q_dim": seq}),
             "log_sum_exp": self._declare(sums),
             "probabilities": self._declare(odds),
+        }
+
+    def _recurrence(self, kernel: Kernel, name: str) -> Attributes:
+        """What a step does for one sequence, and all that the backward pass keeps of it."""
+        step = self.lifted.plain.recurrences[kernel.drafts[0].name]
+        dims = self.naming.dims(kernel.outputs[0])
+        over = self.naming.over([self.naming.find((self.naming.drafts.index(kernel.drafts[0]), step.over))])
+        if BATCH not in dims:
+            raise no_graph(f"loop {kernel.drafts[0].name} hands on nothing of each sequence")
+        batch = next(
+            self.naming.size[x]
+            for x in self.naming.loops(kernel.outputs[0])
+            if self.naming.names.get(x) == BATCH
+        )
+        row = batch * elements(self.naming.sizes[d] for d in dims if d not in (BATCH, over))
+        kept = Tensor(name=f"{name}_kept", dims=tuple(dict.fromkeys((*dims, over))), scale=step.kept / row)
+        return {
+            "over": over,
+            "products": " ".join(f"{self._weight(w)}={depth}" for w, depth in step.products),
+            "step_flops": step.flops / batch,
+            "state": step.state / batch,
+            **({"kept": self._declare(kept)} if step.kept else {}),
         }
 
     def _routing(self, kernel: Kernel) -> str:

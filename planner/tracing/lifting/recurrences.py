@@ -1,0 +1,140 @@
+"""Loops over time within a layer: the body of each is one operator, which runs step after step.
+
+Such a loop takes rows of an activation, where a loop over layers takes rows of parameters.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.tracing.cleaning.draft import Draft
+from planner.tracing.lifting.plain import Plain, no_graph
+from planner.tracing.lifting.views import Loop, Loops
+from planner.tracing.program import Dims, elements
+
+RECURRENCE = "recurrence"
+"""The primitive of a loop over time."""
+
+OUTPUT_KEPT = {"exp": 1, "logistic": 2, "rsqrt": 1, "sqrt": 1, "tanh": 2}
+"""Functions whose derivative is made of what they make: JAX keeps some results twice, y and 1 - y."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What one step does, for all sequences of the program's batch."""
+
+    products: tuple[tuple[str, int], ...]
+    """Weights that multiply, as the program calls them, and how many elements each sums over."""
+    flops: float
+    """Of products with weights."""
+    state: float
+    """Elements that one step hands to the next."""
+    kept: float
+    """Elements that the backward pass reads: operands of products, results of functions."""
+    over: int
+    """The operator's loop over steps."""
+
+
+def write_recurrences(found: Plain) -> None:
+    """Replace loops over time in ``found`` by one operator each."""
+    for region in dict.fromkeys(d.region for d in found.drafts if d.region):
+        own = [d for d in found.drafts if d.name.startswith(f"{region}/") and d.region != region]
+        rows = [d for d in own if d.name.startswith(f"{region}/slice.")]
+        if rows and not any(found.prepared & set(d.inputs) for d in rows):
+            _write(found, region)
+
+
+def _write(found: Plain, region: str) -> None:
+    group = [d for d in found.drafts if d.name.startswith(f"{region}/") or d.region == region]
+    if any(d.region.startswith(f"{region}/") for d in group):
+        raise no_graph(f"loop {region} takes rows of an activation, and there is a loop in it")
+    ends = [d for d in group if d.kind == "boundary"]
+    body = [d for d in group if d.kind != "boundary"]
+    loops = Loops(group, found)
+    time = _time(loops, ends, region)
+    states = [d for d in ends if d.name.startswith(f"{region}/carry.")]
+    made = {n for d in group for n in d.outputs}
+    read = [d.inputs[0] for d in ends if d.inputs and not d.name.startswith(f"{region}/stack.")]
+    read = list(dict.fromkeys(n for n in (*read, *(n for d in body for n in d.inputs)) if n not in made))
+    stacks = [d.outputs[0] for d in ends if d.name.startswith(f"{region}/stack.")]
+    results = [*stacks, *(d.outputs[-1] for d in states if d.outputs[-1] != d.name)]
+    draft, over = _joined(found, loops, group, read, results, time)
+    products = [d for d in body if d.kind == "product" and found.prepared & set(d.inputs)]
+    found.recurrences[draft.name] = Recurrence(
+        products=tuple(_weights(found, products)),
+        flops=sum(2.0 * elements(d.sizes) for d in products),
+        state=sum(found.size(d.name) for d in states),
+        kept=_kept(found, body),
+        over=over,
+    )
+    at = found.drafts.index(group[0])
+    ids = {id(d) for d in group}
+    found.drafts[:] = [
+        *found.drafts[:at], draft, *(d for d in found.drafts[at:] if id(d) not in ids)
+    ]  # fmt: skip
+
+
+def _time(loops: Loops, ends: list[Draft], region: str) -> Loop:
+    """The loop over rows, one for all that is taken apart or put together."""
+    found: list[Loop] = []
+    for number, draft in enumerate(loops.drafts):
+        if draft in ends and not draft.name.startswith(f"{region}/carry."):
+            whole, row = (draft.reads[0], draft.writes[0])
+            if "/stack." in draft.name:
+                whole, row = row, whole
+            inside = {f for dim in row for f in dim}
+            found += [(number, f) for dim in whole for f in dim if f not in inside]
+    for other in found[1:]:
+        loops.join(found[0], other)
+    return loops.find(found[0])
+
+
+def _joined(
+    found: Plain, loops: Loops, group: list[Draft], read: list[str], results: list[str], time: Loop
+) -> tuple[Draft, int]:
+    """One operator over the loops of what comes in and goes out, and which is time; weights have loops of their own."""
+    sizes: list[int] = []
+    factor: dict[object, int] = {}
+
+    def indexed(name: str) -> Dims:
+        dims = []
+        for i, dim in enumerate(loops.indexed[name]):
+            keys = [(name, i, j) if name in found.prepared else loops.find(x) for j, x in enumerate(dim)]
+            for key, loop in zip(keys, dim, strict=True):
+                if key not in factor:
+                    factor[key] = len(sizes)
+                    sizes.append(loops.size[loop])
+            dims.append(tuple(factor[key] for key in keys))
+        return tuple(dims)
+
+    reads, writes = [indexed(n) for n in read], [indexed(n) for n in results]
+    outer = next(d for d in group if d.kind == "boundary" and d.inputs)
+    region = outer.name.rpartition("/")[0]
+    draft = Draft(
+        name=region, kind="accumulate", primitives=[RECURRENCE], inputs=read, outputs=results, sizes=sizes,
+        reads=reads, writes=writes, whole=set(), reductions=[], halos=[], times=outer.times,
+        region=outer.region, key="",
+    )  # fmt: skip
+    return draft, factor[time]
+
+
+def _weights(found: Plain, products: list[Draft]) -> Iterator[tuple[str, int]]:
+    for draft in products:
+        place = next(i for i, n in enumerate(draft.inputs) if n in found.prepared)
+        made = {f for dim in draft.writes[0] for f in dim}
+        summed = {f for dim in draft.reads[place] for f in dim} - made
+        yield draft.inputs[place], elements(draft.sizes[f] for f in summed)
+
+
+def _kept(found: Plain, body: list[Draft]) -> float:
+    """Elements that derivatives are made of: operands of products that vary, results of functions.
+
+    Source: the derivatives of jax's ``lax`` (``jax._src.lax.lax``); a loop keeps what its body does, step by step.
+    """
+    kept: dict[str, int] = {}
+    for draft in body:
+        varying = [n for n in draft.inputs if n not in found.prepared]
+        if draft.kind == "product" or ({"mul", "div"} & {*draft.primitives} and len(draft.inputs) > 1):
+            kept |= {n: kept.get(n, 1) for n in varying}
+        for times in (OUTPUT_KEPT[p] for p in draft.primitives if p in OUTPUT_KEPT):
+            kept |= dict.fromkeys(draft.outputs, times)
+    return sum(times * found.size(n) for n, times in kept.items())

@@ -1,0 +1,116 @@
+"""Loops over time within layers: what is kept is what JAX keeps, and a step takes a launch at least."""
+
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+from planner import from_jax, plan  # noqa: E402
+from planner.graph import Block, Graph, Op, count_parameters  # noqa: E402
+from planner.operators import forward_flops, operator_rule  # noqa: E402
+from planner.tracing.lifting.model import graph_of, model_of  # noqa: E402
+
+pytestmark = pytest.mark.jax
+BATCH, LENGTH, WIDTH, LAYERS, CLASSES = 8, 16, 64, 3, 100
+
+Case = tuple[Any, ...]
+
+
+def f(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def tokens() -> Any:
+    return jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+
+
+def loss_of(logits: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
+
+
+def lstm() -> Case:
+    def layer(p: Any, x: Any) -> Any:
+        def step(state: Any, row: Any) -> Any:
+            hidden, cell = state
+            a, b, c, d = jnp.split(row + hidden @ p["again"], 4, -1)
+            cell = jax.nn.sigmoid(b) * cell + jax.nn.sigmoid(a) * jnp.tanh(c)
+            hidden = jax.nn.sigmoid(d) * jnp.tanh(cell)
+            return (hidden, cell), hidden
+
+        start = jnp.zeros((x.shape[0], WIDTH))
+        return jax.lax.scan(step, (start, start), (x @ p["in"]).swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        x = p["embed"][x]
+        for each in p["layers"]:
+            x = layer(each, x)
+        return loss_of(x @ p["head"], y)
+
+    layers = [{"in": f(WIDTH, 4 * WIDTH), "again": f(WIDTH, 4 * WIDTH)} for _ in range(LAYERS)]
+    return loss, {"embed": f(CLASSES, WIDTH), "layers": layers, "head": f(WIDTH, CLASSES)}, tokens(), tokens()
+
+
+def decay() -> Case:
+    """States that fade, channel by channel, in a scan over layers."""
+
+    def layer(x: Any, p: Any) -> Any:
+        def step(state: Any, row: Any) -> Any:
+            state = state * p["fade"] + row
+            return state, jnp.tanh(state)
+
+        _, made = jax.lax.scan(step, jnp.zeros((x.shape[0], WIDTH)), (x @ p["in"]).swapaxes(0, 1))
+        return x + made.swapaxes(0, 1) @ p["out"], None
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return loss_of(jax.lax.scan(layer, p["embed"][x], p["layers"])[0] @ p["head"], y)
+
+    layers = {
+        "in": f(LAYERS, WIDTH, WIDTH),
+        "fade": f(LAYERS, WIDTH),
+        "out": f(LAYERS, WIDTH, WIDTH),
+    }
+    return loss, {"embed": f(CLASSES, WIDTH), "layers": layers, "head": f(WIDTH, CLASSES)}, tokens(), tokens()
+
+
+def recurrences(graph: Graph) -> list[tuple[Block, Op, int]]:
+    return [(b, op, n) for b, n in graph.instances() for op in b.ops if op.kind == "recurrence"]
+
+
+def test_a_loop_over_time_is_one_operator_of_each_layer() -> None:
+    loss, params, *data = lstm()
+    graph = graph_of(from_jax(loss, params, *data))
+    assert count_parameters(graph) == sum(x.size for x in jax.tree.leaves(params))
+    assert sum(n for _, _, n in recurrences(graph)) == LAYERS
+    products = LAYERS * 2 * WIDTH * 4 * WIDTH + WIDTH * CLASSES
+    assert forward_flops(graph, 1) == 2 * LENGTH * products
+
+
+def test_only_states_without_products_are_split_by_channels() -> None:
+    for case, dims in ((lstm, {"batch"}), (decay, {"batch", "ffn"})):
+        block, op, _ = recurrences(graph := graph_of(from_jax(*case())))[0]
+        assert set(operator_rule(op).splittable(op, block, graph)) == dims
+
+
+def test_what_steps_keep_is_what_jax_keeps() -> None:
+    """Arrays of every step among those that `jax.vjp` holds."""
+    loss, params, *data = lstm()
+    graph = graph_of(from_jax(loss, params, *data))
+    ours = sum(
+        n * BATCH * graph.elements(b.tensor[str(op.attributes["kept"])]) for b, op, n in recurrences(graph)
+    )
+    held = jax.eval_shape(lambda p, x, y: jax.vjp(lambda q: loss(q, x, y), p)[1], params, *data)
+    theirs = sum(x.size for x in jax.tree.leaves(held) if x.shape[:2] == (LENGTH, BATCH))
+    assert ours == theirs
+
+
+def test_small_steps_take_a_launch_for_each_kernel() -> None:
+    """Forward a product and a kernel of loops, backward two products and a kernel."""
+    model = model_of(from_jax(*lstm()))
+    job = {"data": 8, "tensor": 1, "pipeline": 1, "global_batch": 8, "seq_len": 4096, "top": 1}
+    found = plan(model, "dgx-h100:1", **job)
+    assert found.estimate is not None
+    launch = found.cluster.device.kernel_launch
+    assert found.estimate.time["compute"] > LAYERS * 4096 * 5 * launch
