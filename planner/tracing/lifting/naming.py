@@ -172,11 +172,6 @@ class Naming:
         data = [n for n in self.lifted.plain.data if self._flat(n)]
         if not data:
             raise no_graph(f"program {program.name} has no input whose first dim is a batch of two or more")
-        if [program.value[n].shape[:1] for n in self.lifted.plain.data[:1]] == [(1,)]:
-            raise no_graph(
-                f"program {program.name} was traced with a batch of one, in which no dim is seen to be the batch "
-                "(trace it with two or more: no array is made)"
-            )
         batch = self.loops(data[0])[0]
         for name in reversed(
             data

@@ -93,7 +93,13 @@ def plain(program: Program) -> Plain:
             f"operator {fixed[0]} is in a shard_map, which fixes layouts that a plan would choose "
             "(pass the function that it maps, on whole arrays)"
         )
-    return _without_constants(cleaned)
+    found = _without_constants(cleaned)
+    if [found.value[name].shape[:1] for name in found.data[:1]] == [(1,)]:
+        raise no_graph(
+            f"program {program.name} was traced with a batch of one, in which no dim is seen to be the batch "
+            "(trace it with two or more: no array is made)"
+        )
+    return found
 
 
 def _compares_positions(op: Operation) -> bool:

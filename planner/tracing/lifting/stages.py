@@ -75,9 +75,10 @@ class _Slots:
             self.made[carry.end] = self.of_loop[carry.loop]
 
     def _add_loops(self, loops: Sequence[str]) -> None:
-        if any("/scan." in loop for loop in loops):
+        outer = [around for around in (_around(self.lifted, loop) for loop in loops) if around]
+        if len({*outer, *loops}) < len(outer) + len(loops):
             raise no_graph(
-                f"loop {loops[-1]} is inside another: layers of a model are one loop after another"
+                f"loop {loops[-1]} is inside another that does more: layers are one loop after another"
             )
         for loop in loops:
             self.of_loop[loop] = len(self.stages)
@@ -204,12 +205,25 @@ class _Carry(NamedTuple):
 
 
 def _carries(lifted: Lifted, loop: str) -> list[_Carry]:
+    """States of a loop; one that is all that another does has what that begins and ends with."""
     back = {t.target: lifted.root(t.source) for t in lifted.plain.program.ties}
-    return [
+    own = [
         _Carry(loop, lifted.root(d.inputs[0]), d.name, back[d.name], d.outputs[-1])
         for d in lifted.plain.drafts
         if d.name.startswith(f"{loop}/carry.") and d.inputs and d.name in back
     ]
+    outer = _around(lifted, loop)
+    around = {(c.inside, c.back): c for c in _carries(lifted, outer)} if outer else {}
+    pairs = ((c, around.get((c.start, c.end), c)) for c in own)
+    return [c._replace(start=other.start, end=other.end) for c, other in pairs]
+
+
+def _around(lifted: Lifted, loop: str) -> str:
+    """The nearest loop that ``loop`` is in; empty where there is none."""
+    loops = {
+        d.name.rpartition("/")[0] for d in lifted.plain.drafts if "/carry." in d.name or "/slice." in d.name
+    }
+    return max((other for other in loops if loop.startswith(f"{other}/")), key=len, default="")
 
 
 def _stacks(lifted: Lifted) -> list[Mapping[str, int]]:

@@ -143,3 +143,38 @@ def test_an_array_made_of_two_weights_is_refused() -> None:
     program = from_jax(loss, {"layers": [layer] * 2}, f(SMALL, BATCH, 16, WIDTH))
     with pytest.raises(Unsupported, match=r"makes an array of weights alone \(params.layers.\d.real, "):
         graph_of(program)
+
+
+def grouped(more: bool, batch: int = BATCH) -> Program:
+    """Three groups of two layers each, with a layer of its own at the end of each group where there is ``more``."""
+
+    def layer(x: Any, p: Any) -> tuple[Any, None]:
+        return x + jax.nn.gelu(norm(x, p["norm"]) @ p["up"]) @ p["down"], None
+
+    def group(x: Any, p: Any) -> tuple[Any, None]:
+        x, _ = jax.lax.scan(layer, x, p["layers"])
+        return (jnp.tanh(x) @ p["own"] if more else x), None
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return jnp.square(jax.lax.scan(group, x @ p["in"], p["groups"])[0] - y).mean()
+
+    layers = {"norm": f(SMALL, WIDTH), "up": f(SMALL, WIDTH, 64), "down": f(SMALL, 64, WIDTH)}
+    own = {"own": f(SMALL, WIDTH, WIDTH)} if more else {}
+    params = {"in": f(SMALL, WIDTH, WIDTH), "groups": stacked(3, {"layers": stacked(2, layers), **own})}
+    return from_jax(loss, params, f(SMALL, batch, WIDTH), f(SMALL, batch, WIDTH))
+
+
+def test_a_loop_of_nothing_but_a_loop_is_as_many_layers() -> None:
+    graph = whole(grouped(more=False))
+    assert [run.count for run in graph.layers] == [6]
+    assert forward_flops(graph, 1) == 2 * (WIDTH * WIDTH + 6 * 2 * WIDTH * 64)
+
+
+def test_a_loop_with_more_than_a_loop_in_it_is_refused() -> None:
+    with pytest.raises(Unsupported, match="is inside another that does more"):
+        graph_of(grouped(more=True))
+
+
+def test_a_batch_of_one_is_refused() -> None:
+    with pytest.raises(Unsupported, match="was traced with a batch of one"):
+        graph_of(grouped(more=False, batch=1))
