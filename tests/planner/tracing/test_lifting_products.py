@@ -139,7 +139,24 @@ class Pair(nn.Module):  # type: ignore[misc]
         return functional.cross_entropy(near, torch.arange(BATCH, device=near.device))
 
 
+class Placed(nn.Module):  # type: ignore[misc]
+    """A table of positions, added to what a product makes: no bias of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Linear(12, 32)
+        self.positions = nn.Parameter(torch.zeros(1, 16, 32))
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = self.patches(x) + self.positions
+        for block in self.blocks:
+            x = x + functional.relu(block(x))
+        return functional.mse_loss(x, y)
+
+
 CASES = {
+    "placed": (Placed, ((BATCH, 16, 12), (BATCH, 16, 32))),
     "ranker": (Ranker, ((BATCH, 13), (BATCH, 4, "rows"), (BATCH,))),
     "retention": (Retaining, ((BATCH, 16, "rows"), (BATCH, 16, "rows"))),
     "square": (Square, ((BATCH, 48), (BATCH, 48))),
