@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from cost_models.roofline import memory_seconds
 from planner.evaluation.setting import Setting
-from planner.evaluation.states import Sync, WireWidths, lie_whole, shards_of, weight_bytes
+from planner.evaluation.states import Sync, lie_whole, shards_of, weight_bytes
+from planner.evaluation.syncing import WireWidths
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
