@@ -12,81 +12,11 @@ from pydantic import Field, model_validator
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import UnknownName
+from cluster_specs.habits import AttentionRate, BiasedExperts, OnGPU, Partitioner, RoutingKernels
 from cluster_specs.record import Record
 from cluster_specs.units import Bytes, Seconds
 
 DATA = Path(__file__).parent / "data" / "software"
-
-
-class AttentionRate(Record):
-    """Sustained fractions of peak of the attention kernel that a stack runs on some devices."""
-
-    forward: float = Field(gt=0, le=1)
-    backward: float = Field(gt=0, le=1)
-
-
-class RoutingKernels(Record):
-    """Passes over the copies of tokens that experts read or make, where kernel after kernel goes over them.
-
-    A pass reads or writes them once in the training type; in fp32 it counts twice.
-    """
-
-    dispatch_forward: float = Field(gt=0)
-    dispatch_backward: float = Field(gt=0)
-    combine_forward: float = Field(gt=0)
-    combine_backward: float = Field(gt=0)
-    weighed: float = Field(ge=0)
-    """Arrays of what experts make that are kept for the gradient of their weights."""
-
-
-class BiasedExperts(Record):
-    """What kernels of their own move for experts with biases, whose gates are clamped [bytes per element]."""
-
-    gates_forward: float = Field(ge=0)
-    """Of what the activation reads."""
-    gates_backward: float = Field(ge=0)
-    result_forward: float = Field(ge=0)
-    """Of what an expert returns, to which its bias is added."""
-    result_backward: float = Field(ge=0)
-
-
-class OnGPU(Record):
-    """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
-
-    overlap_slowdown: float = Field(ge=0)
-    straggler: float = Field(ge=0)
-    grouped_tile: int = Field(ge=0)
-
-
-class Partitioner(Record):
-    """What a compiler that partitions whole programs makes of collectives: rings of sends beside products."""
-
-    ring_ranks: int = Field(ge=1)
-    """Most ranks of a ring; without copies of shards, gradients are summed part by part as they are made."""
-    ring_parts: int = Field(ge=1)
-    """Parts of a gradient that a ring has at a time: those that it passes on, and those made to be added to them."""
-    unrolled_ranks: int = Field(ge=1)
-    """Ranks of the shortest ring, whose loop is unrolled: over fewer its further parts would be the whole array again.
-
-    Beside tensor ranks its steps come after the layers' backward.
-    """
-    further_parts: int = Field(ge=0)
-    """Parts that a ring sends beyond those that it needs; over four ranks only rings of sums do."""
-    whole_square: int = Field(ge=2)
-    """Side of the smallest square slice over all of which sums to be scattered are made whole, as over blocks."""
-    product_dtype: Literal["fp32", "bf16"]
-    """Widest type in which products read weights, which are gathered in it."""
-    summed_gather: Bytes = Field(ge=0)
-    """Largest array that is gathered by a sum over all of a flat slice of more than ``ring_ranks`` [bytes]."""
-    kept_sum: Bytes = Field(ge=0)
-    """Largest gradient of keys or values of split sequences of which a rank keeps its part as it is summed [bytes]."""
-    scatter_buffer: Mapping[str, Bytes]
-    """Pattern of devices -> what chunks of an array take that is scattered along its rows (`planner.sharding.chunks`)
-    [bytes]; the first that matches counts."""
-
-    def scatter_buffer_of(self, device: str) -> float:
-        """Of a device by its name [bytes]."""
-        return next(size for pattern, size in self.scatter_buffer.items() if fnmatchcase(device, pattern))
 
 
 class SoftwareSpec(Record):

@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, TorusSpec
-from cluster_specs.software import Partitioner, SoftwareSpec
+from cluster_specs.habits import Partitioner
+from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import wire_bytes
 from planner.flops import matmul_dims

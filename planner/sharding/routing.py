@@ -3,7 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
-from cluster_specs.software import RoutingKernels, SoftwareSpec
+from cluster_specs.habits import RoutingKernels
+from cluster_specs.software import SoftwareSpec
 from cost_models.compute import aligned_rows, matmul_seconds, stream_seconds, visited_rows
 from planner.graph import BATCH, Block, Op
 from planner.operators import ROUTING_KINDS
