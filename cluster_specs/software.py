@@ -122,7 +122,7 @@ class SoftwareSpec(Record):
     stores_listed: bool
     """Selective checkpointing stores all results of the kinds on its list, whether the backward reads them or not."""
     stops_early: bool
-    """A layer's forward is repeated up to what its backward reads, rather than whole with what it sends last."""
+    """A layer's forward is repeated up to what its backward reads, rather than whole, last product and all."""
     repeats_experts: bool | None = None
     """Layers with experts are repeated whole all the same, with experts' last product and its way back."""
     gradient_life: Literal["step", "backward", "late"]

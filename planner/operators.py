@@ -181,9 +181,13 @@ def _is_product(block: Block, op: Op, tensor: str) -> bool:
     return operator_rule(op).arithmetic == "matmul" or op.kind in ROUTING_KINDS
 
 
-def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
+def _is_in_mlp(block: Block, op: Op) -> bool:
     dims = {d for name in (*op.inputs, *op.outputs) for d in block.tensor[name].dims}
-    return _is_listed(block, op, tensor) and not dims & (MLP_DIMS | {"experts"})
+    return bool(dims & (MLP_DIMS | {"experts"}))
+
+
+def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
+    return _is_listed(block, op, tensor) and not _is_in_mlp(block, op)
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
@@ -239,6 +243,11 @@ SELECTIVE_POLICIES = frozenset(
     {"selective", "products", "mlp", "alternate", "alternate_local", "all_but_attention"}
 )
 """Policies that list the kinds of results that are kept."""
+
+WRAPPED_PARTS: Mapping[str, Callable[[Block, Op], bool]] = MappingProxyType(
+    {"full": lambda block, op: True, "mlp": _is_in_mlp}
+)
+"""Policy -> whether an operator is in the part of a layer that a checkpoint function has as its own."""
 
 UNWRAPPED_POLICIES = frozenset({"none", "attention", "latent"})
 """Policies under which no whole layer is wrapped to be computed again."""
@@ -317,14 +326,24 @@ def recomputed_ops(block: Block, policy: str, attention_kernel: AttentionKernel 
 
 
 def recomputed_shares(
-    graph: Graph, block: Block, policy: str, attention_kernel: AttentionKernel = "flash"
+    graph: Graph,
+    block: Block,
+    policy: str,
+    attention_kernel: AttentionKernel = "flash",
+    *,
+    stops_early: bool = True,
 ) -> dict[str, float]:
-    """Share of each operator of `recomputed_ops` that runs again: of products, only for results that were dropped."""
+    """Share of each operator of `recomputed_ops` that runs again: of products, only for results that were dropped.
+
+    Without ``stops_early`` all of what the policy wraps runs again as it is, its last product too.
+    """
     kept = set(saved_tensors(block, policy, attention_kernel))
     shares = dict.fromkeys(recomputed_ops(block, policy, attention_kernel), 1.0)
     for op in (op for op in block.ops if op.name in shares and operator_rule(op).arithmetic == "matmul"):
         made = {name: graph.elements(block.tensor[name]) for name in op.outputs}
         shares[op.name] = sum(size for name, size in made.items() if name not in kept) / sum(made.values())
+    if not stops_early and policy in WRAPPED_PARTS:
+        shares |= {op.name: 1.0 for op in block.ops if WRAPPED_PARTS[policy](block, op)}
     return shares
 
 
@@ -345,17 +364,21 @@ def backward_flops(graph: Graph, batch: int, counting: Counting | None = None) -
     return batch * _total(graph, counting or Counting(), lambda f: f.backward)
 
 
-def recompute_flops(graph: Graph, batch: int, policy: str, counting: Counting | None = None) -> float:
-    """FLOPs that ``policy`` repeats in the layers (the first and last block are not recomputed)."""
-    counting = counting or Counting()
+def recompute_flops(
+    graph: Graph, batch: int, again: Callable[[Block], Mapping[str, float]], counting: Counting | None = None
+) -> float:
+    """FLOPs that the layers repeat (the first and last block are not recomputed).
+
+    ``again`` says of a block which share of its operators runs again: `recomputed_shares`.
+    """
     total = 0.0
     for run in graph.layers:
         block = graph.block[run.block]
-        again = recomputed_shares(graph, block, policy, counting.attention_kernel)
+        shares = again(block)
         total += run.count * sum(
-            again[op.name] * op_flops(op, block, graph, counting).forward
+            shares[op.name] * op_flops(op, block, graph, counting).forward
             for op in block.ops
-            if op.name in again
+            if op.name in shares
         )
     return batch * total
 

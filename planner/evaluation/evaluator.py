@@ -380,7 +380,7 @@ class Evaluator:
         shapes = self._shapes(self.cuts(plan))
         own = [stage.recompute or plan.recompute for stage in plan.stages] or [plan.recompute] * len(shapes)
         stages = Counter(zip((shape.layers for shape in shapes), own, strict=True))
-        return repeated_flops(self.graph, self.job.global_batch, stages, plan.recompute_every)
+        return repeated_flops(self.graph, self.job.global_batch, stages, plan.recompute_every, self.software)
 
 
 _NOTHING_GIVEN: Shardings = {}

@@ -1,6 +1,7 @@
 """What a rematerialisation policy does to a block, whatever its strategies."""
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -45,14 +46,28 @@ def under_policy(layers: Layers, policy: str, every: int) -> tuple[tuple[str, st
     return tuple(run for run in runs if run[2])
 
 
-def repeated_flops(graph: Graph, batch: int, stages: Mapping[tuple[Layers, str], int], every: int) -> float:
+def repeated_flops(
+    graph: Graph, batch: int, stages: Mapping[tuple[Layers, str], int], every: int, software: SoftwareSpec
+) -> float:
     """What recomputation adds for ``batch`` sequences; ``stages`` counts those of equal layers and policy."""
     total = 0.0
     for (layers, policy), count in stages.items():
         runs = under_policy(layers, policy, every)
-        again = tuple(Run(block=name, count=n) for name, own, n in runs if own == policy)
-        total += count * recompute_flops(graph.model_copy(update={"layers": again}), batch, policy)
+        own = graph.model_copy(
+            update={"layers": tuple(Run(block=name, count=n) for name, p, n in runs if p == policy)}
+        )
+        again = partial(_repeated, graph, policy=policy, kernel="flash", software=software)
+        total += count * recompute_flops(own, batch, again)
     return total
+
+
+def _repeated(
+    graph: Graph, block: Block, policy: str, kernel: AttentionKernel, software: SoftwareSpec
+) -> dict[str, float]:
+    """Operators that run again -> share of each."""
+    shares = recomputed_shares(graph, block, policy, kernel, stops_early=software.stops_early)
+    results = _results_again(block, policy, software)
+    return shares | {name: 1.0 for edge in results for name in (edge.producer, edge.consumer) if name}
 
 
 def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
@@ -75,15 +90,13 @@ def _on_any_mesh(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
     if found is None:
         kernel, software = pricer.job.attention_kernel, pricer.software
         fused, listed = software.activation_residuals == 0, software.stores_listed
-        repeated = recomputed_shares(pricer.graph, block, policy, kernel)
+        repeated = _repeated(pricer.graph, block, policy, kernel, software)
         kept = saved_tensors(block, policy, kernel, fused_activation=fused, stores_listed=listed)
         if policy in ("full", "all_but_attention"):
             again, exchanged = _moved_again(block, repeated, kernel, software), tuple(repeated)
         else:
             again, exchanged = _exchanged_again(block, repeated), _keys_again(block, policy, software)
-        results = _results_again(block, policy, software)
-        repeated |= {name: 1.0 for edge in results for name in (edge.producer, edge.consumer) if name}
-        again |= _sent_back_again(block, policy, results)
+        again |= _sent_back_again(block, policy, _results_again(block, policy, software))
         found = pricer.tables[key] = Rematerialised(repeated, kept, again, exchanged)
     return found
 
@@ -104,7 +117,8 @@ def _exchanged_again(block: Block, repeated: Collection[str]) -> frozenset[Edge]
 def _results_again(block: Block, policy: str, software: SoftwareSpec) -> tuple[Edge, ...]:
     """Edges from experts to the sum of what they make, of which a stack repeats both, though nothing reads the sum."""
     keeps, makers = RECOMPUTE_POLICIES[policy], {op.name: op for op in block.ops}
-    results = {op.name: op.inputs[0] for op in block.ops if op.kind == "combine" and software.repeats_experts}
+    whole = software.repeats_experts or not software.stops_early
+    results = {op.name: op.inputs[0] for op in block.ops if op.kind == "combine" and whole}
     return tuple(
         edge
         for edge in edges_of(block)

@@ -237,7 +237,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     ),
     "composer-2023": Habits(zero_stage=3),
     **dict.fromkeys(
-        ("nemo", "nemo-25.11", "nemo-unfused"),
+        ("nemo", "nemo-25.11", "nemo-automodel", "nemo-unfused"),
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
@@ -310,7 +310,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         Origin("nemo", expert_tensor=1, token_exchange="once_per_node", fills_stages=True),
     ),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
-    (r"AutoModel", Origin("nemo")),
+    (r"AutoModel", Origin("nemo-automodel")),
     (
         r"nemo-launcher/|nemo-v2\.[01]\.0/(gpt3|llama2|nemotron-340b)|dgxc/v2(4|5\.0[12])\S*/(gpt3|grok)|"
         r"mlperf/v(3\.\d|4\.0)/gpt3",

@@ -1,0 +1,62 @@
+"""What runs again in the backward: layers as a whole, or what is read where a checkpoint stops early."""
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from planner.evaluation.evaluator import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism
+
+BATCH, SEQ, LAYERS, HIDDEN, WORDS = 64, 2048, 96, 12288, 50257
+"""GPT-3 with 175 billion parameters."""
+
+
+def evaluator_of(stack: str, model: str = "gpt-3-175b") -> Evaluator:
+    job = Job.model_validate({"global_batch": BATCH, "seq_len": SEQ, "stack": stack})
+    return Evaluator(load_model(model), load_cluster("dgx-a100-80g:8"), job)
+
+
+def repeated_flops(stack: str) -> float:
+    """Of a step with full recomputation: what HFU counts beyond MFU."""
+    evaluator = evaluator_of(stack)
+    found = evaluator.estimate(Parallelism(tensor=8, pipeline=8, num_microbatches=BATCH, recompute="full"))
+    return (found.hfu - found.mfu) * found.step_time_s * evaluator.peak * 64
+
+
+FORWARD = 24 * BATCH * SEQ * LAYERS * HIDDEN**2 * (1 + SEQ / (12 * HIDDEN))
+"""Of layers, a quarter of 96 B s l h^2 (1 + s / 6h), with half of the scores as the mask lets pass.
+
+Source: Narayanan et al., arXiv:2104.04473, appendix: the layers' forward is counted twice with recomputation.
+"""
+
+
+@pytest.mark.parametrize(
+    "stack", ["megatron", "megatron-2021", "nemo", "deepspeed", "internevo", "composer-2023"]
+)
+def test_a_checkpoint_function_repeats_the_whole_forward_of_layers(stack: str) -> None:
+    assert repeated_flops(stack) == pytest.approx(FORWARD, rel=1e-3)
+
+
+@pytest.mark.parametrize("stack", ["torch-fsdp2", "jax-xla", "nemo-automodel"])
+def test_what_stops_early_repeats_no_last_product(stack: str) -> None:
+    """Of 12 h^2 weights of a layer, 4 h^2 are in it."""
+    last = 8 * BATCH * SEQ * LAYERS * HIDDEN**2
+    assert repeated_flops(stack) == pytest.approx(FORWARD - last, rel=1e-3)
+
+
+def test_full_recomputation_takes_as_long_as_the_forward() -> None:
+    """22B: 7.7 ms forward; backward 11.9 ms, with recomputation 19.5. Korthikanti et al., arXiv:2205.05198, table 4."""
+    evaluator = evaluator_of("megatron-2022")
+    plan = Parallelism(tensor=8, micro_batch=4, num_microbatches=16, sequence_parallel=False)
+    full, none = (evaluator.block(plan, evaluator.main_layer, policy, {}) for policy in ("full", "none"))
+    again = full.recompute + sum(full.comm_backward.values()) - sum(none.comm_backward.values())
+    forward = full.forward + sum(full.comm_forward.values())
+    assert again / forward == pytest.approx((19.5 - 11.9) / 7.7, rel=0.03)
+
+
+def test_a_layer_of_experts_is_repeated_with_its_way_back() -> None:
+    """Megatron's ``--recompute-modules moe``: one checkpoint, so that tokens travel there and back once more."""
+    evaluator = evaluator_of("megatron", "mixtral-8x7b")
+    plan = Parallelism(data=8, expert=8, num_microbatches=8)
+    none, moe = (evaluator.block(plan, evaluator.main_layer, policy, {}) for policy in ("none", "mlp"))
+    assert moe.sent_bytes["all_to_all"] == pytest.approx(6 / 4 * none.sent_bytes["all_to_all"])
