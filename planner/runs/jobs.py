@@ -89,9 +89,16 @@ def _stored_gradient(run: RunFile, stack: str) -> str | None:
 
 
 def _fused_optimizer(run: RunFile) -> bool | None:
-    """By PyTorch's words for its kernels, else by the release."""
+    """By PyTorch's words for its kernels, else by the release that a published run had.
+
+    None, which is the stack's habit, where the run names its stack, or has no source: then it is somebody's own of today.
+    """
     kernel = re.search(r"fused|foreach", run.parallel.optim or "", re.IGNORECASE)
-    return kernel[0].lower() == "fused" if kernel else fuses_update(run.series or "", str(run.source))
+    if kernel:
+        return kernel[0].lower() == "fused"
+    if run.parallel.stack is not None or run.source is None:
+        return None
+    return fuses_update(run.series or "", str(run.source))
 
 
 def _narrow_gathers(run: RunFile) -> bool | None:

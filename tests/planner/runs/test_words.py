@@ -199,6 +199,14 @@ def test_torchtitan_updates_in_one_kernel_since_february_2025(
     assert plan_from_run(ROW | {"series": series, "source": source})[0].job.fused_optimizer is fused
 
 
+@pytest.mark.parametrize("own", [{"source": None}, {"parallel": {"stack": "torch-compiled-loss"}}])
+def test_somebodys_own_run_of_torchtitan_is_no_old_one(own: dict[str, Any]) -> None:
+    """A series without a source, or beside a stack that the run names, says nothing about the year."""
+    parallel = ROW["parallel"] | own.get("parallel", {})
+    row = ROW | {"series": "torchtitan", "source": "notes"} | own | {"parallel": parallel}
+    assert plan_from_run(row)[0].job.fused_optimizer is None
+
+
 def test_a_run_that_names_its_kernels_is_taken_at_its_word() -> None:
     row = ROW | {"series": "torchtitan", "source": "notes of 2024-12"}
     named = row | {"parallel": row["parallel"] | {"optim": "adamw_fused"}}
