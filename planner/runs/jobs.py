@@ -3,7 +3,7 @@
 import re
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.errors import InputError
 from cluster_specs.software import load_software
 from planner.plans import Job
 from planner.runs import vocabulary
@@ -11,18 +11,6 @@ from planner.runs.assumptions import Assumptions
 from planner.runs.record import RunFile
 from planner.runs.releases import fuses_update
 from planner.runs.vocabulary import Origin
-
-USUAL_STACKS = (
-    "torch-fsdp2",
-    "torch-eager",
-    "hf-fsdp",
-    "megatron",
-    "nemo",
-    "deepspeed",
-    "nanotron",
-    "jax-xla",
-)
-"""What is named where a run has a stack that nobody knows: of each program the version of today."""
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
 """What is trained in where no source says so: the first that the device has a rate for."""
@@ -36,10 +24,6 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
     parallel = run.parallel
     if run.model.seq is None:
         raise InputError("model.seq is missing: tokens per sequence")
-    if origin.stack not in vocabulary.STACK_HABITS:
-        raise UnknownName(
-            "stack", origin.stack, vocabulary.STACK_HABITS, see=f"usual are {', '.join(USUAL_STACKS)}"
-        )
     gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
     rates = cluster.device.peak_flops_per_second
     usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
@@ -91,7 +75,7 @@ def _stored_gradient(run: RunFile, stack: str) -> str | None:
 def _fused_optimizer(run: RunFile) -> bool | None:
     """By PyTorch's words for its kernels, else by the release that a published run had.
 
-    None, which is the stack's habit, where the run names its stack, or has no source: then it is somebody's own of today.
+    None, which is the stack's habit, where the run names its stack, or has no source: then it is somebody's own.
     """
     kernel = re.search(r"fused|foreach", run.parallel.optim or "", re.IGNORECASE)
     if kernel:

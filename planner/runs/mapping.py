@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
-from cluster_specs.errors import InputError
+from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.software import usual_stack
 from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
@@ -29,6 +29,18 @@ MICROBATCHES_PER_STAGE = 4
 
 Source: arXiv:1811.06965, section 2.3 (M >= 4 K).
 """
+
+USUAL_STACKS = (
+    "torch-fsdp2",
+    "torch-eager",
+    "hf-fsdp",
+    "megatron",
+    "nemo",
+    "deepspeed",
+    "nanotron",
+    "jax-xla",
+)
+"""What is named where a run has a stack that nobody knows: of each program the version of today."""
 
 
 class Degrees(NamedTuple):
@@ -110,7 +122,14 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
     stack = run.parallel.stack
     if stack is not None:
         known = Origin(stack) if stack in vocabulary.STACK_HABITS else vocabulary.find_origin(stack)
-        return known or Origin(stack)
+        if known is None:
+            raise UnknownName(
+                "stack",
+                stack,
+                vocabulary.STACK_HABITS,
+                see=f"usual are {', '.join(USUAL_STACKS)}",
+            )
+        return known
     size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
     found = vocabulary.find_origin(words)
@@ -233,15 +252,13 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
     parallel = run.parallel
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
     batch = parallel.global_batch
-    local_batch = origin.stack in ("torch-fsdp2", "torch-async-tp", "torch-no-sync") and degrees.pipeline > 1
+    local_batch = vocabulary.STACK_HABITS[origin.stack].splits_local_batch and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
         printed = parallel.num_microbatches or parallel.grad_accum
         return micro_batch, assume.default("num_microbatches", printed, usual)
     if local_batch and batch == degrees.data * micro_batch:
-        micro_batch = assume.default(
-            "micro_batch", None, 1
-        )  # torchtitan splits its local batch for a pipeline
+        micro_batch = assume.default("micro_batch", None, 1)
     accumulates = parallel.num_microbatches or parallel.grad_accum
     together = degrees.tensor * degrees.context
     if origin.batch_per_device and not accumulates and batch == degrees.data * together * micro_batch:

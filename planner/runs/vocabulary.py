@@ -209,6 +209,12 @@ class Habits(NamedTuple):
     """What ``selective`` recomputation means: in Megatron the inside of the attention (arXiv:2205.05198, section 5)."""
     balances_stages: bool = False
     """Stages are cut by cost, the head included, rather than into equal numbers of layers."""
+    splits_local_batch: bool = False
+    """What is printed as a rank's batch is split into micro-batches of one for a pipeline.
+
+    Source: pytorch/torchtitan ``torchtitan/config/job_config.py`` (``pipeline_parallel_microbatch_size``, by default 1,
+    of ``local_batch_size``).
+    """
     vocabulary_multiple: int | None = None
     """Tables have a multiple of this times the tensor degree as rows; None: as many as the tokenizer.
 
@@ -218,15 +224,11 @@ class Habits(NamedTuple):
 
 
 STACK_HABITS: Mapping[str, Habits] = {
-    "torch-fsdp2": Habits(zero_stage=3),
-    "torch-fsdp1": Habits(zero_stage=3),
-    "torch-async-tp": Habits(zero_stage=3),
-    "torch-compiled-loss": Habits(zero_stage=3),
-    "torch-no-sync": Habits(zero_stage=3),
-    "torch-blocks": Habits(zero_stage=3),
-    "transformers-fsdp2": Habits(zero_stage=3),
-    "hf-fsdp": Habits(zero_stage=3),
-    "torch-eager": Habits(zero_stage=3),
+    **dict.fromkeys(
+        ("torch-fsdp2", "torch-async-tp", "torch-compiled-loss", "torch-eager", "torch-no-sync"),
+        Habits(zero_stage=3, splits_local_batch=True),
+    ),
+    **dict.fromkeys(("torch-fsdp1", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)),
     "megatron": Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     "internevo": Habits(zero_stage=1),
     "megatron-2021": Habits(

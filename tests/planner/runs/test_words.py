@@ -199,6 +199,22 @@ def test_torchtitan_updates_in_one_kernel_since_february_2025(
     assert plan_from_run(ROW | {"series": series, "source": source})[0].job.fused_optimizer is fused
 
 
+@pytest.mark.parametrize(
+    ("source", "compiled", "stack"),
+    [
+        ("torchtitan, 2024-12", True, "torch-fsdp2"),
+        ("torchtitan, 2025-06", True, "torch-compiled-loss"),
+        ("torchtitan, 2025-06", False, "torch-eager"),
+    ],
+)
+def test_every_torchtitan_splits_its_local_batch_for_a_pipeline(
+    source: str, compiled: bool, stack: str
+) -> None:
+    row = changed(dp=2, tp=1, pp=4, micro_batch=8, global_batch=16, zero_stage=None, compile=compiled)
+    plan = plan_from_run(row | {"series": "torchtitan", "source": source})[0]
+    assert (plan.job.stack, plan.plan.micro_batch, plan.plan.num_microbatches) == (stack, 1, 8)
+
+
 @pytest.mark.parametrize("own", [{"source": None}, {"parallel": {"stack": "torch-compiled-loss"}}])
 def test_somebodys_own_run_of_torchtitan_is_no_old_one(own: dict[str, Any]) -> None:
     """A series without a source, or beside a stack that the run names, says nothing about the year."""
