@@ -285,7 +285,6 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
-    (r"ml-engineering.*zero2", Origin("deepspeed", "native")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
     (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
@@ -332,9 +331,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
 )
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was
 not fused, nor was it in the runs of Zero-bubble PP: their printed memory has every head's scores and their dropout.
-Losses are fused, and attention is native, where a source says so of all its runs (stas00/ml-engineering
-insights/when-to-upgrade-gpus: Liger-Kernel, but for the steps of ZeRO 2, which have 80 GiB with it and 99 without;
-FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
+Losses are fused, and attention is native, where a source says so of its runs (stas00/ml-engineering
+insights/when-to-upgrade-gpus: Liger-Kernel; FlashAttention-3 on H200, -4 on B200). torchtitan's own configurations
 recompute every other product where there is room, else everything (pytorch/torchtitan@00d1c0e
 ``models/llama3/config_registry.py``: 8B ``selective``, 70B and 405B ``full``), and reduce gradients in fp32, which is
 all that ``mixed_precision_reduce`` may be (``config/configs.py``). DGXC's recipe of MaxText keeps the
