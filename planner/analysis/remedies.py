@@ -18,6 +18,7 @@ from planner.analysis.questions import Progress, Question, answer, known, priced
 from planner.errors import Infeasible
 from planner.evaluation.setting import trained_parameters
 from planner.plans import Parallelism, Plan, Sharding
+from planner.search.numbers import divisors
 from planner.search.space import SEARCHED_POLICIES, scale_up_size
 
 Kind = Literal["plan", "training", "hardware"]
@@ -122,13 +123,12 @@ def _recompute(question: Question) -> Iterator[Change]:
 
 
 def _micro_batch(question: Question) -> Iterator[Change]:
+    """Sizes that cut the batch wherever the pinned one does."""
     now = question.pins.micro_batch
-    smaller = (now or 1) // 2
-    while smaller:
+    for smaller in reversed(divisors(now or 1)[:-1]):
         yield Change(
             f"--micro-batch {smaller} instead of {now}", "plan", question.pinned(micro_batch=smaller)
         )
-        smaller //= 2
 
 
 def _sharding(question: Question) -> Iterator[Change]:

@@ -134,6 +134,15 @@ def test_no_length_fits_where_states_alone_are_too_much(too_much: FitReport) -> 
     assert largest_micro_batch(too_much.plan) is None
 
 
+def test_a_smaller_micro_batch_is_the_largest_that_fits() -> None:
+    """A third of 15 sequences, which halves would leave out."""
+    pins = {"micro_batch": 15, "data": 1, "tensor": 8, "recompute": "none"}
+    report = fit("llama-3.1-8b", NODE, global_batch=15, seq_len=8192, **pins)
+    fitting = largest_micro_batch(report.plan.model_copy(update={"plan": report.changes[0].plan}))
+    assert fitting == 5
+    assert f"--micro-batch {fitting} instead of 15" in [change.change for change in report.changes]
+
+
 def test_learned_positions_end_the_search() -> None:
     report = fit("gpt2", NODE, global_batch=64, seq_len=512)
     assert report.longest_seq_len == 1024
