@@ -182,15 +182,17 @@ def made_in_loop(rank: Rank) -> float:
     return rank.gradients * (1 - looked_up / rank.elements)
 
 
-def cast_weights(rank: Rank, shard: float) -> float:
-    """Copies in the training type of ``shard`` elements of fp32 weights [bytes].
+def cast_weights(rank: Rank, shard: float, phase: str) -> float:
+    """Copies in the type of products of ``shard`` elements of fp32 weights [bytes].
 
-    Of the layers' share. A compiled loop over micro-batches has those of embedding and head before it, too, and each
-    micro-batch without recomputation of whole layers keeps the layers' once more, as any other result of the forward.
+    Of the layers' share; those of a loop over layers last until its backward is done. A compiled loop over
+    micro-batches has those of embedding and head before it, too, and each micro-batch without recomputation of whole
+    layers keeps the layers' once more, as any other result of the forward.
     """
     whole = rank.elements
     ahead = rank.software.casts_ahead and "weights" not in rank.plan.offload
-    if not (ahead and rank.job.master_weights and whole and rank.weight < DTYPE_BYTES["fp32"]):
+    stored = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
+    if not (ahead and whole and rank.weight < stored):
         return 0.0
     layers = 1 - rank.ends / whole
     copies = layers
@@ -198,6 +200,8 @@ def cast_weights(rank: Rank, shard: float) -> float:
         stages = rank.plan.stages
         policy = (stages[0].recompute if stages else None) or rank.plan.recompute
         copies = 1 + (layers if policy in UNWRAPPED_POLICIES else 0.0)
+    elif phase == "backward":
+        copies *= rank.first_run
     return shard * copies * rank.weight
 
 
@@ -275,15 +279,16 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     stored = rank.elements if lie_whole(plan, software) else shard
-    kept, copied = {"cast_weights": cast_weights(rank, stored)}, {"copied_weights": copied_weights(rank)}
-    kept |= {} if software.keeps_copy else copied
+    copied = {"copied_weights": copied_weights(rank)}
+    kept = {} if software.keeps_copy else copied
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
-    stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else rank.weight
+    stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
     temporaries = 0.0 if elsewhere else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
     gradients = {phase: passing_gradients(rank, phase) for phase in PHASES}
-    during = [Moment(phase, {**gradients[phase], **kept, **at}) for phase, at in moments(rank)]
+    cast = {phase: {"cast_weights": cast_weights(rank, stored, phase)} for phase in PHASES}
+    during = [Moment(phase, {**gradients[phase], **cast[phase], **kept, **at}) for phase, at in moments(rank)]
     stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
     stepping |= copied if software.keeps_copy else {}
     return (*during, Moment("optimizer", stepping))

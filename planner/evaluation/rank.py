@@ -12,6 +12,7 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
 from planner.evaluation.states import lie_whole, reduced_bytes, shards_frozen, weight_bytes
 from planner.plans import Job, Parallelism
+from planner.sharding.widths import DTYPE_BYTES
 
 
 def kept_share(plan: Parallelism) -> float:
@@ -56,8 +57,10 @@ class Rank:
 
     @cached_property
     def weight(self) -> float:
-        """Bytes of a gathered weight, and of its gradient where it is made."""
-        return weight_bytes(self.job)
+        """Bytes of a gathered weight, and of its gradient where it is made: at most what a compiler's products read."""
+        widest = weight_bytes(self.job)
+        partitioner = self.software.partitioner
+        return min(widest, DTYPE_BYTES[partitioner.product_dtype]) if partitioner is not None else widest
 
     @cached_property
     def reduced(self) -> float:
@@ -68,6 +71,12 @@ class Rank:
     def largest(self) -> float:
         """Elements of the largest layer."""
         return max(stage.largest_unit for stage in self.stages)
+
+    @cached_property
+    def first_run(self) -> float:
+        """Share of the layers' elements up to the end of the first loop, of which a compiled backward is the last."""
+        layers = self.elements - self.ends
+        return self.stages[0].first_run / layers if layers else 1.0
 
     @cached_property
     def made(self) -> float:

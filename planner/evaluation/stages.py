@@ -1,6 +1,6 @@
 """Time of one pipeline stage for one micro-batch: compute, exposed communication, gathers of sharded weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -78,6 +78,8 @@ class StageCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float = 0.0
     """Elements of the weight that has most."""
+    first_run: float = 0.0
+    """Elements of the layers up to the end of the first loop over several that are alike."""
     frozen: tuple[FrozenGroup, ...] = ()
     """Weights that are not trained; all fields of elements count trained ones only."""
     frozen_unit: float = 0.0
@@ -251,6 +253,16 @@ def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
 
+def _first_loop(units: Iterable[tuple[UnitCost, int]]) -> float:
+    """Elements of the layers up to the end of the first loop over several that are alike; of all, if there is none."""
+    elements = 0.0
+    for block, count in ((unit.block, count) for unit, count in units if unit.place == "layer"):
+        elements += count * _elements(block)
+        if count > 1:
+            break
+    return elements
+
+
 def _frozen_bytes(block: BlockCost) -> float:
     return sum(group.data for group in block.frozen)
 
@@ -307,6 +319,7 @@ def stage_cost(
         head_summed_whole=any(unit.sync.whole_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         largest_gradients=max((b.elements for b in layers), default=0.0),
+        first_run=_first_loop(units),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
