@@ -66,6 +66,8 @@ class Entry(NamedTuple):
     """One, or up to `FAMILY` all that have the bound in common."""
 
 
+Family = tuple[Candidate, ...]
+
 UNSPLIT, FAMILY = -2, -1
 """Levels of families that are not looked into yet: their operators are priced alone, or split together."""
 
@@ -118,15 +120,26 @@ class Shortlist:
             self._best[family] = (value, answer)
         ranked = self._ranked()
         near = tuple(v * ALTERNATIVES_WITHIN for v in ranked[0][0])
-        self.threshold = min(near, ranked[self._top - 1][0]) if len(ranked) >= self._top else near
+        wanted = min(near, ranked[self._top - 1][0]) if len(ranked) >= self._top else near
+        self.threshold = min(self.threshold, wanted)
 
 
 class Search:
     """One search over one space."""
 
-    def __init__(self, evaluator: Evaluator, pins: Pins, objective: Objective, limited: bool = True) -> None:
-        """Nothing is priced yet. Unless it is ``limited``, devices have all the memory that a plan asks for."""
-        self.evaluator, self.pins, self.objective = evaluator, pins, objective
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        pins: Pins,
+        objective: Objective,
+        limited: bool = True,
+        space: Sequence[Family] | None = None,
+    ) -> None:
+        """Nothing is priced yet. Unless it is ``limited``, devices have all the memory that a plan asks for.
+
+        ``space`` is a part of what the pins allow, all of it where None.
+        """
+        self.evaluator, self.pins, self.objective, self._space = evaluator, pins, objective, space
         usable = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
         self.limit = usable if limited else math.inf
         self.host_limit = evaluator.cluster.host.memory or math.inf
@@ -170,14 +183,15 @@ class Search:
         raise self._infeasible(tight)
 
     def pipelined(self, below: float) -> Found | None:
-        """The best plan with a pipeline, if its step can take less than ``below`` seconds; where none was searched."""
+        """The best plan with a pipeline, if its step takes less than ``below`` seconds; where none was searched."""
         found = self.best_below(below, pipelines=True)
         return found if found is not None and found.plan.pipeline > 1 else None
 
     def best_below(self, below: float, pipelines: bool) -> Found | None:
-        """The best plan, if its step can take less than ``below`` seconds."""
+        """The best plan, if its step takes less than ``below`` seconds."""
         outcome, _ = self._run(pipelines, 1, None, below)
-        return outcome.found[0] if outcome is not None else None
+        found = outcome.found[0] if outcome is not None else None  # its bound is below, its price need not be
+        return found if found is not None and found.estimate.step_time_s < below else None
 
     def _run(
         self, pipelines: bool, top: int, progress: Progress | None, below: float = math.inf
@@ -221,6 +235,12 @@ class Search:
         )
         return Outcome(kept.best, kept.fitting, optimality), tight
 
+    def promising(self, below: float, pipelines: bool) -> list[Family]:
+        """Families of the space that may have a step of less than ``below`` seconds by what they have in common."""
+        bounds = (self.floors.alone, self.floors.first)
+        space = families(self.evaluator, self.pins, self.objective, pipelines)
+        return [family for family in space if all(bound(family[0]) < below for bound in bounds)]
+
     def may_be_below(self, below: float, pipelines: bool) -> bool:
         """Whether bounds leave room for a step of less than ``below`` seconds, before any layers are cut."""
         heap, tight = self._queue(pipelines)
@@ -255,7 +275,8 @@ class Search:
     def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
         """Families as a heap by their cheapest bounds, and what cannot fit however it is split."""
         heap, tight, order = list[Entry](), list[Candidate](), 0
-        for family in families(self.evaluator, self.pins, self.objective, pipelines):
+        everything = families(self.evaluator, self.pins, self.objective, pipelines)
+        for family in everything if self._space is None else self._space:
             if self.floors.too_large(family):
                 tight += family
             else:

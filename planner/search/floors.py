@@ -129,6 +129,7 @@ class Floors:
         self._wholes: dict[tuple[object, ...], Whole] = evaluator.kept.searched_as("wholes")
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
+        self._spans: dict[tuple[object, ...], float] = evaluator.kept.searched_as("spans")
         self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
@@ -273,14 +274,15 @@ class Floors:
             self._loads[key] = RankLoads(loads, (held(ends[0], looked_up=True), held(ends[1])), beside)
         return self._loads[key]
 
-    def _pipeline(self, c: Candidate, whole: Whole) -> float:
+    def _span(self, c: Candidate, whole: Whole) -> float:
+        """Least seconds of the pipeline."""
         split, copies = splits_backward(c), schedule_entry(c.schedule).copies
         # With two copies of every stage, some ranks start at once: nothing but their work is certain.
         certain = c if copies == 1 else c._replace(virtual_stages=2)
         bound = pipeline_seconds(
             whole.stage, whole.lightest if copies == 1 else 0.0, certain, split or copies > 1
         )
-        return self.step(c, max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0))
+        return max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0)
 
     def _busiest(self, c: Candidate, whole: Whole) -> float:
         """Least seconds of the busiest rank for one micro-batch; of one stage, its own (ends may share a table)."""
@@ -312,13 +314,16 @@ class Floors:
         """
         few = c.data if c.data % c.expert else c.expert * divisors(c.data // c.expert)[:2][-1]
         whole = c._replace(zero_stage=0, sharding="NO_SHARD", shard_degree=1, data=few, offload=())
-        return Floor(self._pipeline(c, self.as_one(whole)), 0.0)
+        key = (whole, self._policies)
+        if key not in self._spans:
+            self._spans[key] = self._span(whole, self.as_one(whole))
+        return Floor(self.step(c, self._spans[key]), 0.0)
 
     def whole(self, c: Candidate) -> Floor:
         """What no cut of this candidate can be below."""
         layers, ends, beside = self.rank_loads(c)
         memory = fullest_rank(layers, ends, c) + beside + overhead(c, self.evaluator.software)
-        return Floor(self._pipeline(c, self.as_one(c)), memory)
+        return Floor(self.step(c, self._span(c, self.as_one(c))), memory)
 
     def states(self, c: Candidate) -> float:
         """Memory without any activations [bytes], however operators are split."""

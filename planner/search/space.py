@@ -6,7 +6,7 @@ parallelism over divisors of the experts, on data ranks and, in stacks that reus
 that divides the devices, with looped virtual stages, but only for a model that is too large for one scale-up domain
 (`searches_pipelines`) or on request;
 micro-batches of powers of two, without a pipeline of any size that divides, up to `most_sequences`; the stack's ZeRO
-stages, hybrid sharding inside a node; every recompute policy;
+stages, hybrid sharding inside a node; the recompute policies `SEARCHED_POLICIES`;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
 `AUTOMATIC` those as well.
 Layers are cut by what the slowest stage takes, with few micro-batches by the simulated step. The best plans of this
@@ -44,7 +44,7 @@ breadth-first holds more activations than interleaved 1F1B for the same bubble, 
 kernels is not in the cost model."""
 
 SEARCHED_POLICIES = ("none", "selective", "full")
-
+"""The others are habits of some stacks: they are priced when asked for."""
 
 SEPARATOR = ","
 
@@ -145,6 +145,10 @@ def left_out(evaluator: Evaluator, pins: Pins, pipelines: bool) -> tuple[str, ..
             pins.offload is None and evaluator.cluster.device.host_bandwidth is not None,
             "states or activations on the hosts (--offload)",
         ),
+        (
+            pins.recompute is None,
+            f"recomputation other than {', '.join(SEARCHED_POLICIES)} (--recompute)",
+        ),
     )
     return tuple(words for holds, words in table if holds)
 
@@ -226,9 +230,22 @@ def _zero_choices(
             continue
         if pins.zero_stage not in (None, zero) or pins.sharding not in (None, sharding):
             continue
-        if "weights" in (pins.offload or ()) and zero != 3 and not (zero == 0 and ranks == 1):
-            continue  # nothing else brings a layer's weights when it runs
-        yield zero, sharding, degree
+        if brings_weights(zero, ranks) or "weights" not in (pins.offload or ()):
+            yield zero, sharding, degree
+
+
+def brings_weights(zero: ZeroStage, ranks: int) -> bool:
+    """Whether a layer's weights are brought when it runs, so that they may be on the host until then."""
+    return zero == 3 or (zero == 0 and ranks == 1)
+
+
+def offloaded(family: Sequence[Candidate], offload: tuple[Offload, ...]) -> tuple[Candidate, ...]:
+    """Those of a family that can leave so much to the host, which do."""
+    return tuple(
+        c._replace(offload=offload)
+        for c in family
+        if "weights" not in offload or brings_weights(c.zero_stage, c.data * c.context)
+    )
 
 
 def searched_schedules(software: SoftwareSpec, pins: Pins) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from planner.search.finishing import mixed_plans
 from planner.search.numbers import rounder
 from planner.search.pins import check_pins
 from planner.search.recommend import recommended
-from planner.search.space import scale_up_size, searches_pipelines
+from planner.search.space import offloaded, scale_up_size, searches_pipelines
 
 WORTH_NAMING = 0.03
 """Share of a step that must be saved to be named."""
@@ -103,14 +103,16 @@ def faster_offload(answer: Plan, pins: Pins | None = None) -> Plan | None:
     evaluator = Evaluator(answer.model, cluster, answer.job)
     below = answer.estimate.step_time_s * (1 - WORTH_NAMING)
     pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
-    if not Search(evaluator, pins, "time", limited=False).may_be_below(below, pipelines):
+    space = Search(evaluator, pins, "time", limited=False).promising(below, pipelines)
+    if not Search(evaluator, pins, "time", limited=False, space=space).may_be_below(below, pipelines):
         return None
     best = None
     for offload in OFFLOADS:
         asked = pins.model_copy(update={"offload": offload})
         with suppress(InputError):  # adapters and some optimizers do not go with all of them
             check_pins(evaluator, asked)
-            if found := Search(evaluator, asked, "time").best_below(below, pipelines):
+            hosted = [kept for family in space if (kept := offloaded(family, offload))]
+            if found := Search(evaluator, asked, "time", space=hosted).best_below(below, pipelines):
                 best, below = asked, found.estimate.step_time_s
     return recommended(evaluator, best, "time", top=1) if best is not None else None
 

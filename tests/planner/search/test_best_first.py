@@ -37,6 +37,20 @@ def test_no_plan_is_better(name: str, objective: Objective) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_what_is_sought_below_a_time_takes_less_than_that(name: str) -> None:
+    """Bounds may be below it where no price is."""
+    search, priced = every_plan(name, "time")
+    fitting = [found for found in priced if found.estimate.memory_bytes <= search.limit]
+    best = min(found.estimate.step_time_s for found in fitting)
+    pipelines = any(found.plan.pipeline > 1 for found in priced)
+    for share in (0.9, 0.97, 0.99, 0.999, 1.0):
+        assert CASES[name].search("time").best_below(share * best, pipelines) is None
+    found = CASES[name].search("time").best_below(1.001 * best, pipelines)
+    assert found is not None
+    assert found.estimate.step_time_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_bounds_are_below_every_price(name: str) -> None:
     """Of a lean assignment, the bounds of the fast one that it replaces hold too."""
     search, priced = every_plan(name, "devices")

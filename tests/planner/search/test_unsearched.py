@@ -107,11 +107,11 @@ def test_nothing_is_left_to_hosts_that_cannot_hold_it() -> None:
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        ({}, ["--pipeline", "--offload"]),
-        ({"pipeline": 1}, ["--offload"]),
-        ({"pipeline": 2, "offload": ()}, ["--schedule"]),
-        ({"pipeline": 2, "offload": (), "schedule": "1f1b"}, []),
-        ({"pipeline": 1, "offload": ("activations",)}, []),
+        ({}, ["--pipeline", "--offload", "--recompute"]),
+        ({"pipeline": 1}, ["--offload", "--recompute"]),
+        ({"pipeline": 2, "offload": ()}, ["--schedule", "--recompute"]),
+        ({"pipeline": 2, "offload": (), "schedule": "1f1b"}, ["--recompute"]),
+        ({"pipeline": 1, "offload": ("activations",), "recompute": "full"}, []),
     ],
 )
 def test_a_proof_says_which_plans_its_space_has_not_unless_they_were_asked_for(
