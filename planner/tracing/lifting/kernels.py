@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.tracing.cleaning.draft import Draft
-from planner.tracing.lifting.fused import separated
+from planner.tracing.lifting.fused import CUTS, separated
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
 from planner.tracing.lifting.recurrences import RECURRENCE
@@ -82,6 +82,12 @@ class Lifted:
             name = self.alias[name]
         return name
 
+    def stem(self, name: str) -> str:
+        """The part of a parameter that ``name`` stands for, or the whole."""
+        while name in self.alias and name not in self.parts:
+            name = self.alias[name]
+        return name
+
     def is_weight(self, name: str) -> bool:
         """Whether ``name`` stands for a parameter."""
         return self.root(name) in self.plain.weights
@@ -94,7 +100,7 @@ def kernels_of(found: Plain) -> Lifted:
     _untie(lifted, rest)
     producer = {name: d for d in rest for name in d.outputs}
     biases = {id(d) for d in rest if _is_bias(d, lifted, producer)}
-    lifted.parts = separated(found, biases, lifted.is_weight, lifted.root)
+    lifted.parts |= separated(found, biases, lifted.is_weight, lifted.root)
     lifted.alias.update(lifted.parts)
     aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
     rest = [d for d in found.drafts if id(d) not in aliased]
@@ -122,6 +128,8 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     scaled = loops and len(names) == 1 and set(draft.primitives) <= SCALES
     scaled = scaled and draft.name not in lifted.plain.masked
     if prepared or counted or scaled:
+        if prepared and draft.primitives[0] in CUTS:  # several products share the rows of one weight
+            lifted.parts.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         if draft.kind == "lookup" or draft.inputs[0] in lifted.tables:
             table = lifted.tables.get(draft.inputs[0], draft.inputs[0])
             lifted.tables.update(dict.fromkeys(draft.outputs, table))
@@ -233,14 +241,18 @@ class _Sorter:
         products = (d for d in self.drafts if d.kind == "product" and d.primitives[0] not in ROUTING)
         return (d for d in products if id(d) not in attending)
 
-    def _layer(self, kernel: Kernel) -> str:
-        """What is before a number, and the number, in the path of a kernel's first parameter."""
-        path = self.lifted.plain.value[self.lifted.root(kernel.weights[0])].path
-        numbered = NUMBER.match(path)
+    def _layer(self, weight: str) -> str:
+        """What is before a number, and the number, in the path of a parameter."""
+        numbered = NUMBER.match(self.lifted.plain.value[self.lifted.root(weight)].path)
         return f"{numbered.group(1)}{numbered.group(2)}" if numbered else ""
 
+    def _layers(self, drafts: Iterable[Draft]) -> set[str]:
+        """Layers that operators have parameters of."""
+        weights = (n for d in drafts for n in d.inputs if self.lifted.is_weight(n))
+        return {self._layer(n) for n in weights} - {""}
+
     def _components(self) -> list[list[Draft]]:
-        """Loops of one level that feed each other: nothing that they wait for waits for them."""
+        """Loops of one level and layer that feed each other: nothing that they wait for waits for them."""
         group: dict[int, list[Draft]] = {}
         maker: dict[str, Draft] = {}
         for draft in self.loops:
@@ -250,7 +262,7 @@ class _Sorter:
                 near = other is not None and self.level[id(other)] == self.level[id(draft)]
                 if other is not None and near and other.region == draft.region:
                     theirs = group[id(other)]
-                    if theirs is not mine:
+                    if theirs is not mine and len(self._layers([*theirs, *mine])) < 2:
                         theirs += mine
                         group.update((id(d), theirs) for d in mine)
                         mine = theirs
@@ -327,8 +339,7 @@ class _Sorter:
     def _kernel(self, role: Role, drafts: list[Draft]) -> Kernel:
         made = {n for d in drafts for n in d.outputs}
         read = list(dict.fromkeys(self.lifted.root(n) for d in drafts for n in d.inputs))
-        parts, root = self.lifted.parts, self.lifted.root
-        raw = {n if n in parts else root(n): n for d in drafts for n in d.inputs if self.lifted.is_weight(n)}
+        raw = {self.lifted.stem(n): n for d in drafts for n in d.inputs if self.lifted.is_weight(n)}
         return Kernel(
             role,
             drafts,
@@ -348,14 +359,14 @@ def _adds_two(draft: Draft) -> bool:
     return first == second
 
 
-def _joined(kernels: Iterable[Kernel], layer: Callable[[Kernel], str]) -> Iterator[Kernel]:
+def _joined(kernels: Iterable[Kernel], layer: Callable[[str], str]) -> Iterator[Kernel]:
     """Products of one value with several weights of one layer run as one."""
     first: dict[tuple[object, ...], Kernel] = {}
     for kernel in kernels:
         if kernel.role != "matmul":
             yield kernel
             continue
-        key = (*kernel.inputs, kernel.level, kernel.region, layer(kernel))
+        key = (*kernel.inputs, kernel.level, kernel.region, layer(kernel.weights[0]))
         if key not in first:
             first[key] = kernel
             yield kernel

@@ -91,14 +91,14 @@ class BlockWriter:
     def _weight(self, raw: str) -> str:
         """The tensor of a parameter: positions in it are a table's, which no job lengthens."""
         parameter = self.lifted.root(raw)
-        key, _, part = (raw if raw in self.lifted.parts else parameter).partition(PART)
-        key = f"{parameter}{PART}{part}" if part else key
+        whole, _, part = self.lifted.stem(raw).partition(PART)
+        key = f"{self.lifted.stem(whole)}{PART}{part}" if part else whole
         if key not in self.weights:
             dims = tuple("positions" if d == "seq" else d for d in self.naming.dims(raw))
             if "positions" in dims and "positions" not in self.naming.sizes:
                 rows = self.lifted.plain.value[parameter].shape  # of a longer table the first ones are read
-                whole = rows[dims.index("positions")] if len(rows) == len(dims) else 0
-                self.naming.sizes["positions"] = max(whole, self.naming.sizes["seq"])
+                longest = rows[dims.index("positions")] if len(rows) == len(dims) else 0
+                self.naming.sizes["positions"] = max(longest, self.naming.sizes["seq"])
             path = self.lifted.plain.value[parameter].path
             if self.stage.number is not None:
                 path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)

@@ -1,4 +1,4 @@
-"""Images in PyTorch's order as models: their FLOPs are those that PyTorch counts."""
+"""Modules of PyTorch as models: their FLOPs are those that PyTorch counts."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from planner import from_torch  # noqa: E402
 from planner.graph import Graph, count_parameters  # noqa: E402
-from planner.operators import forward_flops  # noqa: E402
+from planner.operators import Counting, forward_flops  # noqa: E402
 from planner.tracing.lifting.model import graph_of  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
@@ -86,3 +86,58 @@ def test_channels_that_come_before_pixels_are_the_features_of_layers() -> None:
 def test_transposed_convolutions_work_on_the_smaller_image() -> None:
     graph, flops = graph_and_truth(Autoencoder(), torch.empty(BATCH, 4, 16, 16))
     assert BATCH * forward_flops(graph, 1) == flops
+
+
+class Translator(nn.Module):  # type: ignore[misc]
+    """PyTorch's own encoder and decoder: queries of cross-attention have a third of one weight, keys and values two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 32)
+        self.layers = nn.Transformer(32, 4, 2, 2, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 100)
+
+    def forward(self, source: Any, target: Any, labels: Any) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
+        made = self.layers(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True)
+        return functional.cross_entropy(self.head(made).flatten(0, 1), labels.flatten())
+
+
+class Fourier(nn.Module):  # type: ignore[misc]
+    """A layer of FNet: no product lies between its last norm and the first one of the next layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mixed, self.made = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        x = self.mixed(x + torch.fft.fft2(x).real)
+        return self.made(x + self.down(functional.gelu(self.up(x))))
+
+
+class FourierMixer(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, 32), nn.Linear(32, 100)
+        self.layers = nn.Sequential(*(Fourier(32) for _ in range(3)))
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        logits = self.head(self.layers(self.embed(tokens)))
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def indices(*lengths: int) -> list[Any]:
+    return [torch.zeros(BATCH, n, dtype=torch.long) for n in lengths]
+
+
+def test_one_weight_serves_several_products() -> None:
+    graph, flops = graph_and_truth(Translator(), *indices(24, 16, 16))
+    assert BATCH * forward_flops(graph, 1, Counting(causal=False)) == flops
+    assert graph.num_layers == 5  # and what begins the decoder
+
+
+def test_norms_of_two_layers_with_no_product_between_them_stay_apart() -> None:
+    graph, flops = graph_and_truth(FourierMixer(), *indices(16, 16))
+    assert BATCH * forward_flops(graph, 1) == flops
+    assert [op.kind for op in graph.block[graph.layers[0].block].ops].count("norm") == 2
