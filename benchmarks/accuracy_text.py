@@ -43,7 +43,7 @@ READING = """\
 Every fitted constant is per device, network or software stack and says "fitted on" in its `sources`; those "set by
 hand" or "assumed" are just that. All have a physical meaning: `sustained`, `fp8` and `fp4` of a device (clocks under
 its power limit; casts apart), and of a stack `elementwise_passes`, `routing_passes`, `overlap_tensor`, `host_operator`,
-`host_collective`, `host_routing`, `host_part` (time in which Python issues work), `straggler`, `fragmentation`,
+`host_collective`, `host_launch`, `host_part` (time in which Python issues work), `straggler`, `fragmentation`,
 `uncertainty` and `unexplained`; of one network, `contention` and `ring_step`. `host_check` and `host_check_network`
 (nanotron only) have the form and the size of PyTorch's checks of collectives under `TORCH_DISTRIBUTED_DEBUG=DETAIL`;
 that runs had them on is inferred.

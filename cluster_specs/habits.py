@@ -31,6 +31,22 @@ class RoutingKernels(Record):
     """Arrays of what experts make that are kept for the gradient of their weights."""
 
 
+class RoutingOperators(Record):
+    """Operators that the host issues, one by one, to bring tokens to their experts and back, in the forward.
+
+    Collectives, and the product that the router is, count by themselves.
+    """
+
+    choice: float = Field(ge=0)
+    """From the router's product to the experts of each token, with what the loss of balance needs."""
+    preparation: float = Field(ge=0)
+    """To what is handed to the exchange: counts, copies of them to the host, and tokens in order."""
+    dispatch: float = Field(ge=0)
+    """From there to what experts read."""
+    combine: float = Field(ge=0)
+    """From what experts make to the sum of each token."""
+
+
 class BiasedExperts(Record):
     """What kernels of their own move for experts with biases, whose gates are clamped [bytes per element]."""
 

@@ -12,7 +12,14 @@ from pydantic import Field, model_validator
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import UnknownName
-from cluster_specs.habits import AttentionRate, BiasedExperts, OnGPU, Partitioner, RoutingKernels
+from cluster_specs.habits import (
+    AttentionRate,
+    BiasedExperts,
+    OnGPU,
+    Partitioner,
+    RoutingKernels,
+    RoutingOperators,
+)
 from cluster_specs.record import Record
 from cluster_specs.units import Bytes, Seconds
 
@@ -175,8 +182,8 @@ class SoftwareSpec(Record):
     """Host time to issue one operator of a layer, or one of its two gradients: Python, autograd and launches [s]."""
     host_collective: Seconds = Field(ge=0)
     """Host time to issue one collective [s]."""
-    host_routing: Seconds = Field(ge=0)
-    """Host time to issue the sorting of tokens by expert, or back: many small kernels, and waits for counts [s]."""
+    host_launch: Seconds | None = Field(default=None, ge=0)
+    """Host time to launch one kernel of a product of experts where each has its own [s]; None: all share one."""
     host_part: Seconds = Field(ge=0)
     """Host time for each rank's part of each weight, where ZeRO-1 gathers weights part by part [s]."""
     host_check: Seconds = Field(ge=0)
@@ -216,6 +223,8 @@ class SoftwareSpec(Record):
     """Habits on GPUs, where the fields above are those of another kind of device."""
     attention: Mapping[str, AttentionRate] = {}
     """Pattern of device names -> rate of the stack's kernel, where the device assumes a better one."""
+    routing_operators: Mapping[str, RoutingOperators] = {}
+    """How tokens are exchanged -> what the host issues for it."""
     biased_experts: BiasedExperts | None = None
     """Biases and clamps of experts, where they are kernels of their own; None: nothing is known of them."""
     fused_experts: Mapping[str, tuple[str, ...]] = {}

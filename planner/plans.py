@@ -34,6 +34,9 @@ Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]
 Change = Literal["pipeline", "offload", "nodes", "attention"]
+GraphPart = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
+"""What one captured graph holds of a layer: attention; a dense MLP; a mixture whole, up to its router, or to its
+exchange of tokens."""
 Degree = Annotated[int, Field(gt=0)]
 
 
@@ -65,6 +68,8 @@ class Job(Given):
     habit."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
+    graph_parts: tuple[GraphPart, ...] = ()
+    """Parts of layers that are replayed from captured graphs, in the words of Megatron Core's ``cuda_graph_scope``."""
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None
     """How ranks that split the sequence get each other's keys and values (`planner.sharding.context`); None is the
     software stack's habit."""

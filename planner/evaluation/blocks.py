@@ -1,18 +1,18 @@
 """Cost of one block under a rematerialisation policy, for one micro-batch on one device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
+from planner.evaluation.issuing import issue_seconds
 from planner.evaluation.rematerialisation import rematerialised
 from planner.evaluation.residuals import listed_sums, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
-from planner.graph import Block, Op, trained_weights
+from planner.graph import Block, trained_weights
 from planner.operators import (
-    ROUTING_KINDS,
     UNWRAPPED_POLICIES,
     AttentionKernel,
     operator_rule,
@@ -179,13 +179,6 @@ def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, f
     return sum(kept[name] for name in inputs) + sum(whole[name] for op in products for name in op.outputs)
 
 
-def _host_seconds(software: SoftwareSpec, ops: Iterable[Op], comms: Sequence[Comm]) -> float:
-    """Time in which the host issues operators and collectives, one after the other."""
-    issued = (op for op in ops if op.kind != "view")
-    issue = (software.host_routing if op.kind in ROUTING_KINDS else software.host_operator for op in issued)
-    return sum(issue) + software.host_collective * len(comms)
-
-
 def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
     """What `block_cost` says is kept, were every kept tensor spread evenly: a bound for any assignment [bytes].
 
@@ -219,7 +212,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         for c in cost.backwards(edge in moved_again, software.shares_gathers)
     ]
     backward_comm += [c for name in exchanged for c in terms.ops[name].comm_forward]
-    again = [op for op in block.ops if op.name in repeated]
+    host = issue_seconds(pricer, block, terms.experts, repeated, (len(forward_comm), len(backward_comm)))
     sent: dict[str, float] = {}
     for comm in (*forward_comm, *backward_comm):
         sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
@@ -236,8 +229,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         recompute=sum(share * terms.ops[name].forward for name, share in repeated.items()),
         comm_forward=_by_axis(forward_comm),
         comm_backward=_by_axis(backward_comm),
-        host_forward=_host_seconds(software, block.ops, forward_comm),
-        host_backward=_host_seconds(software, (*block.ops, *block.ops, *again), backward_comm),
+        host_forward=host[0],
+        host_backward=host[1],
         ranks_forward=sum(comm.ranks for comm in forward_comm),
         ranks_backward=sum(comm.ranks for comm in backward_comm),
         sent_bytes=sent,

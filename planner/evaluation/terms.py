@@ -13,6 +13,7 @@ from planner.sharding.costs import EdgeCost, OpCost
 from planner.sharding.frozen import widened_bytes
 from planner.sharding.partitioning import is_product
 from planner.sharding.pricing import Pricer
+from planner.sharding.routing import has_experts
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec
 
 Assignment = Mapping[str, Strategy]
@@ -37,6 +38,8 @@ class BlockTerms(NamedTuple):
     """How the block's last output is left."""
     sums: Mapping[str, float]
     """What is left as a sum to be made between ranks, on one of them before it is made."""
+    experts: float
+    """Those that a rank holds; none where the block has none."""
 
     @property
     def seconds(self) -> float:
@@ -101,7 +104,9 @@ def block_terms(
     made = {name: spec for name, spec in specs.items() if name in block.producer}
     sums = {n: pricer.tensor_bytes(block.tensor[n], spec) for n, spec in made.items() if spec.partial}
     kept = residuals(pricer, block, sizes)
-    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, sums)
+    mixed = (assignment[op.name] for op in block.ops if has_experts(op, block))
+    experts = max((pricer.sizes.local("experts", strategy) for strategy in mixed), default=0.0)
+    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, sums, experts)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:

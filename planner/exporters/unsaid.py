@@ -47,6 +47,7 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             "tensor ranks that gather in 8 or 16 bits, as the job says",
         ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
+        "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (
             lambda plan: plan.plan.expert > 1 and plan.job.token_exchange == "once_per_node",

@@ -28,7 +28,6 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "grad_accum_printed",
             "compile",
             "fp8_recipe",
-            "cuda_graph",
             "async_tp",
             "mp_mode",
             "zero_group",
@@ -180,6 +179,9 @@ class ParallelSection(Section):
     wrap: str | None = None
     """``titan``: embedding, blocks and head are units of FSDP, as torchtitan wraps them; ``block``: blocks are."""
     fused_loss: bool | None = None
+    cuda_graph: str | None = None
+    """What is replayed from captured graphs: ``full_iteration``, or an implementation and the parts of layers
+    (``transformer_engine/[attn, moe_router]``)."""
     zero_group: int | None = None
     act_offload: bool | None = None
     act_offload_fraction: float | None = Field(default=None, ge=0, le=1)

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
 
 
+def has_experts(op: Op, block: Block) -> bool:
+    """Whether ``op`` has weights of which every expert has its own."""
+    return any("experts" in block.tensor[name].dims for name in op.weights) and any(
+        "experts" in block.tensor[name].dims for name in op.inputs
+    )
+
+
 def expert_rows(pricer: "Pricer", tokens: float, experts: float, element_bytes: float) -> float:
     """Rows that a product computes for each of ``experts`` with so many ``tokens``.
 

@@ -83,6 +83,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "fused_optimizer": False,
         "narrow_gathers": False,
         "cuda_graphs": True,
+        "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
         "overlap_experts": True,

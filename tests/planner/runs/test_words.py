@@ -71,6 +71,36 @@ def test_words_without_a_meaning_are_refused(field: str, text: str) -> None:
         planned(**{field: text})
 
 
+@pytest.mark.parametrize(
+    ("text", "whole", "parts"),
+    [
+        (None, False, ()),
+        ("None/None", False, ()),
+        ("none/full_iteration", False, ()),
+        ("full_iteration/[]", True, ()),
+        ("transformer_engine/mlp", False, ("mlp",)),
+        (
+            "transformer_engine/['attn', 'moe_router', 'moe_preprocess']",
+            False,
+            ("attn", "moe_router", "moe_preprocess"),
+        ),
+        ("transformer_engine/[attn, mamba]", False, ("attn",)),
+        ("transformer_engine/[]", False, ("attn", "mlp", "moe")),
+    ],
+)
+def test_graphs_hold_steps_or_parts_of_layers(text: str | None, whole: bool, parts: tuple[str, ...]) -> None:
+    job = planned(cuda_graph=text)[0].job
+    assert (job.cuda_graphs, job.graph_parts) == (whole, parts)
+
+
+@pytest.mark.parametrize("text", ["yes", "transformer_engine/experts", "attn"])
+def test_graphs_of_what_is_not_known_are_refused(text: str) -> None:
+    with pytest.raises(
+        InputError, match=f"cuda_graph '{text}' is not understood: use none, full_iteration, or"
+    ):
+        planned(cuda_graph=text)
+
+
 def test_degrees_that_are_not_printed_follow_from_the_devices() -> None:
     plan, assumed = planned(dp=2, tp=None)
     assert plan.plan.tensor == 4

@@ -1,0 +1,111 @@
+"""Host time to issue a block's kernels and collectives: Python, autograd and launches, one after the other.
+
+What is replayed from a captured graph, one for each layer, is issued as one operator. For mixtures of experts the host
+issues many operators beside those that compute much (`cluster_specs.habits.RoutingOperators`), and where a library has
+a kernel for each expert, launches for each one that a rank holds.
+
+Sources: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/transformer/transformer_layer.py`` (``_te_cuda_graph_replay``: what
+each `planner.plans.GraphPart` holds); NVIDIA/TransformerEngine@d0067d0d
+``transformer_engine/common/gemm/cublaslt_gemm.cu`` (``multi_stream_cublas_gemm``: a launch for each expert).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from planner.graph import Block, Op
+from planner.operators import ROUTING_KINDS
+from planner.plans import NARROW
+from planner.sharding.pricing import Pricer
+from planner.sharding.routing import has_experts
+
+
+def captured(block: Block, parts: Sequence[str]) -> frozenset[str]:
+    """Names of operators of ``block`` that are replayed from graphs of ``parts`` of a layer.
+
+    The attention is everything up to the first sum after it; ``moe_router`` is what follows and waits for no expert.
+    """
+    names = [op.name for op in block.ops]
+    attention = next((i for i, op in enumerate(block.ops) if op.kind == "attention"), None)
+    if attention is None or not parts:
+        return frozenset()
+    sums = (i for i, op in enumerate(block.ops) if op.kind == "add" and i > attention)
+    half = next(sums, len(names) - 1) + 1
+    after = _after_dispatch(block)
+    mixture = bool(after)
+    found = set(names[:half]) if "attn" in parts else set()
+    if ("moe" if mixture else "mlp") in parts:
+        found |= set(names[half:])
+    elif mixture and "moe_router" in parts:
+        found |= set(names[half:]) - after
+    return frozenset(found)
+
+
+def _after_dispatch(block: Block) -> set[str]:
+    """The dispatch of tokens to experts and every operator that needs something of it."""
+    names: set[str] = set()
+    made: set[str] = set()
+    for op in block.ops:
+        if op.kind == "dispatch" or made.intersection(op.inputs):
+            names.add(op.name)
+            made |= set(op.outputs)
+    return names
+
+
+class _Issuing(NamedTuple):
+    """What the host does for one block."""
+
+    pricer: Pricer
+    block: Block
+    captured: frozenset[str]
+    experts: float
+    """That a rank holds."""
+
+    def operator(self, op: Op) -> float:
+        """Host time of ``op`` in the forward, outside of graphs [s]."""
+        software = self.pricer.software
+        if op.kind in ROUTING_KINDS:
+            return software.host_operator * self._routing(op)
+        if op.kind == "view" or op.name in self.captured:
+            return 0.0
+        return software.host_operator + self._launches(op)
+
+    def gradient(self, op: Op) -> float:
+        """The same of its gradients [s]: routing has no weights, everything else two gradients."""
+        return (1 if op.kind in ROUTING_KINDS else 2) * self.operator(op)
+
+    def _routing(self, op: Op) -> float:
+        """Operators of the exchange of tokens that no graph holds."""
+        job, parts = self.pricer.job, self.pricer.job.graph_parts
+        issued = self.pricer.software.routing_operators.get(job.token_exchange)
+        if issued is None or "moe" in parts:
+            return 0.0
+        if op.kind == "combine":
+            return issued.combine
+        choice = 0.0 if "moe_router" in parts else issued.choice
+        return choice + issued.dispatch + (0.0 if "moe_preprocess" in parts else issued.preparation)
+
+    def _launches(self, op: Op) -> float:
+        """Launches for each expert of a rank [s]: a product, and in 8 bits or fewer three that cast what it reads and
+        arrange both scales.
+        """
+        each = self.pricer.software.host_launch
+        if each is None or not has_experts(op, self.block):
+            return 0.0
+        return each * self.experts * (4 if self.pricer.job.precision in NARROW else 1)
+
+
+def issue_seconds(
+    pricer: Pricer, block: Block, experts: float, again: Collection[str], collectives: tuple[int, int]
+) -> tuple[float, float]:
+    """Host time of the forward and of the backward, which repeats ``again``; both with their ``collectives`` [s].
+
+    ``experts`` of a mixture are on a rank. Collectives count wherever they are issued.
+    """
+    software, replayed = pricer.software, captured(block, pricer.job.graph_parts)
+    host = _Issuing(pricer, block, replayed, experts)
+    graph = software.host_operator if replayed else 0.0
+    repeated = (op for op in block.ops if op.name in again)
+    forward = graph + sum(map(host.operator, block.ops))
+    backward = graph + sum(map(host.gradient, block.ops)) + sum(map(host.operator, repeated))
+    before, after = (software.host_collective * number for number in collectives)
+    return forward + before, backward + after

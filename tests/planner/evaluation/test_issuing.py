@@ -1,0 +1,82 @@
+"""What the host issues of mixtures of experts, and what captured graphs spare it."""
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.software import load_software
+from planner.evaluation import Evaluator
+from planner.evaluation.issuing import captured
+from planner.evaluation.setting import graph_of
+from planner.models.catalog import load_model
+from planner.plans import GraphPart, Job, Parallelism
+
+DENSE = {"mlp_norm", "gate_up", "activation", "down", "mlp_residual"}
+SHARED = {"shared_gate_up", "shared_activation", "shared_down"}
+EXPERTS = {
+    "dispatch",
+    "expert_gate_up",
+    "expert_activation",
+    "expert_down",
+    "combine",
+    "combine_add",
+    "mlp_residual",
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "dense", "mixture"),
+    [
+        ("mlp", DENSE, set()),
+        ("moe_router", set(), {"mlp_norm", "router", *SHARED}),
+        ("moe", set(), {"mlp_norm", "router", *SHARED, *EXPERTS}),
+    ],
+)
+def test_graphs_hold_what_megatron_core_says(part: GraphPart, dense: set[str], mixture: set[str]) -> None:
+    """NVIDIA/Megatron-LM megatron/training/arguments.py, ``--cuda-graph-scope``; attention and ``moe`` are all."""
+    graph = graph_of(load_model("deepseek-v3"), Job(global_batch=1, seq_len=4096))
+    layers = graph.block["dense_layer"], graph.block["moe_layer"]
+    assert [captured(layer, (part,)) for layer in layers] == [dense, mixture]
+    attention = captured(layers[0], ("attn",))
+    assert {"attn_norm", "attention", "attn_out", "attn_residual"} <= attention
+    assert attention.isdisjoint(DENSE)
+    assert captured(layers[1], ("attn", "moe")) == {op.name for op in layers[1].ops}
+    assert not captured(graph.block["head"], ("attn", part))
+
+
+def host_seconds(
+    expert: int, precision: str = "bf16", parts: tuple[GraphPart, ...] = ()
+) -> tuple[float, float]:
+    """Host time of a layer of Qwen3-30B-A3B in NeMo, forward and backward [s]."""
+    job = Job.model_validate(
+        {
+            "global_batch": 16,
+            "seq_len": 4096,
+            "precision": precision,
+            "stack": "nemo",
+            "token_exchange": "once_per_node",
+            "graph_parts": parts,
+        }
+    )
+    evaluator = Evaluator(load_model("qwen3-30b-a3b"), load_cluster("dgx-h100:2"), job)
+    plan = Parallelism(data=16, expert=expert, zero_stage=1, shard_degree=16)
+    cost = evaluator.block(plan, evaluator.main_layer, "none", {})
+    return cost.host_forward, cost.host_backward
+
+
+@pytest.mark.parametrize(("precision", "kernels"), [("bf16", 1), ("fp8", 4)])
+def test_experts_are_launched_one_by_one(precision: str, kernels: int) -> None:
+    """Half as many on each of twice as many ranks: of 128 experts 8 less; two products, each with two gradients."""
+    each = load_software("nemo").host_launch
+    assert each is not None
+    (few, few_back), (many, many_back) = host_seconds(16, precision), host_seconds(8, precision)
+    assert many - few == pytest.approx(2 * 8 * kernels * each)
+    assert many_back - few_back == pytest.approx(2 * (many - few))
+
+
+def test_a_graph_is_issued_as_one_operator() -> None:
+    """Norm and router leave, with the choice of experts; HybridEP prepares nothing that a graph could hold."""
+    software = load_software("nemo")
+    spared = software.routing_operators["once_per_node"].choice + 2 - 1
+    eager, replayed = host_seconds(16), host_seconds(16, parts=("moe_router", "moe_preprocess"))
+    assert eager[0] - replayed[0] == pytest.approx(spared * software.host_operator)
+    assert replayed[1] < eager[1]
