@@ -58,6 +58,17 @@ class BiasedExperts(Record):
     result_backward: float = Field(ge=0)
 
 
+class FlatBuffers(Record):
+    """Flat arrays beside those of states, in jobs of 16 bits."""
+
+    copies: float = Field(ge=0)
+    """Of a shard's gradients in their own type at the update, beside those in fp32; none of sums in fp32."""
+    reduced: float = Field(gt=0)
+    """Elements of gradients that are reduced at a time."""
+    gathered: float = Field(gt=0)
+    """Least elements of the equal parts in which updated weights are gathered, each into an array of its own."""
+
+
 class OnGPU(Record):
     """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
 

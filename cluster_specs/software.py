@@ -15,6 +15,7 @@ from cluster_specs.errors import UnknownName
 from cluster_specs.habits import (
     AttentionRate,
     BiasedExperts,
+    FlatBuffers,
     OnGPU,
     Partitioner,
     RoutingKernels,
@@ -152,6 +153,8 @@ class SoftwareSpec(Record):
     """Elements gathered beside those of one weight, where modules gather their own; infinite where layers are whole."""
     gradient_bucket: Bytes = Field(ge=0)
     """Gradients gathered into one buffer before they are reduced [bytes]."""
+    flat_buffers: FlatBuffers | None = None
+    """Where ZeRO shards flat arrays, which have memory of their own beside what layers make; None: not told apart."""
     buckets_all: bool
     """Where weights are not sharded, buckets for all gradients have memory throughout the step (DDP's reducer)."""
     accumulated_bytes: float = Field(ge=0)
@@ -166,6 +169,11 @@ class SoftwareSpec(Record):
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)
     """Device memory of one communicator [bytes]."""
+    further_groups: (
+        tuple[Literal["world", "neighbours", "model", "slices", "ties", "samples", "samples of stages"], ...]
+        | None
+    ) = None
+    """Groups with communicators of their own beside those of the plan's axes; None: no other."""
     fragmentation: float | None = Field(default=None, ge=0)
     """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one; None: what it holds
     is said by ``unplaced_arrays``."""

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
+from planner.evaluation.communicators import num_communicators
 from planner.evaluation.cuts import ranks_of
+from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside_sums, sums_wider
 from planner.evaluation.moments import moments
 from planner.evaluation.pools import held_by_pools
 from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
@@ -245,6 +247,8 @@ def device_memory(
         1.0, rank.elements
     )
     states = resident_states(every, plan, software)
+    if made := made_beside_sums(rank):
+        states["made_gradients"] = made
     if frozen := frozen_weights([g for s in stages for g in s.frozen], mesh, plan, software):
         states["frozen_weights"] = frozen
     passing = passing_moments(rank, mesh)
@@ -252,8 +256,9 @@ def device_memory(
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
     fragmentation = unused(rank, passing, fullest)
+    tied = any(stage.tied_elements for stage in stages)
     outside = {
-        "communicators": software.communicator * num_communicators(plan),
+        "communicators": software.communicator * num_communicators(plan, software, tied),
         "framework": software.context,
     }
     room = limit - tensors - sum(outside.values())
@@ -270,7 +275,7 @@ def unused(rank: Rank, moments: Sequence[Moment], fullest: Moment) -> float:
         return held_by_pools(rank, moments, software.unplaced_arrays)
     assert software.fragmentation is not None  # a stack has either
     large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
-    return software.fragmentation * (sum(fullest.passing.values()) - large)
+    return held_by_flat(rank, moments) + software.fragmentation * (sum(fullest.passing.values()) - large)
 
 
 def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
@@ -285,21 +290,15 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
-    temporaries = 0.0 if elsewhere else software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped
+    elsewhere |= sums_wider(rank.job, software)
+    made = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped + flattened(rank)
+    temporaries = 0.0 if elsewhere else made
     gradients = {phase: passing_gradients(rank, phase) for phase in PHASES}
     cast = {phase: {"cast_weights": cast_weights(rank, stored, phase)} for phase in PHASES}
     during = [Moment(phase, {**gradients[phase], **cast[phase], **kept, **at}) for phase, at in moments(rank)]
     stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
     stepping |= copied if software.keeps_copy else {}
     return (*during, Moment("optimizer", stepping))
-
-
-def num_communicators(plan: Parallelism) -> int:
-    """Process groups of more than one rank that a framework makes for the plan."""
-    degrees = [plan.tensor, plan.context, plan.expert, plan.pipeline, plan.data]
-    if plan.replicate_degree > 1 and plan.shard_degree > 1:
-        degrees.append(plan.replicate_degree)
-    return sum(degree > 1 for degree in degrees)
 
 
 def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:

@@ -111,7 +111,7 @@ def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:
         if live < math.inf:
             bucket = max(software.gradient_bucket, one * rank.reduced)
             buffers = min(buffers, one * rank.weight + bucket)
-    elif reduces(plan):
+    elif reduces(plan) and software.flat_buffers is None:
         buffers = min(software.gradient_bucket, rank.largest * rank.reduced)
     yield passing(rank.activations, gathered, buffers, rank.workspace)
 

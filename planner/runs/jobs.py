@@ -34,15 +34,16 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
     gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
     rates = cluster.device.peak_flops_per_second
     usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
-    usual_gradient = vocabulary.STACK_HABITS[origin.stack].grad_dtype
+    precision = assume.understand("precision", parallel.precision, vocabulary.PRECISIONS, usual_precision)
+    habits = vocabulary.STACK_HABITS[origin.stack]
+    narrow = habits.fp16_grad_dtype if precision == "fp16" else None
+    usual_gradient = narrow or habits.grad_dtype
     master = parallel.master_dtype
     return Job.model_validate(
         {
             "global_batch": global_batch,
             "seq_len": run.model.seq,
-            "precision": assume.understand(
-                "precision", parallel.precision, vocabulary.PRECISIONS, usual_precision
-            ),
+            "precision": precision,
             "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",

@@ -203,6 +203,8 @@ class Habits(NamedTuple):
     zero_stage: int
     sequence_parallel: bool = True
     grad_dtype: str = "fp32"
+    fp16_grad_dtype: str | None = None
+    """The same in fp16 jobs, where it is another."""
     always_splits_sequence: bool = False
     """The stack's benchmarks set ``tp_mode="REDUCE_SCATTER"`` even where rows say otherwise; peak memory agrees."""
     selective: str = "selective"
@@ -238,6 +240,13 @@ STACK_HABITS: Mapping[str, Habits] = {
         zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
     ),
     "composer-2023": Habits(zero_stage=3),
+    "deepspeed-2022": Habits(
+        zero_stage=1,
+        sequence_parallel=False,
+        fp16_grad_dtype="bf16",
+        selective="attention",
+        vocabulary_multiple=128,
+    ),
     **dict.fromkeys(
         ("nemo", "nemo-25.11", "nemo-automodel", "nemo-unfused"),
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
@@ -287,7 +296,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
-    (r"DeepSpeed Azure|BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed", "plain")),
+    (r"BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed-2022", "plain")),
+    (r"DeepSpeed Azure", Origin("deepspeed", "plain")),
     (
         r"Megatron-LM (Jan|Sep|README)|SC21|DLPerf|Alpa .*megatron",
         Origin("megatron-2021", "plain"),

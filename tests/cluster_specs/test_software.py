@@ -29,7 +29,7 @@ def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
     names = ("attention", "activation_arrays", "fused_experts")
     tables = {name: getattr(stack, name) for name in names}
-    parts = ("partitioner", "on_gpu", "routing_kernels", "biased_experts")
+    parts = ("partitioner", "on_gpu", "routing_kernels", "biased_experts", "flat_buffers")
     records = {name: getattr(stack, name) for name in parts}
     paths = (stated - {"name", "summary", "sources", "routing_operators", *records, *tables}) | {
         f"{table}.{key}" for table, keys in tables.items() for key in keys

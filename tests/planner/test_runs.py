@@ -181,7 +181,7 @@ def test_everything_assumed_is_listed() -> None:
         ("us-0001", "nanotron-keeping", "flash"),
         ("tt/t1-8b-8gpu-bf16", "torch-eager", "flash"),
         ("korthikanti-22B-full", "megatron-2022", "plain"),
-        ("vtrain/single-0000", "deepspeed", "plain"),
+        ("vtrain/single-0000", "deepspeed-2022", "plain"),
         ("tpu-001", "jax-xla", "flash"),
         ("mlperf/v5.0/llama405b-H100-NVIDIA-eos-n64-512", "nemo", "flash"),
         ("gpurecipes/405b-b200-256", "jax-xla", "flash"),
