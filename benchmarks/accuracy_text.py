@@ -265,9 +265,9 @@ FAR_OFF = """\
   whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel since 26.06 explain it
   for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
   26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
-* NeMo AutoModel's mixtures (+9 to +23 % for DeepSeek-V3 and Qwen3-30B): its benchmarks replace the router by one that
-  gives every token experts that lie side by side, on one or two devices of a node (`FakeBalancedGate`), so that hardly
-  anything is exchanged between nodes; the exchange of balanced random tokens is priced.
+* DeepEP and HybridEP send a token once to each rank, not for each expert that it has there: priced so where benchmarks
+  give experts in turn (NeMo AutoModel, torchtitan), not where they are drawn, as what is fitted on Megatron-Bridge was
+  fitted without (8.6 to 11.5 % in the median of its mixtures, were it taken away from them).
 * Mixtures with routers left to themselves: -12 to -71 % but for Qwen3-30B and Moonlight on 16 H100 (+8 and -3 %), the
   more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
 * torchtitan's Qwen3-30B on eight H200 (-4 to -47 % compiled, memory 6 to 14 % too much): a router left to itself. Its

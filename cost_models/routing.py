@@ -48,16 +48,36 @@ def once_per_node_share(copies: float, nodes: int, groups: Groups = UNGROUPED) -
     return reached * (1 - missed) / copies
 
 
-def once_per_node(full_bytes: float, group: CommGroup, copies: float, groups: Groups = UNGROUPED) -> CommTime:
+def in_turn_share(copies: int, parts: int, experts: int) -> float:
+    """Parts that hold a token's experts over copies, where tokens are given ``copies`` of ``experts`` in turn.
+
+    ``(1 + (k - gcd(k, e)) / e) / k`` with ``e`` experts in each of ``parts``: runs of ``k`` that begin at any multiple
+    of ``gcd(k, e)`` cross so many bounds in the mean, and end in another part than they began in.
+    """
+    each = max(1, experts // parts)
+    return (1 + (copies - math.gcd(copies, each)) / each) / copies
+
+
+def once_per_node(
+    full_bytes: float,
+    group: CommGroup,
+    copies: float,
+    groups: Groups = UNGROUPED,
+    in_turn: int | None = None,
+) -> CommTime:
     """All-to-all of ``full_bytes`` a rank, of which nodes receive each token once, not ``copies`` times [s].
 
     The network carries what is left, the links inside the node everything; both at once. Inside one node it is
-    the plain all-to-all.
+    the plain all-to-all: experts that are drawn are taken to lie on ranks of their own. Of experts that tokens are
+    given in turn, ``in_turn`` of them in all, each rank receives a token once, as DeepEP sends it.
     """
     levels = group.active_levels
+    carried = 1.0 if in_turn is None else in_turn_share(round(copies), group.size, in_turn)
     if len(levels) < 2:
-        return all_to_all(full_bytes, group)
+        return all_to_all(full_bytes * carried, group)
     inside = CommGroup(levels[0].size, levels[:1])
     nodes = math.prod(level.size for level in levels[1:])
-    outside = all_to_all(full_bytes * once_per_node_share(copies, nodes, groups), group)
-    return max(all_to_all(full_bytes, inside), outside, key=lambda time: time.seconds)
+    share = once_per_node_share(copies, nodes, groups)
+    share = share if in_turn is None else in_turn_share(round(copies), nodes, in_turn)
+    outside = all_to_all(full_bytes * share, group)
+    return max(all_to_all(full_bytes * carried, inside), outside, key=lambda time: time.seconds)

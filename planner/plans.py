@@ -75,6 +75,9 @@ class Job(Given):
     software stack's habit."""
     token_exchange: Literal["all_to_all", "once_per_node"] = "all_to_all"
     """How tokens reach their experts: a copy per expert, or one per node as DeepEP and HybridEP send."""
+    expert_routing: Literal["balanced", "consecutive"] = "balanced"
+    """Which experts tokens have: any, all as often, or as many as a token has one after the other, in turn, as routers
+    that are balanced by force may give them (torchtitan's, NeMo AutoModel's)."""
     overlap_experts: bool = False
     """Tokens travel to experts and back beside the computation of another micro-batch."""
     expert_imbalance: float = Field(default=1, ge=1)

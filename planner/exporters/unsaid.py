@@ -53,6 +53,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.plan.expert > 1 and plan.job.token_exchange == "once_per_node",
             "tokens sent once to each node that has experts for them",
         ),
+        "expert_routing": (
+            lambda plan: plan.plan.expert > 1 and plan.job.expert_routing == "consecutive",
+            "experts given to tokens in turn, whatever the router says",
+        ),
         "overlap_experts": (
             lambda plan: plan.plan.expert > 1 and plan.job.overlap_experts,
             "tokens on their way to experts beside the computation of another micro-batch",

@@ -56,6 +56,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "cuda_graphs": (parallel.cuda_graph or "").startswith("full_iteration"),
             "graph_parts": _graph_parts(parallel.cuda_graph or "none"),
             "token_exchange": _token_exchange(run, origin),
+            "expert_routing": _expert_routing(run),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
             "expert_capacity": _expert_capacity(run),
             "adapter": run.adapter,
@@ -125,6 +126,14 @@ def _token_exchange(run: RunFile, origin: Origin) -> str:
     if once or run.parallel.moe_dispatcher is None:
         return "once_per_node" if once else origin.token_exchange
     return "all_to_all"
+
+
+def _expert_routing(run: RunFile) -> str:
+    if run.parallel.expert_routing is not None:
+        return vocabulary.mean(vocabulary.ROUTINGS, "expert_routing", run.parallel.expert_routing).value
+    text = f"{run.series} {run.notes}"
+    found = (routing for pattern, routing in vocabulary.FORCED if re.search(pattern, text, re.IGNORECASE))
+    return next(found, "balanced")
 
 
 def _expert_capacity(run: RunFile) -> float | None:

@@ -142,6 +142,8 @@ class ParallelSection(Section):
     """Tensor degree inside an expert: 1 where the expert ranks include the tensor ranks."""
     moe_dispatcher: str | None = None
     """How tokens reach experts: ``alltoall``, ``deepep``, ``hybridep``."""
+    expert_routing: str | None = None
+    """``balanced`` or ``consecutive``: which experts a router that is balanced by force gives to tokens."""
     moe_capacity_factor: Annotated[float | None, Field(gt=0), BeforeValidator(_none_of_rest)] = None
     """Tokens of an expert over their mean, beyond which they are dropped and up to which it is padded; -1: none are."""
     moe_a2a_overlap: bool | None = None

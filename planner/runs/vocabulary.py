@@ -149,6 +149,21 @@ ATTENTIONS: Table = (
 )
 """``attention`` or ``attn``; kernels of one generation of devices are ``native`` there."""
 
+ROUTINGS: Table = (
+    (r"balanced|consecutive", Meaning("")),
+    (r"random", Meaning("balanced")),
+    (r"round[-_ ]robin|in[-_ ]turn", Meaning("consecutive")),
+)
+"""``expert_routing``."""
+
+FORCED: Sequence[tuple[str, str]] = (
+    (r"AutoModel", "consecutive"),
+    (r"torchtitan.* balanced by force", "consecutive"),
+)
+"""Series and notes of runs -> routing of their benchmarks where they do not say: experts of tokens in turn
+(NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py, ``FakeBalancedGate``; pytorch/torchtitan@b5bcd76c
+torchtitan/models/common/moe.py, ``_debug_force_load_balance_routing``). Megatron Core's are random."""
+
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
     (r"((torch|pytorch) )?FSDP[12]?|fully_shard", ShardingMeaning(3, exact=False)),

@@ -114,7 +114,8 @@ class Pricer:
             return self.comm(*move, routed)
         copies = tensor.scale * dims.get("experts", 1) if routed else 1.0
         groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
-        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups)
+        in_turn = dims.get("experts") if self.job.expert_routing == "consecutive" else None
+        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups, in_turn)
         return self.comm(*move)._replace(seconds=time.seconds * (1 - self._hidden(move.axes, routed)))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:

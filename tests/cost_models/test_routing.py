@@ -1,13 +1,13 @@
 """Tokens sent once to every node: laws, and the worked number of docs/formulas.md."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.topology import comm_group
 from cost_models.collectives import all_to_all
-from cost_models.routing import Groups, once_per_node, once_per_node_share, reachable_nodes
+from cost_models.routing import Groups, in_turn_share, once_per_node, once_per_node_share, reachable_nodes
 
 NODES = comm_group(load_cluster("dgx-h100:8"), ((64, 1),))
 NODE = comm_group(load_cluster("dgx-h100:8"), ((8, 1),))
@@ -60,3 +60,21 @@ def test_groups_never_send_more(copies: int, nodes: int, number: int, data: st.D
     limited = once_per_node_share(copies, nodes, groups)
     assert 1 / copies - 1e-9 <= limited <= once_per_node_share(copies, nodes) + 1e-9
     assert once_per_node_share(copies, nodes, Groups(number, number)) == once_per_node_share(copies, nodes)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(2, 8))
+def test_experts_given_in_turn_lie_on_as_many_parts_as_counted(copies: int, each: int, parts: int) -> None:
+    """Tokens i have experts ik to ik + k - 1, as torchtitan and NeMo AutoModel give them; counted one by one."""
+    experts = each * parts
+    assume(copies <= experts - each + 1)
+    found = [{(i * copies + j) % experts // each for j in range(copies)} for i in range(experts)]
+    assert in_turn_share(copies, parts, experts) == pytest.approx(sum(map(len, found)) / experts / copies)
+
+
+def test_experts_in_turn_leave_one_or_two_copies_of_deepseek() -> None:
+    """Eight of 256 experts on 64 ranks are those of two neighbours, in one node of eight."""
+    assert 8 * in_turn_share(8, 64, 256) == 2
+    assert 8 * in_turn_share(8, 8, 256) == 1
+    both = all_to_all(1e9 / 4, NODE), all_to_all(1e9 / 8, NODES)
+    assert once_per_node(1e9, NODES, 8, DEEPSEEK, 256).seconds == max(time.seconds for time in both)
+    assert once_per_node(1e9, NODE, 8, in_turn=128) == all_to_all(1e9 / 8, NODE)

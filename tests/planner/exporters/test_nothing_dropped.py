@@ -86,6 +86,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
         "token_exchange": "once_per_node",
+        "expert_routing": "consecutive",
         "overlap_experts": True,
         "expert_capacity": 1.25,
         "adapter": Adapter(r=8, target_modules=("q_proj",), base="nf4"),
@@ -116,6 +117,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "experts_over_tensor": ("experts and tensor",),
         "context_exchange": ("context", "context, ZeRO 1"),
         "token_exchange": MIXED,
+        "expert_routing": MIXED,
         "overlap_experts": MIXED,
         "expert_capacity": MIXED,
     }

@@ -93,6 +93,24 @@ def test_graphs_hold_steps_or_parts_of_layers(text: str | None, whole: bool, par
     assert (job.cuda_graphs, job.graph_parts) == (whole, parts)
 
 
+@pytest.mark.parametrize(
+    ("series", "notes", "said", "routing"),
+    [
+        ("NeMo AutoModel", None, None, "consecutive"),
+        ("NeMo AutoModel", None, "random", "balanced"),
+        ("torchtitan pull request", "Router balanced by force", None, "consecutive"),
+        ("torchtitan notes", "Natural routing of an untrained router", None, "balanced"),
+        ("Megatron-MoE ModelZoo issue 7", "Router balanced by force", None, "balanced"),
+        ("someone's", None, "round-robin", "consecutive"),
+    ],
+)
+def test_routers_balanced_by_force_may_give_experts_in_turn(
+    series: str, notes: str | None, said: str | None, routing: str
+) -> None:
+    row = changed(expert_routing=said, stack="nemo") | {"series": series, "notes": notes}
+    assert plan_from_run(row)[0].job.expert_routing == routing
+
+
 @pytest.mark.parametrize("text", ["yes", "transformer_engine/experts", "attn"])
 def test_graphs_of_what_is_not_known_are_refused(text: str) -> None:
     with pytest.raises(
