@@ -236,10 +236,11 @@ MEMORY = """\
   each tensor for itself; layers under way, which are predicted, are 9 to 12 % more.
 * Thirteen more were priced before they were measured: a number as `reshard_after_forward` (-33 to -3 %) and logits
   that are whole on every tensor rank (-77 to -1 %), which were named and not priced and are within 1.4 and 1.0 % now;
-  weights in 16 bits reduced in fp32 (-0.4 %), every second layer recomputed (-0.0 %), every third (+4.0 %: the two
+  weights in 16 bits reduced in fp32 (-0.4 %), every second layer recomputed (-0.0 %), every third (+4.9 %: the two
   last layers are gone when the first is computed again), sums of kept shards with copies (-0.1 %), adapters on copies
   of shards (-0.2 and +0.1 %). Of four with context ranks the largest was -9.7 %; they led to what a step of attention
-  holds and to a copy of its merged result, and four more, priced after that, had -1.4 %. One stays at -5.4 %.
+  holds and to a copy of its merged result, and four more, priced after that, had -1.4 %. The one left (-5.4 %) led to
+  attention beside the gradients of the layer behind it (-1.9 %; ten others nearer, every third layer at +4.9 %).
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed

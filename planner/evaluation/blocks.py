@@ -27,6 +27,15 @@ from planner.sharding.spec import ShardingSpec
 SUMS = ("reduce_scatter", "all_reduce")
 
 
+class Midway(NamedTuple):
+    """A block as its attention's backward runs: what is alive inside it, and gradients of weights behind it."""
+
+    workspace_bytes: float = 0.0
+    """Over what the block keeps, which may be more [bytes]."""
+    made: float = 0.0
+    """Share of its trained weights whose gradients are made."""
+
+
 class BlockCost(NamedTuple):
     """A block under a rematerialisation policy: per micro-batch on one device [s, bytes]."""
 
@@ -68,6 +77,7 @@ class BlockCost(NamedTuple):
     lone: Lone
     splits_loss: bool = False
     """Its loss is taken of parts of the words, one on each tensor rank."""
+    midway: Midway = Midway()
 
 
 def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
@@ -94,21 +104,46 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
 
 
 def _recomputed_bytes(
-    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
+    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec, ops: Sequence[Op] = ()
 ) -> float:
     """What the backward of a block that is computed again has of its forward before it starts [bytes].
 
-    Where a compiler fuses what it computes again, kernels keep nothing for themselves.
+    Where a compiler fuses what it computes again, kernels keep nothing for themselves. Given ``ops``, what the
+    backward of these reads.
     """
     fused = software.activation_residuals == 0 or software.fused_elementwise
     names = set(saved_tensors(block, "none", kernel, fused_activation=fused))
     if software.fused_products:
         names -= {name for op in block.ops if op.kind == "elementwise" for name in op.outputs}
+    if ops:
+        names &= {name for op in ops for name in operator_rule(op).saved(op, block, kernel)}
     own = {} if software.fused_elementwise else terms.residual_bytes
     beside = 0.0 if software.fused_elementwise else _unread_residuals(block, terms, kernel)
     return beside + sum(
         size + own.get(name, 0.0) for name, size in terms.tensor_bytes.items() if name in names
     )
+
+
+def _midway(pricer: Pricer, block: Block, terms: BlockTerms, saved: float) -> Midway:
+    """The block, of which ``saved`` bytes are kept, at its last attention; nothing where it has none.
+
+    Only stacks whose gradients come as they are made have such a moment of their own.
+    """
+    places = [place for place, op in enumerate(block.ops) if op.kind == "attention"]
+    if not places or pricer.software.gradient_life != "late":
+        return Midway()
+    until, op = block.ops[: places[-1] + 1], block.ops[places[-1]]
+    sizes = terms.tensor_bytes
+    moving = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs, *block.outputs[:1]))
+    alive = _recomputed_bytes(block, terms, pricer.job.attention_kernel, pricer.software, until)
+    behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[len(until) :], block.ops))
+    held = alive - saved + moving + terms.ops[op.name].held_backward
+    return Midway(held, behind / every if every else 0.0)
+
+
+def _trained_elements(pricer: Pricer, block: Block, ops: Iterable[Op]) -> float:
+    names = (name for op in ops for name in trained_weights(op, block))
+    return sum(pricer.graph.elements(block.tensor[name]) for name in names)
 
 
 def _unread_residuals(block: Block, terms: BlockTerms, kernel: AttentionKernel) -> float:
@@ -220,7 +255,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
     saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
     saved += listed_sums(pricer, block, policy, sizes, terms.sums)
-    everything = _recomputed_bytes(block, terms, kernel, software)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
     return BlockCost(
         forward=sum(c.forward for c in terms.ops.values()),
@@ -236,7 +270,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         sent_bytes=sent,
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
-        workspace_bytes=max(0.0, everything - saved)
+        workspace_bytes=max(0.0, _recomputed_bytes(block, terms, kernel, software) - saved)
         + boundary
         + _gradients_in_flight(block, terms, kernel, software)
         + _gathered_again(terms)
@@ -251,5 +285,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         largest_weight=terms.largest_weight,
         exit=terms.exit,
         splits_loss=any(terms.ops[o.name].comm_forward for o in block.ops if o.kind == "cross_entropy"),
+        midway=_midway(pricer, block, terms, saved),
         lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
     )

@@ -4,6 +4,7 @@ Source: torch.distributed FSDPMemTracker of torch 2.13; order of events within F
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``.
 """
 
+import math
 from collections.abc import Iterator
 
 from cost_models.memory import gathered_bytes
@@ -50,7 +51,8 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         yield passing(rank.activations, gathered, bucket, rank.workspace)
         return
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
-    yield passing(rank.activations, min(gathered, rank.whole), head, rank.workspace)
+    own = 0.0 if rank.adds_up_whole else rank.made
+    yield from _inside(rank, rank.activations, min(gathered, rank.whole), (head, own))
     if rank.software.wraps_ends:
         yield from _head_reduced(rank)
     if rank.software.wraps_ends and not rank.adds_up_whole:
@@ -101,10 +103,26 @@ def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[st
         yield from _next_layer(rank, left, following, (head + waiting, own), before * rank.largest)
 
 
+def _inside(
+    rank: Rank, left: float, gathered: float, gradients: tuple[float, float]
+) -> Iterator[dict[str, float]]:
+    """Backward of a layer: of what holds most in it, then of its attention beside gradients of the weights behind it.
+
+    ``left`` bytes of activations; ``gradients`` are those that wait and, once the layer is done, its own [bytes]. Its
+    part of a secondary copy goes as its weights are copied out of their gather (``FSDPParam.to_unsharded``).
+    """
+    waiting, own = gradients
+    parts = max(0.0, rank.secondary_weights(left) - rank.layer / (rank.plan.secondary_degree or math.inf))
+    midway = max(-left, rank.midway.workspace_bytes)
+    yield passing(left, gathered, waiting, rank.workspace) | {"secondary_weights": parts}
+    yield passing(left, gathered, waiting + rank.midway.made * own, midway) | {"secondary_weights": parts}
+
+
 def _next_layer(
     rank: Rank, left: float, gathered: float, gradients: tuple[float, float], done: float
 ) -> Iterator[dict[str, float]]:
-    """A layer's weights leave the buffer of their gather; its backward; its end, with its own gradients whole.
+    """A layer's weights leave the buffer of their gather; its backward, and that of its attention beside gradients of
+    the weights behind it; its end, with its own gradients whole.
 
     ``left`` bytes of activations; ``gradients`` are those that wait and its own [bytes]; ``done`` elements before it.
     """
@@ -113,7 +131,7 @@ def _next_layer(
     during = min(gathered, rank.whole - rank.gathered_layers(done))
     saved = rank.layer_activations
     yield passing(left, gathered, waiting, rank.boundary) | sharded
-    yield passing(left, during, waiting, rank.workspace) | sharded
+    yield from (at | sharded for at in _inside(rank, left, during, gradients))
     yield passing(max(0.0, left - saved), during, waiting + own, rank.boundary) | sharded
 
 

@@ -24,7 +24,7 @@ def moments(rank: Rank) -> Iterator[Moment]:
     for phase, there in _of_one_stage(rank):
         gathered = there.get("gathered_weights", 0.0)
         there["gathered_weights"] = max(gathered, min(rank.whole, gathered + rank.left_gathered))
-        there["secondary_weights"] = rank.secondary_weights(there.get("activations", 0.0))
+        there.setdefault("secondary_weights", rank.secondary_weights(there.get("activations", 0.0)))
         yield Moment(phase, there)
 
 

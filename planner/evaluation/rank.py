@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from planner.evaluation.blocks import Midway
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
 from planner.evaluation.states import lie_whole, reduced_bytes, shards_frozen, weight_bytes
 from planner.plans import Job, Parallelism
@@ -98,6 +99,11 @@ class Rank:
     def workspace(self) -> float:
         """Recomputed activations and gradients in flight of one layer [bytes]."""
         return max(stage.workspace_bytes for stage in self.stages)
+
+    @cached_property
+    def midway(self) -> Midway:
+        """The layer that holds most inside, as the backward of its attention runs."""
+        return max(stage.midway for stage in self.stages)
 
     @cached_property
     def boundary(self) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
-from planner.evaluation.blocks import BlockCost
+from planner.evaluation.blocks import BlockCost, Midway
 from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync, gathers_stepped
 from planner.evaluation.weights import FrozenGroup, WeightGroup
@@ -90,6 +90,8 @@ class StageCost(NamedTuple):
     """Weights that another stage holds too."""
     shared_elements: float = 0.0
     """Weights that embedding and head of the stage share."""
+    midway: Midway = Midway()
+    """Of the layer that holds most inside."""
 
     @property
     def looked_up(self) -> float:
@@ -320,6 +322,7 @@ def stage_cost(
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         largest_gradients=max((b.elements for b in layers), default=0.0),
         first_run=_first_loop(units),
+        midway=max((b.midway for b in layers), default=Midway()),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),

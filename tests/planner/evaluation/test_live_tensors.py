@@ -80,16 +80,7 @@ def test_a_layer_that_is_computed_again_is_beside_all_that_others_keep() -> None
     assert measured < predicted(KEPT_LAST, OWN).tensor_bytes / 2**30 < 1.05 * measured
 
 
-STEPS_BESIDE_GRADIENTS = "torch-tracked/70b-3/dp2-cp8-full-32768-ends"
-"""Here the steps of attention over a split sequence are beside the feed-forward's gradients, which wait whole."""
-
-
-def test_steps_of_attention_may_be_beside_gradients_of_the_layer() -> None:
-    measured = OWN[STEPS_BESIDE_GRADIENTS]["measured"]["tensor_gib_per_gpu"]
-    assert 0.94 * measured < predicted(STEPS_BESIDE_GRADIENTS, OWN).tensor_bytes / 2**30 < measured
-
-
-APART = (*SAVED_AWAY, KEPT_LAST, STEPS_BESIDE_GRADIENTS)
+APART = (*SAVED_AWAY, KEPT_LAST)
 
 
 @pytest.mark.parametrize("run", [run for run in OWN if run not in APART])
@@ -222,8 +213,9 @@ def test_stacks_that_cast_where_they_gather_keep_no_copy_in_16_bits() -> None:
     assert kept.memory["weights"] == pytest.approx(2 * 6_738_415_616, rel=1e-3)
 
 
-def test_one_microbatch_has_only_the_heads_sharded_gradients_at_the_peak() -> None:
+def test_one_microbatch_has_few_sharded_gradients_at_the_peak() -> None:
+    """The head's and the last layer's: the peak is attention of the layer before, beside its own gradients."""
     one = estimate("torch-fsdp2", zero_stage=3, num_microbatches=1)
     two = estimate("torch-fsdp2", zero_stage=3)
-    assert one.memory["gradients"] == pytest.approx(4 * 32000 * 4096 / 8, rel=1e-3)
+    assert one.memory["gradients"] == pytest.approx(4 * (32000 * 4096 + 202_383_360) / 8, rel=1e-3)
     assert two.memory["gradients"] == pytest.approx(4 * 6_738_415_616 / 8, rel=1e-2)
