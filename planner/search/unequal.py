@@ -25,12 +25,12 @@ from planner.search.numbers import divisors
 from planner.search.offers import Offers
 from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE, Rescheduling, only_others
-from planner.search.space import stage_policies
+from planner.search.space import most_sequences, stage_policies
 from planner.search.stage_tables import all_shapes, least_tables
 from planner.search.submeshes import MOST_STAGES, Choice, PoolPrices, Share, in_flight
 
 MAX_SEQUENCES = 64
-"""Of a micro-batch on each data rank of the largest stage."""
+"""Of a micro-batch on each data rank of the largest stage; more where `most_sequences` are, as they are short."""
 
 LOOKED_AT = 48
 """Of the cuts in the order of their bounds, so many are simulated for a combination at most."""
@@ -103,12 +103,13 @@ class UnequalSearch:
         evaluator, pins = self.evaluator, self.pins
         pools, batch = range(len(evaluator.pools)), evaluator.job.global_batch
         least = 1 if len(pools) == 1 else 2
+        most = max(MAX_SEQUENCES, most_sequences(evaluator.job))
         orders = [o for n in range(least, len(pools) + 1) for o in permutations(pools, n)]
         if self._used is not None:
             orders = list(permutations(k for k in pools if self._used[k]))
         for order in orders:
             widest = max(max(self.prices[k].sizes) for k in order)
-            for sequences in (s for s in divisors(batch) if s <= MAX_SEQUENCES * widest):
+            for sequences in (s for s in divisors(batch) if s <= most * widest):
                 for zero, sharding in _states(evaluator, pins):
                     share = Share(sequences, batch // sequences, zero, sharding, self._base)
                     yield Combination(order, share)

@@ -254,3 +254,12 @@ def test_equals_every_mesh_and_policy_on_every_stage(gib: float) -> None:
     assert bool(found) == bool(every)
     if every:
         assert found[0].estimate.step_time_s == pytest.approx(min(every))
+
+
+@pytest.mark.parametrize(("model", "seq_len", "most"), [("resnet-50", 1, 4096), ("gpt2", 512, 1024)])
+def test_many_short_inputs_are_one_micro_batch(model: str, seq_len: int, most: int) -> None:
+    """Up to 262,144 tokens on each of two data ranks, as where devices are alike; 64 images leave them idle."""
+    search = UnequalSearch(
+        Evaluator(load_model(model), mixed(), Job(global_batch=4096, seq_len=seq_len)), Pins()
+    )
+    assert max(combination.share.sequences for combination in search.combinations()) == most
