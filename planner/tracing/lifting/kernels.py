@@ -127,7 +127,9 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     counted = loops and all(lifted.plain.value[n].dtype.startswith(INTEGERS) for n in names)
     scaled = loops and len(names) == 1 and set(draft.primitives) <= SCALES
     scaled = scaled and draft.name not in lifted.plain.masked
-    if prepared or counted or scaled:
+    runs = [[f for dim in dims for f in dim] for dims in (*draft.reads, *draft.writes)]
+    reshaped = draft.kind == "view" and len(runs) == 2 and runs[0] == runs[1] and VIEW not in draft.primitives
+    if prepared or counted or scaled or reshaped:
         if prepared and draft.primitives[0] in CUTS:  # several products share the rows of one weight
             lifted.parts.update(dict.fromkeys(draft.outputs, draft.inputs[0]))
         if draft.kind == "lookup" or draft.inputs[0] in lifted.tables:

@@ -10,6 +10,7 @@ from planner.tracing.lifting.naming import Naming, follows
 from planner.tracing.lifting.plain import no_graph, plain
 from planner.tracing.lifting.recurrences import write_recurrences
 from planner.tracing.lifting.stages import stages_of
+from planner.tracing.lifting.unmapped import NOTE
 from planner.tracing.lifting.writing import BlockWriter
 from planner.tracing.program import Program, elements
 
@@ -26,6 +27,7 @@ def model_of(program: Program, source: str = "") -> Model:
         graph=graph,
         parameters=count_parameters(graph),
         source=source or program.source or f"traced program {program.name}",
+        notes=(NOTE,) if any(op.manual is not None for op in program.operations) else (),
     )
 
 

@@ -8,6 +8,7 @@ from planner.errors import Unsupported
 from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike
 from planner.tracing.cleaning.redundant import drop_dead, merge_equal
 from planner.tracing.cleaning.views import absorb_views
+from planner.tracing.lifting.unmapped import unmapped
 from planner.tracing.program import Operation, Program, Value, elements
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
@@ -77,9 +78,9 @@ class Plain:
 def plain(program: Program) -> Plain:
     """``program`` cleaned, without what depends on neither weights nor data.
 
-    Raises ``Unsupported`` where it holds a backward pass, or fixes layouts itself.
+    Raises ``Unsupported`` where it holds a backward pass.
     """
-    cleaned = program
+    cleaned = unmapped(program)
     for step in PASSES:
         cleaned = step(cleaned)
     parameters = {v.name for v in cleaned.values if v.role == "parameter"}
@@ -87,11 +88,6 @@ def plain(program: Program) -> Plain:
         raise Unsupported(
             f"program {program.name} holds its backward pass, which a plan derives itself: trace the loss alone, "
             "or choose layouts for the whole step with meshwright shard"
-        )
-    if fixed := [op.name for op in cleaned.operations if op.manual is not None]:
-        raise no_graph(
-            f"operator {fixed[0]} is in a shard_map, which fixes layouts that a plan would choose "
-            "(pass the function that it maps, on whole arrays)"
         )
     found = _without_constants(cleaned)
     if [found.value[name].shape[:1] for name in found.data[:1]] == [(1,)]:

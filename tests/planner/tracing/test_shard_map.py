@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from planner import Program, from_jax, shard  # noqa: E402
 from planner.errors import InputError, Unsupported  # noqa: E402
 from planner.tracing.applying.jax_apply import apply_shardings  # noqa: E402
-from planner.tracing.lifting.model import graph_of  # noqa: E402
 from planner.tracing.sharded import ShardedProgram  # noqa: E402
 from planner.verification.with_program import verify_program  # noqa: E402
 
@@ -126,14 +125,6 @@ def test_a_mesh_with_more_axes_is_planned_but_does_not_run() -> None:
 def test_fewer_devices_cannot_run_it() -> None:
     with pytest.raises(InputError, match="fixes the devices of its shard_map: it runs on all 8"):
         verify_program(sharded("tensor_parallel"), f"{FILE}:tensor_parallel", devices=4)
-
-
-def test_it_is_no_model_of_plan() -> None:
-    loss, *arguments = manual_cases.every_collective()
-    with pytest.raises(
-        Unsupported, match=r"is in a shard_map, which fixes layouts .*pass the function that it maps"
-    ):
-        graph_of(from_jax(loss, *arguments))
 
 
 def test_groups_within_an_axis_are_refused() -> None:
