@@ -20,9 +20,6 @@ from planner.intra_op.problem import Array
 
 Numbers = npt.NDArray[np.intp]
 
-FEW_STATES, MOST_STATES = 2**10, 2**18
-"""Of one frontier: of which the cheapest make a good choice soon, and beyond which nothing is proven."""
-
 NARROW = 10.0
 """Logarithm of the states of the widest frontier below which no other order is tried."""
 
@@ -56,25 +53,14 @@ class _Step(NamedTuple):
     """and what the node takes."""
 
 
-def cheapest(network: Network, target: float, deadline: float) -> tuple[dict[int, int] | None, bool]:
-    """The cheapest choice of at most ``target`` that is found, by position, or None; and whether no other is cheaper.
-
-    Nodes are taken by their numbers; costs are whole numbers. The clock may say ``deadline`` first.
-    """
-    best, proven = None, False
-    for most in (FEW_STATES, MOST_STATES):
-        found, proven = _cheapest_of(network, target, most, deadline)
-        if found is not None:
-            best, target = found, network.cost(found) - 1
-        if proven:
-            break
-    return best, proven
-
-
-def _cheapest_of(
+def cheapest(
     network: Network, target: float, most: int, deadline: float
 ) -> tuple[dict[int, int] | None, bool]:
-    """The same, where ``most`` states of each frontier go on, the cheapest; and whether all did."""
+    """The cheapest choice of at most ``target`` that is found, by position, or None; and whether no other is cheaper.
+
+    Nodes are taken by their numbers, and of each frontier the ``most`` cheapest states go on; costs are whole numbers.
+    The clock may say ``deadline`` first.
+    """
     slack, proven = target - network.floor, True
     states, steps = States((), np.zeros((1, 0), np.intp), np.zeros(1)), list[_Step]()
     for v in sorted(network.nodes):

@@ -5,7 +5,8 @@ favour costs no more than the bound, it is the best. Otherwise strategies within
 small network. Whatever contains another one costs more than the bound and the slack, so an optimum of the small network
 below that is one of the whole; else the slack grows, to no more than the best choice needs, and messages go on. This is
 reduced-cost fixing with a guess in the place of a known choice. Where memory does not bind, more messages settle most
-small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`).
+small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`); a better
+choice that they find without a proof makes the network smaller still.
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages; Nesterov, "A
 method for solving the convex programming problem with convergence rate O(1/k^2)", Soviet Mathematics Doklady 27 (1983),
@@ -48,6 +49,9 @@ NEARLY = 0.03
 
 SWEEPS_ALONG = 2
 """Of messages in the order in which frontiers go, before these do."""
+
+STATES = 2**10, 2**14, 2**18
+"""Of one frontier: of few the cheapest make a good choice soon; more are tried where they make none."""
 
 CLOSING = 0.05
 """Of what is left to the best choice, or the most that a part may cost: the gain by so many sweeps for which there are
@@ -246,11 +250,20 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
 
 
 def _without_memory(whole: _Known, part: Network, messages: Messages | None, target: float) -> NetworkAnswer:
-    """The best choice of at most ``target``: by messages, else along frontiers, or by guesses of the cost."""
+    """The best choice of at most ``target``: by messages, else along frontiers, or by guesses of the cost.
+
+    A better choice that frontiers find without a proof leaves a smaller part, where messages and frontiers go on.
+    """
     known = _Known(part, whole.deadline, messages)
     known.limit = target
     known.tighten()
+    wanted = known.wanted
     proven = known.proven or known.least > target or _along_frontiers(known)
+    if not proven and known.wanted < wanted:
+        rest = _within(known, known.wanted, known.deadline)
+        known.take(rest)
+        best = known.whole()
+        return replace(best, lower_bound=min(best.cost, rest.lower_bound))
     answer = NetworkAnswer({}, np.inf, np.inf)
     if known.best is not None and known.best.cost <= target:
         answer = replace(known.whole(), lower_bound=known.best.cost)
@@ -262,7 +275,7 @@ def _without_memory(whole: _Known, part: Network, messages: Messages | None, tar
 
 
 def _along_frontiers(known: _Known) -> bool:
-    """Take the cheapest choice, by messages that run as the frontier does; whether there is no other to be had."""
+    """Take the first choice that is better, by messages that run as the frontier does; whether there is no other."""
     nodes = order(known.network)
     number = {v: k for k, v in enumerate(nodes)}
     network, sent = known.network.renumbered(nodes), known.relaxation.messages
@@ -270,10 +283,13 @@ def _along_frontiers(known: _Known) -> bool:
     for _ in range(SWEEPS_ALONG):
         relaxation.sweep()
     relaxation.absorb()
-    found, proven = cheapest(network, known.wanted, known.deadline)
-    if found is not None:
-        choice = {nodes[k]: strategy for k, strategy in found.items()}
-        known.take(NetworkAnswer(choice, known.network.cost(choice), -np.inf))
+    for most in STATES:
+        found, proven = cheapest(network, known.wanted, most, known.deadline)
+        if found is not None:
+            choice = {nodes[k]: strategy for k, strategy in found.items()}
+            known.take(NetworkAnswer(choice, known.network.cost(choice), -np.inf))
+        if proven or found is not None:
+            break
     return proven
 
 

@@ -41,8 +41,8 @@ def test_equals_brute_force(limits, seed, rank, absorbed):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
             patch.setattr(frontier, name, value)
-        found, proven = cheapest(network, costs[rank], math.inf)
-        none, known = cheapest(network, costs[0] - 1, math.inf)
+        found, proven = cheapest(network, costs[rank], 10**5, math.inf)
+        none, known = cheapest(network, costs[0] - 1, 10**5, math.inf)
     assert proven
     assert known
     assert none is None
@@ -54,37 +54,14 @@ def test_equals_brute_force(limits, seed, rank, absorbed):
 @given(seed=st.integers(0, 10**6))
 def test_of_too_many_states_the_cheapest_make_a_choice_and_no_proof(seed):
     network, costs = dense(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontier, "FEW_STATES", 5)
-        patch.setattr(frontier, "MOST_STATES", 20)
-        found, proven = cheapest(network, costs[-1], math.inf)
+    found, proven = cheapest(network, costs[-1], 20, math.inf)
     assert not proven or (found is not None and network.cost(found) == costs[0])
     assert found is None or costs[0] <= network.cost(found) < np.inf
 
 
-def test_few_states_are_enough_for_a_good_choice_and_more_for_the_best(monkeypatch):
-    """The second run need only look for what is cheaper than what the first has found."""
-    monkeypatch.setattr(frontier, "FEW_STATES", 5)
-    targets = []
-    inner = frontier._cheapest_of
-
-    def counted(network, target, most, deadline):
-        targets.append(target)
-        return inner(network, target, most, deadline)
-
-    monkeypatch.setattr(frontier, "_cheapest_of", counted)
-    network, costs = dense(3)
-    found, proven = cheapest(network, 10_000.0, math.inf)
-    assert proven
-    assert found is not None
-    assert network.cost(found) == costs[0]
-    assert len(targets) == 2
-    assert targets[1] < targets[0]
-
-
 def test_out_of_time_nothing_is_proven():
     network, costs = dense(1)
-    assert cheapest(network, costs[-1], -math.inf) == (None, False)
+    assert cheapest(network, costs[-1], 10**5, -math.inf) == (None, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,4 +79,4 @@ def test_nodes_in_a_row_are_taken_one_beside_the_other(seed):
 def test_a_network_of_nothing():
     network = Network({}, {}, np.zeros(0))
     assert order(network) == []
-    assert cheapest(network, 0.0, math.inf) == ({}, True)
+    assert cheapest(network, 0.0, 1, math.inf) == ({}, True)

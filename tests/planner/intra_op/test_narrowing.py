@@ -51,6 +51,39 @@ def test_what_memory_does_not_bind_is_decided_along_frontiers(seed, too_wide, mo
     assert answer.cost == answer.lower_bound == least
 
 
+def test_a_choice_that_frontiers_find_leaves_a_smaller_part(monkeypatch):
+    """Few states prove nothing, but what they find is the target of the part after; at last enough states prove it."""
+    wanted = list[float]()
+    along = narrowing._along_frontiers
+
+    def noted(known):
+        wanted.append(known.wanted)
+        return along(known)
+
+    monkeypatch.setattr(narrowing, "_along_frontiers", noted)
+    monkeypatch.setattr(narrowing, "STATES", (8, 10**6))
+    monkeypatch.setattr(narrowing, "SWEEPS", 1)
+    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1.0)
+    monkeypatch.setattr(narrowing, "solve_network", None)
+    again = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        network = Network({v: rng.integers(0, 100, 3).astype(float) for v in range(10)}, {}, np.zeros(0))
+        every = np.indices((3,) * 10).reshape(10, -1)
+        costs = sum(network.costs[v][every[v]] for v in range(10))
+        for u, v in itertools.combinations(range(10), 2):
+            network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
+            costs += network.tables[u][v][every[u], every[v]]
+        least = costs.min()
+        wanted.clear()
+        answer = solve_narrowed(network, time.monotonic() + 20)
+        assert answer.cost == answer.lower_bound == least
+        assert network.cost(answer.choice) == least
+        assert wanted == sorted(set(wanted), reverse=True)
+        again += len(wanted) > 1
+    assert again > 2
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
     problem = random_contest_problem(12, 4, seed=seed, share=0.4)
