@@ -1,6 +1,6 @@
 """Cost of one block under a rematerialisation policy, for one micro-batch on one device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -11,7 +11,7 @@ from planner.evaluation.rematerialisation import rematerialised
 from planner.evaluation.residuals import listed_sums, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
-from planner.graph import Block, trained_weights
+from planner.graph import Block, Op, trained_weights
 from planner.operators import (
     UNWRAPPED_POLICIES,
     AttentionKernel,
