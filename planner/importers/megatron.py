@@ -13,6 +13,7 @@ from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
 from planner.importers.torchtitan import even_but_ends
 from planner.plans import NARROW
+from planner.runs.graphs import read_graphs
 
 STACK = "megatron"
 
@@ -118,7 +119,8 @@ def _job(keys: Keys) -> dict[str, Any]:
         job["expert_capacity"] = keys.number("moe-expert-capacity-factor")
     if keys.flag("overlap-moe-expert-parallel-comm"):
         job["overlap_experts"] = True
-    return job
+    scope = keys.get("cuda-graph-scope") or keys.get("cuda-graph-modules") or ""
+    return job | read_graphs(f"{keys.get('cuda-graph-impl') or 'none'}/{scope}")._asdict()
 
 
 def _inexact(keys: Keys) -> list[str]:

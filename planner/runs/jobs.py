@@ -1,26 +1,20 @@
 """What a run computes and in which types, apart from how it is spread: its `Job`."""
 
 import re
-from typing import get_args
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import load_software
-from planner.plans import GraphPart, Job
+from planner.plans import Job
 from planner.runs import vocabulary
 from planner.runs.assumptions import Assumptions
+from planner.runs.graphs import read_graphs
 from planner.runs.record import RunFile
 from planner.runs.releases import fuses_update
 from planner.runs.vocabulary import Origin
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
 """What is trained in where no source says so: the first that the device has a rate for."""
-
-GRAPHS = (
-    r"(none|full_iteration)(/.*)?|"
-    rf"(?P<implementation>transformer_engine|local)(/\W*(?P<scope>(({'|'.join(get_args(GraphPart))}|mamba)\b\W*)*))?"
-)
-"""``cuda_graph`` as Megatron Core has it, implementation and scope; Mamba's layers are none of ours."""
 
 
 def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec, assume: Assumptions) -> Job:
@@ -53,8 +47,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "fused_loss": _fused_loss(run, origin, assume),
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
-            "cuda_graphs": (parallel.cuda_graph or "").startswith("full_iteration"),
-            "graph_parts": _graph_parts(parallel.cuda_graph or "none"),
+            **read_graphs(parallel.cuda_graph or "none")._asdict(),
             "token_exchange": _token_exchange(run, origin),
             "expert_routing": _expert_routing(run),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
@@ -64,20 +57,6 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "memory_headroom": 0.0,
         }
     )
-
-
-def _graph_parts(text: str) -> tuple[str, ...]:
-    """Parts of layers that graphs hold; whole layers where the scope is empty (Megatron Core's rule)."""
-    understood = re.fullmatch(GRAPHS, text, re.IGNORECASE)
-    if understood is None:
-        raise InputError(
-            f"cuda_graph {text!r} is not understood: use none, full_iteration, or transformer_engine/ with any of "
-            f"{', '.join(get_args(GraphPart))}"
-        )
-    if understood["implementation"] is None:
-        return ()
-    named = re.findall(r"\w+", understood["scope"] or "")
-    return tuple(part for part in named if part in get_args(GraphPart)) if named else ("attn", "mlp", "moe")
 
 
 def _reduce_dtype(run: RunFile, origin: Origin, assume: Assumptions) -> str | None:

@@ -96,6 +96,16 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "megatron gradients": ("a.sh", "--bf16 --grad-reduce-in-bf16", {"grad_dtype": "bf16"}),
     "megatron context": ("a.sh", "--cp-comm-type a2a", {"context_exchange": "all_to_all"}),
     "megatron attention": ("a.sh", "--attention-backend unfused", {"attention": "plain"}),
+    "megatron graphs": (
+        "a.sh",
+        "--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router",
+        {"cuda_graphs": False, "graph_parts": ("attn", "moe_router")},
+    ),
+    "megatron whole graphs": (
+        "a.sh",
+        "--cuda-graph-impl local --cuda-graph-scope full_iteration",
+        {"cuda_graphs": True, "graph_parts": ()},
+    ),
     "accelerate": (
         "a.yaml",
         "distributed_type: FSDP\nmixed_precision: fp16",
