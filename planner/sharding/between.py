@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.attention import AttentionShape
 from cost_models.compute import matmul_seconds
+from planner.errors import InputError
 from planner.flops import reduced_dims, union_dims
 from planner.graph import BATCH, TOKEN_DIMS, Block, Op
 from planner.sharding.context import EXCHANGES, Split
@@ -54,7 +55,12 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
     degree = math.prod(pricer.mesh.size(a) for a in axes)
     positions = str(op.attributes.get("q_dim", "")).split() or [d for d in query.dims if d in TOKEN_DIMS]
-    heads = next(d for d in query.dims if d.startswith("heads"))
+    heads = next((d for d in query.dims if d.startswith("heads")), None)
+    if heads is None:
+        dims = ", ".join(query.dims)
+        raise InputError(
+            f"block {block.name}, operator {op.name}: queries of attention need a dim heads: {dims}"
+        )
     kv_heads = next((d for d in key.dims if d == "kv_heads"), heads)
     shape = AttentionShape(
         batch=sizes.local(BATCH, strategy) / degree,

@@ -125,6 +125,13 @@ def test_graph_file_round_trip(tmp_path: Path) -> None:
     assert longer == build_graph(load_model("llama-3-8b"), 8192)
 
 
+def test_attention_of_a_graph_file_needs_heads(tmp_path: Path) -> None:
+    file = tmp_path / "headless.json"
+    file.write_text(build_graph(load_model("gpt2"), 512).model_dump_json().replace('"heads"', '"groups"'))
+    with pytest.raises(InputError, match="queries of attention need a dim heads: batch, seq, groups"):
+        planner.plan(str(file), "dgx-h100:1", global_batch=8, seq_len=512)
+
+
 def test_model_survives_json() -> None:
     for name in ("mixtral-8x7b", "resnet-50"):
         model = load_model(name)
