@@ -1,6 +1,6 @@
 """Cost of one block under a rematerialisation policy, for one micro-batch on one device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -78,12 +78,21 @@ class BlockCost(NamedTuple):
     splits_loss: bool = False
     """Its loss is taken of parts of the words, one on each tensor rank."""
     midway: Midway = Midway()
+    sums_in_ring: bool = False
+    """A gradient of what it reads goes round tensor ranks as it is made."""
 
 
 def _by_axis(comms: Iterable[Comm]) -> dict[str, float]:
     total: dict[str, float] = {}
     for comm in comms:
         total[comm.axes[-1]] = total.get(comm.axes[-1], 0.0) + comm.seconds
+    return total
+
+
+def _by_collective(comms: Iterable[Comm]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for comm in comms:
+        total[comm.collective] = total.get(comm.collective, 0.0) + comm.sent_bytes
     return total
 
 
@@ -183,25 +192,44 @@ def _gathered_again(terms: BlockTerms) -> float:
     return max((comm.sent_bytes * comm.ranks / (comm.ranks - 1) for comm in gathers), default=0.0)
 
 
+class _Summed(NamedTuple):
+    """A gradient that products of one operator make and a partitioner sums over tensor ranks."""
+
+    tensor: str
+    comm: Comm
+    rings: tuple[bool, ...]
+    """Of each product, whether it has a ring of its own."""
+
+
+def _summed_gradients(pricer: Pricer, block: Block, terms: BlockTerms) -> Iterator[_Summed]:
+    partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
+    ops, ranks = {op.name: op for op in block.ops}, pricer.mesh.size("tensor")
+    for edge, cost in terms.edges.items() if partitioner is not None else ():
+        summed = [c for c in cost.backward if c.collective in SUMS and c.axes == ("tensor",)]
+        if summed and edge.consumer in ops and partitioner is not None:
+            width = pricer.element_bytes(block.tensor[edge.tensor])
+            products = depths(pricer.graph, block, ops[edge.consumer], backward=True)
+            rings = tuple(partitioner.rings(depth, width, ranks, nearest=True) for depth in products)
+            yield _Summed(edge.tensor, summed[0], rings)
+
+
 def _partial_sums(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
     """Most that products of an operator make of its input's gradient, beyond its own size, before the sum [bytes].
 
     Where a partitioner makes them: whole, one for each product without a ring.
     """
-    partitioner = slice_partitioner(pricer.software, pricer.mesh.cluster)
-    if partitioner is None:
-        return 0.0
-    ops, ranks, most = {op.name: op for op in block.ops}, pricer.mesh.size("tensor"), 0.0
-    for edge, cost in terms.edges.items():
-        summed = [c for c in cost.backward if c.collective in SUMS and c.axes == ("tensor",)]
-        if not summed or edge.consumer not in ops:
-            continue
-        width = pricer.element_bytes(block.tensor[edge.tensor])
-        products = depths(pricer.graph, block, ops[edge.consumer], backward=True)
-        whole = sum(not partitioner.rings(depth, width, ranks, nearest=True) for depth in products)
-        made = whole * summed[0].sent_bytes / wire_bytes(summed[0].collective, 1.0, ranks)
-        most = max(most, made - terms.tensor_bytes[edge.tensor])
+    most = 0.0
+    for tensor, comm, rings in _summed_gradients(pricer, block, terms):
+        whole = len(rings) - sum(rings)
+        made = whole * comm.sent_bytes / wire_bytes(comm.collective, 1.0, pricer.mesh.size("tensor"))
+        most = max(most, made - terms.tensor_bytes[tensor])
     return most
+
+
+def _sums_in_ring(pricer: Pricer, block: Block, terms: BlockTerms) -> bool:
+    """Whether a gradient is scattered over tensor ranks in a ring beside its product."""
+    found = _summed_gradients(pricer, block, terms)
+    return any(comm.collective == "reduce_scatter" and any(rings) for _, comm, rings in found)
 
 
 def _until_weight(block: Block, kept: Mapping[str, float], whole: Mapping[str, float]) -> float:
@@ -248,9 +276,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     ]
     backward_comm += [c for name in exchanged for c in terms.ops[name].comm_forward]
     host = issue_seconds(pricer, block, terms.experts, repeated, (len(forward_comm), len(backward_comm)))
-    sent: dict[str, float] = {}
-    for comm in (*forward_comm, *backward_comm):
-        sent[comm.collective] = sent.get(comm.collective, 0.0) + comm.sent_bytes
     sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
     saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
     saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
@@ -267,7 +292,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         host_backward=host[1],
         ranks_forward=sum(comm.ranks for comm in forward_comm),
         ranks_backward=sum(comm.ranks for comm in backward_comm),
-        sent_bytes=sent,
+        sent_bytes=_by_collective((*forward_comm, *backward_comm)),
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
         workspace_bytes=max(0.0, _recomputed_bytes(block, terms, kernel, software) - saved)
@@ -286,5 +311,6 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         exit=terms.exit,
         splits_loss=any(terms.ops[o.name].comm_forward for o in block.ops if o.kind == "cross_entropy"),
         midway=_midway(pricer, block, terms, saved),
+        sums_in_ring=_sums_in_ring(pricer, block, terms),
         lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
     )

@@ -17,6 +17,7 @@ from planner.evaluation.late_gradients import as_they_are_made, as_weights_are_g
 from planner.evaluation.rank import Moment, Rank, passing, reduces
 from planner.evaluation.stages import loss_copies
 from planner.evaluation.states import gradient_bytes
+from planner.sharding.widths import DTYPE_BYTES
 
 
 def moments(rank: Rank) -> Iterator[Moment]:
@@ -65,11 +66,25 @@ def _at_head(rank: Rank) -> dict[str, float]:
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
     gradient = rank.head * gradient_bytes(rank.job)
+    if rank.postpones_gradients and any(stage.hands_back_in_ring for stage in rank.stages):
+        return _beside_unrolled_ring(rank, gathered, gradient)
     if rank.ring_parts:
         gradient *= min(1.0, rank.ring_parts / rank.plan.shard_degree)
     elif rank.frees_gradients:
         gradient *= 1 + 1 / rank.plan.shard_degree
     return passing(rank.activations, gathered, gradient, 0.0) | {"logits_and_loss": rank.logits}
+
+
+def _beside_unrolled_ring(rank: Rank, gathered: float, gradient: float) -> dict[str, float]:
+    """The same where the ring is no loop and the gradient of what the head reads is summed in another beside it.
+
+    Both read the logits' gradient, which is there whole, in 16 bits of fp32. The one begins with a part of zeros; the
+    other's parts are in fp32.
+    """
+    parts = gradient * (rank.ring_parts + 1) / rank.plan.shard_degree
+    handed_back = rank.ring_parts * rank.boundary * DTYPE_BYTES["fp32"] / rank.weight
+    logits = rank.logits + rank.logits / 2
+    return passing(rank.activations, gathered, parts, handed_back) | {"logits_and_loss": logits}
 
 
 def _late_logits(rank: Rank) -> float:

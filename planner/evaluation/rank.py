@@ -172,7 +172,7 @@ class Rank:
     def postpones_gradients(self) -> bool:
         """Whether such a sum beside tensor ranks is no loop: the head's follows the layers' backward; its logits stay.
 
-        Each of its steps makes its part of their gradient in 16 bits, which is never there whole.
+        Each of its steps makes its part of their gradient in 16 bits; at the loss that is not there whole.
         """
         plan, partitioner = self.plan, self.software.partitioner
         if partitioner is None or not self.ring_parts or plan.tensor == 1:

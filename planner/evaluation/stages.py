@@ -70,6 +70,8 @@ class StageCost(NamedTuple):
     """One array of logits in fp32, or of a fused loss's chunk of them."""
     head_in_ring: bool = False
     """Its head's gradient is summed part by part as it is made."""
+    hands_back_in_ring: bool = False
+    """The gradient of what its head reads is summed over tensor ranks in one, too."""
     head_summed_whole: bool = False
     """It is summed whole."""
     end_units: tuple[float, ...] = ()
@@ -318,6 +320,7 @@ def stage_cost(
         loss_bytes=sum(b.saved_bytes + loss_copies(b.splits_loss, software) * b.widest_bytes for b in heads),
         logits_bytes=sum(b.widest_bytes for b in heads),
         head_in_ring=any(unit.sync.reduce_ring_bytes for unit, _ in units if unit.place == "last"),
+        hands_back_in_ring=any(block.sums_in_ring for block in heads),
         head_summed_whole=any(unit.sync.whole_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         largest_gradients=max((b.elements for b in layers), default=0.0),
