@@ -49,7 +49,8 @@ AFTER = """
   backward of a layer share the two parts too many. Four ranks that are a square of a v4 or v5p slice have no rings.
 * **Chunks.** What is scattered along rows without a ring is padded to chunks of one size, of which those of all ranks
   and four more fill what a kernel has of memory on its chip (`planner.sharding.chunks`): by 1 to 9 %, weights and
-  activations of one sequence. Rows that are not a rank's own go back to its neighbours, as `p2p`.
+  activations of one sequence. Rows that are not a rank's own go back to its neighbours, as `p2p`; of cases that have
+  less than 0.2 % of all of these, some count only the largest.
 * **One input for two.** What attention and MLP read together (`phi-2`) is gathered once, as is the gradient of the sum
   that both are added to. Gradients by products without rings are summed together, but one by one once a ring has made
   a sum that they are added to.
