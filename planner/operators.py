@@ -103,8 +103,8 @@ def _saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[st
 
 
 def _saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    """A linear function (rotary positions, a mean) needs none of its inputs; dropout its mask."""
-    return _named(op, "mask") if op.attributes.get("linear") else op.inputs
+    """A linear function (rotary positions, a mean) needs none of its inputs; dropout its mask; a scan its levels."""
+    return _named(op, "mask") if op.attributes.get("linear") else _named(op, "kept") or op.inputs
 
 
 def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Such a loop takes rows of an activation, where a loop over layers takes rows of parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.tracing.cleaning.draft import Draft
@@ -14,8 +14,11 @@ from planner.tracing.program import Dims, elements
 RECURRENCE = "recurrence"
 """The primitive of a loop over time."""
 
-OUTPUT_KEPT = {"exp": 1, "logistic": 2, "rsqrt": 1, "sqrt": 1, "tanh": 2}
-"""Functions whose derivative is made of what they make: JAX keeps some results twice, y and 1 - y."""
+OUTPUT_KEPT = frozenset({"exp", "tanh"})
+"""Functions whose derivative reads what they make."""
+
+ONE_MORE_KEPT = frozenset({"logistic", "rsqrt", "sqrt", "tanh"})
+"""Functions of whose result an array is made for the derivative: y (1 - y) of a logistic, 1 - y beside y of a tanh."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def _write(found: Plain, region: str) -> None:
         products=tuple(_weights(found, products)),
         flops=sum(2.0 * elements(d.sizes) for d in products),
         state=sum(found.size(d.name) for d in states),
-        kept=_kept(found, body),
+        kept=elements_kept(found, body),
         over=over,
     )
     at = found.drafts.index(group[0])
@@ -125,16 +128,35 @@ def _weights(found: Plain, products: list[Draft]) -> Iterator[tuple[str, int]]:
         yield draft.inputs[place], elements(draft.sizes[f] for f in summed)
 
 
-def _kept(found: Plain, body: list[Draft]) -> float:
+def elements_kept(found: Plain, body: Iterable[Draft]) -> float:
     """Elements that derivatives are made of: operands of products that vary, results of functions.
 
-    Source: the derivatives of jax's ``lax`` (``jax._src.lax.lax``); a loop keeps what its body does, step by step.
+    Source: the derivatives of jax's ``lax`` (``jax._src.lax.lax``); a loop keeps what its body does, step by step, and
+    a scan that is made as a tree (``lax.associative_scan``) what each level does, on half of the one before.
     """
-    kept: dict[str, int] = {}
+    kept: set[str] = set()
+    more = 0.0
+    for draft in body:
+        primitives = {*draft.primitives}
+        if draft.kind == "product" or ({"mul", "div"} & primitives and len(draft.inputs) > 1):
+            kept.update(n for n in draft.inputs if n not in found.prepared)
+        kept.update(draft.outputs if OUTPUT_KEPT & primitives else ())
+        more += len(ONE_MORE_KEPT & primitives) * sum(map(found.size, draft.outputs))
+    return more + sum(map(found.size, kept))
+
+
+def runs_in_levels(found: Plain, body: Iterable[Draft]) -> bool:
+    """Whether what is multiplied is cut apart, and its parts are multiplied again: a scan as a tree."""
+    products: set[str] = set()
+    halves: set[str] = set()
     for draft in body:
         varying = [n for n in draft.inputs if n not in found.prepared]
-        if draft.kind == "product" or ({"mul", "div"} & {*draft.primitives} and len(draft.inputs) > 1):
-            kept |= {n: kept.get(n, 1) for n in varying}
-        for times in (OUTPUT_KEPT[p] for p in draft.primitives if p in OUTPUT_KEPT):
-            kept |= dict.fromkeys(draft.outputs, times)
-    return sum(times * found.size(n) for n, times in kept.items())
+        if "mul" in draft.primitives and len(varying) > 1:
+            if halves & set(varying):
+                return True
+            products.update(draft.outputs)
+        elif draft.primitives == ["slice"]:
+            halves.update(draft.outputs if products & set(varying) else ())
+        elif products & set(varying):
+            products.update(draft.outputs)
+    return False

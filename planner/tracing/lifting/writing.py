@@ -9,6 +9,7 @@ from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, PRODUC
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph
+from planner.tracing.lifting.recurrences import elements_kept, runs_in_levels
 from planner.tracing.lifting.stages import Stage
 from planner.tracing.program import elements
 
@@ -297,6 +298,14 @@ class BlockWriter:
             share = self.lifted.plain.shares.get(kernel.outputs[0], 1.0)
             gate = Tensor(name=f"{name}_gate", dims=made, scale=share)
             attributes["activated_gate"] = self._declare(gate)
+        if runs_in_levels(self.lifted.plain, kernel.drafts):
+            whole = self.lifted.plain.size(kernel.outputs[0])
+            share = elements_kept(self.lifted.plain, kernel.drafts) / whole
+            return (
+                "elementwise",
+                {"kept": self._declare(Tensor(name=f"{name}_kept", dims=made, scale=share))},
+                name,
+            )
         return "elementwise", attributes, name
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from planner import from_jax, plan  # noqa: E402
 from planner.graph import Block, Graph, Op, count_parameters  # noqa: E402
-from planner.operators import forward_flops, operator_rule  # noqa: E402
+from planner.operators import forward_flops, operator_rule, saved_tensors  # noqa: E402
 from planner.tracing.lifting.model import graph_of, model_of  # noqa: E402
 
 pytestmark = pytest.mark.jax
@@ -114,3 +114,30 @@ def test_small_steps_take_a_launch_for_each_kernel() -> None:
     assert found.estimate is not None
     launch = found.cluster.device.kernel_launch
     assert found.estimate.time["compute"] > LAYERS * 4096 * 5 * launch
+
+
+def tree(length: int) -> Case:
+    """A gated recurrence as a tree: each level works on half of the one before."""
+
+    def layer(x: Any, p: Any) -> Any:
+        into = jax.nn.sigmoid(x @ p["fade"]), x @ p["in"]
+        _, made = jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), into, axis=1)
+        return x + made @ p["out"], None
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((jax.lax.scan(layer, x @ p["embed"], p["layers"])[0] @ p["head"] - y) ** 2).mean()
+
+    layers = {n: f(LAYERS, WIDTH, WIDTH) for n in ("fade", "in", "out")}
+    rows = f(BATCH, length, CLASSES)
+    return loss, {"embed": f(CLASSES, WIDTH), "layers": layers, "head": f(WIDTH, CLASSES)}, rows, rows
+
+
+@pytest.mark.parametrize("length", [64, 96])
+def test_a_scan_as_a_tree_keeps_every_level_as_jax_does(length: int) -> None:
+    loss, params, *data = tree(length)
+    graph = graph_of(from_jax(loss, params, *data))
+    block = graph.block["layer"]
+    ours = sum(BATCH * graph.elements(block.tensor[t]) for t in saved_tensors(block, "none"))
+    held = jax.eval_shape(lambda p, x, y: jax.vjp(lambda q: loss(q, x, y), p)[1], params, *data)
+    theirs = sum(x.size for x in jax.tree.leaves(held) if x.shape[:2] == (LAYERS, BATCH))
+    assert ours == theirs / LAYERS
