@@ -5,8 +5,9 @@ favour costs no more than the bound, it is the best. Otherwise strategies within
 small network. Whatever contains another one costs more than the bound and the slack, so an optimum of the small network
 below that is one of the whole; else the slack grows, to no more than the best choice needs, and messages go on. This is
 reduced-cost fixing with a guess in the place of a known choice. Where memory does not bind, more messages settle most
-small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`); a better
-choice that they find without a proof makes the network smaller still.
+small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`), or those
+near whose best choice messages are slow, as where axes are alike; a better choice that frontiers find without a proof
+makes the network smaller still.
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages; Nesterov, "A
 method for solving the convex programming problem with convergence rate O(1/k^2)", Soviet Mathematics Doklady 27 (1983),
@@ -56,6 +57,10 @@ STATES = 2**10, 2**14, 2**18
 CLOSING = 0.05
 """Of what is left to the best choice, or the most that a part may cost: the gain by so many sweeps for which there are
 more of them."""
+
+RECENT, MANY = 3, 16
+"""Of the first sweeps, the last ones, which say how fast the bound nears a close choice; and how many more at this rate
+take longer than frontiers. Later the rate says little: the last part of what is left mostly goes at once."""
 
 LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """The same of the bound where there is no such choice, or by so many changes of prices."""
@@ -113,6 +118,8 @@ class _Known:
         """What is looked for costs at most so much."""
         self.pace = 0
         """Sweeps since the bound last fell."""
+        self.values = list[float]()
+        """The best bound after each sweep."""
         self._bound = Bound(-np.inf, {})
         self.best: NetworkAnswer | None = None
         self.least = -np.inf
@@ -138,6 +145,15 @@ class _Known:
         """Nothing is better than the best choice; costs are whole numbers."""
         return self.best is not None and self.least > self.best.cost - 1
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the first sweeps leave little to a choice, but need many more to close it at their rate."""
+        if self.best is None or len(self.values) != SWEEPS:
+            return False
+        was, left = (self.best.cost - value for value in (self.values[-1 - RECENT], self.values[-1]))
+        near = left <= 2 * FIRST_SLACK * abs(self.values[-1])
+        return bool(near and left > 1 and RECENT * np.log(left) > MANY * np.log(was / left))
+
     def tighten(self) -> None:
         """More messages, and prices on memory, while they help."""
         lift = self._price if self.relaxation.rows.size else self._sweep
@@ -145,6 +161,7 @@ class _Known:
         while helps and value <= min(self.most, self.wanted):
             before, value = value, lift()
             helps = value - before > self._enough(value) and time.monotonic() <= self.deadline
+            helps = helps and not self.is_slow
         self.least = max(self.least, value - MARGIN * abs(value))
         if self.least > self.most:
             # Which can mostly say by how much memory is short.
@@ -174,6 +191,7 @@ class _Known:
             relaxation.go_beyond(self.pace / (self.pace + 2))
             relaxation.sweep()
             value = relaxation.keep_best()
+            self.values.append(value)
             self.pace = self.pace + 1 if value > before else 0
             if value - before < NEARLY * abs(value):
                 self._consider(*relaxation.priced_decode())
@@ -256,7 +274,8 @@ def _without_memory(whole: _Known, part: Network, messages: Messages | None, tar
     """
     known = _Known(part, whole.deadline, messages)
     known.limit = target
-    known.tighten()
+    if not whole.is_slow:
+        known.tighten()
     wanted = known.wanted
     proven = known.proven or known.least > target or _along_frontiers(known)
     if not proven and known.wanted < wanted:
