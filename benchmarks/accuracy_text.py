@@ -297,17 +297,15 @@ FAR_OFF = """\
   on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
 * 8B of torchao on eight H100, one sequence of 4,096 tokens each (-25 to -33 %): on the H100 of torchtitan's own tables,
   with HBM2e and a limit of 500 W, it would be -8 % and, in 8 bits, -18 %. The source names no more than eight H100.
-* GPT3-175B of NeMo's launcher on A100 in September 2022 (-21 to -24 %): in July its page printed figures with the same
-  degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by +1 to +7 %. We do not know
-  what slowed it; with full recomputation it would be -5 to -2 %. The rows were first transcribed with the layout of
+* GPT3-175B of NeMo's launcher on A100 in September 2022 (-24 to -27 %): in July its page printed figures with the same
+  degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by -3 to +3 %. We do not know
+  what slowed it. The rows were first transcribed with the layout of
   2023, under which the page kept the figures of September.
 * GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 26): its source states neither recomputation
   nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
   why half a year of releases gained 12 %, we do not know.
 * `elementwise_passes` of megatron (2.2) was fitted before the attention of Zero-bubble's runs was known to be several
-  kernels. Fitted again on that series it would be 1.5 (3.9 % to 2.8 % there), and the runs of the report split on
-  Megatron's stacks would go from 6.4 to 8.2 %, with a bias of -7 %; one series on one device says too little, so it
-  stays.
+  kernels. That series says little of it: 1.8 to 3.0 leave 3.3 to 4.1 % there (2.2: 3.9 %), so it stays.
 * Long sequences of Llama-3.1-8B on eight H200 and B200 (stas00/ml-engineering): memory +10 to +19 %. The few tensors
   that they make are of the same sizes: 117.4 GiB are predicted to be alive of 262,144 tokens, and 124.5 were reserved.
   They were 129.4, and called impossible, until the gradients of Liger's gated activation lay in place.
