@@ -246,7 +246,8 @@ MEMORY = """\
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed
   products only those that the backward reads.
 * Adapters (LoRA): of the last three of 15 tracked cases, priced before they were measured, one led to the gather of a
-  head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are not explained (-27 to -30 %).
+  head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are off by -27 to -30 %:
+  bitsandbytes kept inputs of its products until July 2024 (9e753741), 0.9 of the 3.9 GiB that Llama-2-7B lacks.
 
 """
 
