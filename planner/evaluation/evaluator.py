@@ -27,7 +27,7 @@ from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
 from planner.evaluation.staging import with_staging
 from planner.evaluation.states import Sync, sums_whole
-from planner.evaluation.step import StepTime, step_floor, step_time
+from planner.evaluation.step import Around, StepTime, step_floor, step_time
 from planner.evaluation.syncing import gathers_of, products_of, sync_of, wire_widths
 from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
 from planner.graph import commonest_layer, counted, tied_share
@@ -83,6 +83,7 @@ class Evaluator:
         self.kept = kept_for(model, self.cluster, job, self.software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
+        self._around = Around()
 
     # --- what a plan's degrees mean -------------------------------------------------------------------
 
@@ -285,7 +286,13 @@ class Evaluator:
 
     def floor(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
         """Less than `estimate` will say of the step [s], without a simulation: for the search to prune by."""
-        return step_floor(self.setting, plan, self.mesh(plan), self.stages(plan, shardings, cuts))
+        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
+        return step_floor(self.setting, plan, mesh, stages, self._around)
+
+    def seconds(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
+        """What `estimate` will say of the step [s], without all else that it says."""
+        stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
+        return step_time(self.setting, plan, mesh, stages, self._around).total
 
     def memory(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
         """What `estimate` will say of the fullest device [bytes]."""
@@ -337,12 +344,11 @@ class Evaluator:
         self, plan: Parallelism, shardings: Shardings | None, cuts: tuple[int, ...] | None
     ) -> Judgement:
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        step = step_time(self.setting, plan, mesh, stages)
+        step = step_time(self.setting, plan, mesh, stages, self._around)
         by_rank = memory_by_rank(self.setting, plan, mesh, stages)
         fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
-        host = host_memory(self.setting, plan, mesh, in_flight(plan, stages))
-        flops = self.peak * plan.num_devices
-        return Judgement(step, fullest, memory, self.cluster.device.memory, host, flops)
+        host, peak = host_memory(self.setting, plan, mesh, in_flight(plan, stages)), self.peak
+        return Judgement(step, fullest, memory, self.cluster.device.memory, host, peak * plan.num_devices)
 
     # --- stages that differ ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from planner.evaluation.stages import (
     sums_every_microbatch,
 )
 from planner.evaluation.states import gathers_stepped
-from planner.evaluation.tails import Tail, last_tail, sync_over, tails_of
+from planner.evaluation.tails import Tail, Tails, last_tail, sync_over, tails_of
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
@@ -41,10 +41,40 @@ class StepTime(NamedTuple):
         return sum(self.parts.values())
 
 
-def step_time(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> StepTime:
+class Around:
+    """What steps have around their stages' passes, on one cluster: most of it is the same however layers are cut.
+
+    Stages are told apart by identity, so they have to outlive it.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is priced yet."""
+        self._sends: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._tails: dict[tuple[object, ...], Tails] = {}
+
+    def of(
+        self, setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
+    ) -> tuple[tuple[float, ...], tuple[Tail, ...]]:
+        """Seconds at each boundary between stages, and the tail of each rank."""
+        degrees = tuple(value for name, value in plan if name not in ("recompute", "stages"))
+        tails = tails_of(setting, plan, mesh, stages, self._tails.setdefault(degrees, {}))
+        if plan.pipeline == 1:
+            return (), tails
+        key = (degrees, *(stage.boundary_bytes for stage in stages[:-1]))
+        if key not in self._sends:
+            self._sends[key] = send_seconds(setting, plan, stages)
+        return self._sends[key], tails
+
+
+def step_time(
+    setting: Setting,
+    plan: Parallelism,
+    mesh: Mesh,
+    stages: Sequence[StageCost],
+    around: Around | None = None,
+) -> StepTime:
     """Simulate the pipeline and add what comes after it, overheads and stragglers."""
-    sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
-    tails = tails_of(setting, plan, mesh, stages)
+    sends, tails = (around or Around()).of(setting, plan, mesh, stages)
     return assembled(setting, plan, stages, sends, tails, ports_of(setting.cluster))
 
 
@@ -90,14 +120,20 @@ def assembled(
     return StepTime(parts, parts["bubble"] / span if span else 0.0, sent)
 
 
-def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]) -> float:
+def step_floor(
+    setting: Setting,
+    plan: Parallelism,
+    mesh: Mesh,
+    stages: Sequence[StageCost],
+    around: Around | None = None,
+) -> float:
     """Less than `step_time` will say, without a simulation [s]: for the search to prune by.
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
     one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits,
     nor than one micro-batch takes through all stages beside the others (`through_all`).
     """
-    sends = send_seconds(setting, plan, stages) if plan.pipeline > 1 else ()
+    sends, tails = (around or Around()).of(setting, plan, mesh, stages)
     copies = copies_of(plan)
     split = plan.pipeline > 1 and splits_backward(plan.schedule)
     span = before = 0.0
@@ -114,7 +150,6 @@ def step_floor(setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence
     if copies == 1 and not split:
         longest = max(max(stage.forward, stage.seconds - stage.forward) for stage in stages)
         span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
-    tails = tails_of(setting, plan, mesh, stages)
     # Where backwards are not split, everything comes before the first rank's last one: it ends last.
     data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
     tail_seconds = data + max(tail.optimizer for tail in tails)

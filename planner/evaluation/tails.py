@@ -41,11 +41,19 @@ class Tail(NamedTuple):
         return self.data + self.optimizer
 
 
+Tails = dict[tuple[int, ...], Tail]
+"""Tails of ranks by the identities of their stages, and how far the rank is that has the same."""
+
+
 def tails_of(
-    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
+    setting: Setting,
+    plan: Parallelism,
+    mesh: Mesh,
+    stages: Sequence[StageCost],
+    known: Tails | None = None,
 ) -> tuple[Tail, ...]:
-    """The tail of every rank; ranks that run the same stages have the same."""
-    known: dict[tuple[int, ...], Tail] = {}
+    """The tail of every rank; ranks that run the same stages have the same. New ones are added to ``known``."""
+    known = {} if known is None else known
     found = []
     for rank, ss in enumerate(ranks_of(plan)):
         same = (*(id(stages[s]) for s in ss), abs(plan.pipeline - 1 - 2 * rank) * (copies_of(plan) > 1))

@@ -6,7 +6,7 @@ the pipeline hides depends on where it is, and only the simulator knows.
 
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Parallelism
-from planner.search.stages import LESS, Cuts, moved_by_one, simulated_seconds
+from planner.search.stages import LESS, Cuts, moved_by_one
 
 MOST_ACTIONS = 200_000
 """Of pipelines that are simulated for it, altogether."""
@@ -31,7 +31,7 @@ def polished(
             left -= 1
             if evaluator.floor(plan, shardings, moved) >= LESS * best:
                 continue
-            seconds = simulated_seconds(evaluator, plan, shardings, moved)
+            seconds = evaluator.seconds(plan, shardings, moved)
             if seconds < LESS * best and evaluator.memory(plan, shardings, moved) <= limit:
                 cuts, best, improving = moved, seconds, True
     return cuts, estimate if cuts == start[0] else evaluator.estimate(plan, shardings, cuts)

@@ -9,7 +9,6 @@ from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.stages import StageCost
-from planner.evaluation.step import step_time
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism
@@ -45,7 +44,7 @@ def _is_short(plan: Parallelism) -> bool:
 
 def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> Cuts:
     """By one layer at a time, the best of all moves."""
-    least = simulated_seconds(evaluator, plan, shardings, cuts)
+    least = evaluator.seconds(plan, shardings, cuts)
     while True:
         best, moved = _best_move(evaluator, plan, shardings, cuts, least)
         if best >= LESS * least:
@@ -62,14 +61,8 @@ def _best_move(
     for floor, moved in floors:
         if floor > best[0]:
             break
-        best = min(best, (simulated_seconds(evaluator, plan, shardings, moved), moved))
+        best = min(best, (evaluator.seconds(plan, shardings, moved), moved))
     return best
-
-
-def simulated_seconds(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> float:
-    """What `Evaluator.estimate` says of the step [s], without all else that it says."""
-    stages = evaluator.stages(plan, shardings, cuts)
-    return step_time(evaluator.setting, plan, evaluator.mesh(plan), stages).total
 
 
 def cut_layers_to_fit(
