@@ -46,6 +46,7 @@ BLOCK_MESHES = (
     ("dgx-h100:256", {"pod": 256, "data": 4, "model": 2}),
     ("tpu-v5p:4x4x8", {"x": 4, "y": 4, "z": 8}),
     ("tpu-v5p:8x8x8", {"x": 8, "y": 8, "z": 8}),
+    ("tpu-v5p:8x8x16", {"x": 8, "y": 8, "z": 16}),
 )
 """Of one to three axes: few devices and many, powers of two and others, within nodes and across them, in a torus."""
 

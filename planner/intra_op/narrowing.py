@@ -148,7 +148,7 @@ class _Known:
     @property
     def is_slow(self) -> bool:
         """Whether the first sweeps leave little to a choice, but need many more to close it at their rate."""
-        if self.best is None or len(self.values) != SWEEPS:
+        if self.best is None or not RECENT < len(self.values) == SWEEPS:
             return False
         was, left = (self.best.cost - value for value in (self.values[-1 - RECENT], self.values[-1]))
         near = left <= 2 * FIRST_SLACK * abs(self.values[-1])
