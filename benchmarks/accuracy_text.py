@@ -270,9 +270,9 @@ FAR_OFF = """\
 * DeepEP and HybridEP send a token once to each rank, not for each expert that it has there: priced so where benchmarks
   give experts in turn (NeMo AutoModel, torchtitan), not where they are drawn, as what is fitted on Megatron-Bridge was
   fitted without (8.6 to 11.5 % in the median of its mixtures, were it taken away from them).
-* Mixtures with routers left to themselves: -12 to -71 % but for Qwen3-30B and Moonlight on 16 H100 (+8 and -3 %), the
+* Mixtures with routers left to themselves: -26 to -68 % on H100 in Megatron-Bridge but for Moonlight (0 %), the
   more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
-* torchtitan's Qwen3-30B on eight H200 (-4 to -47 % compiled, memory -5 to +6 %): a router left to itself. Its
+* torchtitan's Qwen3-30B on eight H200 (-3 to -47 % compiled, memory -5 to +6 %): a router left to itself. Its
   selective policy kept results of attention alone, as parts of these layers were compiled by themselves, which these
   rows say (-14 to -55 and +20 to +22 % before that, and before its kernels were counted). They ran cuDNN's attention,
   too, which it asks for on every device since October 2025 (6a3a9da95): at that rate -22 to -52 %.
