@@ -7,7 +7,7 @@ from cluster_specs.topology import comm_group, route
 from cost_models.collectives import all_reduce
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import memory_by_rank
-from planner.evaluation.step import handed_on
+from planner.evaluation.step import Around, handed_on
 from planner.evaluation.tails import Tail, last_tail, tails_of
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
@@ -34,6 +34,18 @@ def test_stages_that_fold_back_on_a_rank_hand_on_for_nothing() -> None:
     there, folded, back = handed_on(cluster, [1e9] * 3, [(0, 8), (8, 16), (8, 16), (0, 8)])
     assert folded == 0
     assert there == back > 0
+
+
+def test_what_is_around_a_plan_is_not_taken_for_what_is_around_another() -> None:
+    """Of the same stages, with other numbers of ranks that share states and on other devices."""
+    evaluator, around = evaluator_of("gpt2"), Around()
+    usual = Parallelism(data=4, pipeline=4, num_microbatches=8, zero_stage=2, shard_degree=4)
+    stages, mesh = evaluator.stages(usual), evaluator.mesh(usual)
+    changes = ({}, {"shard_degree": 2}, {"zero_stage": 0, "shard_degree": 1}, {"data": 1})
+    plans = [usual.model_copy(update=change) for change in changes]
+    kept = [around.of(evaluator.setting, plan, mesh, stages) for plan in plans]
+    assert kept == [Around().of(evaluator.setting, plan, mesh, stages) for plan in plans]
+    assert len(set(kept)) == len(plans)
 
 
 def test_tied_embeddings_are_reduced_between_first_and_last_stage() -> None:

@@ -37,16 +37,6 @@ def test_no_plan_is_better(name: str, objective: Objective) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_takes_the_same_whatever_was_priced_before(name: str) -> None:
-    """Sends and what follows the last backward are kept between plans."""
-    search, priced = every_plan(name, "time")
-    for found in priced[:: 1 + len(priced) // 25]:
-        alone = CASES[name].search("time").evaluator
-        seconds = alone.seconds(found.plan, search.sharding(found.candidate), found.cuts)
-        assert seconds == found.estimate.step_time_s
-
-
-@pytest.mark.parametrize("name", CASES)
 def test_what_is_sought_below_a_time_takes_less_than_that(name: str) -> None:
     """Bounds may be below it where no price is."""
     search, priced = every_plan(name, "time")
