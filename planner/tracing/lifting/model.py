@@ -7,7 +7,7 @@ from planner.models.model import Model
 from planner.tracing.lifting.kernels import kernels_of
 from planner.tracing.lifting.mixtures import write_mixtures
 from planner.tracing.lifting.naming import Naming, follows
-from planner.tracing.lifting.plain import no_graph, plain
+from planner.tracing.lifting.plain import copy_first_states, no_graph, plain
 from planner.tracing.lifting.recurrences import write_recurrences
 from planner.tracing.lifting.stages import stages_of
 from planner.tracing.lifting.unmapped import NOTE
@@ -37,6 +37,7 @@ def graph_of(program: Program) -> Graph:
     write_mixtures(found)
     found.cut_alike()
     write_recurrences(found)
+    copy_first_states(found)
     lifted = kernels_of(found)
     first, layers, last = stages_of(lifted)
     naming = Naming(lifted, [first, *layers, last])

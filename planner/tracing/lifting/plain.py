@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import Unsupported
-from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike
+from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike, renamed
 from planner.tracing.cleaning.redundant import drop_dead, merge_equal
 from planner.tracing.cleaning.views import absorb_views
 from planner.tracing.lifting.unmapped import unmapped
@@ -147,3 +147,26 @@ def _prepared(found: Plain) -> set[str]:
         ):
             prepared.update(draft.outputs)
     return prepared
+
+
+def copy_first_states(found: Plain) -> None:
+    """Let loops begin with copies of data: what a layer changes is not what the program was given."""
+    read = {n for d in found.drafts if d.kind != "boundary" for n in d.inputs}
+    states = [
+        d for d in found.drafts if d.kind == "boundary" and "/carry." in d.name and d.outputs[0] in read
+    ]
+    for carry in [d for d in states if set(d.inputs) & set(found.data)]:
+        data, name = carry.inputs[0], f"{carry.name} begins"
+        dims = carry.reads[0]
+        flat = [f for dim in dims for f in dim]
+        at = {f: (i,) for i, f in enumerate(flat)}
+        found.value[name] = found.value[data].model_copy(
+            update={"name": name, "role": "intermediate", "path": ""}
+        )
+        copy = Draft(
+            name=name, kind="loop", primitives=["copy"], inputs=[data], outputs=[name],
+            sizes=[carry.sizes[f] for f in flat], reads=[renamed(dims, at)], writes=[renamed(dims, at)],
+            whole=set(), reductions=[], halos=[], times=carry.times, region=carry.region, key="",
+        )  # fmt: skip
+        carry.inputs[0] = name
+        found.drafts.insert(found.drafts.index(carry), copy)

@@ -17,7 +17,7 @@ Attributes = dict[str, bool | int | float | str]
 
 LINEAR = frozenset(
     {
-        *ADDS, "_to_copy", "cat", "concatenate", "convert_element_type", "div", "expand", "mul", "neg", "pad",
+        *ADDS, "_to_copy", "cat", "concatenate", "convert_element_type", "copy", "div", "expand", "mul", "neg", "pad",
         "permute", "reduce_sum", "reshape", "slice", "split", "stack", "sub", "sum", "transpose", "unsqueeze", "view",
     }
 )  # fmt: skip

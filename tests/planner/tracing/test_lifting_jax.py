@@ -178,3 +178,21 @@ def test_a_loop_with_more_than_a_loop_in_it_is_refused() -> None:
 def test_a_batch_of_one_is_refused() -> None:
     with pytest.raises(Unsupported, match="was traced with a batch of one"):
         graph_of(grouped(more=False, batch=1))
+
+
+@pytest.mark.parametrize("rows", [(), (10,)])
+def test_loops_over_layers_may_begin_with_data(rows: tuple[int, ...]) -> None:
+    """What the layers change is a copy of it, as a loop's state is."""
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    def loss(p: Any, x: Any) -> Any:
+        return (jax.lax.scan(layer, x, p)[0] ** 2).mean()
+
+    params = {"up": f(SMALL, 3, WIDTH, 4 * WIDTH), "down": f(SMALL, 3, 4 * WIDTH, WIDTH)}
+    graph = whole(from_jax(loss, params, f(SMALL, BATCH, *rows, WIDTH)))
+    assert forward_flops(graph, 1) == math.prod(rows) * 3 * 2 * 2 * WIDTH * 4 * WIDTH
+    assert graph.first is not None
+    assert [op.kind for op in graph.block[graph.first].ops] == ["elementwise"]
+    assert graph.num_layers == 3
