@@ -37,7 +37,12 @@ MEMORY_STEPS, HALF_STEPS = 10, 8
 without. Little is enough: twice as many branches gain more than better ones."""
 
 LEAST_GAIN = 1e-5
-"""Share by which changes of the prices must raise the bound of a branch that cannot be parted for it to be kept at."""
+"""Share of the bound by which changes of the prices must raise that of a branch that cannot be parted for it to be kept
+at; and what branches that gain less are taken to gain, so that they are tried again."""
+
+FORGETTING = 1.25
+"""What the gain known of hubs, or of memory, is multiplied by with each branch parted on the other: what memory gains
+while hubs are undecided says little of later."""
 
 UNDECIDED = 0.01
 """Of the gap: by how much the second best strategy of a hub may be dearer than the best."""
@@ -81,7 +86,8 @@ class HubTree:
         """How much branches on a hub raise the bound, as far as known; in a unit of their own until they are tried."""
         self.gains: dict[int, list[float]] = {}
         self.recent_gain = {"hub": np.inf, "memory": np.inf}
-        """By how much branches on either raise the bound: the mean of what was known before and the last gain."""
+        """By how much branches on either raise the bound, for each branch left: the mean of what was known before and
+        the last gain, growing while the other is tried."""
         self.count = itertools.count()
         self.parted = 0
         """On hubs."""
@@ -124,9 +130,8 @@ class HubTree:
         elif heavy is not None:
             self._part_on_memory(found, heavy, cutoff)
         else:
-            heapq.heappush(
-                self.open, found.branch
-            )  # all is decided: prices may still rise, where it does not fit
+            # All is decided; where that does not fit, prices may still rise.
+            heapq.heappush(self.open, found.branch)
             return found.branch.bound - popped.bound > LEAST_GAIN * abs(popped.bound)
         return True
 
@@ -151,7 +156,7 @@ class HubTree:
             bounds.append(self._leave({**branch.kept, hub: (s,)}, branch.bound, cutoff))
         gain = min(bounds, default=cutoff) - branch.bound
         self.gains.setdefault(hub, []).append(gain)
-        self._learn("hub", gain)
+        self._learn("hub", gain / max(1, len(bounds)))
         self.parted += 1
         if self.parted % DIVE_EVERY == 0 and self._in_time():
             self._dive(branch)
@@ -170,11 +175,15 @@ class HubTree:
             if self._in_time():
                 climb(self.relaxation, HALF_STEPS)
             bounds.append(self._leave({**branch.kept, v: kept}, branch.bound, cutoff))
-        self._learn("memory", min(bounds, default=cutoff) - branch.bound)
+        gain = min(bounds, default=cutoff) - branch.bound
+        self._learn("memory", gain / max(1, len(bounds)))
 
     def _learn(self, kind: str, gain: float) -> None:
-        known = self.recent_gain[kind]
+        """Note what branches of a kind gained; the other kind is the likelier to be tried again."""
+        other = "hub" if kind == "memory" else "memory"
+        known, gain = self.recent_gain[kind], max(gain, LEAST_GAIN * abs(self.bound))
         self.recent_gain[kind] = gain if known == np.inf else (known + gain) / 2
+        self.recent_gain[other] *= FORGETTING
 
     def _leave(self, kept: Kept, least: float, cutoff: float) -> float:
         """Leave a branch, in which messages stand, for later, unless nothing in it is below the cutoff; its bound."""
