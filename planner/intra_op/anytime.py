@@ -38,10 +38,10 @@ REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
 
 BEFORE = 0.15
 """Share of the time left that goes into messages before hubs are decided."""
-TURNS, IN_HASTE = ((0.4, 0.25), (0.6, 0.8)), (0.0, 0.5)
+TURNS, IN_HASTE = ((0.4, 0.3), (0.6, 0.8)), (0.0, 0.5)
 """Shares of the time left that go into branches on hubs, and then into what the best decision leaves, turn by turn: the
-second has a better decision, or looks in the same one below the choice that it gave. And those shares where there is
-no time for turns."""
+first parts on hubs alone; the second, on memory too, has a better decision, or looks in the same one below the choice
+that it gave. And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 UNSETTLED = 0.1
@@ -279,8 +279,8 @@ class _Anytime:
             return
         at_ease = self._time_for(LOOKS_PER_BRANCHES)
         tree = HubTree(self.relaxation, hubs)
-        for branching, parting in TURNS if at_ease else (IN_HASTE,):
-            tree.explore(self.cutoff, self._soon(branching))
+        for turn, (branching, parting) in enumerate(TURNS if at_ease else (IN_HASTE,)):
+            tree.explore(self.cutoff, self._soon(branching), on_memory=turn > 0)
             self._prove(tree.bound)
             if self._open():
                 self._solve_decided(tree.best, self._soon(parting))

@@ -91,7 +91,7 @@ class HubTree:
         self.count = itertools.count()
         self.parted = 0
         """On hubs."""
-        self.deadline = np.inf
+        self.deadline, self.on_memory = np.inf, True
         value = relaxation.bound().value
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
         self.best = dive(relaxation, {}, hubs)
@@ -103,13 +103,14 @@ class HubTree:
         """No choice below the cutoff costs less."""
         return self.open[0].bound if self.open else np.inf
 
-    def explore(self, cutoff: float, deadline: float) -> None:
+    def explore(self, cutoff: float, deadline: float, *, on_memory: bool = True) -> None:
         """Part branches, those that may hold a choice below ``cutoff``, until the clock says ``deadline``.
 
-        Messages and prices of the relaxation are those from before afterwards.
+        Without ``on_memory``, on hubs alone, which are decided the more often then. Messages and prices of the
+        relaxation are those from before afterwards.
         """
         state = self.relaxation.snapshot()
-        self.deadline = deadline
+        self.deadline, self.on_memory = deadline, on_memory
         while self.bound <= cutoff - WHOLE and self._in_time():
             if not self.part(cutoff):
                 break
@@ -119,7 +120,7 @@ class HubTree:
 
     def part(self, cutoff: float) -> bool:
         """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
-        hubs_first = self.recent_gain["hub"] >= self.recent_gain["memory"]
+        hubs_first = not self.on_memory or self.recent_gain["hub"] >= self.recent_gain["memory"]
         popped = heapq.heappop(self.open)
         found = self._climbed(popped, cutoff, STEPS if hubs_first else MEMORY_STEPS)
         if found.slack < 0:
@@ -202,7 +203,7 @@ class HubTree:
 
     def _mixed(self, found: _Open) -> int | None:
         """The node that prices of memory leave most undecided, if there is one."""
-        if not self.relaxation.network.rows.size:
+        if not self.on_memory or not self.relaxation.network.rows.size:
             return None
         v = most_mixed(self.relaxation, found.weights)
         variance, _, _ = spread(self.relaxation.memory_costs(v), found.weights[v])

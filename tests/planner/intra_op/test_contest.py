@@ -114,7 +114,7 @@ def test_a_better_decision_of_hubs_is_solved_too(monkeypatch):
     problem = random_contest_problem(60, 4, seed=7, share=0.1)
     found, solved = iter("ab"), []
 
-    def explore(tree, *_):
+    def explore(tree, *_, **__):
         tree.best = decisions[next(found)]
 
     decisions = {name: Decided({}, 0.0, {}) for name in "ab"}
