@@ -276,6 +276,16 @@ def loss_copies(splits_loss: bool, software: SoftwareSpec) -> float:
     return software.split_loss_copies if splits_loss else software.loss_copies
 
 
+def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tuple[float, dict[str, float]]:
+    """What a unit's gathers bring in a step, and what is sent for them as rings and sums [bytes]."""
+    first = gathers_weights(plan, software)[0]
+    _, again = gathered_again(unit.sync, unit.place, plan, software)
+    times = first + gathers_again(unit.place, plan, software)
+    rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
+    further = {"send": rings, "all_reduce": times * unit.sync.summed_bytes}
+    return first * unit.sync.gather_bytes + again, {name: more for name, more in further.items() if more}
+
+
 def stage_cost(
     units: Sequence[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec, host: Host
 ) -> StageCost:
@@ -300,13 +310,9 @@ def stage_cost(
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
-        times_gathered = gathers_weights(plan, software)[0] + gathers_again(unit.place, plan, software)
-        _, again = gathered_again(unit.sync, unit.place, plan, software)
-        gathered += count * (gathers_weights(plan, software)[0] * unit.sync.gather_bytes + again)
-        summed = times_gathered * unit.sync.summed_bytes
-        rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
-        further = {"send": rings, "all_reduce": summed}
-        _add_all(sent, {name: more for name, more in further.items() if more}, count)
+        brought, further = _gathered(unit, plan, software)
+        gathered += count * brought
+        _add_all(sent, further, count)
     return StageCost(
         forward=first_gather + sum(n * t.forward for t, n in times),
         backward_input=sum(n * t.backward_input for t, n in times),
