@@ -18,6 +18,12 @@ from planner.plans import NARROW
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
 
+NARROW_LAUNCHES = 4
+"""Launches for each expert's product in 8 bits or fewer: the product, a cast of what it reads, and both scales in order.
+
+Source: NVIDIA/TransformerEngine@d0067d0d ``transformer_engine/common/gemm/cublaslt_gemm.cu`` (as above).
+"""
+
 
 def captured(block: Block, parts: Sequence[str]) -> frozenset[str]:
     """Names of operators of ``block`` that are replayed from graphs of ``parts`` of a layer.
@@ -85,13 +91,11 @@ class _Issuing(NamedTuple):
         return choice + issued.dispatch + (0.0 if "moe_preprocess" in parts else issued.preparation)
 
     def _launches(self, op: Op) -> float:
-        """Launches for each expert of a rank [s]: a product, and in 8 bits or fewer three that cast what it reads and
-        arrange both scales.
-        """
+        """Launches for each expert of a rank [s]."""
         each = self.pricer.software.host_launch
         if each is None or not has_experts(op, self.block):
             return 0.0
-        return each * self.experts * (4 if self.pricer.job.precision in NARROW else 1)
+        return each * self.experts * (NARROW_LAUNCHES if self.pricer.job.precision in NARROW else 1)
 
 
 def issue_seconds(

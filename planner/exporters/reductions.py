@@ -72,11 +72,8 @@ def as_reduced_by(plan: Plan, target: str) -> Plan:
     dtype = other_type(plan, target)
     if dtype is None:
         return plan
-    habit = plan.job.model_copy(update={"reduce_dtype": None})
-    usual = reduced_type(habit, load_software(habit.stack)) == dtype
-    job = (
-        habit
-        if usual
-        else plan.job.model_copy(update={"reduce_dtype": "fp32" if dtype == "fp32" else "bf16"})
-    )
-    return plan.model_copy(update={"job": job})
+    usual = plan.job.model_copy(update={"reduce_dtype": None})
+    if reduced_type(usual, load_software(usual.stack)) == dtype:
+        return plan.model_copy(update={"job": usual})
+    said = "fp32" if dtype == "fp32" else "bf16"  # of 16 bits, whichever the job computes in
+    return plan.model_copy(update={"job": plan.job.model_copy(update={"reduce_dtype": said})})

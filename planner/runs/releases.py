@@ -19,6 +19,19 @@ Month = tuple[int, int]
 """Year, and month from 1."""
 
 
+class Era(NamedTuple):
+    """When something was so, by what sources of runs name."""
+
+    source: str
+    """Of the era itself."""
+    since: Month | None = None
+    """Runs from then on are in it; all that name a month, where ``until`` alone is given."""
+    until: Month | None = None
+    """Runs up to then are in it."""
+    formats: Sequence[str] = ()
+    """Data types that no earlier run has."""
+
+
 class Release(NamedTuple):
     """A version of a program that is priced as a stack of its own."""
 
@@ -28,13 +41,8 @@ class Release(NamedTuple):
     """As sources spell it, with the version where they name it."""
     other: str
     """The stack of this release."""
-    source: str
-    since: Month | None = None
-    """Runs from then on have it; None where ``program`` names the version, or ``until`` says when it ended."""
-    until: Month | None = None
-    """Runs up to then have it."""
-    formats: Sequence[str] = ()
-    """Data types that no earlier one has."""
+    era: Era
+    """Of runs that had it; without months where ``program`` names the version."""
 
 
 RELEASES: Sequence[Release] = (
@@ -42,19 +50,23 @@ RELEASES: Sequence[Release] = (
         "torch-fsdp2",
         "torchtitan",
         "torch-compiled-loss",
-        source="pytorch/torchtitan@bbb1b61 (April 2025) compiles the loss; formats: its "
-        "torchtitan/components/quantization/mxfp8.md and nvfp4.md, both later",
-        since=(2025, 4),
-        formats=("mxfp8", "nvfp4"),
+        Era(
+            "pytorch/torchtitan@bbb1b61 (April 2025) compiles the loss; formats: its "
+            "torchtitan/components/quantization/mxfp8.md and nvfp4.md, both later",
+            since=(2025, 4),
+            formats=("mxfp8", "nvfp4"),
+        ),
     ),
     *(
         Release(
             "nemo",
             program,
             "nemo-25.11",
-            source="NVIDIA-NeMo/Megatron-Bridge@v0.5.0 docs/releases/software-versions.md: cuDNN 9.18 in 26.02; "
-            "NVIDIA/cudnn-frontend@0b1577c measures 9.13, of PyTorch's container 25.09",
-            until=(2025, 11),
+            Era(
+                "NVIDIA-NeMo/Megatron-Bridge@v0.5.0 docs/releases/software-versions.md: cuDNN 9.18 in 26.02; "
+                "NVIDIA/cudnn-frontend@0b1577c measures 9.13, of PyTorch's container 25.09",
+                until=(2025, 11),
+            ),
         )
         for program in ("Megatron-Bridge", "dgxc-benchmarking")
     ),
@@ -62,20 +74,19 @@ RELEASES: Sequence[Release] = (
         "jax-xla",
         "libtpu 0.0.51",
         "libtpu-0.0.51",
-        source="compiled steps of both versions: 0.0.52 sums the head's gradient last",
+        Era("compiled steps of both versions: 0.0.52 sums the head's gradient last"),
     ),
 )
 
-FUSED_UPDATE = Release(
-    "torch-fsdp2",
-    "torchtitan",
-    "torch-fsdp2",
-    source="pytorch/torchtitan@6e49885 (24 February 2025): AdamW is one kernel by default, and was one for each "
-    "operation (foreach); 1.6 to 3.6 % faster steps of 8B are told there",
-    since=(2025, 3),
-    formats=RELEASES[0].formats,
-)
-"""Since when a program's update is one kernel, where its runs do not say."""
+FUSED_UPDATES: Mapping[str, Era] = {
+    "torchtitan": Era(
+        "pytorch/torchtitan@6e49885 (24 February 2025): AdamW is one kernel by default, and was one for each "
+        "operation (foreach); 1.6 to 3.6 % faster steps of 8B are told there",
+        since=(2025, 3),
+        formats=("mxfp8", "nvfp4"),
+    ),
+}
+"""Program, as series spell it -> when its update is one kernel, where its runs do not say."""
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June",
@@ -98,22 +109,19 @@ def month_of(source: str) -> Month | None:
     return max(named, default=None)
 
 
-def _has(release: Release, source: str) -> bool:
-    """Whether a run of ``source`` had the release."""
-    return release.program in source and _is_since(release, source)
-
-
-def _is_since(release: Release, source: str) -> bool:
-    if release.since is None and release.until is None:
+def _is_in(era: Era, source: str) -> bool:
+    """Whether a run of ``source`` is in the era."""
+    if era.since is None and era.until is None:
         return True
     month = month_of(source)
-    dated = month is not None and (release.since or month) <= month <= (release.until or month)
-    return dated or any(word in source for word in release.formats)
+    dated = month is not None and (era.since or month) <= month <= (era.until or month)
+    return dated or any(word in source for word in era.formats)
 
 
 def fuses_update(series: str, source: str) -> bool | None:
     """Whether the update of a run of ``series`` was one kernel by default; None where its stack says it."""
-    return _is_since(FUSED_UPDATE, source) if FUSED_UPDATE.program in series else None
+    eras = (era for program, era in FUSED_UPDATES.items() if program in series)
+    return next((_is_in(era, source) for era in eras), None)
 
 
 def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
@@ -122,6 +130,6 @@ def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
         if origin.stack == stack and flags.get(flag) is value:
             return origin._replace(stack=other)
     for release in RELEASES:
-        if origin.stack == release.stack and _has(release, source):
+        if origin.stack == release.stack and release.program in source and _is_in(release.era, source):
             return origin._replace(stack=release.other)
     return origin
