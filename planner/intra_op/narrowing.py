@@ -6,8 +6,8 @@ small network. Whatever contains another one costs more than the bound and the s
 below that is one of the whole; else the slack grows, to no more than the best choice needs, and messages go on. This is
 reduced-cost fixing with a guess in the place of a known choice. Where memory does not bind, more messages settle most
 small networks, and node by node what frontiers can take decides the others (`planner.intra_op.frontier`), or those
-near whose best choice messages are slow, as where axes are alike; a better choice that frontiers find without a proof
-makes the network smaller still.
+near whose best choice messages are slow; a better choice that frontiers find without a proof makes the network smaller
+still.
 
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015), for the messages; Nesterov, "A
 method for solving the convex programming problem with convergence rate O(1/k^2)", Soviet Mathematics Doklady 27 (1983),
