@@ -19,7 +19,7 @@ from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
 
 NARROW_LAUNCHES = 4
-"""Launches for each expert's product in 8 bits or fewer: the product, a cast of what it reads, and both scales in order.
+"""Launches for each expert's product in 8 bits or fewer: the product, a cast of what it reads, and both scales sorted.
 
 Source: NVIDIA/TransformerEngine@d0067d0d ``transformer_engine/common/gemm/cublaslt_gemm.cu`` (as above).
 """
