@@ -241,6 +241,11 @@ MEMORY = """\
   of shards (-0.2 and +0.1 %). Of four with context ranks the largest was -9.7 %; they led to what a step of attention
   holds and to a copy of its merged result, and four more, priced after that, had -1.4 %. The one left (-5.4 %) led to
   attention beside the gradients of the layer behind it (-1.9 %; ten others nearer, every third layer at +4.9 %).
+* Eighteen steps of mixtures, whose experts have 1 to 16 ranks, with tensor ranks and shared experts, as torchtitan has
+  them: 2.7 % in the median before they led to anything, the largest -24.7 %, now 1.3 and -3.3 %. They led to what is
+  kept and made to weigh, in fp32, what experts return; to experts as a unit of their own; to no exchange where experts
+  have no ranks; to the moment at which the gradients of all experts are there. torchtitan 0.2.2 held those weighed
+  copies on every tensor rank whole (-21 % at four of them; since pytorch/torchtitan@8bc267dea it does not).
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ LISTED = (
     PRODUCT,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
 )
 """What selective recomputation keeps.
 
@@ -154,6 +156,16 @@ class FeedForward(nn.Module):
         """As large as ``x``."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
+    @staticmethod
+    def styles(between: Any) -> dict[str, Any]:
+        """How tensor ranks share it; what they hand on lies ``between`` layers' products."""
+        return {
+            "": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+            ".gate": ColwiseParallel(),
+            ".up": ColwiseParallel(),
+            ".down": RowwiseParallel(output_layouts=between),
+        }
+
 
 class Layer(nn.Module):
     """Attention and feed-forward, each with its norm and residual."""
@@ -178,6 +190,9 @@ def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
 class Model(nn.Module):
     """Embedding, layers under a recomputation policy, norm and head."""
 
+    WRAPPED: Mapping[str, Any] = MappingProxyType({"use_reentrant": False, "preserve_rng_state": False})
+    """How PyTorch wraps a layer that is computed again."""
+
     def __init__(self, sizes: Mapping[str, Any], recompute: str, saved_away: bool) -> None:
         super().__init__()
         self.recompute, self.saving = recompute, save_on_cpu if saved_away else nullcontext
@@ -195,7 +210,7 @@ class Model(nn.Module):
     def forward(self, tokens: Any) -> Any:
         """Logits."""
         x = self.embedding(tokens)
-        keep: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        keep = dict(self.WRAPPED)
         if self.recompute.startswith("selective"):
             keep["context_fn"] = partial(_selective, self.recompute)
         for i, layer in enumerate(self.layers):
@@ -239,6 +254,7 @@ def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
         "norm": norm,
         "head": ColwiseParallel(input_layouts=between, use_local_output=not plan["loss_parallel"], **logits),
     }
+    parts = [(model, ends)]
     whole = {"desired_input_layouts": (Replicate(), None, None), "input_layouts": (between, None, None)}
     layer = {
         "norms.0": norm,
@@ -246,12 +262,11 @@ def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
         **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
         "attention.o": RowwiseParallel(output_layouts=between),
         "norms.1": norm,
-        "feed_forward": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
-        "feed_forward.gate": ColwiseParallel(),
-        "feed_forward.up": ColwiseParallel(),
-        "feed_forward.down": RowwiseParallel(output_layouts=between),
     }
-    for module, styles in ((model, ends), *((m, layer) for m in model.layers)):
+    for block in model.layers:
+        own = {f"feed_forward{name}": style for name, style in block.feed_forward.styles(between).items()}
+        parts.append((block, layer | own))
+    for module, styles in parts:
         parallelize_module(module, mesh, {name: style for name, style in styles.items() if style})
 
 
@@ -265,6 +280,11 @@ def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterabl
             layer.attention.context = ranks["context"].get_group()
     if plan["tp"] > 1:
         split(model, plan, mesh["tensor"])
+    share(model, plan, mesh, layers)
+
+
+def share(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:
+    """Share states over data ranks, unit by unit."""
     data = tuple(name for name in mesh.mesh_dim_names if name != "tensor")
     dtypes = {name: getattr(torch, plan[name]) for name in ("param_dtype", "reduce_dtype")}
     reshard = plan["reshard_after_forward"]

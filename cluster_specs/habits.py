@@ -29,6 +29,8 @@ class RoutingKernels(Record):
     combine_backward: float = Field(gt=0)
     weighed: float = Field(ge=0)
     """Arrays of what experts make that are kept for the gradient of their weights."""
+    unweighed: float = Field(ge=0)
+    """Most arrays of its gradients at once on the way back through that, beside the one that experts get."""
 
 
 class RoutingOperators(Record):

@@ -133,6 +133,8 @@ class SoftwareSpec(Record):
     """A layer's forward is repeated up to what its backward reads, rather than whole, last product and all."""
     repeats_experts: bool | None = None
     """Layers with experts are repeated whole all the same, with experts' last product and its way back."""
+    experts_apart: bool | None = None
+    """Experts that are spread over ranks are a unit of their own, whose gradients are reduced before their layer's."""
     gradient_life: Literal["step", "backward", "late"]
     """Gradients have memory throughout the step, from the start of the backward, or as they are made."""
     accumulates_whole: Literal["always", "in pipelines", "never"]

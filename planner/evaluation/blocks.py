@@ -8,7 +8,7 @@ from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
 from planner.evaluation.issuing import issue_seconds
 from planner.evaluation.rematerialisation import rematerialised
-from planner.evaluation.residuals import listed_sums, unread
+from planner.evaluation.residuals import listed_sums, sent_back, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Op, trained_weights
@@ -22,7 +22,9 @@ from planner.plans import NARROW
 from planner.sharding.costs import Comm
 from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
 from planner.sharding.pricing import Pricer
+from planner.sharding.routing import has_experts
 from planner.sharding.spec import ShardingSpec
+from planner.sharding.widths import DTYPE_BYTES
 
 SUMS = ("reduce_scatter", "all_reduce")
 
@@ -126,26 +128,41 @@ def _recomputed_bytes(
         names -= {name for op in block.ops if op.kind == "elementwise" for name in op.outputs}
     if ops:
         names &= {name for op in ops for name in operator_rule(op).saved(op, block, kernel)}
-    own = {} if software.fused_elementwise else terms.residual_bytes
+    own = _beside_compiled(block, terms, software) if software.fused_elementwise else terms.residual_bytes
     beside = 0.0 if software.fused_elementwise else _unread_residuals(block, terms, kernel)
     return beside + sum(
         size + own.get(name, 0.0) for name, size in terms.tensor_bytes.items() if name in names
     )
 
 
-def _midway(pricer: Pricer, block: Block, terms: BlockTerms, saved: float) -> Midway:
-    """The block, of which ``saved`` bytes are kept, at its last attention; nothing where it has none.
+def _beside_compiled(block: Block, terms: BlockTerms, software: SoftwareSpec) -> Mapping[str, float]:
+    """What kernels that go over routed tokens keep for themselves, compiled or not (`RoutingKernels`) [bytes]."""
+    routed = [str(op.attributes["routing"]) for op in block.ops if op.kind == "combine"]
+    return {name: terms.residual_bytes[name] for name in routed} if software.routing_kernels else {}
 
-    Only stacks whose gradients come as they are made have such a moment of their own.
+
+def _midway(pricer: Pricer, block: Block, terms: BlockTerms, saved: float) -> Midway:
+    """The block, of which ``saved`` bytes are kept, at its last attention, or at experts' first product if more is
+    there; nothing where it has no attention.
+
+    Only stacks whose gradients come as they are made have such moments of their own.
     """
     places = [place for place, op in enumerate(block.ops) if op.kind == "attention"]
     if not places or pricer.software.gradient_life != "late":
         return Midway()
-    until, op = block.ops[: places[-1] + 1], block.ops[places[-1]]
+    experts = [place for place, op in enumerate(block.ops) if has_experts(op, block)]
+    found = [_at(pricer, block, terms, saved, place) for place in (places[-1], *experts[:1])]
+    every, width = _trained_elements(pricer, block, block.ops), DTYPE_BYTES[pricer.job.precision]
+    return max(found, key=lambda midway: midway.workspace_bytes + midway.made * every * width)
+
+
+def _at(pricer: Pricer, block: Block, terms: BlockTerms, saved: float, place: int) -> Midway:
+    """The block in the backward of its operator at ``place``, whose own weights have their gradients in the end."""
+    until, op = block.ops[: place + 1], block.ops[place]
     sizes = terms.tensor_bytes
     moving = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs, *block.outputs[:1]))
     alive = _recomputed_bytes(block, terms, pricer.job.attention_kernel, pricer.software, until)
-    behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[len(until) :], block.ops))
+    behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[place:], block.ops))
     held = alive - saved + moving + terms.ops[op.name].held_backward
     return Midway(held, behind / every if every else 0.0)
 
@@ -277,7 +294,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm += [c for name in exchanged for c in terms.ops[name].comm_forward]
     host = issue_seconds(pricer, block, terms.experts, repeated, (len(forward_comm), len(backward_comm)))
     sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
-    saved = sum(sizes[name] + terms.residual_bytes.get(name, 0.0) for name in kept)
+    residual = {**terms.residual_bytes, **sent_back(pricer, block, policy, terms.tensor_bytes)}
+    saved = sum(sizes[name] + residual.get(name, 0.0) for name in kept)
     saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
     saved += listed_sums(pricer, block, policy, sizes, terms.sums)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0

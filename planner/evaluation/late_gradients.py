@@ -88,7 +88,7 @@ def _later_layers(rank: Rank, following: float, head: float) -> Iterator[dict[st
     """
     layer = rank.layer
     buffer, own = rank.largest * rank.reduced, rank.made
-    waiting = buffer
+    waiting = rank.last_reduced * rank.reduced
     if rank.adds_up_whole:
         waiting = own = 0.0
     left = rank.activations - rank.layer_activations
@@ -152,13 +152,13 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
             rank.elements - embedding - rank.largest
         )
         yield passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
-        made = _of_embedding(rank) * rank.weight + rank.largest * rank.reduced
+        made = _of_embedding(rank) * rank.weight + rank.last_reduced * rank.reduced
         yield passing(0.0, ahead, made, 0.0) | rank.sharded(others + rank.head)
         yield passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
         return
     root = rank.root if rank.shards_weights else 0.0
     yield passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
-    yield passing(0.0, root, _of_ends(rank) + rank.largest * rank.reduced, 0.0) | rank.sharded(others)
+    yield passing(0.0, root, _of_ends(rank) + rank.last_reduced * rank.reduced, 0.0) | rank.sharded(others)
     yield passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
 
 

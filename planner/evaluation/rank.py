@@ -74,6 +74,11 @@ class Rank:
         return max(stage.largest_unit for stage in self.stages)
 
     @cached_property
+    def last_reduced(self) -> float:
+        """Elements of the unit of a layer that is reduced last."""
+        return max(stage.last_reduced for stage in self.stages)
+
+    @cached_property
     def first_run(self) -> float:
         """Share of the layers' elements up to the end of the first loop, of which a compiled backward is the last."""
         layers = self.elements - self.ends

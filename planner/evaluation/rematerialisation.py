@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -17,11 +18,16 @@ from planner.operators import (
     recomputed_shares,
     saved_tensors,
 )
+from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.partitioning import is_product
 from planner.sharding.pricing import Pricer
 
 Layers = tuple[tuple[str, int], ...]
 """Block name and how many of it, in the order of a stage."""
+
+
+LOCAL: Mapping[str, str] = MappingProxyType({"alternate": "alternate_local"})
+"""Policy whose list has the exchange of tokens -> the same without it."""
 
 
 class Rematerialised(NamedTuple):
@@ -73,9 +79,12 @@ def _repeated(
 def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
     """``block`` under ``policy``. Raises ``Unsupported`` for the policy.
 
+    Where no ranks exchange tokens, there is no exchange on a policy's list whose results could be kept.
+
     What a program pins as gathered is gathered again where the block is wrapped, as the policy keeps results only.
     """
-    found = _on_any_mesh(pricer, block, policy)
+    exchanges = any(pricer.mesh.size(axis) > 1 for axis in EXPERT_AXES)
+    found = _on_any_mesh(pricer, block, policy if exchanges else LOCAL.get(policy, policy))
     if not pricer.pins_gathered or policy in UNWRAPPED_POLICIES:
         return found
     products = {op.name for op in block.ops if is_product(op)}

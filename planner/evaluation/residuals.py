@@ -9,6 +9,7 @@ from planner.operators import (
     INNER_DIMS,
     RECOMPUTE_POLICIES,
     SELECTIVE_POLICIES,
+    UNWRAPPED_POLICIES,
     saved_tensors,
 )
 from planner.sharding.pricing import Pricer
@@ -28,8 +29,14 @@ def padding(pricer: Pricer, tensor: Tensor) -> float:
     return math.ceil(size / lanes) * lanes / size
 
 
-def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[str, float]:
-    """What the stack's kernels keep for their backward beyond the ``sizes`` of tensors, by the tensor [bytes]."""
+def residuals(
+    pricer: Pricer, block: Block, sizes: Mapping[str, float], sums: Mapping[str, float]
+) -> dict[str, float]:
+    """What the stack's kernels keep for their backward beyond the ``sizes`` of tensors, by the tensor [bytes].
+
+    ``sums`` are sizes of those that are sums to be made between ranks; kernel by kernel, each rank weighs its part of
+    what experts make (pytorch/torchtitan@8bc267dea ``torchtitan/models/common/moe.py``, whose result is summed).
+    """
     software = pricer.software
     found: dict[str, float] = {}
     for op in block.ops:
@@ -56,9 +63,10 @@ def residuals(pricer: Pricer, block: Block, sizes: Mapping[str, float]) -> dict[
             found[probabilities] = wide * sizes[probabilities] / element
             found |= dict(_repeated_keys(pricer, block, op, sizes))
         if op.kind == "combine":
-            kernels = routing_kernels(software, pricer.job)
+            kernels, made_by_experts = routing_kernels(software, pricer.job), op.inputs[0]
             arrays = kernels.weighed if kernels else software.combine_residuals
-            found[str(op.attributes["routing"])] = arrays * sizes[op.inputs[0]]
+            size = sums.get(made_by_experts, sizes[made_by_experts]) if kernels else sizes[made_by_experts]
+            found[str(op.attributes["routing"])] = arrays * size
     return found | (_fused(pricer, block, sizes) if software.keeps_fused else {})
 
 
@@ -124,6 +132,23 @@ def listed_sums(
             scattered = sizes[name] if sizes[name] < sums[name] else 0.0
             more += stored + scattered - (sizes[name] if name in kept else 0.0)
     return more
+
+
+def sent_back(pricer: Pricer, block: Block, policy: str, sizes: Mapping[str, float]) -> dict[str, float]:
+    """What a policy that wraps the block has for the gradient of experts' weights, kernel by kernel [bytes].
+
+    Tokens as their experts sent them back, if the exchange is on its list; the array of `residuals` is made again.
+
+    Source: pytorch/torchtitan ``torchtitan/distributed/activation_checkpoint.py`` (``all_to_all_single``).
+    """
+    if policy in UNWRAPPED_POLICIES or routing_kernels(pricer.software, pricer.job) is None:
+        return {}
+    keeps = RECOMPUTE_POLICIES[policy]
+    return {
+        str(op.attributes["routing"]): sizes[op.inputs[0]] if keeps(block, op, op.inputs[0]) else 0.0
+        for op in block.ops
+        if op.kind == "combine"
+    }
 
 
 def unread(software: SoftwareSpec, block: Block) -> frozenset[str]:

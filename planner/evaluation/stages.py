@@ -57,6 +57,8 @@ class StageCost(NamedTuple):
     """Elements of the largest layer, the unit that a framework gathers at once."""
     largest_gradients: float
     """The same without padding: what its gradients are made with."""
+    last_reduced: float
+    """Of that layer's elements, those whose gradients are reduced last: all, but for experts that are a unit."""
     weights: tuple[WeightGroup, ...]
     sync: Sync
     """All of the stage's weights, once."""
@@ -257,6 +259,12 @@ def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
 
+def _last_reduced(block: BlockCost, software: SoftwareSpec) -> float:
+    """Elements that ranks of all experts have, where these are spread and a unit of their own; else all."""
+    beside = sum(group.elements for group in block.weights if "expert" in group.sync_axes)
+    return beside if beside and software.experts_apart else _elements(block)
+
+
 def _first_loop(units: Iterable[tuple[UnitCost, int]]) -> float:
     """Elements of the layers up to the end of the first loop over several that are alike; of all, if there is none."""
     elements = 0.0
@@ -330,6 +338,7 @@ def stage_cost(
         head_summed_whole=any(unit.sync.whole_bytes for unit, _ in units if unit.place == "last"),
         largest_unit=max((_elements(b) for b in layers), default=0.0),
         largest_gradients=max((b.elements for b in layers), default=0.0),
+        last_reduced=max((_last_reduced(b, software) for b in layers), default=0.0),
         first_run=_first_loop(units),
         midway=max((b.midway for b in layers), default=Midway()),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),

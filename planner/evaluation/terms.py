@@ -103,7 +103,7 @@ def block_terms(
     weights = weights_of(pricer, block, assignment, lambda weight, strategy: 1.0)
     made = {name: spec for name, spec in specs.items() if name in block.producer}
     sums = {n: pricer.tensor_bytes(block.tensor[n], spec) for n, spec in made.items() if spec.partial}
-    kept = residuals(pricer, block, sizes)
+    kept = residuals(pricer, block, sizes, sums)
     mixed = (assignment[op.name] for op in block.ops if has_experts(op, block))
     experts = max((pricer.sizes.local("experts", strategy) for strategy in mixed), default=0.0)
     return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, sums, experts)

@@ -62,6 +62,7 @@ def kernel_passes(
         stream_seconds(forward * copies, device).seconds,
         stream_seconds(backward * copies, device).seconds,
         0.0,
+        held_backward=kernels.unweighed * copies if combine else 0.0,
     )
 
 

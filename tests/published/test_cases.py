@@ -6,6 +6,7 @@ import judging
 import pytest
 import tracking
 import tracking_adapters
+import tracking_experts
 import tracking_transformers
 
 from planner.runs.record import parse_run
@@ -14,6 +15,7 @@ SCRIPTS = {
     "torch_tracked": tracking,
     "torch_transformers": tracking_transformers,
     "torch_adapters": tracking_adapters,
+    "torch_experts": tracking_experts,
 }
 
 
