@@ -34,6 +34,7 @@ from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
     LIVE,
+    MOVED_SERIES,
     ROUNDS,
     RUNS,
     Judged,
@@ -42,7 +43,6 @@ from judging import (
     inside,
     left_out,
     median_of_series,
-    split_of,
 )
 
 from planner.validation import ValidationReport, error_statistics
@@ -100,7 +100,7 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     for name, series in ROUNDS.items():
         rows_of = grouped(
             (r for r in everything if r.series in series),
-            lambda r: "mixtures" if intervals.has_experts(r) else "dense",
+            lambda r: "mixtures" if r.mixture else "dense",
         )
         lines += [time_line(f"**{name}: {kind}**", rows) for kind, rows in rows_of.items()]
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
@@ -244,17 +244,19 @@ def interval_section(rows: Sequence[Judged]) -> str:
 
 
 def held_section(rows: Iterable[Judged]) -> str:
-    """How many dense runs lie inside the width that is derived without their series, and how series differ."""
-    series = intervals.dense_series(rows)
-    held, lines = intervals.held(series), []
-    for split in ("fit", "report"):
-        names = [name for name in series if split_of(name) == split]
-        inside = [held[name] for name in names]
-        shares = [statistics.mean(of) for of in inside]
-        cells = [*intervals.spreads(series[n] for n in names), statistics.mean(shares)]
-        runs = [ran for of in inside for ran in of]
-        lines.append([f"{split}, {len(names)} series", *map(percent, cells), percent(statistics.mean(runs))])
-    head = ("dense, series left out", "between", "within", "inside: series alike", "inside: runs alike")
+    """How many runs lie inside the width that is derived without their series, and how series differ."""
+    lines = []
+    for kind, series in intervals.of_kinds(rows).items():
+        held = intervals.held(series)
+        for split in ("fit", "report"):
+            chosen = intervals.of_split(series, split)
+            inside = [held[name] for name in chosen]
+            shares = [statistics.mean(of) for of in inside]
+            cells = [*intervals.spreads(chosen.values()), statistics.mean(shares)]
+            runs = [ran for of in inside for ran in of]
+            name = f"{kind}: {split}, {len(chosen)} series"
+            lines.append([name, *map(percent, cells), percent(statistics.mean(runs))])
+    head = ("series left out", "between", "within", "inside: series alike", "inside: runs alike")
     return HELD + table(head, lines)
 
 
@@ -263,7 +265,7 @@ def left_out_section(rows: Iterable[Judged]) -> str:
     found = left_out(rows)
     lines = []
     for split in ("fit", "report"):
-        series = [runs for name, runs in found.items() if split_of(name) == split]
+        series = [of for runs in found.values() if (of := [run for run in runs if run.row.split == split])]
         cells = [
             median_abs([error for runs in series for error in of(runs)]) for of in (_errors_of, _without)
         ]
@@ -297,16 +299,19 @@ def skipped_section(reports: Mapping[str, ValidationReport]) -> str:
     return table(("why", "rows"), [(why, str(count)) for why, count in lines])
 
 
+def preamble() -> str:
+    """What is which split."""
+    named = {"fit": FIT_SERIES, "interval": INTERVAL_SERIES, "moved": MOVED_SERIES}
+    return PREAMBLE.format(**{name: ", ".join(sorted(series)) for name, series in named.items()})
+
+
 def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, ValidationReport]) -> str:
     """The whole of docs/accuracy.md."""
     times = {name: judged[name] for name in RUNS}
     everything = [row for rows in times.values() for row in rows]
     return "\n".join(
         [
-            PREAMBLE.format(fit=", ".join(sorted(FIT_SERIES)), interval=", ".join(sorted(INTERVAL_SERIES)))
-            + HISTORY
-            + READING
-            + time_section(times),
+            preamble() + HISTORY + READING + time_section(times),
             use_section(times),
             rate_section(everything),
             left_out_section(everything),

@@ -6,43 +6,29 @@ A user's runs are a draw of a source and then of its runs, and sources differ mo
 width is therefore the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
 (`left_out`), every source weighing the same, and one that was not seen as much as any: it may err by anything, so that
 the others have to hold its share too (hierarchical conformal prediction, arXiv:2306.06342). Of a stack with
-``unexplained`` seconds, the errors are those beyond these. Dense models and mixtures of experts apart:
-
-* Dense: a source is a series. No stack is shown by the four series that its own width would take, so that all stacks
-  have the width of all series.
-* Mixtures: three series are too few, so that a source is what one series has on one device; all stacks have the width
-  of the stacks that have four.
+``unexplained`` seconds, the errors are those beyond these. A source is a series; no stack is shown by the four that its
+own width would take, so that all stacks have the width of all series, dense models and mixtures of experts apart.
 """
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out, split_of
+from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out
 
 from cluster_specs.software import load_software
-from planner.runs.releases import RELEASES
 
 SHARE = 0.8
 """Of measurements that are to lie inside."""
-
-FEWEST = 4
-"""Sources that hold the share of them and of one more."""
 
 Stack = tuple[str, bool]
 """Name, and whether models have experts."""
 
 
-def has_experts(row: Judged) -> bool:
-    """Whether the model of a run is a mixture."""
-    return (row.source["model"].get("experts") or 0) > 1
-
-
 def stack_of(row: Judged) -> Stack:
     """What a run's interval depends on."""
     assert row.plan is not None
-    return row.plan.job.stack, has_experts(row)
+    return row.plan.job.stack, row.mixture
 
 
 def shipped(stack: Stack) -> float:
@@ -53,29 +39,12 @@ def shipped(stack: Stack) -> float:
 
 def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
     """Width by stack, of the stacks that the fit split shows."""
-    dense: dict[str, list[LeftOut]] = defaultdict(list)
-    mixtures: dict[str, list[LeftOut]] = defaultdict(list)
-    for name, runs in left_out(rows).items():
-        for run in runs:
-            if run.row.split == "fit" and has_experts(run.row):
-                mixtures[f"{name}, {run.row.device}"].append(run)
-            elif run.row.split == "fit":
-                dense[name].append(run)
-    shown = sorted({stack_of(run.row) for runs in mixtures.values() for run in runs})
-    programs = sorted({_program(stack) for stack, _ in shown})
-    own = [[s for runs in mixtures.values() if (s := _of_program(runs, name))] for name in programs]
-    widest = max(quantile(found, unseen=1) for found in own if len(found) >= FEWEST)
-    stacks = sorted({stack_of(run.row) for runs in dense.values() for run in runs})
-    return dict.fromkeys(stacks, quantile(list(dense.values()), unseen=1)) | dict.fromkeys(shown, widest)
-
-
-def _program(stack: str) -> str:
-    """The stack that ``stack`` is a release of, or itself."""
-    return next((release.stack for release in RELEASES if release.other == stack), stack)
-
-
-def _of_program(runs: Sequence[LeftOut], name: str) -> list[LeftOut]:
-    return [run for run in runs if _program(stack_of(run.row)[0]) == name]
+    found: dict[Stack, float] = {}
+    for sources in of_kinds(rows).values():
+        fit = list(of_split(sources, "fit").values())
+        stacks = sorted({stack_of(run.row) for runs in fit for run in runs})
+        found |= dict.fromkeys(stacks, quantile(fit, unseen=1))
+    return found
 
 
 def beyond(run: LeftOut) -> float:
@@ -102,15 +71,31 @@ def _weighted(errors: Sequence[tuple[float, float]], unseen: int = 0) -> float:
     raise ValueError("no runs")
 
 
-def dense_series(rows: Iterable[Judged]) -> dict[str, list[LeftOut]]:
-    """Series -> its runs of dense models, each as if the series had been left out."""
-    found = {name: [r for r in runs if not has_experts(r.row)] for name, runs in left_out(rows).items()}
-    return {name: runs for name, runs in found.items() if runs}
+Series = Mapping[str, Sequence[LeftOut]]
+"""Name -> its runs of one kind, each as if the series had been left out."""
 
 
-def held(series: Mapping[str, Sequence[LeftOut]]) -> dict[str, list[bool]]:
+def of_kinds(rows: Iterable[Judged]) -> dict[str, Series]:
+    """Series of dense models, and of mixtures."""
+    found = left_out(rows)
+    return {
+        kind: {
+            n: chosen
+            for n, runs in found.items()
+            if (chosen := [r for r in runs if r.row.mixture == mixture])
+        }
+        for kind, mixture in (("dense", False), ("mixtures", True))
+    }
+
+
+def of_split(series: Series, split: str) -> Series:
+    """Those of ``series`` that are in ``split``, where a series has all runs of one kind."""
+    return {name: runs for name, runs in series.items() if runs[0].row.split == split}
+
+
+def held(series: Series) -> dict[str, list[bool]]:
     """Series -> of each run whether it is inside the width that all other series of the fit split give."""
-    fit = {name: runs for name, runs in series.items() if split_of(name) == "fit"}
+    fit = of_split(series, "fit")
     found = {}
     for name, runs in series.items():
         width = quantile([others for other, others in fit.items() if other != name], unseen=1)
@@ -148,8 +133,8 @@ def _crosses_nodes(row: Judged) -> bool:
 
 
 KINDS: Mapping[str, Callable[[Judged], bool]] = {
-    "dense": lambda row: not has_experts(row),
-    "mixtures of experts": has_experts,
+    "dense": lambda row: not row.mixture,
+    "mixtures of experts": lambda row: row.mixture,
     "GPU": lambda row: not row.device.startswith("tpu"),
     "TPU": lambda row: row.device.startswith("tpu"),
     "one node": lambda row: not _crosses_nodes(row),
@@ -162,11 +147,11 @@ if __name__ == "__main__":
     ROWS = [row for name in RUNS for row in judge(name)[0]]
     for one, width in widths(ROWS).items():
         print(f"{one[0]:20} {'experts' if one[1] else 'dense':8} {width:.3f}, shipped {shipped(one):.2f}")
-    SERIES = dense_series(ROWS)
-    HELD = held(SERIES)
-    for split in ("fit", "report"):
-        names = [name for name in SERIES if split_of(name) == split]
-        print(split, "between, within", spreads(SERIES[name] for name in names))
-        print(split, "held, series the same", statistics.mean(statistics.mean(HELD[name]) for name in names))
+    for kind, SERIES in of_kinds(ROWS).items():
+        HELD = held(SERIES)
+        for split in ("fit", "report"):
+            names = of_split(SERIES, split)
+            print(kind, split, "between, within", spreads(names.values()))
+            print("held, series the same", statistics.mean(statistics.mean(HELD[name]) for name in names))
     for kind, by_split in coverage(ROWS).items():
         print(f"{kind:20}", *(f"{split} {n} {share:.1%}" for split, (n, share) in by_split.items()))

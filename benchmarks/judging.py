@@ -40,6 +40,36 @@ was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
 
+MIXTURE_SERIES = (
+    "AMD Primus",
+    "AMD Primus notes",
+    "DeepSeek-V3 report, HAI-LLM",
+    "FlagPerf",
+    "Google gpu-recipes NeMo",
+    "MegaScale-MoE",
+    "Megatron-Bridge verification cards",
+    "Megatron-LM issue 756",
+    "Megatron-MoE ModelZoo",
+    "NeMo AutoModel",
+    "NousResearch torchtitan",
+    "ms-swift",
+    "prime-rl",
+    "torchtitan notes on Qwen3",
+    "torchtitan pull request 2107",
+    "tpu-recipes-ironwood mixtures",
+    "tpu-recipes-trillium",
+    "tpu-recipes-trillium mixtures",
+    "tpu-recipes-v5p mixtures",
+    "xtuner Megatron MoE",
+)
+"""Series with timed mixtures of the report split in November 2026, by name, when three of the fit split had any."""
+
+MOVED_SERIES = frozenset(MIXTURE_SERIES[1::2])
+"""Every second of these, whatever its errors: their mixtures, all of them, moved to the fit split for the interval.
+
+They were in the report split until then; their dense models, where they have some, still are.
+"""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -97,7 +127,7 @@ RUNS = {
 """File of runs in tests/published -> what it is."""
 
 WITHOUT_FIT = {"runs_mixtures": ("runs_gpu", "runs_tpu")}
-"""File of the report split alone -> files whose fit split the usual rule of thumb is fitted on."""
+"""File of few series -> files whose fit split the usual rule of thumb is fitted on, too."""
 
 LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
@@ -132,15 +162,26 @@ class Judged(NamedTuple):
         """Its source prints all parallel settings (quality A), rather than some being inferred."""
         return self.source.get("quality") == "A"
 
+    @property
+    def mixture(self) -> bool:
+        """Its model has experts."""
+        return has_experts(self.source)
+
 
 def load(name: str) -> list[dict[str, Any]]:
     """Rows of one file of tests/published."""
     return [json.loads(line) for line in (PUBLISHED / f"{name}.jsonl").read_text().splitlines()]
 
 
-def split_of(series: str) -> str:
-    """``fit`` or ``report``."""
-    return "fit" if series in FIT_SERIES | INTERVAL_SERIES else "report"
+def split_of(series: str, mixture: bool) -> str:
+    """``fit`` or ``report``, of what a series has of mixtures, or of dense models."""
+    fit = FIT_SERIES | INTERVAL_SERIES
+    return "fit" if series in (fit | MOVED_SERIES if mixture else fit) else "report"
+
+
+def has_experts(source: Mapping[str, Any]) -> bool:
+    """Whether the model of a run, as published, is a mixture."""
+    return (source["model"].get("experts") or 0) > 1
 
 
 TIMED = frozenset({"step_time_s", "tokens_per_s", "tokens_per_s_per_gpu"})
@@ -185,7 +226,8 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
         rate_error = None if TIMED & printed_of(source) else row.step_time_error
         if rate_error is not None:
             row = row.model_copy(update={"step_time_error": None, "inside_interval": None})
-        judged.append(Judged(row, series, device, split_of(series), source, plan=plan, rate_error=rate_error))
+        split = split_of(series, has_experts(source))
+        judged.append(Judged(row, series, device, split, source, plan=plan, rate_error=rate_error))
     return with_baseline(
         judged, [row for other in WITHOUT_FIT.get(name, ()) for row in judge(other)[0]]
     ), report
@@ -265,7 +307,8 @@ def left_out(rows: Iterable[Judged]) -> dict[str, list[LeftOut]]:
     found: dict[str, list[LeftOut]] = defaultdict(list)
     for by_series in logs.values():
         for series, runs in by_series.items():
-            others = [e for s, es in by_series.items() if s != series and split_of(s) == "fit" for _, e in es]
+            fitted = (FIT_SERIES | INTERVAL_SERIES) - {series}
+            others = [error for other in fitted & by_series.keys() for _, error in by_series[other]]
             shift = statistics.median(others) if others else 0.0
             found[series] += [LeftOut(row, math.expm1(e), math.expm1(e - shift)) for row, e in runs]
     return dict(sorted(found.items()))

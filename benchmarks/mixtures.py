@@ -7,7 +7,6 @@ Parts are per cent of the measured time of a step; they add up to 100 and the er
 
 from collections.abc import Iterator, Mapping
 
-import intervals
 from judging import RUNS, TIMED, Judged, judge, printed_of
 
 from planner.evaluation import evaluate
@@ -40,7 +39,7 @@ def lines() -> Iterator[str]:
     """One line for every mixture with a measured time."""
     rows = [row for name in RUNS for row in judge(name)[0] if row.row.step_time_error is not None]
     for row in sorted(rows, key=lambda row: (row.split, row.series, row.device)):
-        if intervals.has_experts(row) and TIMED & printed_of(row.source):
+        if row.mixture and TIMED & printed_of(row.source):
             parts = ", ".join(f"{name} {share:.0%}" for name, share in shares(row).items())
             yield f"{row.row.step_time_error:+6.1%} {row.series}: {row.row.id}: {parts}; {degrees(row)}"
 
