@@ -114,13 +114,30 @@ ROUNDS: Mapping[str, frozenset[str]] = {
         }
     ),
     "transcribed fourth": FOURTH_DENSE | FOURTH_MIXTURES,
+    "transcribed fifth": frozenset(
+        {
+            "ATorch 3D",
+            "ATorch FSDP",
+            "FlashAttention training",
+            "Hugging Face accelerate, FSDP and ZeRO",
+            "Levanter",
+            "TRL at a million tokens",
+            "TransformerEngine on MI300X and H200",
+            "YaFSDP's table of FSDP",
+            "lightning-thunder's benchmark of litgpt",
+            "torchprime",
+            "torchtitan in PithTrain issue 79",
+            "torchtitan pull request 1690",
+            "xtuner speed benchmark",
+        }
+    ),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
 
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
-    "runs_mixtures": "published mixtures, transcribed fourth",
+    "runs_mixtures": "published mixtures, transcribed fourth and fifth",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }
