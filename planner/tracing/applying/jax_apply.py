@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
+from planner.tracing.applying.apart import run_apart, runs_apart
 from planner.tracing.applying.control import FOLLOWED
 from planner.tracing.applying.copies import Copies
 from planner.tracing.applying.literals import Known, plain
@@ -258,8 +259,10 @@ class _Runner:
                 operands[i] = self.put(operands[i], site.lies(dims), site.operation.name)
             if site.ring and equation.primitive.name == "dot_general":
                 return self._in_ring(equation, operands, site, site.ring)
+            loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
+            if runs_apart(equation, loops):
+                return [self.put(run_apart(equation, operands, loops), site.lies(site.writes[0]))]
             if site.sharding.parts and not site.operation.addends:
-                loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
             sums = self._sums(site) if equation.primitive.name == "dot_general" else []
             if sums:
@@ -273,11 +276,12 @@ class _Runner:
         """Of a product, where XLA would not do them as they are priced if it were only told how the result lies.
 
         Sums that end in several places it does whole; where an axis does nothing, it may split the work over it, and
-        change places afterwards.
+        change places afterwards; a dim that the product has in parts already it gathers before it cuts it further.
         """
-        split = site.sharding.split
-        sums = sums_in_turn(split, site.reads, site.writes[0], self._left(site)[0])
-        return sums if len(sums) > 1 or len(split) < len(self.mesh.shape) else []
+        split, left = site.sharding.split, self._left(site)[0]
+        sums = sums_in_turn(split, site.reads, site.writes[0], left)
+        further = any({*axes} & {*one.axes} and {*axes} - {*one.axes} for one in sums for axes in left)
+        return sums if len(sums) > 1 or len(split) < len(self.mesh.shape) or further else []
 
     def _in_turn(self, equation: Any, operands: list[Any], site: _Site, sums: Sequence[Sum]) -> Any:
         """A product whose sums end in several places."""

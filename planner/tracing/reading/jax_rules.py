@@ -163,6 +163,14 @@ def _reshape(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], 
     return reshaped(inputs[0], outputs[0])
 
 
+def _turned_reshape(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
+    """With ``dimensions`` the operand is transposed first."""
+    order = params.get("dimensions") or range(len(inputs[0]))
+    rule = reshaped(tuple(inputs[0][i] for i in order), outputs[0])
+    turned = dict(zip(order, rule.reads[0], strict=True))
+    return rule._replace(reads=(tuple(turned[i] for i in range(len(inputs[0]))),))
+
+
 def _transpose(params: Params, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: str) -> Rule:
     return transposed(inputs[0], params["permutation"])
 
@@ -248,7 +256,7 @@ JAX_RULES: Mapping[str, JaxRule] = MappingProxyType(
         "scatter_mul": _scatter(adds=False),
         "scatter-max": _scatter(adds=False),
         "scatter-min": _scatter(adds=False),
-        "reshape": _reshape,
+        "reshape": _turned_reshape,
         "squeeze": _reshape,
         "expand_dims": _reshape,
         "transpose": _transpose,

@@ -46,6 +46,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax": (lambda x: jax.nn.softmax(x) * 2, ((4, 6),)),
     "sum": (lambda x: x.sum(1), ((4, 6, 2),)),
     "heads cut out": (lambda x: x.reshape(*x.shape[:2], -1, 3).transpose(0, 2, 1, 3) + 1, ((4, 8, 6),)),
+    "transposed and reshaped at once": (
+        lambda x: jax.lax.reshape(x, (x.shape[2] * x.shape[0], x.shape[1]), (2, 0, 1)) + 1,
+        ((4, 6, 2),),
+    ),
     "running sum": (lambda x: jnp.cumsum(x, 1), ((4, 6),)),
     "sorted": (lambda x: jnp.sort(x, 1), ((4, 6),)),
     "largest": (lambda x: jax.lax.top_k(x, 2)[0], ((4, 6),)),

@@ -9,6 +9,7 @@ pytest.importorskip("jax")
 
 import mixed_programs  # noqa: E402
 import plain_programs  # noqa: E402
+import signal_programs  # noqa: E402
 from test_proof import slow_cluster  # noqa: E402
 
 from planner import from_jax, shard  # noqa: E402
@@ -27,6 +28,7 @@ NAMES = [
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in ("routed_groups", "switched_flow", "denoiser")),
+    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns")),
 ]
 
 

@@ -1,0 +1,73 @@
+"""Operators that XLA gathers whole before it runs them, though their parts have nothing to do with one another.
+
+Each device runs its own part by itself, in a ``shard_map``.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from planner.tracing.applying.parts import Loops
+from planner.tracing.applying.views import partition_of
+from planner.tracing.program import Dims, elements
+from planner.tracing.sharded import spec_arguments
+
+
+def _transforms(equation: Any, loops: Loops) -> set[int]:
+    """Of a Fourier transform all that can be split: what it does not transform."""
+    return {f for dim in loops.writes for f in dim}
+
+
+def _images_and_groups(equation: Any, loops: Loops) -> set[int]:
+    """Of a convolution in groups of channels its images and groups."""
+    params = equation.params
+    if params["feature_group_count"] == 1 or params["batch_group_count"] > 1:
+        return set()
+    return {*loops.writes[params["dimension_numbers"].out_spec[0]], _group(equation, loops)}
+
+
+def _group(equation: Any, loops: Loops) -> int:
+    """The loop over groups, the major one of the image's channels."""
+    channels: int = equation.params["dimension_numbers"].lhs_spec[1]
+    return loops.reads[0][channels][0]
+
+
+APART: Mapping[str, Callable[[Any, Loops], set[int]]] = MappingProxyType(
+    {"fft": _transforms, "conv_general_dilated": _images_and_groups}
+)
+"""Primitive -> loops of which devices may each run a part."""
+
+
+def runs_apart(equation: Any, loops: Loops) -> bool:
+    """Whether devices can run their parts of it by themselves, and XLA would not let them."""
+    free = APART.get(equation.primitive.name)
+    known = len(equation.invars) == len(loops.reads)  # a literal is no array that lies somewhere
+    return free is not None and known and {*loops.split.values()} <= free(equation, loops)
+
+
+def run_apart(equation: Any, operands: list[Any], loops: Loops) -> Any:
+    """The result, of operands that lie as the loops say."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    def spec(dims: Dims) -> Any:
+        return PartitionSpec(*spec_arguments(partition_of(dims, loops.split)))
+
+    params = dict(equation.params)
+    if "feature_group_count" in params:
+        group = _group(equation, loops)
+        params["feature_group_count"] //= elements(
+            loops.mesh.shape[a] for a, f in loops.split.items() if f == group
+        )
+
+    def run(*parts: Any) -> Any:
+        return equation.primitive.bind(*parts, **params)
+
+    mapped: Callable[..., Any] = jax.shard_map(
+        run,
+        mesh=loops.mesh,
+        in_specs=tuple(map(spec, loops.reads)),
+        out_specs=spec(loops.writes),
+        check_vma=False,
+    )
+    return mapped(*operands)

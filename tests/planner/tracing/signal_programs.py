@@ -1,0 +1,57 @@
+"""Programs on signals, tables and points, as `FILE.py:NAME`: (function, *arguments)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from plain_programs import Case, f
+
+
+def normed(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+def mixed_by_fourier() -> Case:
+    """FNet: what attention would do is a Fourier transform of positions and features (arXiv:2105.03824)."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        for q in p["layers"]:
+            x = normed(x + jnp.fft.fft2(x).real)
+            x = normed(x + jax.nn.gelu(x @ q["up"]) @ q["down"])
+        return ((x @ p["out"] - y) ** 2).mean()
+
+    layers = [{"up": f(32, 128), "down": f(128, 32)} for _ in range(2)]
+    return jax.value_and_grad(loss), {"layers": layers, "out": f(32, 16)}, f(64, 16, 32), f(64, 16, 16)
+
+
+def speech() -> Case:
+    """wav2vec 2.0: positions by a convolution in groups of channels (arXiv:2006.11477)."""
+
+    def convolve(x: Any, w: Any, stride: int, groups: int = 1) -> Any:
+        numbers = ("NWC", "WIO", "NWC")
+        return jax.lax.conv_general_dilated(
+            x, w, (stride,), "SAME", dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    def loss(p: Any, wave: Any, y: Any) -> Any:
+        x = jax.nn.gelu(convolve(wave[..., None], p["frames"], 4))
+        x = x + jax.nn.gelu(convolve(x, p["positions"], 1, 4))
+        return ((normed(x + jax.nn.gelu(x @ p["up"]) @ p["down"]) @ p["out"] - y) ** 2).mean()
+
+    params = {"frames": f(8, 1, 32), "positions": f(8, 8, 32), "up": f(32, 128), "down": f(128, 32)}
+    return jax.value_and_grad(loss), params | {"out": f(32, 16)}, f(64, 128), f(64, 32, 16)
+
+
+def columns() -> Case:
+    """TabTransformer: attention among a row's categories, whose gradients end in a dim that is split already."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        for q in p["layers"]:
+            query, key, value = jnp.einsum("bsd,dkhe->kbshe", normed(x), q["heads"])
+            odds = jax.nn.softmax(jnp.einsum("bshe,bthe->bhst", query, key))
+            x = x + jnp.einsum("bhst,bthe,hed->bsd", odds, value, q["back"])
+            x = x + jax.nn.gelu(normed(x) @ q["up"]) @ q["down"]
+        return ((x.reshape(x.shape[0], -1) @ p["out"] - y) ** 2).mean()
+
+    layer = {"heads": f(32, 3, 4, 8), "back": f(4, 8, 32), "up": f(32, 128), "down": f(128, 32)}
+    return jax.value_and_grad(loss), {"layers": [layer] * 2, "out": f(512, 8)}, f(64, 16, 32), f(64, 8)
