@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from cost_models.scans import ScanShape
+from cost_models.scans import recurrence_flops as defined_flops
+from cost_models.scans import scan_flops as chunked_flops
 from planner.graph import BATCH, Block, Graph, Op, Tensor
 
 AttentionKernel = Literal["flash", "plain"]
@@ -19,6 +22,8 @@ class Counting(NamedTuple):
     """Skip masked pairs of queries and keys (causal, sliding window, chunk); torch's counter does not."""
     attention_kernel: AttentionKernel = "flash"
     """``flash`` recomputes the scores in its backward: five products where ``plain`` does four."""
+    chunked: bool = True
+    """Count recurrences as kernels compute them, chunk by chunk; not: as they are defined, with twice that backward."""
 
 
 class OpFlops(NamedTuple):
@@ -114,6 +119,24 @@ def recurrence_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> 
     return OpFlops(
         forward, forward, forward if any(block.tensor[w].role == "weight" for w in op.weights) else 0.0
     )
+
+
+def scan_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:
+    """Products of states and of chunks (`cost_models.scans`)."""
+    rule, dims = str(op.attributes["rule"]), graph.dims
+    groups = dims["state_groups"]
+    shape = ScanShape(
+        tokens=graph.dims["seq"],
+        groups=groups,
+        heads=groups * dims["group_heads"],
+        key_dim=dims["state_keys"],
+        value_dim=dims["state_values"],
+        chunk=dims["chunk"],
+    )
+    if not counting.chunked:
+        forward = defined_flops(rule, shape)
+        return OpFlops(forward, 2 * forward)
+    return OpFlops(chunked_flops(rule, shape), chunked_flops(rule, shape, "backward"))
 
 
 def conv_flops(op: Op, block: Block, graph: Graph, counting: Counting) -> OpFlops:

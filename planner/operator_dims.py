@@ -14,6 +14,10 @@ INNER_DIMS = frozenset(
         "kv_down",
         "kv_up",
         "kernel",
+        "group_heads",
+        "state_keys",
+        "state_values",
+        "chunk",
         "buckets",
         "positions",
         "encoder_positions",
@@ -58,6 +62,11 @@ def recurrence_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
     if op.attributes["products"]:
         return (BATCH,)
     return tuple(d for d in output_dims(op, block, graph) if d != op.attributes["over"])
+
+
+def scan_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:
+    """Sequences and groups of heads: a state goes through the whole sequence."""
+    return (BATCH, "state_groups")
 
 
 def norm_dims(op: Op, block: Block, graph: Graph) -> tuple[str, ...]:

@@ -26,8 +26,9 @@ from planner.flops import (
     product_flops,
     recurrence_flops,
     reduced_dims,
+    scan_flops,
 )
-from planner.graph import Block, Graph, Op, trained_weights
+from planner.graph import Block, Graph, Op
 from planner.operator_dims import (
     INNER_DIMS,
     all_dims,
@@ -37,6 +38,19 @@ from planner.operator_dims import (
     output_dims,
     query_dims,
     recurrence_dims,
+    scan_dims,
+)
+from planner.saving import (
+    named,
+    saves_attention,
+    saves_elementwise,
+    saves_inputs,
+    saves_listed,
+    saves_loss,
+    saves_normalised,
+    saves_nothing,
+    saves_routing,
+    saves_steps,
 )
 
 __all__ = [
@@ -60,7 +74,7 @@ __all__ = [
     "saved_tensors",
 ]
 
-ArithmeticClass = Literal["matmul", "product", "recurrence", "attention", "memory"]
+ArithmeticClass = Literal["matmul", "product", "recurrence", "scan", "attention", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ class OperatorRule:
     """Everything the planner knows about one kind of operator."""
 
     arithmetic: ArithmeticClass
-    """Which rate bounds it: matrix units (with weights, or between activations), the attention kernel, or memory."""
+    """What bounds it: matrix units (with weights, or between activations), kernels of attention or scans, or memory."""
     flops: Callable[[Op, Block, Graph, Counting], OpFlops]
     splittable: Callable[[Op, Block, Graph], tuple[str, ...]]
     """Dims that a mesh axis may split; a dim that follows another is listed as that one."""
@@ -82,65 +96,25 @@ ROUTING_KINDS = frozenset({"dispatch", "combine"})
 """Kinds that exchange tokens between experts."""
 
 
-def _named(op: Op, *attributes: str) -> tuple[str, ...]:
-    """Auxiliary tensors: made inside the operator, read only by its backward, named by an attribute."""
-    return tuple(str(op.attributes[a]) for a in attributes if a in op.attributes)
-
-
-def _saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    """Products read their inputs for the gradients of weights: not where all of these are frozen."""
-    if op.weights and not trained_weights(op, block):
-        return ()
-    return tuple(block.seen.get(name, name) for name in op.inputs)
-
-
-def _saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return ()
-
-
-def _saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return (op.inputs[0], *_named(op, "statistics"))
-
-
-def _saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    """A linear function (rotary positions, a mean) needs none of its inputs; dropout its mask; a scan its levels."""
-    return _named(op, "mask") if op.attributes.get("linear") else _named(op, "kept") or op.inputs
-
-
-def _saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    if kernel == "plain":
-        return (*op.inputs, *_named(op, "score_cap", "probabilities"))
-    return (*op.inputs, *op.outputs, *_named(op, "log_sum_exp"))
-
-
-def _saves_steps(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return _named(op, "kept")
-
-
-def _saves_loss(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return (*op.inputs[1:], *_named(op, "log_probabilities"))
-
-
-def _saves_routing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
-    return (op.inputs[1], *_named(op, "routing"))
-
-
 OPERATORS: Mapping[str, OperatorRule] = MappingProxyType(
     {
-        "matmul": OperatorRule("matmul", matmul_flops, all_dims, reduced_dims, _saves_inputs),
-        "conv": OperatorRule("matmul", conv_flops, channel_dims, reduced_dims, _saves_inputs),
-        "product": OperatorRule("product", product_flops, all_dims, reduced_dims, _saves_inputs),
-        "recurrence": OperatorRule("recurrence", recurrence_flops, recurrence_dims, no_dims, _saves_steps),
-        "attention": OperatorRule("attention", attention_flops, query_dims, no_dims, _saves_attention),
-        "norm": OperatorRule("memory", no_flops, norm_dims, no_dims, _saves_normalised),
-        "elementwise": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_elementwise),
-        "add": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_nothing),
-        "view": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_nothing),
-        "pool": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_elementwise),
-        "embedding": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_inputs),
-        "cross_entropy": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_loss),
-        "dispatch": OperatorRule("memory", no_flops, output_dims, no_dims, _saves_routing),
-        "combine": OperatorRule("memory", no_flops, all_dims, reduced_dims, _saves_routing),
+        "matmul": OperatorRule("matmul", matmul_flops, all_dims, reduced_dims, saves_inputs),
+        "conv": OperatorRule("matmul", conv_flops, channel_dims, reduced_dims, saves_inputs),
+        "product": OperatorRule("product", product_flops, all_dims, reduced_dims, saves_inputs),
+        "recurrence": OperatorRule("recurrence", recurrence_flops, recurrence_dims, no_dims, saves_steps),
+        "scan": OperatorRule("scan", scan_flops, scan_dims, no_dims, saves_listed),
+        "attention": OperatorRule("attention", attention_flops, query_dims, no_dims, saves_attention),
+        "norm": OperatorRule("memory", no_flops, norm_dims, no_dims, saves_normalised),
+        "gated_norm": OperatorRule("memory", no_flops, norm_dims, no_dims, saves_listed),
+        "causal_conv": OperatorRule("memory", no_flops, channel_dims, no_dims, saves_listed),
+        "elementwise": OperatorRule("memory", no_flops, output_dims, no_dims, saves_elementwise),
+        "add": OperatorRule("memory", no_flops, output_dims, no_dims, saves_nothing),
+        "view": OperatorRule("memory", no_flops, output_dims, no_dims, saves_nothing),
+        "pool": OperatorRule("memory", no_flops, output_dims, no_dims, saves_elementwise),
+        "embedding": OperatorRule("memory", no_flops, all_dims, reduced_dims, saves_inputs),
+        "cross_entropy": OperatorRule("memory", no_flops, all_dims, reduced_dims, saves_loss),
+        "dispatch": OperatorRule("memory", no_flops, output_dims, no_dims, saves_routing),
+        "combine": OperatorRule("memory", no_flops, all_dims, reduced_dims, saves_routing),
     }
 )
 """Rule of every kind of operator."""
@@ -288,7 +262,7 @@ def _retain(block: Block, policy: str, reads: Mapping[str, tuple[str, ...]]) -> 
 
 def _reads(block: Block, kernel: AttentionKernel, fused: bool) -> dict[str, tuple[str, ...]]:
     extra = () if fused else ("activated_gate",)
-    return {op.name: (*operator_rule(op).saved(op, block, kernel), *_named(op, *extra)) for op in block.ops}
+    return {op.name: (*operator_rule(op).saved(op, block, kernel), *named(op, *extra)) for op in block.ops}
 
 
 def saved_tensors(
@@ -387,9 +361,10 @@ def model_flops(graph: Graph, batch: int, causal: bool = True) -> float:
     """FLOPs that the model asks for, whatever the implementation: three times the forward pass.
 
     The numerator of MFU (Chowdhery et al., arXiv:2204.02311, appendix B): no recomputation by any kernel or
-    policy; ``causal`` counts only the pairs of tokens that the mask lets through. Frozen weights have no gradient to
+    policy; ``causal`` counts only the pairs of tokens that the mask lets through, and recurrences count as they are
+    defined, not as chunks. Frozen weights have no gradient to
     compute: they count twice.
     """
-    counting = Counting(causal, "plain")
+    counting = Counting(causal, "plain", chunked=False)
     spared = batch * _total(graph, counting, lambda f: f.spared)
     return 3 * forward_flops(graph, batch, counting) - spared

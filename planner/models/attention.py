@@ -23,7 +23,15 @@ def self_attention(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, 
         capped=config.score_cap,
         habits=_habits(config),
     )
-    return output_projection(b, config, context)
+    return output_projection(b, config, _gated(b, config, context))
+
+
+def _gated(b: BlockBuilder, config: TransformerConfig, context: str) -> str:
+    """What attention made, times the sigmoid of the gate that was projected with the queries."""
+    if not config.gated_attention:
+        return context
+    out = b.tensor("gated_context", *b.dims(context))
+    return b.op("attention_gate", "elementwise", (context, "query_gate"), (out,), function="sigmoid")
 
 
 def _habits(config: TransformerConfig) -> dict[str, Attribute]:
@@ -71,7 +79,12 @@ def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: s
     k = b.tensor("k", BATCH, seq, "kv_heads", "head_dim")
     v = b.tensor("v", BATCH, seq, "kv_heads", "head_dim")
     wq = b.linear_weights("wq", "heads", "head_dim", "hidden", role="q", columns=2, bias=config.qkv_bias)
-    b.op("qkv", "matmul", (x,), (q, k, v), (*wq, *_key_value_weights(b, config)))
+    made, weights = [q, k, v], [*wq, *_key_value_weights(b, config)]
+    if config.gated_attention:
+        made.append(b.tensor("query_gate", *b.dims(q)))
+        dims = ("heads", "head_dim", "hidden")
+        weights += b.linear_weights("w_query_gate", *dims, role="q", columns=2, bias=config.qkv_bias)
+    b.op("qkv", "matmul", (x,), tuple(made), tuple(weights))
     if config.qk_norm != "none":
         q, k = _normalise_heads(b, config, q, k)
     if kind.rotary:

@@ -12,8 +12,10 @@ Size = Field(gt=0)
 class LayerKind(Record):
     """What one layer is made of; equal kinds share a block."""
 
-    attention: Literal["full", "window", "chunk"] = "full"
-    mlp: Literal["dense", "moe"] = "dense"
+    attention: Literal["full", "window", "chunk", "none"] = "full"
+    scan: Literal["none", "delta", "ssd"] = "none"
+    """A linear recurrence in place of attention, or beside it: gated delta rule, or state-space dual (Mamba-2)."""
+    mlp: Literal["dense", "moe", "none"] = "dense"
     rotary: bool = True
     bias_table: bool = False
     """Holds the table of relative position biases that all layers of its stack use (T5)."""
@@ -28,6 +30,36 @@ class LatentAttention(Record):
     nope_dim: int = Size
     rope_dim: int = Size
     value_dim: int = Size
+
+
+class Scan(Record):
+    """A linear recurrence over the sequence: heads of values with a state each, in groups that share keys and queries.
+
+    Of the state-space dual, keys and queries are B and C, values x.
+    """
+
+    groups: int = Size
+    heads: int = Size
+    key_dim: int = Size
+    value_dim: int = Size
+    taps: int = Size
+    """Of the causal convolution over keys, queries and values."""
+    chunk: int = Size
+    """Tokens that kernels take at once."""
+    conv_bias: bool = False
+    bias: bool = False
+    """Of the projections in."""
+    out_bias: bool = False
+    norm: Literal["head", "group", "all", "none"] = "head"
+    """What the norm of the result goes over; none: it is gated only."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Scan":
+        if self.heads % self.groups:
+            raise ValueError(
+                f"{self.heads} heads of a recurrence are not a multiple of its {self.groups} groups"
+            )
+        return self
 
 
 class Experts(Record):
@@ -101,6 +133,8 @@ class TransformerConfig(Record):
     """Attention's scores pass a tanh before their softmax (Gemma 2)."""
     logit_cap: bool = False
     """So do the logits before their loss."""
+    gated_attention: bool = False
+    """What attention makes is multiplied by a gate that is projected beside the queries (Qwen3-Next)."""
     sinks: bool = False
     """One learned logit per head takes part in the softmax."""
     qkv_bias: bool = False
@@ -122,6 +156,7 @@ class TransformerConfig(Record):
     """Modules of multi-token prediction behind the layers (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    scan: Scan | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransformerConfig":
@@ -130,6 +165,10 @@ class TransformerConfig(Record):
         kinds = set(self.layers)
         if any(k.mlp == "moe" for k in kinds) and self.experts is None:
             raise ValueError("layers have experts, but the experts are not described")
+        if any(k.scan != "none" for k in kinds) and self.scan is None:
+            raise ValueError("layers have a linear recurrence that is not described")
+        if any(k.mlp == k.attention == k.scan == "none" for k in kinds):
+            raise ValueError("a layer needs attention, a linear recurrence or an MLP")
         if any(k.mlp == "dense" for k in kinds) and not self.ffn:
             raise ValueError("dense layers need the width of their MLP")
         if any(k.attention == "window" for k in kinds) and not self.window:

@@ -5,7 +5,16 @@ from types import MappingProxyType
 from typing import Literal
 
 from planner.graph import Graph
-from planner.models import classics, decoders, diffusion, encoder_decoders, encoders, mixtures, resnet
+from planner.models import (
+    classics,
+    decoders,
+    diffusion,
+    encoder_decoders,
+    encoders,
+    hybrids,
+    mixtures,
+    resnet,
+)
 from planner.models.config import TransformerConfig
 from planner.models.measured import FAMILY, read_run_model
 from planner.models.reading import ConfigReader
@@ -23,11 +32,13 @@ def _decoder(read_config: Callable[[ConfigReader, str], TransformerConfig]) -> G
 
 DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = MappingProxyType(
     {
+        "bamba": hybrids.bamba,
         "bloom": classics.bloom,
         "cohere": decoders.cohere,
         "deepseek_v2": mixtures.deepseek,
         "deepseek_v3": mixtures.deepseek,
         "falcon": classics.falcon,
+        "falcon_h1": hybrids.falcon_h1,
         "gemma": decoders.gemma,
         "gemma2": decoders.gemma2,
         "gemma3_text": decoders.gemma3,
@@ -38,14 +49,17 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
         "gptj": classics.gptj,
         "granite": decoders.llama,
         "granitemoe": mixtures.granitemoe,
+        "granitemoehybrid": hybrids.granitemoehybrid,
         "kimi_k2": mixtures.deepseek,
         "llama": decoders.llama,
         "llama4_text": mixtures.llama4,
+        "mamba2": hybrids.mamba2,
         "minimax_m2": mixtures.minimax_m2,
         "mistral": decoders.mistral,
         "mixtral": mixtures.mixtral,
         "mpt": classics.mpt,
         "nemotron": decoders.nemotron,
+        "nemotron_h": hybrids.nemotron_h,
         "olmo2": decoders.olmo2,
         "olmoe": mixtures.olmoe,
         "opt": classics.opt,
@@ -55,6 +69,7 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
         "qwen2_moe": mixtures.qwen2_moe,
         "qwen3": decoders.qwen3,
         "qwen3_moe": mixtures.qwen3_moe,
+        "qwen3_next": hybrids.qwen3_next,
         "smollm3": decoders.smollm3,
         "stablelm": decoders.stablelm,
         "starcoder2": decoders.starcoder2,
@@ -90,11 +105,9 @@ _SCANNED = "has state-space layers (Mamba)"
 _LINEAR = "has linear attention (a gated delta rule, or a decay)"
 UNPRICED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _SCANNED),
-        **dict.fromkeys(("mamba", "mamba2", "nemotron_h", "zamba", "zamba2"), _SCANNED),
-        **dict.fromkeys(
-            ("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"), _LINEAR
-        ),
+        **dict.fromkeys(("falcon_mamba", "jamba", "mamba"), _SCANNED),
+        **dict.fromkeys(("zamba", "zamba2"), _SCANNED),
+        **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe"), _LINEAR),
         **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "has recurrent layers"),
         "chatglm": "names its sizes in a way of its own, from before transformers had the class",
     }

@@ -16,7 +16,8 @@ from planner.models.decoders import (
 from planner.models.reading import ConfigReader, expert_groups
 
 
-def _experts(read: ConfigReader, *count: str, ffn: str, **more: Any) -> Experts:
+def experts_of(read: ConfigReader, *count: str, ffn: str, **more: Any) -> Experts:
+    """A mixture whose number of experts is under the keys ``count``, their width under ``ffn``."""
     number = read.integer(*count)
     topk = read.integer("num_experts_per_tok")
     if topk > number:
@@ -31,7 +32,7 @@ def _kinds(attention: Sequence[AttentionKind], has_experts: Callable[[int], bool
     )
 
 
-def _dense_width(read: ConfigReader, layers: Sequence[LayerKind], key: str = "intermediate_size") -> int:
+def dense_width(read: ConfigReader, layers: Sequence[LayerKind], key: str = "intermediate_size") -> int:
     """Width of the dense layers' MLP, needed only where there are any."""
     return read.integer(key) if any(kind.mlp == "dense" for kind in layers) else 0
 
@@ -42,7 +43,7 @@ def mixtral(read: ConfigReader, name: str) -> TransformerConfig:
         **common(read, name, kv_default=False),
         layers=_kinds(attention_kinds(read, window_where_set(read)), lambda i: True),
         ffn=0,
-        experts=_experts(read, "num_local_experts", ffn="intermediate_size"),
+        experts=experts_of(read, "num_local_experts", ffn="intermediate_size"),
     )
 
 
@@ -56,7 +57,7 @@ def granitemoe(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=0,
         qkv_bias=bias,
         out_bias=bias,
-        experts=_experts(read, "num_local_experts", ffn="intermediate_size"),
+        experts=experts_of(read, "num_local_experts", ffn="intermediate_size"),
     )
 
 
@@ -70,7 +71,7 @@ def olmoe(read: ConfigReader, name: str) -> TransformerConfig:
         qk_norm="full",
         qkv_bias=bias,
         out_bias=bias,
-        experts=_experts(read, "num_experts", "num_local_experts", ffn="intermediate_size"),
+        experts=experts_of(read, "num_experts", "num_local_experts", ffn="intermediate_size"),
     )
 
 
@@ -81,7 +82,7 @@ def minimax_m2(read: ConfigReader, name: str) -> TransformerConfig:
         layers=_kinds(attention_kinds(read, lambda i: "full"), lambda i: True),
         ffn=0,
         qk_norm="full",
-        experts=_experts(read, "num_local_experts", "num_experts", ffn="intermediate_size"),
+        experts=experts_of(read, "num_local_experts", "num_experts", ffn="intermediate_size"),
     )
 
 
@@ -100,9 +101,9 @@ def qwen2_moe(read: ConfigReader, name: str) -> TransformerConfig:
         **common(read, name, kv_default=False),
         scheme="qwen2_moe",
         layers=layers,
-        ffn=_dense_width(read, layers),
+        ffn=dense_width(read, layers),
         qkv_bias=read.flag("qkv_bias", default=True),
-        experts=_experts(
+        experts=experts_of(
             read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared, shared_gate=True
         ),
     )
@@ -115,11 +116,11 @@ def qwen3_moe(read: ConfigReader, name: str) -> TransformerConfig:
     return TransformerConfig(
         **common(read, name, kv_default=False),
         layers=layers,
-        ffn=_dense_width(read, layers),
+        ffn=dense_width(read, layers),
         qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,
-        experts=_experts(read, "num_experts", "num_local_experts", ffn="moe_intermediate_size"),
+        experts=experts_of(read, "num_experts", "num_local_experts", ffn="moe_intermediate_size"),
     )
 
 
@@ -134,7 +135,7 @@ def gpt_oss(read: ConfigReader, name: str) -> TransformerConfig:
         sinks=True,
         qkv_bias=bias,
         out_bias=bias,
-        experts=_experts(read, "num_local_experts", ffn="intermediate_size", bias=True),
+        experts=experts_of(read, "num_local_experts", ffn="intermediate_size", bias=True),
     )
 
 
@@ -164,12 +165,12 @@ def llama4(read: ConfigReader, name: str) -> TransformerConfig:
         **common(read, name, kv_default=False, head_dim_default=False),
         scheme="llama4",
         layers=layers,
-        ffn=_dense_width(read, layers, "intermediate_size_mlp"),
+        ffn=dense_width(read, layers, "intermediate_size_mlp"),
         chunk=read.integer("attention_chunk_size", default=0),
         qk_norm="plain" if read.flag("use_qk_norm", default=True) else "none",
         qkv_bias=bias,
         out_bias=bias,
-        experts=_experts(read, "num_local_experts", ffn="intermediate_size", shared_ffn=width),
+        experts=experts_of(read, "num_local_experts", ffn="intermediate_size", shared_ffn=width),
     )
 
 
@@ -179,11 +180,12 @@ def _leading_dense(read: ConfigReader) -> tuple[LayerKind, ...]:
     return _kinds(attention_kinds(read, lambda i: "full"), lambda i: i >= first)
 
 
-def _routed_and_shared(read: ConfigReader) -> Experts:
+def routed_and_shared(read: ConfigReader) -> Experts:
+    """DeepSeek's mixture: routed experts, in groups, and shared ones of the same width."""
     width = read.integer("moe_intermediate_size")
     shared = read.integer("n_shared_experts", default=0, least=0)
     groups, chosen = expert_groups(read, "n_routed_experts", "n_group", "topk_group")
-    return _experts(
+    return experts_of(
         read,
         "n_routed_experts",
         ffn="moe_intermediate_size",
@@ -216,14 +218,14 @@ def deepseek(read: ConfigReader, name: str) -> TransformerConfig:
         heads=heads,
         kv_heads=heads,
         head_dim=latent.value_dim,
-        ffn=_dense_width(read, layers),
+        ffn=dense_width(read, layers),
         vocab=read.integer("vocab_size"),
         tied=read.flag("tie_word_embeddings", default=False),
         activation=read.text("hidden_act", default="silu"),
         qkv_bias=bias,
         out_bias=bias,
         latent=latent,
-        experts=_routed_and_shared(read) if any(kind.mlp == "moe" for kind in layers) else None,
+        experts=routed_and_shared(read) if any(kind.mlp == "moe" for kind in layers) else None,
     )
 
 
@@ -233,8 +235,8 @@ def glm4_moe(read: ConfigReader, name: str) -> TransformerConfig:
     return TransformerConfig(
         **common(read, name, kv_default=False, head_dim_default=False),
         layers=layers,
-        ffn=_dense_width(read, layers),
+        ffn=dense_width(read, layers),
         qk_norm="head" if read.flag("use_qk_norm", default=False) else "none",
         qkv_bias=read.flag("attention_bias", default=False),
-        experts=_routed_and_shared(read),
+        experts=routed_and_shared(read),
     )

@@ -9,6 +9,7 @@ from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import LayerKind, TransformerConfig
 from planner.models.ends import embedding_block, language_model_head, language_model_loss, token_embedding
 from planner.models.mlp import dense_mlp, mixture_of_experts
+from planner.models.scans import SCANS, scan_dims
 
 FOLLOWS = {"kv_heads": "heads"}
 
@@ -74,7 +75,7 @@ def block_names(layers: tuple[LayerKind, ...]) -> dict[LayerKind, str]:
     fields = [f for f in LayerKind.model_fields if len({getattr(k, f) for k in kinds}) > 1]
     words = {"rotary": ("unrotated", "rotary"), "bias_table": ("later", "first")}
     labels = {k: [words[f][getattr(k, f)] if f in words else getattr(k, f) for f in fields] for k in kinds}
-    return {k: "_".join([*labels[k], "layer"]) for k in kinds}
+    return {k: "_".join([*(word for word in labels[k] if word != "none"), "layer"]) for k in kinds}
 
 
 def fold(sequence: list[str]) -> tuple[Run, ...]:
@@ -123,6 +124,8 @@ def transformer_dims(config: TransformerConfig, seq_len: int) -> dict[str, int]:
             "shared_ffn": experts.shared_ffn,
             "shared_gate": int(experts.shared_gate),
         }
+    if config.scan is not None:
+        dims |= scan_dims(config.scan)
     if config.experts is not None and config.experts.chosen_groups < config.experts.groups:
         dims |= {"expert_groups": config.experts.groups, "chosen_groups": config.experts.chosen_groups}
     return {name: size for name, size in dims.items() if size}
@@ -175,11 +178,30 @@ def _prediction_module(b: BlockBuilder, config: TransformerConfig, x: str) -> st
 
 
 def serial_layer(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> str:
-    """Append attention, then the MLP, each with its residual; returns ``y``."""
-    attended = self_attention(b, config, kind, norm_before(b, config, "attn", x))
-    h = add_residual(b, config, "attn", x, attended, output="attn_residual")
-    mixed = _mlp(b, config, kind, norm_before(b, config, "mlp", h))
-    return add_residual(b, config, "mlp", h, mixed, output="y")
+    """Append attention or what is in its place, then the MLP, each with its residual; returns ``y``."""
+    if mixes_tokens(kind):
+        mixed = _mixed_tokens(b, config, kind, norm_before(b, config, "attn", x))
+        x = add_residual(b, config, "attn", x, mixed, output="y" if kind.mlp == "none" else "attn_residual")
+    if kind.mlp == "none":
+        return x
+    mixed = _mlp(b, config, kind, norm_before(b, config, "mlp", x))
+    return add_residual(b, config, "mlp", x, mixed, output="y")
+
+
+def mixes_tokens(kind: LayerKind) -> bool:
+    """Whether a layer has more than an MLP."""
+    return not kind.attention == kind.scan == "none"
+
+
+def _mixed_tokens(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> str:
+    """Attention, a linear recurrence, or the sum of both."""
+    if kind.scan == "none":
+        return self_attention(b, config, kind, x)
+    assert config.scan is not None
+    scanned = SCANS[kind.scan](b, config.scan, config.activation, x)
+    if kind.attention == "none":
+        return scanned
+    return b.add("mixers", self_attention(b, config, kind, x), scanned, "mixed")
 
 
 def _parallel_layer(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> str:

@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
 
 
+WRITTEN_KINDS = frozenset({"gated_norm", "causal_conv"})
+"""Kinds that are one kernel in any stack: a library's."""
+
+
 def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
     """Memory traffic of the operator over that of reading and writing once, forward and backward."""
     if op.kind == "cross_entropy":
         return software.loss_forward_passes, software.loss_backward_passes
+    if op.kind in WRITTEN_KINDS:
+        return 1.0, 1.0
     found = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
     return found, found
 

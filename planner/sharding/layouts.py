@@ -21,6 +21,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "context": TOKEN_DIMS,
     "tensor": (
         "heads",
+        "state_groups",
         "ffn",
         "shared_ffn",
         "expert_ffn",

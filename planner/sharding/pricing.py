@@ -26,6 +26,7 @@ from planner.sharding.partitioning import Edges, copied_whole, edges_of, is_prod
 from planner.sharding.products import matmul_cost
 from planner.sharding.resharding import Move, moves, narrowed
 from planner.sharding.routing import routed_otherwise
+from planner.sharding.scans import scan_cost
 from planner.sharding.spec import (
     ShardingSpec,
     Sizes,
@@ -309,6 +310,7 @@ _PRICES: Mapping[str, Callable[[Pricer, Block, Op, Strategy], OpCost]] = {
     "matmul": matmul_cost,
     "product": product_cost,
     "recurrence": recurrence_cost,
+    "scan": scan_cost,
     "attention": attention_cost,
     "memory": _memory_bound,
 }

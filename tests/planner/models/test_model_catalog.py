@@ -73,7 +73,7 @@ def test_every_shipped_name_and_repository_loads() -> None:
         assert model.name == name
         assert model.source
         assert load_model(name.upper()) == model
-    assert len(list_models()) == 66
+    assert len(list_models()) == 69
 
 
 def test_ambiguous_name_lists_the_candidates() -> None:
@@ -162,7 +162,7 @@ BROKEN_FILES = [
     ('{"model_type": "lama"}', "unknown model_type in .*'lama'; did you mean"),
     ('{"model_type": 3}', "unknown model_type"),
     ('{"model_type": "jamba"}', "jamba has state-space layers .*trace the model as FILE.py:NAME"),
-    ('{"model_type": "qwen3_next"}', "qwen3_next has linear attention .*trace the model"),
+    ('{"model_type": "kimi_linear"}', "kimi_linear has linear attention .*trace the model"),
     (
         '{"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}',
         "stores weights with bitsandbytes, which are not trained",

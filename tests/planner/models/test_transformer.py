@@ -113,7 +113,7 @@ def test_every_tensor_is_used_and_every_weight_has_a_path(name: str) -> None:
     graph = graph_of(name)
     for block in graph.blocks:
         used = {t for op in block.ops for t in (*op.inputs, *op.weights, *op.outputs)}
-        auxiliary = {str(v) for op in block.ops for v in op.attributes.values()}
+        auxiliary = {name for op in block.ops for v in op.attributes.values() for name in str(v).split()}
         for tensor in block.tensors:
             assert tensor.name in used | auxiliary | set(block.inputs)
             assert bool(tensor.path) == (tensor.role == "weight")

@@ -1,0 +1,58 @@
+"""What each kind of operator keeps for its backward pass: names of tensors of its block."""
+
+from planner.flops import AttentionKernel
+from planner.graph import Block, Op, trained_weights
+
+
+def named(op: Op, *attributes: str) -> tuple[str, ...]:
+    """Auxiliary tensors: made inside the operator, read only by its backward, named by an attribute."""
+    return tuple(str(op.attributes[a]) for a in attributes if a in op.attributes)
+
+
+def saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """Products read their inputs for the gradients of weights: not where all of these are frozen."""
+    if op.weights and not trained_weights(op, block):
+        return ()
+    return tuple(block.seen.get(name, name) for name in op.inputs)
+
+
+def saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """Its gradient is that of its result."""
+    return ()
+
+
+def saves_normalised(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """What is normalised, and its statistics."""
+    return (op.inputs[0], *named(op, "statistics"))
+
+
+def saves_elementwise(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """A linear function (rotary positions, a mean) needs none of its inputs; dropout its mask; a scan its levels."""
+    return named(op, "mask") if op.attributes.get("linear") else named(op, "kept") or op.inputs
+
+
+def saves_attention(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """A fused kernel keeps its result and a number for each row, plain attention its probabilities."""
+    if kernel == "plain":
+        return (*op.inputs, *named(op, "score_cap", "probabilities"))
+    return (*op.inputs, *op.outputs, *named(op, "log_sum_exp"))
+
+
+def saves_listed(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """What a kernel's own backward is written to read, whatever else it reads forward."""
+    return tuple(str(op.attributes["kept"]).split())
+
+
+def saves_steps(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """What each step keeps."""
+    return named(op, "kept")
+
+
+def saves_loss(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """Labels and log-probabilities."""
+    return (*op.inputs[1:], *named(op, "log_probabilities"))
+
+
+def saves_routing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """The router's result, and who goes where."""
+    return (op.inputs[1], *named(op, "routing"))
