@@ -1,7 +1,7 @@
 """Models as the run format describes them (sizes in one flat table) -> `Model`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from planner.graph import count_parameters
 from planner.models.config import Experts, LatentAttention, LayerKind, TransformerConfig
@@ -21,6 +21,7 @@ RUN_FIELDS = frozenset(
         "ffn_hidden",
         "d_ff",
         "gated_mlp",
+        "qk_norm",
         "vocab",
         "seq",
         "tied",
@@ -46,6 +47,9 @@ RUN_FIELDS = frozenset(
     }
 )
 """Keys that shape the model; others (``params_b``, notes) inform the reader only."""
+
+QK_NORMS: tuple[Literal["none"], Literal["head"], Literal["full"]] = ("none", "head", "full")
+"""What queries and keys are normalised over: each head by itself, or all of them together."""
 
 FAMILY = "transformer"
 """Family of models given by sizes alone: rotary positions, RMS norms, no biases."""
@@ -112,9 +116,18 @@ def read_run_model(read: ConfigReader, name: str) -> TransformerConfig:
         window=read.integer("sliding_window", default=0, least=0),
         experts=_experts(read),
         latent=latent,
+        qk_norm=_qk_norm(read),
         scheme="deepseek" if latent else "llama",
         mtp_layers=read.integer("mtp_layers", default=0, least=0, most=len(layers)),
     )
+
+
+def _qk_norm(read: ConfigReader) -> Literal["none", "head", "full"]:
+    word = read.text("qk_norm", default="none")
+    for known in QK_NORMS:
+        if word == known:
+            return known
+    raise read.fail("qk_norm", f"must be {', '.join(QK_NORMS[:-1])} or {QK_NORMS[-1]}, found {word!r}")
 
 
 def _layers(read: ConfigReader) -> tuple[LayerKind, ...]:

@@ -19,6 +19,7 @@ from planner.plans import Job, Parallelism, Plan, StagePlan
 from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
+from planner.runs.models import model_of
 from planner.runs.record import RunFile, parse_run
 from planner.runs.releases import variant
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
@@ -79,7 +80,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
     micro_batch, num_microbatches = _batches(run, degrees, origin, assume)
     job = job_of(run, origin, micro_batch * num_microbatches * degrees.data, cluster, assume)
     habits = vocabulary.STACK_HABITS[job.stack]
-    model = _model(run, (habits.vocabulary_multiple or 0) * degrees.tensor, assume)
+    model = model_of(run, (habits.vocabulary_multiple or 0) * degrees.tensor, assume)
     shards = _shards(run, degrees, habits, cluster, assume)
     parallelism = Parallelism(
         **degrees._asdict(),
@@ -142,24 +143,6 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
         usual = "megatron" if model_parallel and device.kind == "gpu" else usual_stack(device)
         found = Origin(assume.default("stack", None, usual))
     return variant(found, run.parallel.model_extra or {}, str(run.source))
-
-
-def _model(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Model:
-    """What is trained; of sizes, with the rows that the stack adds to its tables (0: none)."""
-    from planner.models.catalog import load_model, model_of_run
-
-    if run.model.config is not None:
-        return load_model(run.model.config)
-    if run.model.by_sizes:
-        sizes = {key: value for key, value in run.model if value is not None}
-        rows = sizes.get("vocab")
-        if vocabulary_multiple and isinstance(rows, int) and rows % vocabulary_multiple:
-            sizes["vocab"] = vocabulary_multiple * (rows // vocabulary_multiple + 1)
-            assume.made.append(f"vocab={sizes['vocab']} (as the stack pads {rows})")
-        return model_of_run(sizes)
-    if run.model.name is None:
-        raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
-    return load_model(run.model.name)
 
 
 def _graph(model: Model, job: Job) -> Graph:

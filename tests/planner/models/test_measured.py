@@ -27,6 +27,18 @@ def graph_of(fields: dict[str, Any], seq_len: int = 64) -> Any:
             {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256},
         ),
         (
+            "qwen3-8b",
+            {
+                "layers": 36,
+                "hidden": 4096,
+                "heads": 32,
+                "kv_heads": 8,
+                "ffn_hidden": 12288,
+                "vocab": 151936,
+                "qk_norm": "head",
+            },
+        ),
+        (
             "mixtral-8x7b",
             {
                 "layers": 32,
@@ -126,6 +138,14 @@ def test_windows_are_spread_over_the_layers() -> None:
     assert graph.block["layer"].tensor
     attention = next(op for op in graph.block["layer"].ops if op.kind == "attention")
     assert attention.attributes["window"] == 8
+
+
+def test_queries_and_keys_may_be_normalised_over_all_heads() -> None:
+    """OLMo 2: ``q_norm`` has a weight for each dim of all heads (transformers modeling_olmo2.py)."""
+    plain, whole = (transformer_from_run(DENSE | {"qk_norm": word}).parameters for word in ("none", "full"))
+    assert whole - plain == 4 * (64 + 64)
+    with pytest.raises(InputError, match="qk_norm must be none, head or full, found 'query'"):
+        transformer_from_run(DENSE | {"qk_norm": "query"})
 
 
 def test_prediction_modules_share_embedding_and_head() -> None:
