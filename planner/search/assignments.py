@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.terms import Assignment, exit_of
-from planner.graph import BATCH, TOKEN_DIMS, Block, Graph
+from planner.graph import BATCH, TOKEN_DIMS, Block, Graph, counted
 from planner.intra_op.ilp import solve
 from planner.intra_op.pricing import Ends, PricedBlock, Situation, price_block, seconds_alone
 from planner.operators import operator_rule
@@ -60,12 +60,23 @@ class Assignments:
 
     def seconds_alone(self, plan: Parallelism) -> float:
         """The same without what moves between operators, before any choice is made [s]."""
-        graph, main = self._evaluator.graph, self._evaluator.main_layer
-        key = (*self._degrees(plan), plan.expert, plan.recompute)
+        main = self._evaluator.main_layer
+        return self._evaluator.graph.sequence.count(main) * self._block_alone(plan, main, plan.recompute)
+
+    def others_alone(self, plan: Parallelism) -> float:
+        """The same of all blocks but the main layers [s]."""
+        evaluator = self._evaluator
+        layers = ((name, n) for name, n in counted(evaluator.graph.sequence) if name != evaluator.main_layer)
+        ends = (name for name in (evaluator.graph.first, evaluator.graph.last) if name is not None)
+        within = sum(n * self._block_alone(plan, name, plan.recompute) for name, n in layers)
+        return within + sum(self._block_alone(plan, name, "none") for name in ends)
+
+    def _block_alone(self, plan: Parallelism, name: str, policy: str) -> float:
+        key = (*self._degrees(plan), plan.expert, name, policy)
         if key not in self._alone:
-            pricer = self._evaluator.pricer(plan)
-            self._alone[key] = seconds_alone(pricer, graph.block[main], plan.recompute)
-        return graph.sequence.count(main) * self._alone[key]
+            block = self._evaluator.graph.block[name]
+            self._alone[key] = seconds_alone(self._evaluator.pricer(plan), block, policy)
+        return self._alone[key]
 
     def _solve_blocks(self, plan: Parallelism, lean: bool) -> Shardings:
         """The main layer first; the others receive and leave what it does, at a price."""

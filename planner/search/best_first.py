@@ -7,7 +7,7 @@ a bound above the best price, which is the proof.
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -59,11 +59,12 @@ class Entry(NamedTuple):
     """Candidates in the queue, by bound and then by order in the space."""
 
     bound: tuple[float, ...]
-    order: int
+    orders: tuple[int, ...]
+    """Of the candidates; of a family, the first one's."""
     level: int
     """How many of the tighter, dearer bounds are already in ``bound``; a family has only what all have in common."""
     candidates: tuple[Candidate, ...]
-    """One, or up to `FAMILY` all that have the bound in common."""
+    """One, or all that have the bound in common: a family, and then those of it that are alike (`Floors.alike`)."""
 
 
 Family = tuple[Candidate, ...]
@@ -255,14 +256,28 @@ class Search:
         return False
 
     def _tighten(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
-        """Put a candidate back with its next bound, or aside where it does not fit by it."""
-        (c,) = entry.candidates
-        floor = self.floors.levels[entry.level](c)
-        if floor.memory_bytes > self.limit:
-            self._set_aside(heap, tight, entry)
+        """Put candidates back with their next bound: those that are alike together, until a bound parts them."""
+        if entry.level < self.floors.in_common:
+            floor = self.floors.levels[entry.level](entry.candidates[0])
+            heapq.heappush(heap, self._raised(entry, floor.seconds))
             return
-        bound = max(entry.bound, self._bound(floor.seconds, c))
-        heapq.heappush(heap, entry._replace(bound=bound, level=entry.level + 1))
+        for order, c in zip(entry.orders, entry.candidates, strict=True):
+            alone = entry._replace(orders=(order,), candidates=(c,))
+            if entry.level == self.floors.in_common and not self._may_fit(c):
+                tight.append(c)
+            elif (floor := self.floors.levels[entry.level](c)).memory_bytes > self.limit:
+                self._set_aside(heap, tight, alone)
+            else:
+                heapq.heappush(heap, self._raised(alone, floor.seconds))
+
+    def _raised(self, entry: Entry, seconds: float) -> Entry:
+        """With its next bound."""
+        bound = max(entry.bound, self._bound(seconds, entry.candidates[0]))
+        return entry._replace(bound=bound, level=entry.level + 1)
+
+    def _may_fit(self, c: Candidate) -> bool:
+        """Whether memory leaves room before anything is priced."""
+        return self.floors.early(c) <= self.limit and self.floors.on_host(c) <= self.host_limit
 
     def _set_aside(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
         """A candidate that does not fit comes back with its lean assignment, which is no faster."""
@@ -270,7 +285,7 @@ class Search:
         if c.lean or c.tensor == 1 or self.floors.states(c) > self.limit:
             tight.append(c)
         else:
-            heapq.heappush(heap, Entry(entry.bound, entry.order, 0, (c._replace(lean=True),)))
+            heapq.heappush(heap, Entry(entry.bound, entry.orders, 0, (c._replace(lean=True),)))
 
     def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
         """Families as a heap by their cheapest bounds, and what cannot fit however it is split."""
@@ -281,22 +296,26 @@ class Search:
                 tight += family
             else:
                 bound = self._bound(self.floors.alone(family[0]), family[0])
-                heap.append(Entry(bound, order, UNSPLIT, family))
+                heap.append(Entry(bound, (order,), UNSPLIT, family))
             order += len(family)
         heapq.heapify(heap)
         return heap, tight
 
     def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
-        """Bound a family that came to the front more tightly; the second time, queue its candidates one by one."""
+        """Bound a family that came to the front more tightly; the second time, queue what is alike together."""
         if entry.level == UNSPLIT:
             first = self._bound(self.floors.first(entry.candidates[0]), entry.candidates[0])
             heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
             return
-        for order, c in enumerate(entry.candidates, entry.order):
-            if self.floors.early(c) > self.limit or self.floors.on_host(c) > self.host_limit:
-                tight.append(c)
+        groups: dict[Hashable, list[tuple[int, Candidate]]] = {}
+        for order, c in enumerate(entry.candidates, entry.orders[0]):
+            groups.setdefault(self.floors.alike(c), []).append((order, c))
+        for group in groups.values():
+            orders, alike = zip(*group, strict=True)
+            if any(map(self._may_fit, reversed(alike))):
+                heapq.heappush(heap, Entry(entry.bound, orders, 0, alike))
             else:
-                heapq.heappush(heap, Entry(entry.bound, order, 0, (c,)))
+                tight += alike
 
     def _least_memory(self, tight: Sequence[Candidate]) -> Candidate:
         """The candidate that needs the least memory: the first whose own is below the bounds of all others.

@@ -3,7 +3,7 @@
 The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -119,8 +119,10 @@ class Floors:
         self.evaluator, self.limit = evaluator, limit
         self.cuts: dict[Candidate, tuple[int, ...]] = {}
         """Boundaries of the stages of candidates that came so far."""
-        self.levels = (self.main, self.policy, self.whole, self.staged_time, self.staged)
+        self.levels = (self.main, self.operators, self.policy, self.whole, self.staged_time, self.staged)
         """Ever tighter and dearer; one may hold for seconds alone."""
+        self.in_common = self.levels.index(self.whole)
+        """How many of them are the same for all of `alike`."""
         self.before_cuts = self.levels.index(self.staged_time)
         """How many of them look at no cut of the layers."""
         self._assignments = Assignments(evaluator)
@@ -129,6 +131,7 @@ class Floors:
         self._wholes: dict[tuple[object, ...], Whole] = evaluator.kept.searched_as("wholes")
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
+        self._operators: dict[tuple[object, ...], float] = evaluator.kept.searched_as("operators")
         self._spans: dict[tuple[object, ...], float] = evaluator.kept.searched_as("spans")
         self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
@@ -186,10 +189,9 @@ class Floors:
 
     def _around(self, c: Candidate, work: float) -> float:
         """The step in which the main layers take ``work`` [s] of a micro-batch, or more."""
-        copies, work = schedule_entry(c.schedule).copies, work * (1 - ROUNDING)
-        alternates = copies == 1 and not splits_backward(c)
-        span = least_pipeline(work, c, alternates)
-        if copies == 1:  # layers are whole
+        work = work * (1 - ROUNDING)
+        span = least_pipeline(work, c, alternates(c))
+        if schedule_entry(c.schedule).copies == 1:  # layers are whole
             number = self._main_layers
             span = max(span, c.num_microbatches * -(-number // c.pipeline) * work / number)
         return self.step(c, span)
@@ -201,6 +203,24 @@ class Floors:
     def main(self, c: Candidate) -> Floor:
         """Seconds without other blocks and without what ZeRO adds."""
         return Floor(self._main(c), 0.0)
+
+    def alike(self, c: Candidate) -> Hashable:
+        """What tells apart those of a family of which the bounds before `whole` differ."""
+        stepped = (c.zero_stage, c.shard_degree) if "optimizer" in c.offload else ()
+        return (c.recompute, *stepped)
+
+    # --- all layers -----------------------------------------------------------------------------------
+
+    def operators(self, c: Candidate) -> Floor:
+        """Seconds of the operators of all blocks, whatever moves between them, but for the main layers' moves."""
+        fastest = c._replace(recompute="none") if self._policies else c
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, fastest.recompute)
+        if key not in self._operators:
+            plan = parallelism(fastest)
+            others = self._assignments.others_alone(plan)
+            self._operators[key] = self._assignments.least_seconds(plan) + others
+        work = self._operators[key] * (1 - ROUNDING)
+        return Floor(self.step(c, least_pipeline(work, c, alternates(c))), 0.0)
 
     # --- the whole model as one stage -----------------------------------------------------------------
 
@@ -368,3 +388,8 @@ class Floors:
 def splits_backward(c: Candidate) -> bool:
     """Whether the candidate's pipeline makes gradients of inputs and of weights in passes of their own."""
     return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
+
+
+def alternates(c: Candidate) -> bool:
+    """Whether the candidate's pipeline has every stage once, and whole backwards."""
+    return schedule_entry(c.schedule).copies == 1 and not splits_backward(c)

@@ -1,13 +1,14 @@
 """The search's answer is the best of all plans, and its bounds are below every price."""
 
+from collections.abc import Hashable
 from typing import get_args
 
 import pytest
 from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_candidate, every_plan, small_llama
 
-from planner.plans import Estimate, Job, Objective, Parallelism, Pins
+from planner.plans import Estimate, Job, Objective, Offload, Parallelism, Pins
 from planner.search import plan
-from planner.search.space import families
+from planner.search.space import Candidate, families
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
@@ -65,6 +66,7 @@ def test_bounds_are_below_every_price(name: str) -> None:
         assert floors.states(c) <= memory
         for floor in (floors.whole(fast), floors.staged(fast), floors.whole(c), floors.staged(c)):
             assert floors.main(fast).seconds <= floors.policy(fast).seconds * (1 + 1e-12)
+            assert floors.operators(fast).seconds <= floors.policy(fast).seconds * (1 + 1e-12)
             assert floors.policy(fast).seconds <= floor.seconds * (1 + 1e-12)
             assert floor.seconds <= seconds
         for floor in (floors.whole(c), floors.staged(c)):
@@ -83,6 +85,22 @@ def test_a_family_is_bounded_as_each_of_its_candidates_is(name: str) -> None:
             seen |= {*too_large}
             assert len({floors.first(c) for c in family}) == 1
     assert seen == {False, True}
+
+
+@pytest.mark.parametrize("offload", [(), ("activations",), ("optimizer",)])
+def test_what_is_alike_has_early_bounds_in_common(offload: tuple[Offload, ...]) -> None:
+    """So that one of them speaks for all until states are looked at."""
+    largest = 0
+    for search in (case.search("devices") for case in CASES.values()):
+        floors = search.floors
+        for family in families(search.evaluator, search.pins, search.objective):
+            groups: dict[Hashable, list[Candidate]] = {}
+            for c in (c._replace(offload=offload) for c in family):
+                groups.setdefault(floors.alike(c), []).append(c)
+            for bound in floors.levels[: floors.in_common]:
+                assert all(len({bound(c) for c in group}) == 1 for group in groups.values())
+            largest = max(largest, *map(len, groups.values()))
+    assert (largest > 1) == ("optimizer" not in offload)
 
 
 def test_lean_assignments_are_tried_where_the_fast_ones_do_not_fit() -> None:
