@@ -18,11 +18,15 @@ from planner.evaluation.stages import (
 )
 from planner.evaluation.states import gathers_stepped
 from planner.evaluation.tails import Tail, Tails, last_tail, sync_over, tails_of
+from planner.pipeline.dependencies import arranged
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports
-from planner.pipeline.simulator import StageTimes, makespan
+from planner.pipeline.simulator import Path, StageTimes, longest_path, makespan
 from planner.plans import Parallelism
 from planner.sharding.mesh import Mesh
+
+ROUNDING = 1e-9
+"""The same passes added up in another order take less than this fraction more or less."""
 
 Devices = tuple[int, int]
 """Half-open range of ranks."""
@@ -126,12 +130,14 @@ def step_floor(
     mesh: Mesh,
     stages: Sequence[StageCost],
     around: Around | None = None,
+    paths: Sequence[Path] = (),
 ) -> float:
     """Less than `step_time` will say, without a simulation [s]: for the search to prune by.
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
     one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits,
-    nor than one micro-batch takes through all stages beside the others (`through_all`).
+    nor than one micro-batch takes through all stages beside the others (`through_all`), nor than any of ``paths``
+    through the schedule takes.
     """
     sends, tails = (around or Around()).of(setting, plan, mesh, stages)
     copies = copies_of(plan)
@@ -150,6 +156,9 @@ def step_floor(
     if copies == 1 and not split:
         longest = max(max(stage.forward, stage.seconds - stage.forward) for stage in stages)
         span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
+    if paths:
+        times = stage_times(split_stages(stages, plan, setting.software))
+        span = max(span, (1 - ROUNDING) * max(path.under(times, sends) for path in paths))
     # Where backwards are not split, everything comes before the first rank's last one: it ends last.
     data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
     tail_seconds = data + max(tail.optimizer for tail in tails)
@@ -157,6 +166,15 @@ def step_floor(
     return (span + tail_seconds + setting.software.step_overhead) * (
         1 + straggling(setting, plan.num_devices)
     )
+
+
+def critical_path(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], around: Around
+) -> Path:
+    """Of the pipeline, without queues at ports; it takes no longer than the step however layers are cut."""
+    sends, _ = around.of(setting, plan, mesh, stages)
+    order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
+    return longest_path(order, stage_times(split_stages(stages, plan, setting.software)), sends)
 
 
 def through_all(work: float, longest: float, num_microbatches: int) -> float:

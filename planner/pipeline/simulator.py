@@ -136,6 +136,14 @@ class Path(NamedTuple):
     crossings: Floats
     """How often it crosses each boundary between stages."""
 
+    def under(self, times: StageTimes, p2p: Sequence[float]) -> float:
+        """What the same path takes where stages and boundaries take these times; no makespan is shorter [s].
+
+        Passes that overlap take the time of both.
+        """
+        passes = np.array((times.forward, times.backward_input, times.backward_weight), dtype=np.float64).T
+        return float((self.passes * passes).sum() + self.crossings @ np.asarray(p2p, dtype=np.float64))
+
 
 def longest_path(dependencies: Dependencies, times: StageTimes, p2p: BoundarySeconds = 0.0) -> Path:
     """A critical path of the order, each action with whatever it waits for last.

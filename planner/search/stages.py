@@ -1,7 +1,7 @@
 """Cutting the layers of a candidate into stages, by dynamic programming on the evaluator's own costs."""
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 
 from planner.errors import Infeasible
@@ -9,8 +9,10 @@ from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.stages import StageCost
+from planner.evaluation.step import Around, critical_path, step_floor
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs
+from planner.pipeline.simulator import Path
 from planner.plans import Parallelism
 
 RESOLUTION = 8
@@ -44,25 +46,44 @@ def _is_short(plan: Parallelism) -> bool:
 
 def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> Cuts:
     """By one layer at a time, the best of all moves."""
-    least = evaluator.seconds(plan, shardings, cuts)
+    steps = _Steps(evaluator, plan, shardings)
+    least = steps.seconds(cuts)
     while True:
-        best, moved = _best_move(evaluator, plan, shardings, cuts, least)
+        best, moved = _best_move(steps, cuts, least)
         if best >= LESS * least:
             return cuts
         least, cuts = best, moved
 
 
-def _best_move(
-    evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts, least: float
-) -> tuple[float, Cuts]:
+def _best_move(steps: "_Steps", cuts: Cuts, least: float) -> tuple[float, Cuts]:
     """The move that makes the step shortest, and that step [s]; only what may be under ``least`` is simulated."""
-    floors = sorted((evaluator.floor(plan, shardings, moved), moved) for moved in moved_by_one(cuts))
+    steps.look_along(cuts)
     best = (least, cuts)
-    for floor, moved in floors:
+    for floor, moved in sorted((steps.floor(moved), moved) for moved in moved_by_one(cuts)):
         if floor > best[0]:
             break
-        best = min(best, (evaluator.seconds(plan, shardings, moved), moved))
+        best = min(best, (steps.seconds(moved), moved))
     return best
+
+
+class _Steps:
+    """The step of one plan by its cuts; what took longest under some of these takes its time under others, too."""
+
+    def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> None:
+        """Nothing is simulated yet."""
+        self._given = evaluator.setting, plan, evaluator.mesh(plan)
+        self._around = Around()
+        self._paths: list[Path] = []
+        self._stages = cache(partial(evaluator.stages, plan, shardings))
+        self.seconds: Callable[[Cuts], float] = cache(partial(evaluator.seconds, plan, shardings))
+
+    def look_along(self, cuts: Cuts) -> None:
+        """Let floors know what these cuts have to wait for."""
+        self._paths.append(critical_path(*self._given, self._stages(cuts), self._around))
+
+    def floor(self, cuts: Cuts) -> float:
+        """Less than `seconds` will say [s]."""
+        return step_floor(*self._given, self._stages(cuts), self._around, self._paths)
 
 
 def cut_layers_to_fit(

@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from random import Random
 from typing import Any
 
 import networkx as nx
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Deadlock, InputError
+from planner.pipeline.dependencies import arranged
 from planner.pipeline.generators import SCHEDULES, generate, refusal
 from planner.pipeline.schedule import Action, Pass, Schedule, from_csv
-from planner.pipeline.simulator import StageTimes, makespan, simulate
+from planner.pipeline.simulator import StageTimes, longest_path, makespan, simulate
 
 EXACT = pytest.approx
 
@@ -135,6 +137,20 @@ def test_makespan_is_that_of_the_timeline(case: Case) -> None:
 
 
 # Laws ------------------------------------------------------------------------------------------------------
+
+
+@given(cases(), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_no_shorter_than_what_was_critical_under_other_times(case: Case, random: Random) -> None:
+    """A path through the schedule has to be gone whatever it takes."""
+    order = arranged(case.name, *case.shape)
+    now = replace(case.times, overlap=1.0)
+    path = longest_path(order, now, case.p2p)
+    assert path.under(now, case.p2p) == EXACT(path.seconds, abs=1e-9)
+    assert path.seconds == EXACT(makespan(case.name, *case.shape, now, case.p2p).makespan, abs=1e-9)
+    columns = [[random.uniform(0, 3) for _ in case.times.forward] for _ in range(3)]
+    other, hops = StageTimes(*columns), [random.random() for _ in case.p2p]
+    assert path.under(other, hops) <= makespan(case.name, *case.shape, other, hops).makespan + 1e-9
 
 
 @given(cases())
