@@ -104,8 +104,8 @@ def kernels_of(found: Plain) -> Lifted:
     lifted.alias.update(lifted.parts)
     aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
     rest = [d for d in found.drafts if id(d) not in aliased]
-    products = {id(d) for d in _Sorter(lifted, rest).alone()}
-    found.drafts[:] = with_views(found.drafts, products, found)
+    alone = {id(d) for d in _Sorter(lifted, rest).alone()}
+    found.drafts[:] = with_views(found.drafts, alone, found)
     for view in (d for d in found.drafts if VIEW in d.primitives):
         found.value[view.outputs[0]] = found.value[view.inputs[0]].model_copy(
             update={"name": view.outputs[0]}
@@ -190,6 +190,7 @@ class _Sorter:
         self.loops: list[Draft] = []
         made: dict[str, int] = {}
         roots: dict[str, frozenset[str]] = {}
+        looped = {n for d in drafts if self._is_loop(d) for n in d.inputs}
         for draft in drafts:
             names = [lifted.root(n) for n in draft.inputs if not lifted.is_weight(n)]
             of = [roots.get(n, frozenset({n})) for n in names]
@@ -200,8 +201,8 @@ class _Sorter:
             self.level[id(draft)] = level
             if loop:
                 self.loops.append(draft)
-            for name in draft.outputs:
-                made[name] = level
+            for name in draft.outputs:  # loops that read a view are no part of those that make what it shows
+                made[name] = level + (VIEW in draft.primitives and name in looped)
                 roots[name] = frozenset().union(*of) if loop else frozenset({name})
 
     def _is_loop(self, draft: Draft) -> bool:
@@ -236,12 +237,11 @@ class _Sorter:
         return list(_joined(found, self._layer))
 
     def alone(self) -> Iterator[Draft]:
-        """Products that are no part of attention, nor of routing."""
-        attending = {
-            id(d) for scores, _, context in self._attentions(self._components()) for d in (scores, context)
-        }
-        products = (d for d in self.drafts if d.kind == "product" and d.primitives[0] not in ROUTING)
-        return (d for d in products if id(d) not in attending)
+        """Products and loops that are no part of attention, nor of routing."""
+        attentions = self._attentions(self._components())
+        attending = {id(d) for scores, group, context in attentions for d in (scores, *group, context)}
+        known = (d for d in self.drafts if d.kind in ("product", "loop") and d.primitives[0] not in ROUTING)
+        return (d for d in known if id(d) not in attending)
 
     def _layer(self, weight: str) -> str:
         """What is before a number, and the number, in the path of a parameter."""

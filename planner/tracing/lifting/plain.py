@@ -38,6 +38,8 @@ class Plain:
     """Operators that read a constant made by comparing positions."""
     prepared: set[str] = field(default_factory=set)
     """What is made of parameters and constants alone."""
+    factors: set[str] = field(default_factory=set)
+    """Constants that data or activations are multiplied by (filters, bases): like data, they have no gradient."""
     shares: dict[str, float] = field(default_factory=dict)
     """Value at experts -> how much it has of every token at every expert (`planner.tracing.lifting.mixtures`)."""
 
@@ -128,7 +130,12 @@ def _without_constants(program: Program) -> Plain:
             found.masked.add(op.name)
         if op.kind != "boundary" and all(n in constant or n in biases for n in op.inputs):
             biases.update(dict.fromkeys(op.outputs, masked or any(biases.get(n) for n in op.inputs)))
-        pairs = [(n, r) for n, r in zip(op.inputs, op.reads, strict=True) if n not in constant]
+        pairs = [
+            (n, r)
+            for n, r in zip(op.inputs, op.reads, strict=True)
+            if n not in constant or draft.kind == "product"
+        ]
+        found.factors.update(n for n, _ in pairs if n in constant)
         draft.inputs, draft.reads = [n for n, _ in pairs], [r for _, r in pairs]
         found.drafts.append(draft)
     found.prepared = _prepared(found)

@@ -268,7 +268,8 @@ def _stacks_before(lifted: Lifted, prefixes: Mapping[str, str]) -> Mapping[str, 
 
 def _check_handed_on(lifted: Lifted, stages: Sequence[Stage]) -> None:
     """No activation is read but from the stage itself, or from what it receives."""
-    data = {n for n in lifted.plain.program.inputs if n not in lifted.plain.weights}
+    inputs = (n for n in lifted.plain.program.inputs if n not in lifted.plain.weights)
+    data = {*inputs, *lifted.plain.factors}
     for stage in stages:
         known = {*stage.inputs, *data, *(n for k in stage.kernels for n in k.outputs)}
         for kernel in stage.kernels:

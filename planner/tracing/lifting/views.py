@@ -4,7 +4,7 @@ Queries and keys are positions of one sequence, and a projection around which a 
 One of its operands is then read under other names: a *view*, free but for what brings it there from where it lies.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from planner.tracing.cleaning.draft import Draft
 from planner.tracing.lifting.plain import Plain
@@ -60,34 +60,47 @@ class Loops:
         return [loop for dim in self.indexed.get(name, []) for loop in dim]
 
 
-def with_views(drafts: Sequence[Draft], products: Iterable[int], plain: Plain) -> list[Draft]:
-    """``drafts`` with views before those of ``products`` (their ids) in which two loops are the same."""
-    chosen = set(products)
+def with_views(drafts: Sequence[Draft], chosen: Iterable[int], plain: Plain) -> list[Draft]:
+    """``drafts`` with views before those chosen (their ids) in which two loops are the same.
+
+    What is made of a view has the other name too, and what meets it there is read under that. A weight has names of its
+    own.
+    """
+    ids = set(chosen)
     loops = Loops(drafts, plain)
     found: list[Draft] = []
+    seen: dict[str, set[int]] = {}
+    """Value -> which of its loops, in order, go by another name."""
     for number, draft in enumerate(drafts):
-        for place, factors in _meeting(loops, number).items() if id(draft) in chosen else ():
-            view = _view(draft, place, factors)
-            found.append(view)
-            draft.inputs[place] = view.outputs[0]
+        flat = [[f for dim in dims for f in dim] for dims in draft.reads]
+        other = {f for n, own in zip(draft.inputs, flat, strict=True) for f in _at(own, seen.get(n, ()))}
+        if id(draft) in ids:
+            other |= _meeting(loops, number, flat, other)
+            for place, (name, own) in enumerate(zip(draft.inputs, flat, strict=True)):
+                factors = (other & {*own}) - {*_at(own, seen.get(name, ()))}
+                if factors and name not in plain.prepared:
+                    view = _view(draft, place, factors)
+                    found.append(view)
+                    draft.inputs[place] = view.outputs[0]
+        for name, dims in zip(draft.outputs, draft.writes, strict=True):
+            seen[name] = {i for i, f in enumerate(f for dim in dims for f in dim) if f in other}
         found.append(draft)
     return found
 
 
-def _meeting(loops: Loops, number: int) -> Mapping[int, set[int]]:
-    """Operand -> its factors that run over what another factor of the product does, which it lacks."""
-    draft = loops.drafts[number]
-    found: dict[int, set[int]] = {}
-    used = [[f for dim in dims for f in dim] for dims in draft.reads[:2]]
-    for f in range(len(draft.sizes)):
+def _at(factors: Sequence[int], places: Iterable[int]) -> list[int]:
+    return [factors[i] for i in places]
+
+
+def _meeting(loops: Loops, number: int, flat: Sequence[Sequence[int]], known: Set[int]) -> set[int]:
+    """Factors that run over what another one does, in an operand without that one; none where one is ``known`` to."""
+    found = set[int]()
+    for f in range(len(loops.drafts[number].sizes)):
         for g in range(f):
-            if loops.find((number, f)) != loops.find((number, g)):
+            if loops.find((number, f)) != loops.find((number, g)) or {f, g} & known:
                 continue
-            for place, other in ((1, g), (1, f), (0, g), (0, f)):
-                one = f if other == g else g
-                if one in used[place] and other not in used[place]:
-                    found.setdefault(place, set()).add(one)
-                    break
+            pairs = ((own, one, other) for own in flat[1::-1] for one, other in ((f, g), (g, f)))
+            found.update([one for own, one, other in pairs if one in own and other not in own][:1])
     return found
 
 

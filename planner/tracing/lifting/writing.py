@@ -76,7 +76,8 @@ class BlockWriter:
     def _tensor(self, value: str, name: str) -> str:
         if value not in self.called:
             integer = self.lifted.plain.value[value].dtype.startswith(INTEGERS)
-            data = value in self.lifted.plain.program.inputs
+            plain = self.lifted.plain
+            data = value in plain.program.inputs or value in plain.factors
             dims = sorted(self.naming.dims(value), key=_place)
             self.called[value] = self._declare(
                 Tensor(

@@ -139,6 +139,42 @@ class Pair(nn.Module):  # type: ignore[misc]
         return functional.cross_entropy(near, torch.arange(BATCH, device=near.device))
 
 
+class Corrected(Pair):
+    """Whose rows are not drawn alike: each has a number that is taken off its column."""
+
+    def forward(self, images: Any, texts: Any, often: Any) -> Any:
+        near = self.image(images) @ self.text(texts).T - often[None] + often[:, None] / 2
+        return functional.cross_entropy(near, torch.arange(BATCH, device=near.device))
+
+
+class Filtered(nn.Module):  # type: ignore[misc]
+    """What a layer makes is multiplied by a matrix that is not learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(24, 32), nn.Linear(16, 8)
+        self.register_buffer("bank", torch.zeros(32, 16))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return functional.mse_loss(self.out(functional.relu(self.into(x)) @ self.bank), y)
+
+
+class Points(nn.Module):  # type: ignore[misc]
+    """Messages among points, the less the farther they are apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.width = nn.Linear(3, 32), nn.Parameter(torch.zeros(1))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        apart = (x[:, :, None] - x[:, None]).square().sum(-1)
+        near, x = torch.exp(-self.width * apart), self.into(x)
+        for layer in self.layers:
+            x = x + functional.relu(layer(near @ x))
+        return functional.mse_loss(x, y)
+
+
 class Placed(nn.Module):  # type: ignore[misc]
     """A table of positions, added to what a product makes: no bias of that."""
 
@@ -163,6 +199,9 @@ CASES = {
     "windows": (Windows, ((BATCH, 3, 32, 32), (BATCH, "rows"))),
     "strided": (Strided, ((BATCH, 4, 16, 16), (BATCH, "rows"))),
     "pair": (Pair, ((BATCH, 48), (BATCH, 24))),
+    "corrected": (Corrected, ((BATCH, 48), (BATCH, 24), (BATCH,))),
+    "points": (Points, ((BATCH, 16, 3), (BATCH, 16, 32))),
+    "filtered": (Filtered, ((BATCH, 24), (BATCH, 8))),
 }
 
 
