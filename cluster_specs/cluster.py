@@ -57,6 +57,8 @@ class DeviceSpec(Given):
     """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
     lanes: int = Field(default=1, gt=0)
     """Elements to a multiple of which the innermost dim of an array is padded in memory."""
+    channels: int = Field(default=24, gt=0)
+    """Channels of a communicator over its links, each with buffers of its own; those of A100 and H100 unless said."""
     exponentials: float | None = Field(default=None, gt=0)
     """Exponentials of all units [1/s], which a fused attention computes beside its products; None: not told apart."""
     kernel_launch: Seconds = Field(ge=0)

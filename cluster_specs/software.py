@@ -170,7 +170,7 @@ class SoftwareSpec(Record):
     context: Bytes = Field(ge=0)
     """Driver and framework context of one process, outside the allocator [bytes]."""
     communicator: Bytes = Field(ge=0)
-    """Device memory of one communicator [bytes]."""
+    """Device memory of one communicator of 24 channels [bytes]."""
     further_groups: (
         tuple[Literal["world", "neighbours", "model", "slices", "ties", "samples", "samples of stages"], ...]
         | None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
 from planner.plans import Parallelism
 
@@ -22,6 +23,18 @@ FURTHER_GROUPS: Mapping[str, Callable[[Parallelism, bool], bool]] = MappingProxy
 All ranks; a rank and the next stage's; all that share a model; tensor ranks, for what stages send; both ends, for the
 gradients of a table that they share; data ranks and stages, where the model's code has groups beside the framework's.
 """
+
+
+MEASURED_CHANNELS = 24
+"""Channels of the communicators whose memory is known: on A100 and H100 (NVIDIA/nccl issues 578 and 1781)."""
+
+
+def communicator_bytes(software: SoftwareSpec, device: DeviceSpec) -> float:
+    """Memory of one communicator on ``device``: linear in its channels [bytes].
+
+    Source: NVIDIA/nccl issue 986, of what a communicator's memory depends on.
+    """
+    return software.communicator * device.channels / MEASURED_CHANNELS
 
 
 def num_communicators(plan: Parallelism, software: SoftwareSpec, tied: bool) -> int:

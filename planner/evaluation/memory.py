@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.memory import state_bytes
 from cost_models.optimizers import optimizer_rule
-from planner.evaluation.communicators import num_communicators
+from planner.evaluation.communicators import communicator_bytes, num_communicators
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside_sums, sums_wider
 from planner.evaluation.moments import moments
@@ -258,7 +258,8 @@ def device_memory(
     fragmentation = unused(rank, passing, fullest)
     tied = any(stage.tied_elements for stage in stages)
     outside = {
-        "communicators": software.communicator * num_communicators(plan, software, tied),
+        "communicators": communicator_bytes(software, mesh.cluster.device)
+        * num_communicators(plan, software, tied),
         "framework": software.context,
     }
     room = limit - tensors - sum(outside.values())

@@ -57,8 +57,6 @@ class StageCost(NamedTuple):
     """Elements of the largest layer, the unit that a framework gathers at once."""
     largest_gradients: float
     """The same without padding: what its gradients are made with."""
-    last_reduced: float
-    """Of that layer's elements, those whose gradients are reduced last: all, but for experts that are a unit."""
     weights: tuple[WeightGroup, ...]
     sync: Sync
     """All of the stage's weights, once."""
@@ -82,6 +80,8 @@ class StageCost(NamedTuple):
     """Operators with weights, each of which frameworks keep as one."""
     largest_weight: float = 0.0
     """Elements of the weight that has most."""
+    last_reduced: float = 0.0
+    """Elements of the largest layer whose gradients are reduced last: all, but for experts that are a unit."""
     first_run: float = 0.0
     """Elements of the layers up to the end of the first loop over several that are alike."""
     frozen: tuple[FrozenGroup, ...] = ()

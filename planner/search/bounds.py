@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import least_saved_bytes
+from planner.evaluation.communicators import communicator_bytes
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.host import states_on_host
 from planner.evaluation.memory import held_in_backward, states_of
@@ -240,7 +242,7 @@ def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> PerW
     return PerWeight(*(held_in_backward(states, 1.0, job, plan, software, late) for late in (0.0, 1.0)))
 
 
-def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, software: SoftwareSpec) -> float:
+def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, evaluator: Evaluator) -> float:
     """Least memory of the fullest rank [bytes], before anything is priced."""
     held, share = per_weight.usual / c.tensor, c.micro_batch / (c.tensor * c.context)
     kept = 0.0 if "activations" in c.offload else share
@@ -249,7 +251,11 @@ def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, softwar
         for kind in least.layers
     )
     ends = per_weight.of_embedding / c.tensor * least.ends[0], held * least.ends[1]
-    return fullest_rank(loads, ends, c) + share * least.largest + overhead(c, software)
+    return (
+        fullest_rank(loads, ends, c)
+        + share * least.largest
+        + overhead(c, evaluator.software, evaluator.cluster.device)
+    )
 
 
 def least_stepped(c: Candidate, least: Unavoidable) -> float:
@@ -266,7 +272,7 @@ def least_on_host(c: Candidate, least: Unavoidable, evaluator: Evaluator) -> flo
     return devices * states_on_host(elements, evaluator.job, evaluator.software, c.offload)
 
 
-def overhead(c: Candidate, software: SoftwareSpec) -> float:
+def overhead(c: Candidate, software: SoftwareSpec, device: DeviceSpec) -> float:
     """What framework and communicators take beside tensors, at least [bytes]."""
     groups = sum(degree > 1 for degree in (c.tensor, c.context, c.expert, c.pipeline, c.data))
-    return software.context + groups * software.communicator
+    return software.context + groups * communicator_bytes(software, device)

@@ -160,7 +160,7 @@ class Floors:
         if key not in self._early:
             least = min(self._policies, key=self._unavoidable.saved, default=c.recompute)
             own = c._replace(recompute=least)
-            self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator.software)
+            self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator)
         return self._early[key]
 
     def too_large(self, family: Sequence[Candidate]) -> bool:
@@ -342,14 +342,20 @@ class Floors:
     def whole(self, c: Candidate) -> Floor:
         """What no cut of this candidate can be below."""
         layers, ends, beside = self.rank_loads(c)
-        memory = fullest_rank(layers, ends, c) + beside + overhead(c, self.evaluator.software)
+        memory = (
+            fullest_rank(layers, ends, c)
+            + beside
+            + overhead(c, self.evaluator.software, self.evaluator.cluster.device)
+        )
         return Floor(self.step(c, self._span(c, self.as_one(c))), memory)
 
     def states(self, c: Candidate) -> float:
         """Memory without any activations [bytes], however operators are split."""
         layers, ends, _ = self.rank_loads(c)
         bare = tuple(load._replace(activations=0.0) for load in layers)
-        return fullest_rank(bare, ends, c) + overhead(c, self.evaluator.software)
+        return fullest_rank(bare, ends, c) + overhead(
+            c, self.evaluator.software, self.evaluator.cluster.device
+        )
 
     # --- its own stages -------------------------------------------------------------------------------
 

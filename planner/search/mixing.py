@@ -204,7 +204,7 @@ def _beside(floors: Floors, c: Candidate) -> float:
         for policy in SEARCHED_POLICIES
     }
     spared = spaces[c.recompute] - min(spaces.values())
-    return floors.rank_loads(c).beside - spared + overhead(c, evaluator.software)
+    return floors.rank_loads(c).beside - spared + overhead(c, evaluator.software, evaluator.cluster.device)
 
 
 def cheapest(ways: list[Way]) -> list[Way]:
