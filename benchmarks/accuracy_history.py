@@ -56,9 +56,7 @@ HISTORY = """\
   what is hidden slows the compute beside it, as it did under FSDP already (all three -6 %; the report split of
   quality A without these rows: 6.5 to 5.6 %). Up to 4.0 they are not told to fuse the loss, which they were taken to
   (6.0 to 5.6 %). What is left there are releases: one configuration took 21 % less time after 17 months (12.1, 11.1,
-  9.8 and 9.5 s), of which micro-batches of two sequences explain a part. Tokens sent once to a device, not to a node
-  (deepseek-ai/DeepEP), would bring Primus' mixtures from +48 and +83 to +31 and +62 %, but the 62 other runs that it
-  touches, most of the fit split and on Blackwell, from 7.5 to 13 %; it is not priced. A table of Llama-2-7B on four
+  9.8 and 9.5 s), of which micro-batches of two sequences explain a part. A table of Llama-2-7B on four
   A100 (NeMo 24.07), of which it is not said which, is left out (-19 to -27 % as SXM).
 * The dense ones transcribed fourth are AXLearn's step times on TPU v4 to v6e and H100, KempnerForge's on H200,
   prime-rl's on B200, H100, H200 and A6000, runs of nanotron on H100 in July 2024, and tensor ranks by `shard_map` on

@@ -91,6 +91,8 @@ class LinkSpec(Record):
     """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     """Share of the bandwidth that its sums reach; None: as in the first switches that could."""
+    dispatch_efficiency: float | None = Field(default=None, gt=0, le=1)
+    """Share of the bandwidth that kernels reach that send tokens to experts, each once to a rank; None: as others."""
     full_mesh: bool = False
     """Every pair has its own cable, so ``k`` peers have (k - 1) / (devices - 1) of the bandwidth."""
 

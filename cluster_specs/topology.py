@@ -35,6 +35,8 @@ class Level:
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = None
     """Share of ``bandwidth`` that such sums reach; None: the usual one."""
+    dispatching: float = 1.0
+    """``bandwidth`` times this is what kernels reach that send tokens to experts, each once to a rank."""
     crossing: float = 1.0
     """Share of ``bandwidth`` left to routes that cross others: all but those between neighbours of a ring."""
     ring_step: float = 0.0
@@ -192,6 +194,7 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         kind=link.kind,
         in_switch_reduction=link.in_switch_reduction,
         in_switch_efficiency=link.in_switch_efficiency,
+        dispatching=(link.dispatch_efficiency or link.efficiency) / link.efficiency,
         crossing=max(1.0, size / 2) ** -link.contention,
         ring_step=link.ring_step,
     )

@@ -1,13 +1,15 @@
-"""Exchange of tokens between experts by a dispatcher that sends each token once to every node.
+"""Exchange of tokens between experts by a dispatcher that sends each token once to every node, and to every device.
 
-A plain all-to-all sends one copy per chosen expert. A dispatcher such as DeepEP sends a token over the network
-once to each node that holds any of its experts, and forwards it inside the node; sums travel back the same way.
+A plain all-to-all sends one copy per chosen expert. A dispatcher such as DeepEP or HybridEP sends a token over the
+network once to each node that holds any of its experts, and forwards it there once to each rank that does; sums travel
+back the same way. Its kernels do not reach what large collectives do.
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 3.2.2; deepseek-ai/DeepEP@dd758ca README (forwarding from RDMA
-to NVLink).
+to NVLink), csrc/kernels/intranode.cu and internode.cu (a token is sent to ranks that it is marked for, not to experts).
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
@@ -37,9 +39,9 @@ def reachable_nodes(nodes: int, groups: Groups) -> float:
 
 
 def once_per_node_share(copies: float, nodes: int, groups: Groups = UNGROUPED) -> float:
-    """Tokens sent over copies chosen: ``N (1 - (1 - 1/N)^k) / k`` for ``k`` copies to ``N`` nodes at random.
+    """Tokens sent over copies chosen: ``N (1 - (1 - 1/N)^k) / k`` for ``k`` copies to ``N`` nodes, or ranks, at random.
 
-    Of the nodes those count that a token's ``groups`` of experts let it reach.
+    Of these those count that a token's ``groups`` of experts let it reach.
     """
     if nodes <= 1 or copies <= 1:
         return 1.0
@@ -65,19 +67,22 @@ def once_per_node(
     groups: Groups = UNGROUPED,
     in_turn: int | None = None,
 ) -> CommTime:
-    """All-to-all of ``full_bytes`` a rank, of which nodes receive each token once, not ``copies`` times [s].
+    """All-to-all of ``full_bytes`` a rank, whose tokens nodes, and ranks, receive once, not ``copies`` times [s].
 
-    The network carries what is left, the links inside the node everything; both at once. Inside one node it is
-    the plain all-to-all: experts that are drawn are taken to lie on ranks of their own. Of experts that tokens are
-    given in turn, ``in_turn`` of them in all, each rank receives a token once, as DeepEP sends it.
+    The network carries what nodes receive, the links inside the node what ranks do; both at once. Experts are drawn, or
+    given to tokens in turn, ``in_turn`` of them in all.
     """
     levels = group.active_levels
-    carried = 1.0 if in_turn is None else in_turn_share(round(copies), group.size, in_turn)
+    if not levels:
+        return all_to_all(full_bytes, group)
+
+    def share(parts: int) -> float:
+        drawn = in_turn is None
+        return once_per_node_share(copies, parts, groups) if drawn else in_turn_share(round(copies), parts, in_turn)
+
+    links = replace(levels[0], bandwidth=levels[0].bandwidth * levels[0].dispatching)
+    inside = all_to_all(full_bytes * share(group.size), CommGroup(links.size, (links,)))
     if len(levels) < 2:
-        return all_to_all(full_bytes * carried, group)
-    inside = CommGroup(levels[0].size, levels[:1])
-    nodes = math.prod(level.size for level in levels[1:])
-    share = once_per_node_share(copies, nodes, groups)
-    share = share if in_turn is None else in_turn_share(round(copies), nodes, in_turn)
-    outside = all_to_all(full_bytes * share, group)
-    return max(all_to_all(full_bytes * carried, inside), outside, key=lambda time: time.seconds)
+        return inside
+    outside = all_to_all(full_bytes * share(group.size // links.size), group)
+    return max(inside, outside, key=lambda time: time.seconds)

@@ -60,7 +60,8 @@ def test_levels(cluster: ClusterSpec, axes: list[tuple[int, int]], expected: lis
 
 def test_bandwidth_is_that_of_one_rank_with_efficiency() -> None:
     nvlink, infiniband = comm_group(DGX, [(128, 1)]).levels
-    assert nvlink == Level(8, 450e9 * 0.824, 3.4e-6, "nvlink", in_switch_reduction=True)
+    links = Level(8, 450e9 * 0.824, 3.4e-6, "nvlink", in_switch_reduction=True, dispatching=0.656 / 0.824)
+    assert nvlink == links
     assert infiniband == Level(16, 50e9 * 0.95, 14e-6, "infiniband")
 
 
