@@ -74,7 +74,7 @@ def test_an_exchange_of_deepseek_takes_as_long_as_measured(
 def test_an_exchange_in_a_rack_takes_as_long_as_measured(
     ranks: int, dispatched: float, combined: float
 ) -> None:
-    """4096 tokens of 7168 in 16 bits to 8 experts, 8 of which each rank of GB200 has; rates of what ranks get, own tokens too.
+    """4096 tokens of 7168 in 16 bits to 8 experts, 8 of which each GB200 has; rates of what ranks get, their own tokens too.
 
     Source: deepseek-ai/DeepEP@41cad94 docs/README_Hybrid-EP.md, kernels of HybridEP on 16 multiprocessors.
     """
