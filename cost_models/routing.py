@@ -78,7 +78,11 @@ def once_per_node(
 
     def share(parts: int) -> float:
         drawn = in_turn is None
-        return once_per_node_share(copies, parts, groups) if drawn else in_turn_share(round(copies), parts, in_turn)
+        return (
+            once_per_node_share(copies, parts, groups)
+            if drawn
+            else in_turn_share(round(copies), parts, in_turn)
+        )
 
     links = replace(levels[0], bandwidth=levels[0].bandwidth * levels[0].dispatching)
     inside = all_to_all(full_bytes * share(group.size), CommGroup(links.size, (links,)))

@@ -64,7 +64,9 @@ def test_an_exchange_of_deepseek_takes_as_long_as_measured(
     group = comm_group(load_cluster("h800-8x:8"), ((ranks, 1),))
     for rate, width in ((dispatched, 1), (combined, 2)):
         measured = received * token * width / rate
-        assert once_per_node(8 * 4096 * token * width, group, 8, groups).seconds == pytest.approx(measured, rel=0.15)
+        assert once_per_node(8 * 4096 * token * width, group, 8, groups).seconds == pytest.approx(
+            measured, rel=0.15
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_an_exchange_of_deepseek_takes_as_long_as_measured(
 def test_an_exchange_in_a_rack_takes_as_long_as_measured(
     ranks: int, dispatched: float, combined: float
 ) -> None:
-    """4096 tokens of 7168 in 16 bits to 8 experts, 8 of which each GB200 has; rates of what ranks get, their own tokens too.
+    """4096 tokens of 7168 in 16 bits to 8 experts on GB200; rates of what ranks get, own tokens too.
 
     Source: deepseek-ai/DeepEP@41cad94 docs/README_Hybrid-EP.md, kernels of HybridEP on 16 multiprocessors.
     """
