@@ -77,12 +77,9 @@ def once_per_node(
         return all_to_all(full_bytes, group)
 
     def share(parts: int) -> float:
-        drawn = in_turn is None
-        return (
-            once_per_node_share(copies, parts, groups)
-            if drawn
-            else in_turn_share(round(copies), parts, in_turn)
-        )
+        if in_turn is None:
+            return once_per_node_share(copies, parts, groups)
+        return in_turn_share(round(copies), parts, in_turn)
 
     links = replace(levels[0], bandwidth=levels[0].bandwidth * levels[0].dispatching)
     inside = all_to_all(full_bytes * share(group.size), CommGroup(links.size, (links,)))
