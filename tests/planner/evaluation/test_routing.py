@@ -13,13 +13,13 @@ LAYERS, TOKENS, TOPK, HIDDEN = 48, 32768, 8, 2048
 
 
 def estimate(
-    recompute: str = "none", stack: str = STACK, exchange: str = "all_to_all", ranks: int = 8
+    recompute: str = "none", stack: str = STACK, exchange: str = "all_to_all", ranks: int = 8, expert: int = 8
 ) -> Estimate:
     job = Job.model_validate(
         {"global_batch": 8 * ranks, "seq_len": 4096, "stack": stack, "token_exchange": exchange}
     )
     plan = Parallelism(
-        data=ranks, expert=8, zero_stage=3, shard_degree=ranks, micro_batch=8, recompute=recompute
+        data=ranks, expert=expert, zero_stage=3, shard_degree=ranks, micro_batch=8, recompute=recompute
     )
     return Evaluator(load_model("qwen3-30b-a3b"), load_cluster("dgx-b200:1"), job).estimate(plan)
 
@@ -49,6 +49,16 @@ def test_layers_that_are_repeated_whole_send_everything_once_more() -> None:
     assert sent["full"] == pytest.approx(6 / 4 * sent["none"])
     assert sent["alternate_local"] == pytest.approx(6 / 4 * sent["none"])
     assert sent["alternate"] == pytest.approx(sent["none"])
+
+
+def test_tokens_that_stay_where_they_are_leave_no_exchange_to_keep() -> None:
+    """pytorch/torchtitan ``_get_default_save_ops``: all_to_all_single is listed, which one rank never calls."""
+    kept, local = (
+        estimate(policy, expert=1).memory["activations"] for policy in ("alternate", "alternate_local")
+    )
+    sent = estimate("alternate").memory["activations"] - estimate("alternate_local").memory["activations"]
+    assert kept == local
+    assert sent > LAYERS * TOKENS * TOPK * HIDDEN * 2
 
 
 def test_stopping_early_spares_experts_last_product() -> None:
