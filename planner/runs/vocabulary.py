@@ -349,7 +349,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),
     ),
-    (r"Hugging ?Face|\bHF\b|accelerate|axolotl|\bTRL\b|lightning|litgpt", Origin("hf-fsdp")),
+    (r"Hugging ?Face|\bHF\b|accelerate|ATorch|axolotl|\bTRL\b|lightning|litgpt", Origin("hf-fsdp")),
     (r"MosaicML|Composer", Origin("composer-2023")),
     (r"Levanter|T5X|Flax|EasyLM", Origin("jax-xla")),
     (r"FSDP", Origin("torch-fsdp2")),
