@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
-from cluster_specs.software import usual_stack
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.models.catalog import sequence_length
+from planner.evaluation.setting import usual_job
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -165,9 +164,7 @@ def _question(
     base_job = {} if job is None else job.model_dump(exclude_unset=True)
     base_pins = {} if pins is None else pins.model_dump()
     what = model if isinstance(model, Model) else load_model(model)
-    length = sequence_length(what)
-    usual = {"stack": usual_stack(where.device)} | ({} if length is None else {"seq_len": length})
-    whole_job = validated(Job, {**usual, **base_job, **of_job}, "job")
+    whole_job = validated(Job, {**usual_job(what, where.device), **base_job, **of_job}, "job")
     return Question(
         what,
         where,

@@ -133,14 +133,19 @@ class JobOptions:
         Raises ``InputError`` where a token batch is no whole number of sequences, or their length is needed.
         """
         from cluster_specs.catalog import load_cluster
-        from cluster_specs.software import usual_stack
+        from planner.evaluation.setting import usual_job
         from planner.plans import Job
 
-        seq_len = self._length(model)
+        usual = usual_job(model, load_cluster(cluster).device)
+        seq_len = self.seq_len if self.seq_len is not None else usual.get("seq_len")
+        if seq_len is None:
+            raise InputError(
+                f"--seq-len: {model.name} takes sequences of any length; say how many tokens one has"
+            )
         return from_options(
             Job,
             {
-                "stack": self.stack or usual_stack(load_cluster(cluster).device),
+                "stack": self.stack or usual["stack"],
                 "global_batch": self._sequences(seq_len),
                 "seq_len": seq_len,
                 "precision": self.precision,
@@ -156,16 +161,6 @@ class JobOptions:
                 "adapter": adapter,
             },
         )
-
-    def _length(self, model: "Model") -> int:
-        from planner.models.catalog import sequence_length
-
-        length = self.seq_len if self.seq_len is not None else sequence_length(model)
-        if length is None:
-            raise InputError(
-                f"--seq-len: {model.name} takes sequences of any length; say how many tokens one has"
-            )
-        return length
 
     def _sequences(self, seq_len: int) -> int:
         if not self.tokens or seq_len <= 0:

@@ -187,6 +187,16 @@ def usual_length_of(models: Iterable[str]) -> int:
     return min(lengths)
 
 
+def takes_images(name: str) -> bool:
+    """Whether the model is fed images, which fix its length; False for what is no model."""
+    from planner.models.catalog import sequence_length
+    from planner.tracing.lifting.reading import load_model
+
+    with suppress(InputError):
+        return sequence_length(load_model(name)) is not None
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class WantedOptions:
     """What has to be trained, and by when and for how much."""
@@ -199,7 +209,12 @@ class WantedOptions:
             autocompletion=complete_models,
         ),
     ] = None
-    tokens: Annotated[float | None, typer.Option("--tokens", help="To train on: 15e12.")] = None
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="To train on: 15e12. A ResNet's images have one each.")
+    ] = None
+    samples: Annotated[
+        float | None, typer.Option("--samples", help="Images or sequences, instead of --tokens.")
+    ] = None
     compute: Annotated[
         float | None, typer.Option("--compute", help="FLOPs to spend, instead of --tokens.")
     ] = None
@@ -210,18 +225,21 @@ class WantedOptions:
     ] = None
 
     def to_workload(self) -> tuple[str, float, tuple[str, ...]]:
-        """Model, tokens, and what was assumed for them; ``InputError`` where they do not follow."""
-        if (self.tokens is None) == (self.compute is None):
-            raise InputError("give either --tokens or --compute")
-        if self.compute is not None:
+        """Model, tokens or `samples`, and what was assumed for them; ``InputError`` where they do not follow."""
+        amounts = {"tokens": self.tokens, "samples": self.samples, "compute": self.compute}
+        given = {name: amount for name, amount in amounts.items() if amount is not None}
+        if len(given) != 1:
+            raise InputError("give one of --tokens, --samples (images or sequences) and --compute")
+        ((name, amount),) = given.items()
+        if name == "compute":
             from planner.analysis.budget import scaled
 
-            return scaled(self.compute, self.law, self.model)
-        if self.model is None or self.tokens is None:
+            return scaled(amount, self.law, self.model)
+        if self.model is None:
             raise InputError("give --model, or --compute for the scaling law to choose one")
-        if not 0 < self.tokens < math.inf:
-            raise InputError(f"--tokens {self.tokens:g}: give a number above 0, such as 15e12")
-        return self.model, self.tokens, ()
+        if not 0 < amount < math.inf:
+            raise InputError(f"--{name} {amount:g}: give a number above 0, such as 15e12")
+        return self.model, amount, ()
 
     def to_goal(self) -> "Goal":
         """The `Goal`; ``InputError`` for what is no duration or no amount."""

@@ -15,6 +15,7 @@ from planner.cli.sweep_options import (
     SweptJobOptions,
     TermsOptions,
     WantedOptions,
+    takes_images,
     term,
     values_of,
 )
@@ -118,9 +119,10 @@ def size(
     from planner.sweep.sizing import size as find
 
     output.expect(Sizing)
-    name, tokens, assumed = wanted.to_workload()
+    name, amount, assumed = wanted.to_workload()
     fixed, usual = _single_job(job, name)
     fixed |= adapted(adapter)
+    tokens = amount if wanted.samples is None else amount * fixed["seq_len"]
     with Progress(output.quiet) as progress:
         answer = find(
             name,
@@ -163,6 +165,9 @@ def _answer(answer: "Sweep | Sizing", report: str, output: OutputOptions) -> Non
 USUAL_BATCH_TOKENS = 4 * 2**20
 """Of Llama 3's first stage (arXiv:2407.21783, section 3.4.1)."""
 
+USUAL_BATCH_IMAGES = 256
+"""Of the first ResNets (arXiv:1512.03385, section 3.4)."""
+
 
 def adapted(adapter: AdapterOptions) -> dict[str, Any]:
     """The adapter as an input of every point, where there is one."""
@@ -172,10 +177,13 @@ def adapted(adapter: AdapterOptions) -> dict[str, Any]:
 
 def _single_job(job: SweptJobOptions, model: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The one job that is sized, and what was assumed for it; ``InputError`` for several values."""
-    axes, assumed = job.to_axes((model,)), []
-    if job.seq_len is None:
+    axes, assumed, pictures = job.to_axes((model,)), [], takes_images(model)
+    if job.seq_len is None and not pictures:
         assumed.append(f"sequences of {axes['seq_len'][0]} tokens")
-    if not job.has_batch:
+    if not job.has_batch and pictures:
+        axes["global_batch"] = (USUAL_BATCH_IMAGES,)
+        assumed.append(f"a global batch of {USUAL_BATCH_IMAGES} images, as ResNets were first trained with")
+    elif not job.has_batch:
         axes["batch_tokens"] = (USUAL_BATCH_TOKENS,)
         assumed.append(f"a global batch of {USUAL_BATCH_TOKENS} tokens, as Llama 3 began with")
     for name, values in axes.items():

@@ -1,7 +1,7 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
@@ -14,12 +14,13 @@ from cluster_specs.software import (
     replayed,
     software_on,
     updating,
+    usual_stack,
 )
 from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters
 from planner.models.adapters import adapted
-from planner.models.catalog import build_graph, counted
+from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.model import Model
 from planner.operators import operator_rule
 from planner.plans import Job
@@ -72,6 +73,12 @@ def graph_of(model: Model, job: Job) -> Graph:
 def trained_parameters(model: Model, job: Job) -> int:
     """Of the model, or of what is trained in its place."""
     return model.parameters if job.adapter is None else count_parameters(graph_of(model, job))
+
+
+def usual_job(model: Model, device: DeviceSpec) -> dict[str, Any]:
+    """Fields of a `Job` that nobody has to say: the devices' stack, and the inputs' length where the model fixes it."""
+    length = sequence_length(model)
+    return {"stack": usual_stack(device)} | ({} if length is None else {"seq_len": length})
 
 
 def batch_name(model: Model, job: Job) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def test_resuming_plans_only_the_rest(cli: Cli, tmp_path: Path) -> None:
         ((*SWEEP, "--tokens", "-1"), "tokens"),
         ((*SWEEP, "--stragglers", "1.5"), "--stragglers: must be"),
         ((*SWEEP, "-o", "sweep.xlsx"), "one of .json, .csv, .parquet"),
-        ((*SIZE, "--deadline", "9d"), "either --tokens or --compute"),
+        ((*SIZE, "--deadline", "9d"), "one of --tokens, --samples"),
+        ((*SIZE, "--tokens", "1e9", "--samples", "1e6", "--deadline", "9d"), "one of --tokens, --samples"),
+        ((*SIZE, "--samples", "0", "--deadline", "9d"), "--samples 0: give a number above 0"),
         ((*SIZE, "--tokens", "1e11"), "deadline or a budget"),
         ((*SIZE, "--tokens", "1e11", "--deadline", "soon"), "--deadline: 'soon' is not a quantity of time"),
         ((*SWEEP, "--device-mtbf", "long"), "--device-mtbf: 'long' is not a quantity of time"),
@@ -154,6 +157,23 @@ def test_a_length_that_nobody_names_is_one_that_the_model_takes(cli: Cli) -> Non
         answer = json.loads(cli("size", "dgx-h100", *wanted, "--json").stdout)
         assert f"sequences of {tokens} tokens" in answer["assumed"]
         assert {point["inputs"]["seq_len"] for point in answer["tried"]} == {tokens}
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("resnet-50", 1), ("vit-b-16", 197)])
+def test_images_are_counted_as_such(cli: Cli, model: str, tokens: int) -> None:
+    """A ResNet's have a token each, a ViT's as many as patches and one for the class."""
+    asked = ("dgx-h100", "--model", model, "--deadline", "9d", "--most-devices", "8", "--json")
+    answers = [
+        json.loads(cli("size", *asked, *amount).stdout)
+        for amount in (("--samples", "1e6"), ("--tokens", str(tokens * 10**6)))
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["assumed"] == ["a global batch of 256 images, as ResNets were first trained with"]
+    (tried,) = answers[0]["tried"]
+    steps = math.ceil(10**6 / 256)
+    assert tried["economics"]["time_to_train_s"] == pytest.approx(
+        steps * tried["estimate"]["step_time_s"], rel=0.02
+    )
 
 
 def test_a_size_that_misses_it_exits_with_3(cli: Cli) -> None:
