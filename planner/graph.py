@@ -187,6 +187,11 @@ def counted(layers: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(layers).items())
 
 
+def has_scans(graph: Graph) -> bool:
+    """Whether some layers have a linear recurrence over the sequence."""
+    return any(op.kind == "scan" for block in graph.blocks for op in block.ops)
+
+
 def commonest_layer(graph: Graph) -> str:
     """The commonest layer: between any two blocks the activations lie as it leaves them."""
     return min(graph.sequence, key=lambda name: (-graph.sequence.count(name), name))

@@ -6,7 +6,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from planner.evaluation.cuts import ENDS
 from planner.evaluation.setting import Setting
-from planner.graph import Graph
+from planner.graph import Graph, has_scans
 from planner.plans import Parallelism
 
 
@@ -33,6 +33,11 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
         raise InputError(
             f"expert {plan.expert} does not divide data {plan.data}, and stack {job.stack} spreads experts over data "
             "ranks only"
+        )
+    if plan.context > 1 and has_scans(graph):
+        raise InputError(
+            f"context {plan.context} splits sequences, which linear recurrences of {graph.name} are priced on whole: "
+            "plan with context 1"
         )
     check_stages(plan, graph)
     if job.adapter is not None:

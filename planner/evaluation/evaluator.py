@@ -21,7 +21,7 @@ from planner.evaluation.lookup import beside_first, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
-from planner.evaluation.setting import setting_of
+from planner.evaluation.setting import setting_of, spread_of
 from planner.evaluation.sharing import kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
 from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
@@ -311,8 +311,7 @@ class Evaluator:
         tokens = batch * self.graph.dims[self.graph.token_dim]
         useful, repeated = model_flops(self.graph, batch), self._repeated_flops(plan)
         rate = 1 / (step.total * plan.num_devices)
-        mixture = "experts" in self.graph.dims
-        spread = 1 + (self.software.uncertainty_experts if mixture else self.software.uncertainty)
+        spread = 1 + spread_of(self.graph, self.software)
         return Estimate(
             step_time_s=step.total,
             step_time_interval_s=(

@@ -18,7 +18,7 @@ from cluster_specs.software import (
 )
 from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
-from planner.graph import Graph, count_parameters
+from planner.graph import Graph, count_parameters, has_scans
 from planner.models.adapters import adapted
 from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.model import Model
@@ -62,6 +62,13 @@ def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:
     if job.narrow_gathers is not None:
         software = gathering(software, job.narrow_gathers)
     return software if job.fused_optimizer is None else updating(software, job.fused_optimizer)
+
+
+def spread_of(graph: Graph, software: SoftwareSpec) -> float:
+    """Error within which four in five runs of such a model are: the wider of two where kernels are rooflines alone."""
+    if has_scans(graph):
+        return max(software.uncertainty, software.uncertainty_experts)
+    return software.uncertainty_experts if "experts" in graph.dims else software.uncertainty
 
 
 def graph_of(model: Model, job: Job) -> Graph:

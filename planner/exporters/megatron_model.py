@@ -8,7 +8,8 @@ from planner.models.reading import ConfigReader
 from planner.plans import Plan
 
 UNSAID = (
-    "embedding_dim", "embedding_norm", "head_bias", "latent", "parallel", "positions", "sinks", "token_types",
+    "embedding_dim", "embedding_norm", "gated_attention", "head_bias", "latent", "parallel", "positions", "scan",
+    "sinks", "token_types",
 )  # fmt: skip
 """Fields of `TransformerConfig` that have no flag here; a model with one of them is named by its own script."""
 

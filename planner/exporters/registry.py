@@ -23,6 +23,7 @@ from planner.exporters import (
 from planner.exporters.adapters import check_adapter, peft_files
 from planner.exporters.limits import Limits, expresses, refused
 from planner.exporters.nearest import nearest_within
+from planner.exporters.scans import check_scans
 from planner.exporters.unsaid import unsaid
 from planner.plans import Plan
 
@@ -223,6 +224,7 @@ def export(plan: Plan, target: str) -> dict[str, str]:
         raise UnknownName("export target", target, EXPORTERS, see="`meshwright targets` lists them")
     _refuse_unlike(plan, target)
     check_adapter(plan, target)
+    check_scans(plan, target)
     noted = plan.model_copy(update={"warnings": (*plan.warnings, *unsaid(plan, target))})
     return {**EXPORTERS[target].export(noted), **peft_files(plan, target)}
 

@@ -133,10 +133,10 @@ def qwen3_next(read: ConfigReader, name: str) -> TransformerConfig:
 
 NEMOTRON_LAYERS: Mapping[str, LayerKind] = MappingProxyType(
     {
-        "linear_attention": LayerKind(attention="none", scan="ssd", mlp="none"),
+        "linear_attention": LayerKind(attention="none", scan="ssd", mlp="none", rotary=False),
         "full_attention": LayerKind(mlp="none", rotary=False),
-        "mlp": LayerKind(attention="none"),
-        "moe": LayerKind(attention="none", mlp="moe"),
+        "mlp": LayerKind(attention="none", rotary=False),
+        "moe": LayerKind(attention="none", mlp="moe", rotary=False),
     }
 )
 """Word of ``layers_block_type`` -> layer, each with a norm and a residual of its own."""
@@ -261,7 +261,7 @@ def granitemoehybrid(read: ConfigReader, name: str) -> TransformerConfig:
     return TransformerConfig(
         **sizes,
         scheme="granitemoehybrid",
-        layers=tuple(_kind(mixer, "ssd", mlp=mlp, rotary=rotary or mixer == "scan") for mixer in mixers),
+        layers=tuple(_kind(mixer, "ssd", mlp=mlp, rotary=rotary) for mixer in mixers),
         ffn=0 if mixture else width,
         qkv_bias=bias,
         out_bias=bias,

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
+from planner.graph import has_scans
 from planner.operators import RECOMPUTE_POLICIES
 from planner.pipeline.asynchronous import ASYNCHRONOUS
 from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entry, schedule_label
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
-from planner.search.space import context_degrees, spreads_experts, stage_policies, tensor_degrees
+from planner.search.space import SPLIT_DIMS, context_degrees, spreads_experts, stage_policies, tensor_degrees
 
 ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
     "NO_SHARD": (0, 1),
@@ -140,12 +141,16 @@ def _check_devices(evaluator: Evaluator, pins: Pins) -> None:
 
 def _check_model(evaluator: Evaluator, pins: Pins) -> None:
     graph = evaluator.graph
-    for dim in ("heads", "ffn"):
+    for dim in SPLIT_DIMS:
         if pins.tensor and dim in graph.dims and graph.dims[dim] % pins.tensor:
             legal = ", ".join(map(str, tensor_degrees(graph, evaluator.cluster)))
             raise InputError(
                 f"--tensor {pins.tensor} does not divide {dim} {graph.dims[dim]} of {graph.name}; legal: {legal}"
             )
+    if pins.context and pins.context > 1 and has_scans(graph):
+        raise InputError(
+            f"--context {pins.context} splits sequences, which linear recurrences of {graph.name} are priced on whole"
+        )
     stages = (pins.pipeline or 1) * (pins.virtual_stages or 1)
     if stages > graph.num_layers:
         raise InputError(

@@ -89,7 +89,7 @@ def plan_pools(
                 what_limits(best.estimate),
             ]
         ),
-        warnings=warnings_of(best.plan, best.estimate, evaluator.software),
+        warnings=warnings_of(best.plan, best.estimate, evaluator.software, evaluator.graph),
     )
 
 

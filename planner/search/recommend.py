@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
+from planner.graph import Graph, has_scans
 from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
 from planner.search.best_first import USUAL_TOP, Progress, Search
@@ -29,7 +30,7 @@ def recommended(
         optimality=outcome.optimality,
         alternatives=tuple(alternative(other, best.estimate, objective) for other in others),
         explanation=explanation(evaluator, best, others),
-        warnings=warnings_of(best.plan, best.estimate, evaluator.software),
+        warnings=warnings_of(best.plan, best.estimate, evaluator.software, evaluator.graph),
     )
 
 
@@ -175,9 +176,16 @@ def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:
         yield f"{software.name} has no schedule {plan.schedule} (but {schedules}): its time is of a stack that does"
 
 
-def warnings_of(plan: Parallelism, estimate: Estimate, software: SoftwareSpec) -> tuple[str, ...]:
+def warnings_of(
+    plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph
+) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
     found = list(_unlike_stack(plan, software))
+    if has_scans(graph):
+        found.append(
+            "kernels of linear recurrences were not measured: they have the time of what they multiply and move, "
+            "which is the least that they take"
+        )
     if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
         found.append(
             f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.graph import Graph
+from planner.graph import Graph, has_scans
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
@@ -158,15 +158,22 @@ def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
     return [pin] if pin is not None else list(options)
 
 
+SPLIT_DIMS = ("heads", "ffn", "state_groups")
+"""Dims that tensor ranks must split evenly, where a model has them.
+
+Source of the last: NVIDIA/Megatron-LM ``megatron/core/ssm/mamba_mixer.py``; arXiv:2405.21060, section 8.1.
+"""
+
+
 def tensor_degrees(graph: Graph, cluster: ClusterSpec) -> list[int]:
     """Tensor-parallel degrees that split heads and feed-forward evenly inside one scale-up domain."""
-    dims = [graph.dims[d] for d in ("heads", "ffn") if d in graph.dims]
+    dims = [graph.dims[d] for d in SPLIT_DIMS if d in graph.dims]
     return [t for t in divisors(scale_up_size(cluster)) if all(size % t == 0 for size in dims)]
 
 
 def context_degrees(graph: Graph, seq_len: int) -> list[int]:
-    """Context-parallel degrees: the sequence is dealt out in two chunks per rank."""
-    if "seq" not in graph.dims or "heads" not in graph.dims:
+    """Context-parallel degrees: the sequence is dealt out in two chunks per rank; recurrences have it whole."""
+    if "seq" not in graph.dims or "heads" not in graph.dims or has_scans(graph):
         return [1]
     return [1, *(c for c in powers_of_two(seq_len // MIN_CONTEXT_TOKENS) if c > 1 and seq_len % (2 * c) == 0)]
 

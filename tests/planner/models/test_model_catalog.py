@@ -73,7 +73,7 @@ def test_every_shipped_name_and_repository_loads() -> None:
         assert model.name == name
         assert model.source
         assert load_model(name.upper()) == model
-    assert len(list_models()) == 69
+    assert len(list_models()) == 70
 
 
 def test_ambiguous_name_lists_the_candidates() -> None:

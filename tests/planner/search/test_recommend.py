@@ -11,7 +11,7 @@ import planner
 from cluster_specs.software import load_software
 from planner.errors import Infeasible
 from planner.evaluation import evaluate
-from planner.models.catalog import build_graph
+from planner.models.catalog import build_graph, load_model
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.search import plan
 from planner.search.recommend import set_apart, warnings_of, why_memory
@@ -227,9 +227,10 @@ def test_a_schedule_that_is_found_is_no_slower_than_any_with_a_name() -> None:
 def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
     split = Parallelism(data=1, pipeline=2, virtual_stages=2, schedule="zb-v")
     estimate = answer_to(CASES[next(iter(CASES))]).estimate
+    graph = build_graph(load_model("llama-3.1-8b"), 8)
     warned = {
         (name, schedule): any(
-            "splits backwards" in text for text in warnings_of(p, estimate, load_software(name))
+            "splits backwards" in text for text in warnings_of(p, estimate, load_software(name), graph)
         )
         for name in ("torch-fsdp2", "torch-eager", "megatron")
         for schedule in ("zb-v", "interleaved")

@@ -1,0 +1,47 @@
+"""Which targets train models with linear recurrences, and which of them split their heads over tensor ranks."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from planner.errors import Unsupported
+from planner.evaluation.setting import graph_of
+from planner.graph import has_scans
+from planner.plans import Plan
+
+MODULES = (
+    "jax", "fsdp2", "fsdp1", "accelerate", "accelerate-fsdp1", "hf-trainer", "deepspeed", "axolotl",
+)  # fmt: skip
+"""Targets that shard whatever model the script builds."""
+
+FAMILIES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "megatron-lm": frozenset({"mamba2", "nemotron_h", "qwen3_next"}),
+        "megatron-bridge": frozenset({"mamba2", "nemotron_h", "qwen3_next"}),
+        "maxtext": frozenset({"qwen3_next"}),
+    }
+)
+"""Target with models of its own -> families among them; others have none.
+
+Source: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/ssm/mamba_mixer.py`` and ``gated_delta_net/gdn.py``;
+AI-Hypercomputer/maxtext@e591f30 ``src/maxtext/configs/models/qwen3-next-80b-a3b.yml``;
+pytorch/torchtitan ``torchtitan/models`` (Qwen3.5 alone).
+"""
+
+SPLITTING = ("jax", "megatron-lm", "megatron-bridge")
+"""Targets that give tensor ranks heads of their own: transformers' modules hold their projections as one weight."""
+
+
+def check_scans(plan: Plan, target: str) -> None:
+    """Raises ``Unsupported`` where ``target`` has no such linear recurrences, or does not split their heads."""
+    if not has_scans(graph_of(plan.model, plan.job)):
+        return
+    if target not in MODULES and plan.model.family not in FAMILIES.get(target, frozenset()):
+        able = [t for t in (*MODULES, *FAMILIES) if t in MODULES or plan.model.family in FAMILIES[t]]
+        raise Unsupported(
+            f"target {target} has no linear recurrences as those of {plan.model.name}; export to {', '.join(able)}"
+        )
+    if plan.plan.tensor > 1 and target not in SPLITTING:
+        raise Unsupported(
+            f"target {target} does not split linear recurrences over tensor ranks; plan again with --tensor 1, or "
+            f"export to {', '.join(SPLITTING)}"
+        )

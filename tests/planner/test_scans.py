@@ -1,0 +1,142 @@
+"""Models of linear recurrences, against torch's counter, published counts of parameters, and what users may ask."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from cost_models.scans import PRODUCTS, ScanShape
+from planner.errors import InputError, Unsupported
+from planner.exporters.registry import EXPORTERS, export
+from planner.exporters.scans import FAMILIES, MODULES, SPLITTING
+from planner.graph import Graph
+from planner.models.catalog import build_graph, load_model
+from planner.models.model import Model
+from planner.operators import Counting, forward_flops, model_flops, op_flops, saved_tensors
+
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "scan_flops.jsonl").read_text().splitlines()
+]
+
+COUNTING = Counting(causal=False, attention_kernel="plain")
+
+REFERENCE = {"qwen3_next": {"key_pairs": 2, "value_pairs": 1, "states": 3}}
+"""Batched products that transformers' plain version of a recurrence has for a token; it solves by substitution."""
+
+STATE_SPACE = {"key_pairs": 1, "value_pairs": 1, "states": 2}
+"""The same of Mamba-2: pairs of each head, masked or not; states are passed on as one more product."""
+
+
+def graph_of(row: dict[str, Any]) -> Graph:
+    return build_graph(Model(name="counted", family=row["model"], config=row["config"]), row["seq"])
+
+
+def by_kind(graph: Graph, *kinds: str) -> float:
+    return sum(
+        count * op_flops(op, block, graph, COUNTING).forward
+        for block, count in graph.instances()
+        for op in block.ops
+        if op.kind in kinds
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["model"])
+def test_products_with_weights_equal_torchs_counter(row: dict[str, Any]) -> None:
+    assert by_kind(graph_of(row), "matmul") == row["fwd_by_op"]["aten.mm"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["model"])
+def test_products_of_chunks_equal_torchs_counter(row: dict[str, Any]) -> None:
+    """Of transformers' plain version, which has other products than the kernels, in the words of their table."""
+    graph, seq = graph_of(row), row["seq"]
+    dims = graph.dims
+    heads = dims["state_groups"] * dims["group_heads"]
+    keys, values, chunk = dims["state_keys"], dims["state_values"], dims["chunk"]
+    shape = ScanShape(seq, dims["state_groups"], heads, keys, values, chunk)
+    layers = sum(count for block, count in graph.instances() if any(op.kind == "scan" for op in block.ops))
+    reference = REFERENCE.get(row["model"], STATE_SPACE)
+    expected = seq * sum(times * PRODUCTS[name](shape) for name, times in reference.items())
+    if row["model"] not in REFERENCE:
+        boundaries = seq // chunk + 1
+        expected += 2 * boundaries**2 * heads * keys * values
+    assert layers * expected + by_kind(graph, "attention") == row["fwd_by_op"]["aten.bmm"]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row["model"] in ("qwen3_next", "nemotron_h")], ids=lambda row: row["model"]
+)
+def test_whole_models_are_within_one_per_cent_of_torchs_counter(row: dict[str, Any]) -> None:
+    """Though kernels have other products: pairs of a group once, and masked ones not at all."""
+    assert forward_flops(graph_of(row), 1, COUNTING) == pytest.approx(row["fwd_flops"], rel=0.01)
+
+
+def test_published_counts_of_parameters() -> None:
+    """Nemotron 3 Nano 4B as NVIDIA-NeMo/Megatron-Bridge@067f987 counted it, examples/model_verification_cards."""
+    assert load_model("nemotron-3-nano-4b").parameters == 3_973_556_832
+
+
+def test_models_ask_for_the_recurrence_whatever_the_chunk() -> None:
+    config = load_model("nemotron-h-8b").config
+    found = {
+        chunk: model_flops(
+            build_graph(Model(name="m", family="nemotron_h", config={**config, "chunk_size": chunk}), 8192), 1
+        )
+        for chunk in (64, 256)
+    }
+    assert found[64] == found[256]
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "convolved"),
+    [
+        ("qwen3-next-80b-a3b", "delta_layer", {"scan_value_convolved"}),
+        ("nemotron-h-8b", "ssd_layer", set[str]()),
+    ],
+)
+def test_kernels_keep_little_of_what_convolutions_make(name: str, block: str, convolved: set[str]) -> None:
+    """One keeps queries and keys as it normalised them, the other makes all of it again."""
+    graph = build_graph(load_model(name), 4096)
+    kept = set(saved_tensors(graph.block[block], "none"))
+    assert {tensor for tensor in kept if tensor.endswith("_convolved")} == convolved
+    assert {"scan_gate", "scanned"} <= kept
+
+
+def test_sequences_are_not_split() -> None:
+    question = {"global_batch": 16, "seq_len": 8192}
+    with pytest.raises(
+        InputError, match="--context 2 splits sequences, which linear recurrences of nemotron-h-8b"
+    ):
+        planner.plan("nemotron-h-8b", "dgx-h100:1", **question, context=2)
+    answer = planner.plan("nemotron-h-8b", "dgx-h100:1", **question)
+    assert answer.plan.context == 1
+    assert any("were not measured" in warning for warning in answer.warnings)
+
+
+def test_tensor_ranks_split_groups_of_heads() -> None:
+    with pytest.raises(
+        InputError, match="--tensor 16 does not divide state_groups 8 of nemotron-h-8b; legal: 1, 2"
+    ):
+        planner.plan("nemotron-h-8b", "dgx-h100:2", global_batch=16, seq_len=8192, tensor=16)
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_targets_carry_recurrences_or_refuse_in_a_sentence(target: str) -> None:
+    answer = planner.plan("nemotron-h-8b", "dgx-h100:1", global_batch=16, seq_len=4096, tensor=2)
+    if target in SPLITTING:
+        assert "split linear recurrences" not in _refusal(answer, target)
+    elif target in MODULES:
+        assert "does not split linear recurrences over tensor ranks" in _refusal(answer, target)
+    else:
+        assert f"target {target} has no linear recurrences" in _refusal(answer, target)
+    assert set(FAMILIES) | set(MODULES) <= set(EXPORTERS)
+
+
+def _refusal(answer: planner.Plan, target: str) -> str:
+    try:
+        export(answer, target)
+    except Unsupported as error:
+        return str(error)
+    return ""
