@@ -103,7 +103,7 @@ def scan_seconds(
 
 
 def held_bytes(rule: str, shape: ScanShape, dtype: str) -> float:
-    """What the backward holds at its fullest, beside gradients of what it read and made [bytes]."""
+    """What the backward has made at its fullest, gradients of what it read included [bytes]."""
     return shape.tokens * _bytes(_facts(rule)["held"], shape, dtype)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from cost_models.scans import ScanShape, held_bytes, scan_seconds
 from planner.graph import BATCH, Block, Op
 from planner.sharding.costs import OpCost
-from planner.sharding.spec import Strategy
+from planner.sharding.spec import Strategy, input_spec
 
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
@@ -27,4 +27,7 @@ def scan_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpC
     device, dtype = pricer.mesh.cluster.device, pricer.job.attention_dtype
     forward = scan_seconds(rule, shape, device, dtype).seconds
     backward = scan_seconds(rule, shape, device, dtype, "backward").seconds
-    return OpCost(forward, backward, 0.0, held_backward=held_bytes(rule, shape, dtype))
+    read = (block.tensor[name] for name in op.inputs)
+    gradients = sum(pricer.tensor_bytes(t, input_spec(pricer.graph, t, strategy)) for t in read)
+    held = max(0.0, held_bytes(rule, shape, dtype) - gradients)
+    return OpCost(forward, backward, 0.0, held_backward=held)

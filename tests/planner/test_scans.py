@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import planner
-from cost_models.scans import PRODUCTS, ScanShape
+from cost_models.scans import PRODUCTS, ScanShape, held_bytes
 from planner.errors import InputError, Unsupported
 from planner.exporters.registry import EXPORTERS, export
 from planner.exporters.scans import FAMILIES, MODULES, SPLITTING
@@ -71,6 +71,73 @@ def test_products_of_chunks_equal_torchs_counter(row: dict[str, Any]) -> None:
 def test_whole_models_are_within_one_per_cent_of_torchs_counter(row: dict[str, Any]) -> None:
     """Though kernels have other products: pairs of a group once, and masked ones not at all."""
     assert forward_flops(graph_of(row), 1, COUNTING) == pytest.approx(row["fwd_flops"], rel=0.01)
+
+
+LIBRARIES = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "scan_kept.jsonl").read_text().splitlines()
+]
+"""What autograd functions of fla and mamba_ssm keep and make (benchmarks/tracking_scans.py)."""
+
+
+def layer_of(row: dict[str, Any]) -> Graph:
+    """One layer as wide as a row's, of the family that has such a recurrence."""
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    if row["rule"] == "ssd":
+        mixer = {
+            "mamba_num_heads": row["heads"],
+            "n_groups": row["groups"],
+            "ssm_state_size": row["key_dim"],
+            "mamba_head_dim": row["value_dim"],
+            "chunk_size": row["chunk"],
+            "conv_kernel": 4,
+            "layers_block_type": ["linear_attention"],
+        }
+        return build_graph(Model(name="m", family="nemotron_h", config={**sizes, **mixer}), row["seq"])
+    mixer = {
+        "linear_num_value_heads": row["heads"],
+        "linear_num_key_heads": row["groups"],
+        "linear_key_head_dim": row["key_dim"],
+        "linear_value_head_dim": row["value_dim"],
+        "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention"],
+        "num_hidden_layers": 1,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    }
+    return build_graph(Model(name="m", family="qwen3_next", config={**sizes, **mixer}), row["seq"])
+
+
+@pytest.mark.parametrize("row", LIBRARIES, ids=lambda row: f"{row['rule']}-{row['seq']}")
+def test_kernels_keep_what_their_libraries_save(row: dict[str, Any]) -> None:
+    """To the byte; mamba_ssm's function holds the gate and the statistics of the norm as well."""
+    graph = layer_of(row)
+    assert graph.dims["chunk"] == row["chunk"]
+    block = graph.block[graph.sequence[0]]
+    kinds = ("scan", "gated_norm") if row["rule"] == "ssd" else ("scan",)
+    names = {name for op in block.ops if op.kind in kinds for name in str(op.attributes["kept"]).split()}
+    widths = {"compute": 2, "fp32": 4}
+    kept = sum(graph.elements(block.tensor[name]) * widths[block.tensor[name].dtype] for name in names)
+    assert row["batch"] * kept == row["kept_bytes"]
+
+
+@pytest.mark.parametrize("row", LIBRARIES, ids=lambda row: f"{row['rule']}-{row['seq']}")
+def test_backwards_hold_what_their_libraries_make(row: dict[str, Any]) -> None:
+    """Of mamba_ssm's function with the gradient that the norm hands to the scan."""
+    sizes = (row[name] for name in ("groups", "heads", "key_dim", "value_dim", "chunk"))
+    tokens = row["batch"] * row["seq"]
+    shape = ScanShape(tokens, *sizes, sequences=row["batch"])
+    handed = 2 * tokens * row["heads"] * row["value_dim"] if row["rule"] == "ssd" else 0
+    held = held_bytes(row["rule"], shape, "bf16") + handed
+    assert held == pytest.approx(row["backward_bytes"], rel=0.03 if row["groups"] < row["heads"] else 0.06)
 
 
 def test_published_counts_of_parameters() -> None:
