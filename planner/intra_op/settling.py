@@ -12,8 +12,10 @@ salesman problems", Discrete Applied Mathematics 65 (1996), for moves that other
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.local_polytope import Positions
@@ -21,6 +23,8 @@ from planner.intra_op.messages import Relaxation
 from planner.intra_op.neighbourhood import Found, Regrets
 from planner.intra_op.network import Network, prices_of
 from planner.intra_op.problem import Array
+
+Numbers = npt.NDArray[np.intp]
 
 ALTERNATIVES = 4
 """Cheapest strategies of a node, of which those that it does not take are tried."""
@@ -56,6 +60,16 @@ def better(
     return min(found, settling.improve(deadline, regrets, LATER_PRICES) or found, key=lambda f: f.cost)
 
 
+class Around(NamedTuple):
+    """The neighbours of one node."""
+
+    nodes: tuple[int, ...]
+    places: Numbers
+    """Of their strategies, one neighbour's after the other's,"""
+    costs: Array
+    """and what these pay, [own strategy, place]; finite, since inf - inf is not a number."""
+
+
 class Settling:
     """A choice of one network, changed in place."""
 
@@ -65,14 +79,18 @@ class Settling:
         self.choice: Positions = dict(choice)
         self.prices = prices
         most = network.most_apart()
-        self.tables = {v: _capped(network.tables[v], most) for v in sorted(network.nodes)}
-        """Node -> neighbour -> [own strategy, the neighbour's]; finite, since inf - inf is not a number."""
+        nodes = sorted(network.nodes)
         charges = _charges(network, prices)
-        self.scores = {v: np.minimum(network.costs[v], most) + charges.get(v, 0.0) for v in self.tables}
+        own = [np.minimum(network.costs[v], most) + charges.get(v, 0.0) for v in nodes]
+        ends = np.cumsum([costs.size for costs in own]).tolist()
+        places = {v: np.arange(end - costs.size, end) for v, costs, end in zip(nodes, own, ends, strict=True)}
+        self._scores = np.concatenate([np.zeros(0), *own])
+        """Of all nodes, end to end: what hundreds of readers of a node pay changes at once."""
+        self.scores = {v: self._scores[at[0] : at[-1] + 1] for v, at in places.items()}
         """Per node, what each strategy costs beside the others' choice, memory by its price."""
-        for v, tables in self.tables.items():
-            for w, table in tables.items():
-                self.scores[w] = self.scores[w] + table[self.choice[v]]
+        self.around = {v: _around(network, v, places, most) for v in nodes}
+        for v, around in self.around.items():
+            self._scores[around.places] += around.costs[self.choice[v]]
         self.room = network.capacity - demand(network, one_hot(network, self.choice))
         """Bytes that are left of each row."""
 
@@ -114,7 +132,7 @@ class Settling:
             changed |= self._move(v)
             if time.monotonic() > deadline:
                 break
-        return changed.union(*(self.tables[v] for v in changed))
+        return changed.union(*(self.around[v].nodes for v in changed))
 
     def _found(self) -> Found | None:
         cost = self.network.cost(self.choice)
@@ -132,7 +150,7 @@ class Settling:
                 continue
             before = [(v, self.choice[v])]
             change = self._take(v, s)
-            change += self._settle(self.tables[v], FOLLOWERS, before, fixed=v)
+            change += self._settle(self.around[v].nodes, FOLLOWERS, before, fixed=v)
             change += self._settle([v], FOLLOWERS, before)
             if change < -GAIN and self._fits():
                 return {w for w, _ in before}
@@ -160,7 +178,7 @@ class Settling:
                 if before is not None:
                     before.append((v, self.choice[v]))
                 change += self._take(v, cheapest)
-                around = [w for w in self.tables[v] if w not in waiting]
+                around = [w for w in self.around[v].nodes if w not in waiting]
                 queue.extend(around)
                 waiting.update(around)
         return change
@@ -168,8 +186,8 @@ class Settling:
     def _take(self, v: int, strategy: int) -> float:
         """Let one node take a strategy; the change of cost."""
         old, self.choice[v] = self.choice[v], strategy
-        for w, table in self.tables[v].items():
-            self.scores[w] = self.scores[w] + (table[strategy] - table[old])
+        _, places, costs = self.around[v]
+        self._scores[places] += costs[strategy] - costs[old]
         for (first, last), bytes_ in self.network.pieces[v].items():
             if more := bytes_[strategy] - bytes_[old]:
                 self.room[first:last] -= more
@@ -177,7 +195,7 @@ class Settling:
 
     def _reprice(self, prices: Array) -> None:
         for v, charge in _charges(self.network, prices - self.prices).items():
-            self.scores[v] = self.scores[v] + charge
+            self.scores[v] += charge
         self.prices = prices
 
 
@@ -192,5 +210,8 @@ def _charges(network: Network, prices: Array) -> dict[int, Array]:
     return charges
 
 
-def _capped(tables: Mapping[int, Array], most: float) -> dict[int, Array]:
-    return {w: t if t.max() < np.inf else np.minimum(t, most) for w, t in tables.items()}
+def _around(network: Network, v: int, places: Mapping[int, Numbers], most: float) -> Around:
+    tables = network.tables[v]
+    costs = np.concatenate([np.zeros((network.costs[v].size, 0)), *tables.values()], axis=1)
+    theirs = np.concatenate([np.zeros(0, dtype=np.intp), *(places[w] for w in tables)])
+    return Around(tuple(tables), theirs, np.minimum(costs, most, out=costs))
