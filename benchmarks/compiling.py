@@ -177,6 +177,10 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
         "recompute": "full",
     },
     "pythia-12b/v5p:2x2x4/tp4-fsdp4-full": {"dp": 4, "tp": 4, "seq": 2048, "recompute": "full"},
+    "70b-2/v5p:2x2x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
+    "8b-4/v5e:4x4/fsdp16-full-fp32": {"dp": 16, "seq": 1024, "recompute": "full", "precision": "fp32"},
+    "gpt-neox-20b/v5p:2x2x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
+    "llama-3.2-3b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

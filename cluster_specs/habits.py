@@ -105,6 +105,13 @@ class Partitioner(Record):
     """Pattern of devices -> what chunks of an array take that is scattered along its rows (`planner.sharding.chunks`)
     [bytes]; the first that matches counts."""
 
+    sets_aside: tuple[str, ...]
+    """Patterns of devices on which what the end of a step needs has memory from before the loss."""
+
+    def sets_aside_on(self, device: str) -> bool:
+        """Whether a device is one of these, by its name."""
+        return any(fnmatchcase(device, pattern) for pattern in self.sets_aside)
+
     def scatter_buffer_of(self, device: str) -> float:
         """Of a device by its name [bytes]."""
         return next(size for pattern, size in self.scatter_buffer.items() if fnmatchcase(device, pattern))

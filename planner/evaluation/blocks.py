@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
+from planner.evaluation.compiled import CompiledBlock, compiled_block, written_over
 from planner.evaluation.issuing import issue_seconds
 from planner.evaluation.rematerialisation import rematerialised
 from planner.evaluation.residuals import listed_sums, sent_back, unread
@@ -80,6 +81,7 @@ class BlockCost(NamedTuple):
     splits_loss: bool = False
     """Its loss is taken of parts of the words, one on each tensor rank."""
     midway: Midway = Midway()
+    compiled: CompiledBlock = CompiledBlock()
     sums_in_ring: bool = False
     """A gradient of what it reads goes round tensor ranks as it is made."""
 
@@ -273,6 +275,21 @@ def least_saved_bytes(pricer: Pricer, block: Block, policy: str) -> float:
     )
 
 
+def _saved_bytes(
+    pricer: Pricer,
+    block: Block,
+    terms: BlockTerms,
+    policy: str,
+    sizes: Mapping[str, float],
+    kept: Iterable[str],
+) -> float:
+    residual = {**terms.residual_bytes, **sent_back(pricer, block, policy, terms.tensor_bytes)}
+    saved = sum(sizes[name] + residual.get(name, 0.0) for name in kept)
+    unread = _unread_residuals(block, terms, pricer.job.attention_kernel)
+    saved += unread if policy in UNWRAPPED_POLICIES else 0.0
+    return saved + listed_sums(pricer, block, policy, sizes, terms.sums)
+
+
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 
@@ -294,11 +311,9 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
     backward_comm += [c for name in exchanged for c in terms.ops[name].comm_forward]
     host = issue_seconds(pricer, block, terms.experts, repeated, (len(forward_comm), len(backward_comm)))
     sizes = {n: b * shares.get(n, 1.0) for n, b in terms.tensor_bytes.items()}
-    residual = {**terms.residual_bytes, **sent_back(pricer, block, policy, terms.tensor_bytes)}
-    saved = sum(sizes[name] + residual.get(name, 0.0) for name in kept)
-    saved += _unread_residuals(block, terms, kernel) if policy in UNWRAPPED_POLICIES else 0.0
-    saved += listed_sums(pricer, block, policy, sizes, terms.sums)
+    saved = _saved_bytes(pricer, block, terms, policy, sizes, kept)
     boundary = terms.tensor_bytes.get(block.outputs[0], 0.0) if block.outputs else 0.0
+    there = max(0.0, _recomputed_bytes(block, terms, kernel, software) - saved) + boundary
     return BlockCost(
         forward=sum(c.forward for c in terms.ops.values()),
         backward_input=sum(c.backward_input for c in terms.ops.values()),
@@ -313,8 +328,8 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         sent_bytes=_by_collective((*forward_comm, *backward_comm)),
         saved_bytes=saved,
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
-        workspace_bytes=max(0.0, _recomputed_bytes(block, terms, kernel, software) - saved)
-        + boundary
+        workspace_bytes=there
+        - written_over(block, terms, software, kept)
         + _gradients_in_flight(block, terms, kernel, software)
         + _gathered_again(terms)
         + _partial_sums(pricer, block, terms)
@@ -329,6 +344,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         exit=terms.exit,
         splits_loss=any(terms.ops[o.name].comm_forward for o in block.ops if o.kind == "cross_entropy"),
         midway=_midway(pricer, block, terms, saved),
+        compiled=compiled_block(pricer, block, terms, kept, there),
         sums_in_ring=_sums_in_ring(pricer, block, terms),
         lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
     )

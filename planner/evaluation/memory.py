@@ -185,23 +185,24 @@ def made_in_loop(rank: Rank) -> float:
 
 
 def cast_weights(rank: Rank, shard: float, phase: str) -> float:
-    """Copies in the type of products of ``shard`` elements of fp32 weights [bytes].
+    """Copies in the type of products of ``shard`` elements of weights [bytes].
 
     Of the layers' share; those of a loop over layers last until its backward is done. A compiled loop over
     micro-batches has those of embedding and head before it, too, and each micro-batch without recomputation of whole
-    layers keeps the layers' once more, as any other result of the forward.
+    layers keeps the layers' once more, as any other result of the forward. So does a single one where weights are
+    stored in that type and nothing is cast.
     """
-    whole = rank.elements
-    ahead = rank.software.casts_ahead and "weights" not in rank.plan.offload
-    stored = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
-    if not (ahead and whole and rank.weight < stored):
+    whole, plan = rank.elements, rank.plan
+    if not (rank.software.casts_ahead and "weights" not in plan.offload and whole):
         return 0.0
-    layers = 1 - rank.ends / whole
-    copies = layers
-    if rank.loops_over_microbatches:
-        stages = rank.plan.stages
-        policy = (stages[0].recompute if stages else None) or rank.plan.recompute
-        copies = 1 + (layers if policy in UNWRAPPED_POLICIES else 0.0)
+    stored = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
+    policy = (plan.stages[0].recompute if plan.stages else None) or plan.recompute
+    copies = layers = 1 - rank.ends / whole
+    kept = layers if policy in UNWRAPPED_POLICIES else 0.0
+    if rank.weight >= stored:
+        copies = kept
+    elif rank.loops_over_microbatches:
+        copies = 1 + kept
     elif phase == "backward":
         copies *= rank.first_run
     return shard * copies * rank.weight
@@ -242,7 +243,7 @@ def device_memory(
     """
     groups = [g for stage in stages for g in stage.weights]
     every = model_states(groups, job, plan, mesh, software)
-    rank = Rank(stages, activations, job, plan, software, every["gradients"])
+    rank = Rank(stages, activations, job, plan, software, every["gradients"], mesh.cluster.device.name)
     every["optimizer"] *= 1 + optimizer_rule(job.optimizer).further_at_ends * rank.ends / max(
         1.0, rank.elements
     )
@@ -251,6 +252,9 @@ def device_memory(
         states["made_gradients"] = made
     if frozen := frozen_weights([g for s in stages for g in s.frozen], mesh, plan, software):
         states["frozen_weights"] = frozen
+    if in_rows := rank.tables_in_rows:
+        stored = every["weights"] + every["master_weights"] + every["optimizer"]
+        states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
     passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}

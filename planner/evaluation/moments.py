@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from cost_models.memory import gathered_bytes
+from planner.evaluation.compiled import most
 from planner.evaluation.late_gradients import as_they_are_made, as_weights_are_gathered
 from planner.evaluation.rank import Moment, Rank, passing, reduces
 from planner.evaluation.stages import loss_copies
 from planner.evaluation.states import gradient_bytes
 from planner.sharding.widths import DTYPE_BYTES
+
+LATE_NORM = 2
+"""Arrays of what layers hand on that wait for the end of XLA's step: the norm before the head is the last to have its
+weight's gradient, which reads what the layers made and the gradient of its own result."""
 
 
 def moments(rank: Rank) -> Iterator[Moment]:
@@ -53,9 +58,10 @@ def _at_loss(rank: Rank) -> dict[str, float]:
         gathered = max(rank.gathered_ends, default=0.0) if rank.software.wraps_ends else rank.root
         gathered += rank.layer if rank.software.loss_in_root else 0.0
     loss = sum(stage.loss_bytes for stage in rank.stages)
-    if rank.postpones_gradients:
+    by_compiler = rank.software.gradient_life == "backward"
+    if rank.postpones_gradients or (by_compiler and not rank.frees_gradients):
         loss -= loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
-    return {"gathered_weights": gathered, "logits_and_loss": loss}
+    return {"gathered_weights": gathered, "logits_and_loss": loss, "gradient_buffers": rank.early_parts}
 
 
 def _at_head(rank: Rank) -> dict[str, float]:
@@ -88,8 +94,12 @@ def _beside_unrolled_ring(rank: Rank, gathered: float, gradient: float) -> dict[
 
 
 def _late_logits(rank: Rank) -> float:
-    """The logits' gradient in 16 bits, of fp32, that waits for the end of the layers' backward [bytes]."""
-    return rank.logits / 2 if rank.sums_head_last else 0.0
+    """The logits' gradient in 16 bits, of fp32, that waits for the end of the layers' backward [bytes].
+
+    There a ring follows whose memory is not set aside before, but beside tensor ranks.
+    """
+    follows = rank.loops_ring and not rank.sets_aside and rank.plan.tensor == 1
+    return rank.logits / 2 if rank.sums_head_last or follows else 0.0
 
 
 def _head_after_layers(rank: Rank) -> dict[str, float]:
@@ -99,12 +109,14 @@ def _head_after_layers(rank: Rank) -> dict[str, float]:
 
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
-    """XLA: layers, gathered one by one, each with its gradients before they are reduced."""
-    ahead = rank.software.prefetch_units
-    layer = gathered_bytes(rank.largest, 0.0, rank.weight, ahead) if rank.shards_weights else 0.0
-    logits = rank.logits if rank.postpones_gradients else _late_logits(rank)
-    reduced = rank.largest * rank.reduced if rank.frees_gradients else 0.0
-    yield passing(rank.activations, layer, reduced, rank.workspace) | {"logits_and_loss": logits}
+    """XLA: a layer with its gathered weights, as its backward begins and later (`planner.evaluation.compiled`)."""
+    late = {"logits_and_loss": rank.logits if rank.postpones_gradients else _late_logits(rank)}
+    norm, sums = LATE_NORM * rank.boundary, rank.further_part
+    first, workspace, gathered, left, summed = most(stage.back for stage in rank.stages)
+    gathered, left = (rank.shards_weights * rank.weight * elements for elements in (gathered, left))
+    yield passing(rank.activations, gathered, sums, first + norm) | late
+    sums += summed * rank.reduced if rank.frees_gradients else 0.0
+    yield passing(rank.activations, left, sums, rank.workspace + workspace + norm) | late
 
 
 def _in_their_place(rank: Rank) -> Iterator[dict[str, float]]:

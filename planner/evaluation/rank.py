@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import Midway
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
-from planner.evaluation.states import lie_whole, reduced_bytes, shards_frozen, weight_bytes
+from planner.evaluation.states import gradient_bytes, lie_whole, reduced_bytes, shards_frozen, weight_bytes
 from planner.plans import Job, Parallelism
 from planner.sharding.widths import DTYPE_BYTES
 
@@ -55,6 +55,8 @@ class Rank:
     software: SoftwareSpec
     gradients: float = 0.0
     """What they come to in the end [bytes]."""
+    device: str = ""
+    """Its name."""
 
     @cached_property
     def weight(self) -> float:
@@ -167,6 +169,42 @@ class Rank:
         partitioner = self.software.partitioner
         ring = any(stage.head_in_ring for stage in self.stages)
         return partitioner.ring_parts if partitioner is not None and ring else 0
+
+    @cached_property
+    def loops_ring(self) -> bool:
+        """Whether such a sum of the head's gradient is a loop."""
+        partitioner = self.software.partitioner
+        loop = partitioner is not None and self.plan.shard_degree > partitioner.unrolled_ranks
+        return bool(self.ring_parts) and loop
+
+    @cached_property
+    def sets_aside(self) -> bool:
+        """Whether what the end of the step needs has memory from before the loss."""
+        partitioner = self.software.partitioner
+        return partitioner is not None and partitioner.sets_aside_on(self.device)
+
+    @cached_property
+    def head_part(self) -> float:
+        """A rank's part of the head's gradient [bytes]."""
+        return self.head * gradient_bytes(self.job) / self.plan.shard_degree
+
+    @cached_property
+    def early_parts(self) -> float:
+        """Parts of a loop that sums the head's gradient where these have memory before the loss: one each way round."""
+        return 2 * self.head_part if self.loops_ring and self.sets_aside else 0.0
+
+    @cached_property
+    def further_part(self) -> float:
+        """A second part of that sum, until both are added up at the end of the step [bytes].
+
+        The first is among gradients. It is there during the layers' backward where the ring was before, or begun.
+        """
+        return self.head_part if self.early_parts or self.postpones_gradients else 0.0
+
+    @cached_property
+    def tables_in_rows(self) -> float:
+        """Elements, with padding, of a looked up table whose states are laid out again before the loss."""
+        return max(stage.in_rows for stage in self.stages) if self.sets_aside else 0.0
 
     @cached_property
     def logits(self) -> float:

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, Midway
+from planner.evaluation.compiled import LayerBack, layer_back, most, ring_is_loop
 from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync, gathers_stepped
 from planner.evaluation.weights import FrozenGroup, WeightGroup
@@ -35,6 +36,8 @@ class UnitCost(NamedTuple):
     place: Place = "layer"
     looked_up: bool = False
     """Its table is not gathered: ranks exchange what they find."""
+    in_rows: float = 0.0
+    """Elements, and padding, of a rank's part of such a table that is laid out again by rows."""
 
 
 class StageCost(NamedTuple):
@@ -96,6 +99,10 @@ class StageCost(NamedTuple):
     """Weights that embedding and head of the stage share."""
     midway: Midway = Midway()
     """Of the layer that holds most inside."""
+    in_rows: float = 0.0
+    """As of its embedding."""
+    back: LayerBack = LayerBack()
+    """Of its layers, under a compiler."""
 
     @property
     def looked_up(self) -> float:
@@ -275,6 +282,14 @@ def _first_loop(units: Iterable[tuple[UnitCost, int]]) -> float:
     return elements
 
 
+def _most_back(units: Iterable[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec) -> LayerBack:
+    loops, found = ring_is_loop(plan, software), list[LayerBack]()
+    for block, sync in ((unit.block, unit.sync) for unit, _ in units if unit.place == "layer"):
+        weights = _elements(block), block.largest_weight
+        found.append(layer_back(block.compiled, weights, block.lone.backward, sync, loops))
+    return most(found)
+
+
 def _frozen_bytes(block: BlockCost) -> float:
     return sum(group.data for group in block.frozen)
 
@@ -302,6 +317,7 @@ def stage_cost(
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
+    back = _most_back(units, plan, software)
     syncs = (unit.sync for unit, _ in units if unit.sync.gather or unit.sync.fetch)
     waited = next(syncs, Sync()) if gathers_weights(plan, software)[0] else Sync()
     first_gather = waited.fetch + waited.gather
@@ -326,7 +342,7 @@ def stage_cost(
         backward_input=sum(n * t.backward_input for t, n in times),
         backward_weight=sum(n * t.backward_weight for t, n in times),
         parts=parts,
-        saved_bytes=sum(n * b.saved_bytes for b, n in blocks),
+        saved_bytes=sum(n * b.saved_bytes - (b.compiled.looped if n == 1 else 0.0) for b, n in blocks),
         largest_saved=max((b.saved_bytes for b, _ in blocks), default=0.0),
         until_weight_bytes=sum(n * unit.block.until_weight_bytes for unit, n in units),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),
@@ -341,6 +357,8 @@ def stage_cost(
         last_reduced=max((_last_reduced(b, software) for b in layers), default=0.0),
         first_run=_first_loop(units),
         midway=max((b.midway for b in layers), default=Midway()),
+        back=back,
+        in_rows=max((unit.in_rows for unit, _ in units), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
         weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),

@@ -28,6 +28,8 @@ class BlockTerms(NamedTuple):
     weights: Weights
     largest_weight: float
     """Elements of the weight that has most, on one device."""
+    last_weight: float
+    """Elements there that the last product reads, whose backward is the first."""
     widened_bytes: float
     """The largest weight that is stored in fewer bits than it is multiplied in, as it is multiplied."""
     tensor_bytes: Mapping[str, float]
@@ -72,16 +74,17 @@ def block_terms(
     entry = left if entry is None else entry
     specs = {name: carried(pricer.graph, block.tensor[name], entry) for name in block.inputs}
     ops: dict[str, OpCost] = {}
-    largest = widened = 0.0
+    largest = last = widened = 0.0
     for op in block.ops:
         strategy = assignment[op.name]
         ops[op.name] = pricer.op(block, op, strategy)
         for name in op.outputs:
             tensor = block.tensor[name]
             specs[name] = pricer.output(block, op, tensor, strategy)
-        for weight in (block.tensor[name] for name in trained_weights(op, block)):
-            local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
-            largest = max(largest, local)
+        weights = [block.tensor[name] for name in trained_weights(op, block)]
+        local = [pricer.sizes.elements(w, input_spec(pricer.graph, w, strategy)) for w in weights]
+        largest = max(largest, *local, 0.0)
+        last = sum(local) if local and is_product(op) else last
         widened = max(widened, widened_bytes(pricer.job, pricer.sizes, block, op, strategy))
     sizes = {name: _held_bytes(pricer, block, name, spec, assignment) for name, spec in specs.items()}
     sizes |= _auxiliary_bytes(pricer, block, assignment)
@@ -100,13 +103,13 @@ def block_terms(
         name = block.outputs[0]
         wanted = carried(pricer.graph, block.tensor[name], leaves)
         edges[Edge(block.producer[name], name, "")] = pricer.transition(block.tensor[name], left, wanted)
-    weights = weights_of(pricer, block, assignment, lambda weight, strategy: 1.0)
+    held = weights_of(pricer, block, assignment, lambda weight, strategy: 1.0)
     made = {name: spec for name, spec in specs.items() if name in block.producer}
     sums = {n: pricer.tensor_bytes(block.tensor[n], spec) for n, spec in made.items() if spec.partial}
     kept = residuals(pricer, block, sizes, sums)
     mixed = (assignment[op.name] for op in block.ops if has_experts(op, block))
     experts = max((pricer.sizes.local("experts", strategy) for strategy in mixed), default=0.0)
-    return BlockTerms(ops, edges, weights, largest, widened, sizes, kept, left, sums, experts)
+    return BlockTerms(ops, edges, held, largest, last, widened, sizes, kept, left, sums, experts)
 
 
 def _held_bytes(pricer: Pricer, block: Block, name: str, spec: ShardingSpec, assignment: Assignment) -> float:
