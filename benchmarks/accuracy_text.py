@@ -201,7 +201,8 @@ MEMORY = """\
   `ends-accumulated`, `70b-3/dp32-every_second-1024-ends`); the others are a prediction. The last twelve of them were of
   kinds not seen before: until two of them led to anything, their median error was 0.4 % and the worst 8.9 %; of the
   last fourteen compiled cases 3.0 and 9.3 % of what was assigned. Three of few tokens and large layers were priced at
-  +16.4, -0.8 and +5.0 % before any was compiled, and at +6.7, +1.0 and +1.7 % by what other cases led to. Of the first 32 cases of transformers' modules five
+  +16.4, -0.8 and +5.0 % before any was compiled, and at +6.7, +1.0 and +1.7 % by what other cases led to. Of the first
+  32 cases of transformers' modules five
   led to what norms keep and to a loss inside the model; the next 17 had then a median error of 6.9 % and a worst of
   33 %, and led to what activation functions, fused products, tied tables and a softmax in fp32 hold (one more,
   falcon-7b, was left out: its attention of one key head has no kernel on a CPU); the last ten, evaluated once after
