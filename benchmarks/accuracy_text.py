@@ -251,6 +251,9 @@ MEMORY = """\
   kept and made to weigh, in fp32, what experts return; to experts as a unit of their own; to no exchange where experts
   have no ranks; to the moment at which the gradients of all experts are there. torchtitan 0.2.2 held those weighed
   copies on every tensor rank whole (-21 % at four of them; since pytorch/torchtitan@8bc267dea it does not).
+* Six pipelines of 2 and 4 stages in PyTorch's runtime, tied tables and GPipe among them, were the first of their kind:
+  -3 to -15.5 %, now 0.3 % in the median and +7 % (GPipe, whose sums come as its activations go). They led to buffers
+  for what every micro-batch brings, to results that are kept, logits among them, and to losses that wait under GPipe.
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed

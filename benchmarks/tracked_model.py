@@ -209,7 +209,10 @@ class Model(nn.Module):
 
     def forward(self, tokens: Any) -> Any:
         """Logits."""
-        x = self.embedding(tokens)
+        return self.head(self.norm(self.through_layers(self.embedding(tokens))))
+
+    def through_layers(self, x: Any) -> Any:
+        """What they make of ``x``, each computed again in the backward where the policy says so."""
         keep = dict(self.WRAPPED)
         if self.recompute.startswith("selective"):
             keep["context_fn"] = partial(_selective, self.recompute)
@@ -217,7 +220,7 @@ class Model(nn.Module):
             given, kept = (x, self.cosine, self.sine), self.recompute == "none" or i % self.every
             with self.saving():
                 x = layer(*given) if kept else checkpoint(layer, *given, **keep)
-        return self.head(self.norm(x))
+        return x
 
 
 def _selective(kind: str) -> Any:
@@ -295,8 +298,9 @@ def share(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] 
         offload_policy=CPUOffloadPolicy(pin_memory=False) if plan["cpu_offload_weights"] else OffloadPolicy(),
     )
     if plan["wrap"] == "titan":
-        shard(model.embedding, reshard_after_forward=reshard)
-        shard(model.head, reshard_after_forward=False)
+        for name, freed in (("embedding", reshard), ("head", False)):
+            if hasattr(model, name):  # a stage may have neither
+                shard(getattr(model, name), reshard_after_forward=freed)
     for layer in model.layers if layers is None else layers:
         shard(layer, reshard_after_forward=reshard)
     shard(model, reshard_after_forward=None if reshard else False)

@@ -133,6 +133,8 @@ class SoftwareSpec(Record):
     """A layer's forward is repeated up to what its backward reads, rather than whole, last product and all."""
     repeats_experts: bool | None = None
     """Layers with experts are repeated whole all the same, with experts' last product and its way back."""
+    receives_apart: bool | None = None
+    """Stages have a buffer for what each micro-batch of a step brings them, either way, and keep what they hand on."""
     experts_apart: bool | None = None
     """Experts that are spread over ranks are a unit of their own, whose gradients are reduced before their layer's."""
     gradient_life: Literal["step", "backward", "late"]

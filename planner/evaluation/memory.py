@@ -17,6 +17,7 @@ from cost_models.optimizers import optimizer_rule
 from planner.evaluation.communicators import communicator_bytes, num_communicators
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside_sums, sums_wider
+from planner.evaluation.handing_over import handed_on, receive_buffers, waiting_losses
 from planner.evaluation.moments import moments
 from planner.evaluation.pools import held_by_pools
 from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
@@ -255,6 +256,8 @@ def device_memory(
     if in_rows := rank.tables_in_rows:
         stored = every["weights"] + every["master_weights"] + every["optimizer"]
         states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
+    if buffers := receive_buffers(rank):
+        states["receive_buffers"] = buffers
     passing = passing_moments(rank, mesh)
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
@@ -290,7 +293,8 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     stored = rank.elements if lie_whole(plan, software) else shard
     copied = {"copied_weights": copied_weights(rank)}
-    kept = {} if software.keeps_copy else copied
+    kept = {} if software.keeps_copy else dict(copied)
+    kept["handed_on"] = handed_on(rank) + waiting_losses(rank)
     if "activations" in plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)

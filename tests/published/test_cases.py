@@ -7,6 +7,7 @@ import pytest
 import tracking
 import tracking_adapters
 import tracking_experts
+import tracking_stages
 import tracking_transformers
 
 from planner.runs.record import parse_run
@@ -16,6 +17,7 @@ SCRIPTS = {
     "torch_transformers": tracking_transformers,
     "torch_adapters": tracking_adapters,
     "torch_experts": tracking_experts,
+    "torch_stages": tracking_stages,
 }
 
 
