@@ -247,7 +247,7 @@ def held_section(rows: Iterable[Judged]) -> str:
     """How many runs lie inside the width that is derived without their series, and how series differ."""
     lines = []
     for kind, series in intervals.of_kinds(rows).items():
-        held = intervals.held(series)
+        held = intervals.held(series, intervals.UNSEEN[kind])
         for split in ("fit", "report"):
             chosen = intervals.of_split(series, split)
             inside = [held[name] for name in chosen]

@@ -165,7 +165,7 @@ def test_a_series_is_held_to_what_the_others_differ_by() -> None:
     }
     new = [left_out_by(0.2, "report"), left_out_by(-0.05, "report")]
     series = fit | {"Zero-bubble PP": [left_out_by(0.3)], "new": new}
-    held = intervals.held(series)
+    held = intervals.held(series, unseen=1)
     assert held["Zero-bubble PP"] == [False]  # the four others give 0.1
     assert held["llm-foundry"] == [True]
     assert held["new"] == [True, True]  # 4.8 of five need the one that errs by 0.3
@@ -201,8 +201,9 @@ def test_intervals_hold_for_series_that_they_were_not_derived_from(
     measured: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     judged, _ = measured
-    dense = intervals.of_kinds(row for name in judging.RUNS for row in judged[name])["dense"]
-    held = intervals.held(dense)
-    report = [held[name] for name in intervals.of_split(dense, "report")]
-    assert len(report) > 40
-    assert 0.75 < sum(sum(runs) / len(runs) for runs in report) / len(report) < 0.9
+    kinds = intervals.of_kinds(row for name in judging.RUNS for row in judged[name])
+    for kind, fewest in (("dense", 40), ("mixtures", 9)):
+        held = intervals.held(kinds[kind], intervals.UNSEEN[kind])
+        report = [held[name] for name in intervals.of_split(kinds[kind], "report")]
+        assert len(report) > fewest
+        assert 0.75 < sum(sum(runs) / len(runs) for runs in report) / len(report) < 0.9
