@@ -30,8 +30,9 @@ def recorded(
             found = error_statistics(errors)
             figures[f"step time, {name}, {split}, median"] = found.median_abs_error or 0.0
     everything = [row for name in RUNS for row in judged[name]]
-    figures["step time, report, median of series"] = median_of_series(everything)
-    printed = [row for row in everything if row.printed and row.split == "report"]
+    reported = [row for row in everything if row.split == "report"]
+    figures["step time, report, median of series"] = median_of_series(reported)
+    printed = [row for row in reported if row.printed]
     figures["step time, report, quality A, median of series"] = median_of_series(printed)
     of_printed = error_statistics([e for row in printed if (e := row.row.step_time_error) is not None])
     figures["step time, report, quality A, median"] = of_printed.median_abs_error or 0.0

@@ -43,6 +43,7 @@ from judging import (
     inside,
     left_out,
     median_of_series,
+    without_fit,
 )
 
 from planner.validation import ValidationReport, error_statistics
@@ -92,6 +93,9 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     lines += [
         time_line(f"**all: {split}**", rows) for split, rows in grouped(everything, lambda r: r.split).items()
     ]
+    unfitted, reported = without_fit(everything), [row for row in everything if row.split == "report"]
+    with_moved = [row for row in unfitted if row.row.step_time_error is not None]
+    lines.append(time_line("**all: report, and what was moved from it**", with_moved))
     printed = [row for row in everything if row.printed]
     lines += [
         time_line(f"**all: {split}, quality A**", rows)
@@ -106,9 +110,10 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
     return (
         table(TIME_HEADER, lines)
-        + f"\nMedian over the report split's series of their medians: {percent(median_of_series(everything))}, of runs "
-        + f"of quality A {percent(median_of_series(printed))}.\nSources of quality A print all parallel settings; of "
-        + "the others some are inferred, mostly the batch or the micro-batch.\n"
+        + f"\nMedian over the report split's series of their medians: {percent(median_of_series(reported))}, of runs "
+        + f"of quality A {percent(median_of_series(row for row in reported if row.printed))}; with what was moved "
+        + f"from it {percent(median_of_series(unfitted))}.\nSources of quality A print all parallel settings; "
+        + "of the others some are inferred, mostly the batch or the micro-batch.\n"
         + "\n### By series and device\n\n"
         + table(TIME_HEADER, [time_line(name, rows) for name, rows in by_series.items()])
     )

@@ -51,8 +51,8 @@ its power limit; casts apart), and of a stack `elementwise_passes`, `routing_pas
 (nanotron only) have the form and the size of PyTorch's checks of collectives under `TORCH_DISTRIBUTED_DEBUG=DETAIL`;
 that runs had them on is inferred.
 
-The column "constant MFU" is the usual rule of thumb: useful FLOPs over the median MFU of the device in the fit split,
-times a pipeline bubble of (p - 1) / (m v).
+The column "constant MFU" is the usual rule of thumb: useful FLOPs over the median MFU of the device in the series of
+our constants, times a pipeline bubble of (p - 1) / (m v).
 
 ## Step time
 

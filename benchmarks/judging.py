@@ -2,7 +2,7 @@
 
 A series (the table or tool that runs come from) belongs to the fit split or to the report split as a whole:
 constants may be fitted on the first, never on the second. The peer beside our figures is a constant MFU and a pipeline
-bubble, its MFU fitted per device on the same fit split.
+bubble, its MFU fitted per device on the same series.
 """
 
 import json
@@ -39,6 +39,8 @@ FIT_SERIES = frozenset(
 was taken from ``INTERVAL_SERIES``."""
 
 INTERVAL_SERIES = frozenset({"maxtext-synthetic"})
+
+FITTED_SERIES = FIT_SERIES | INTERVAL_SERIES
 
 MIXTURE_SERIES = (
     "AMD Primus",
@@ -193,8 +195,7 @@ def load(name: str) -> list[dict[str, Any]]:
 
 def split_of(series: str, mixture: bool) -> str:
     """``fit`` or ``report``, of what a series has of mixtures, or of dense models."""
-    fit = FIT_SERIES | INTERVAL_SERIES
-    return "fit" if series in (fit | MOVED_SERIES if mixture else fit) else "report"
+    return "fit" if series in FITTED_SERIES or mixture and series in MOVED_SERIES else "report"
 
 
 def has_experts(source: Mapping[str, Any]) -> bool:
@@ -252,14 +253,14 @@ def judge(name: str) -> tuple[list[Judged], ValidationReport]:
 
 
 def with_baseline(judged: Sequence[Judged], others: Sequence[Judged]) -> list[Judged]:
-    """Errors of ``useful FLOPs / (MFU peak devices) (1 + (p - 1) / (m v))`` with the median MFU of the fit split.
+    """Errors of ``useful FLOPs / (MFU peak devices) (1 + (p - 1) / (m v))`` with the median MFU of `FITTED_SERIES`.
 
-    ``others`` are runs of that split beside those of ``judged``.
+    ``others`` are runs beside those of ``judged``.
     """
     ideal = [_ideal_seconds(row) for row in judged]
     mfu: dict[str, list[float]] = defaultdict(list)
     for row, times in zip((*judged, *others), (*ideal, *map(_ideal_seconds, others)), strict=True):
-        if times is not None and row.split == "fit":
+        if times is not None and row.series in FITTED_SERIES:
             mfu[row.device].append(times[0] / times[1])
     typical = {device: statistics.median(values) for device, values in mfu.items()}
     usual = statistics.median([v for values in mfu.values() for v in values]) if mfu else None
@@ -296,9 +297,14 @@ def grouped(rows: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str, l
     return dict(sorted(groups.items()))
 
 
+def without_fit(rows: Iterable[Judged]) -> list[Judged]:
+    """Those of series that nothing was fitted on: the report split, and what was moved from it."""
+    return [row for row in rows if row.series not in FITTED_SERIES]
+
+
 def median_of_series(rows: Iterable[Judged]) -> float:
-    """Median over the series of the report split of the median absolute error of each."""
-    groups = grouped((r for r in rows if r.split == "report"), lambda r: r.series)
+    """Median over the series of the median absolute error of each."""
+    groups = grouped(rows, lambda r: r.series)
     return statistics.median(
         statistics.median(abs(r.row.step_time_error or 0.0) for r in rows) for rows in groups.values()
     )
@@ -325,8 +331,7 @@ def left_out(rows: Iterable[Judged]) -> dict[str, list[LeftOut]]:
     found: dict[str, list[LeftOut]] = defaultdict(list)
     for by_series in logs.values():
         for series, runs in by_series.items():
-            fitted = (FIT_SERIES | INTERVAL_SERIES) - {series}
-            others = [error for other in fitted & by_series.keys() for _, error in by_series[other]]
+            others = [e for s, es in by_series.items() if s != series and s in FITTED_SERIES for _, e in es]
             shift = statistics.median(others) if others else 0.0
             found[series] += [LeftOut(row, math.expm1(e), math.expm1(e - shift)) for row, e in runs]
     return dict(sorted(found.items()))
