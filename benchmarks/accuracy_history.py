@@ -56,8 +56,7 @@ HISTORY = """\
   what is hidden slows the compute beside it, as it did under FSDP already (all three -6 %; the report split of
   quality A without these rows: 6.5 to 5.6 %). Up to 4.0 they are not told to fuse the loss, which they were taken to
   (6.0 to 5.6 %). What is left there are releases: one configuration took 21 % less time after 17 months (12.1, 11.1,
-  9.8 and 9.5 s), of which micro-batches of two sequences explain a part. A table of Llama-2-7B on four
-  A100 (NeMo 24.07), of which it is not said which, is left out (-19 to -27 % as SXM).
+  9.8 and 9.5 s), of which micro-batches of two sequences explain a part.
 * The dense ones transcribed fourth are AXLearn's step times on TPU v4 to v6e and H100, KempnerForge's on H200,
   prime-rl's on B200, H100, H200 and A6000, runs of nanotron on H100 in July 2024, and tensor ranks by `shard_map` on
   TPU v2 and v3; their bias was -15 %. What AXLearn and KempnerForge ran was first read in their code of today. In
@@ -84,6 +83,18 @@ HISTORY = """\
   Llama-4's Scout and Maverick, Qwen3-235B and GPT-OSS from -28, -14, -23, -28 and -52 to -21, -11, -21, -25 and -46
   %, and Mixtral-8x22B, which had been there, from -19 to 0 %. Three on TPU7x are not evaluated, as the bandwidth to
   its host is not known. `benchmarks/mixtures.py` takes the time of every mixture apart.
+* The dense ones transcribed fifth are xtuner's and YaFSDP's tables, torchprime on TPU v6e, ATorch's example,
+  FlashAttention's training scripts, issues on TransformerEngine, lightning-thunder's rows of PyTorch, a comparison in
+  accelerate, torchtitan's Qwen3-32B, TRL at a million tokens, and Levanter on TPU v3; the two mixtures are TRL's and
+  one in an issue of PithTrain. Their bias was -9 %. Three things followed: runs by sizes may normalise queries and
+  keys, and Qwen3, Gemma 3 and OLMo 2 are known to (the report split's series: 9.5 to 8.9 %); ranks with all experts keep no
+  exchange that they never make (PithTrain's live tensors, 489 to 118 GiB of 142 reserved); and ATorch's FSDP is that
+  of eager models (-8 to -1 %). Two were tried and left: attention without the share of its rate that is sustained
+  (TRL's +16 to -10 %, but llm-foundry's 4.3 to 9.7 %), and cuDNN's attention on B200, which torchtitan has preferred
+  since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted where a
+  device has 2,048 tokens (-45 to -51 %; with 8,192 -10 %), on links that it does not state; MI300X under
+  TransformerEngine of October 2024 is off by -29 to -55 %, H100 and H200 in the same issues by -31 to +7 %;
+  torchprime's before its XLA flags by -14 to -28 %, with them and one axis by -1 to -11 %.
 * Once the 20 runs of maxtext-synthetic with tensor ranks (fit split) were read as one micro-batch each, 14 would
   not have fitted, had their tensor ranks not shared what layers hand on, which MaxText's do. `overlap_tensor` of
   jax-xla was fitted on them again (0.9 to 0.6: their median from 12 to 5 %); of the three runs with tensor ranks on
