@@ -92,7 +92,7 @@ HISTORY = """\
   is that of eager models (-8 to -1 %). Two were tried and left: attention without the share of its rate that is
   sustained (TRL's +16 to -10 %, but llm-foundry's 4.3 to 9.7 %), and cuDNN's attention on B200, which torchtitan has
   preferred since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted
-  where a device has 2,048 tokens (-45 to -51 %; with 8,192 -10 %), on links that it does not state; MI300X under
+  where a device has 2,048 tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under
   TransformerEngine of October 2024 is off by -29 to -55 %, H100 and H200 in the same issues by -31 to +7 %;
   torchprime's before its XLA flags by -14 to -28 %, with them and one axis by -1 to -11 %.
 * Once the 20 runs of maxtext-synthetic with tensor ranks (fit split) were read as one micro-batch each, 14 would
