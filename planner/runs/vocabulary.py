@@ -138,8 +138,8 @@ DTYPES: Table = (
 """Types of gradients and master weights; fp16 has the size of bf16."""
 
 ATTENTIONS: Table = (
-    (r"native|(fa|flash[-_ ]?(attn|attention)?)[-_ ]?[34]|cudnn.*", Meaning("native")),
-    (r"flash.*|splash|fused|sdpa", Meaning("flash")),
+    (r"native|(fa|flash[-_ ]?(attn|attention)?)[-_ ]?[34]|cudnn.*|splash.*", Meaning("native")),
+    (r"flash.*|fused|sdpa", Meaning("flash")),
     (r"dot(_product)?|plain|eager|unfused|math|naive|vanilla|core", Meaning("plain")),
     (
         r"fa-?[12]|flex([-_ ]?attention)?|xformers|te|memory[-_ ]efficient|autoselected",
@@ -274,7 +274,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
     ),
-    **dict.fromkeys(("jax-xla", "libtpu-0.0.51"), Habits(zero_stage=3, sequence_parallel=False)),
+    **dict.fromkeys(("jax-xla", "libtpu-0.0.51", "torch-xla"), Habits(zero_stage=3, sequence_parallel=False)),
     "alpa": Habits(zero_stage=3, sequence_parallel=False, grad_dtype="bf16"),
     "neuronx": Habits(zero_stage=1),
 }
@@ -308,6 +308,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
+    (r"torchprime|torch[-_]xla|PyTorch/XLA", Origin("torch-xla")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),

@@ -361,3 +361,27 @@ def test_families_normalise_queries_and_keys(name: str, given: dict[str, Any], n
     plan, assumed = plan_from_run({**ROW, "model": {"name": name} | sizes | given})
     assert any("qk_norm=head" in made for made in assumed) == norms
     assert any(op.name == "q_norm" for op in build_graph(plan.model, 32).block["layer"].ops) == norms
+
+
+def test_splash_is_the_kernel_that_tpus_rates_are_of() -> None:
+    """AI-Hypercomputer/torchprime pull request 145: 5.87 s a step with flash, 5.367 s with splash attention."""
+    row = {
+        "series": "torchprime",
+        "model": {"name": "llama-3.1-8b", "seq": 8192},
+        "hardware": {"gpu": "tpu-v6e", "n_gpus": 256},
+        "parallel": {
+            "dp": 256,
+            "tp": 1,
+            "pp": 1,
+            "micro_batch": 4,
+            "global_batch": 1024,
+            "recompute": "full",
+        },
+    }
+    first, splash = (
+        plan_from_run({**row, "parallel": {**row["parallel"], "attention": word}})[0]
+        for word in ("flash", "splash")
+    )
+    assert (first.job.stack, splash.job.stack) == ("torch-xla", "torch-xla")
+    slower = evaluate(first).step_time_s - evaluate(splash).step_time_s
+    assert slower == pytest.approx(5.87 - 5.367, rel=0.1)
