@@ -86,15 +86,17 @@ HISTORY = """\
 * The dense ones transcribed fifth are xtuner's and YaFSDP's tables, torchprime on TPU v6e, ATorch's example,
   FlashAttention's training scripts, issues on TransformerEngine, lightning-thunder's rows of PyTorch, a comparison in
   accelerate, torchtitan's Qwen3-32B, TRL at a million tokens, and Levanter on TPU v3; the two mixtures are TRL's and
-  one in an issue of PithTrain. Their bias was -9 %. Three things followed: runs by sizes may normalise queries and
+  one in an issue of PithTrain. Their bias was -9 %. Four things followed: runs by sizes may normalise queries and
   keys, and Qwen3, Gemma 3 and OLMo 2 are known to (the report split's series: 9.5 to 8.9 %); ranks with all experts
-  keep no exchange that they never make (PithTrain's live tensors, 489 to 118 GiB of 142 reserved); and ATorch's FSDP
-  is that of eager models (-8 to -1 %). Two were tried and left: attention without the share of its rate that is
-  sustained (TRL's +16 to -10 %, but llm-foundry's 4.3 to 9.7 %), and cuDNN's attention on B200, which torchtitan has
-  preferred since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted
-  where a device has 2,048 tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under
-  TransformerEngine of October 2024 is off by -29 to -55 %, H100 and H200 in the same issues by -31 to +7 %;
-  torchprime's before its XLA flags by -14 to -28 %, with them and one axis by -1 to -11 %.
+  keep no exchange that they never make (PithTrain's live tensors, 489 to 118 GiB of 142 reserved); ATorch's FSDP is
+  that of eager models (-8 to -1 %); and PyTorch/XLA's flash attention is not splash attention (torchprime's 18 to 11
+  %). Two were tried and left: attention without the share of its rate that is sustained (TRL's +16 to -10 %, but
+  llm-foundry's 4.3 to 9.7 %), and cuDNN's attention on B200, which torchtitan has preferred since May 2025
+  (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted where a device has 2,048
+  tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under TransformerEngine of October
+  2024 is off by -29 to -55 %, H100 and H200 in the same issues by -31 to +7 %; torchprime's 405B, whose tensor ranks
+  lie over one axis of v6e, by -22 and -24 %. With the four all 102 have 14 % (90th percentile 44 %, 58 % inside the
+  intervals of then).
 * Once the 20 runs of maxtext-synthetic with tensor ranks (fit split) were read as one micro-batch each, 14 would
   not have fitted, had their tensor ranks not shared what layers hand on, which MaxText's do. `overlap_tensor` of
   jax-xla was fitted on them again (0.9 to 0.6: their median from 12 to 5 %); of the three runs with tensor ranks on
