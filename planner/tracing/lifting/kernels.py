@@ -10,6 +10,7 @@ from planner.tracing.lifting.fused import CUTS, separated
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
 from planner.tracing.lifting.recurrences import RECURRENCE
+from planner.tracing.lifting.spread import SPREAD
 from planner.tracing.lifting.views import VIEW, with_views
 
 NUMBER = re.compile(r"^(.*?[._\[])(\d+)([.\]].*)?$")
@@ -31,6 +32,9 @@ Role = Literal[
 
 LAST = {"kernel": 1, "view": 2}
 """Roles of kernels of loops, and of views of what these make, that wait for other kernels of their level."""
+
+ALONE = frozenset({VIEW, RECURRENCE, SPREAD})
+"""Primitives of operators that run as one with no loop."""
 
 PRODUCTS = ("matmul", "conv")
 """Roles of products with a weight."""
@@ -120,7 +124,7 @@ def _is_alias(draft: Draft, lifted: Lifted) -> bool:
     """Whether the outputs are the first input by other names."""
     names = [lifted.root(n) for n in draft.inputs]
     weights = lifted.plain.weights
-    if not names:
+    if not names or SPREAD in draft.primitives:
         return False
     loops, sliced = draft.kind in ("loop", "view"), draft.kind == "boundary" and "/slice." in draft.name
     prepared = (loops or sliced or draft.kind == "lookup") and weights >= set(names) and len(set(names)) == 1
@@ -207,9 +211,7 @@ class _Sorter:
 
     def _is_loop(self, draft: Draft) -> bool:
         table = draft.kind in ("lookup", "accumulate") and self.lifted.is_weight(draft.inputs[0])
-        loops = draft.kind in ("loop", "view", "lookup", "accumulate") and not {VIEW, RECURRENCE} & {
-            *draft.primitives
-        }
+        loops = draft.kind in ("loop", "view", "lookup", "accumulate") and ALONE.isdisjoint(draft.primitives)
         return loops and not table
 
     def _adds_table(self, draft: Draft) -> bool:

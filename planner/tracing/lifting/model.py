@@ -9,6 +9,7 @@ from planner.tracing.lifting.mixtures import write_mixtures
 from planner.tracing.lifting.naming import Naming, follows
 from planner.tracing.lifting.plain import copy_first_states, no_graph, plain
 from planner.tracing.lifting.recurrences import write_recurrences
+from planner.tracing.lifting.spread import spread_weights
 from planner.tracing.lifting.stages import stages_of
 from planner.tracing.lifting.unmapped import NOTE
 from planner.tracing.lifting.writing import BlockWriter
@@ -38,6 +39,7 @@ def graph_of(program: Program) -> Graph:
     found.cut_alike()
     write_recurrences(found)
     copy_first_states(found)
+    spread_weights(found)
     lifted = kernels_of(found)
     first, layers, last = stages_of(lifted)
     naming = Naming(lifted, [first, *layers, last])

@@ -93,10 +93,16 @@ def _at(factors: Sequence[int], places: Iterable[int]) -> list[int]:
 
 
 def _meeting(loops: Loops, number: int, flat: Sequence[Sequence[int]], known: Set[int]) -> set[int]:
-    """Factors that run over what another one does, in an operand without that one; none where one is ``known`` to."""
+    """Factors that run over what another one does, in an operand without that one; none where one is ``known`` to.
+
+    What a loop does not make pairs of, as parts that are concatenated, is no two things.
+    """
+    draft = loops.drafts[number]
+    made = {f for dims in draft.writes for dim in dims for f in dim}
+    factors = range(len(draft.sizes)) if draft.kind == "product" else sorted(made)
     found = set[int]()
-    for f in range(len(loops.drafts[number].sizes)):
-        for g in range(f):
+    for f in factors:
+        for g in (g for g in factors if g < f):
             if loops.find((number, f)) != loops.find((number, g)) or {f, g} & known:
                 continue
             pairs = ((own, one, other) for own in flat[1::-1] for one, other in ((f, g), (g, f)))
