@@ -73,6 +73,15 @@ def created(outputs: Sequence[Shape]) -> Rule:
     return loops.rule("loop", (), [tuple(loops.new(n) for n in shape) for shape in outputs])
 
 
+def rows_of(length: int, row: Shape, lead: Shape, slices: bool) -> Rule:
+    """One row of a stack; the stack's first dim, behind those of devices, stays whole."""
+    loops = Loops()
+    devices, inner = (tuple(loops.new(n) for n in shape) for shape in (lead, row))
+    stack = (*devices, loops.new(length, False), *inner)
+    one = (*devices, *inner)
+    return loops.rule("boundary", (stack,) if slices else (one,), (one,) if slices else (stack,))
+
+
 def no_rule(operator: str, why: str = "") -> Unsupported:
     """The error for an operator that is not known; ``why`` says what it does, where that is why."""
     return Unsupported(

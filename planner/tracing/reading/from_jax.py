@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.errors import InputError, Unsupported
-from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped
+from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped, rows_of
 from planner.tracing.program import Program, Tie
 from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
 from planner.tracing.reading.jax_calls import ATTENTION, branch_name, calls, kernel_names, label, work
@@ -24,7 +24,7 @@ from planner.tracing.reading.jax_manual import (
     on_all,
     spread,
 )
-from planner.tracing.reading.jax_record import Place, Recorder, output_names, rows_of
+from planner.tracing.reading.jax_record import Place, Recorder, output_names
 from planner.tracing.reading.jax_rules import JAX_RULES
 from planner.tracing.reading.kernels import NONE, rule_for
 

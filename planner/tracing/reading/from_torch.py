@@ -32,6 +32,8 @@ def from_torch(
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
 
+    Recurrent layers are loops over time without ``gradient``, and step after step with it.
+
     ``rules`` say of operators that libraries define, as ``library.name``, how their loops index their arrays
     (`planner.tracing.reading.kernels`).
 
@@ -44,7 +46,7 @@ def from_torch(
 
     from planner.tracing.reading.torch_export import core_program, refused
 
-    exported, notes = core_program(module, example_inputs, trips)
+    exported, notes = core_program(module, example_inputs, trips, loops=not gradient)
     lifted = _Lifted(exported, module)
     leaves = [_without_storage(x) for x in torch.utils._pytree.tree_leaves(tuple(example_inputs))]
     function = _differentiated(torch, lifted.loss) if gradient else lifted.outputs
@@ -164,6 +166,7 @@ class _Importer:
         self.values: dict[str, Value] = {}
         self.operations: list[Operation] = []
         self.replicated: list[str] = []
+        self.ties: list[Tie] = []
         self.names: dict[Any, Any] = {}
         """Node of the traced graph -> value, or values where it makes several."""
 
@@ -178,6 +181,8 @@ class _Importer:
                 self.names[node] = None
             elif node.op == "output":
                 outputs = [self.names[n] if hasattr(n, "op") else None for n in _leaves(node.args)]
+            elif _kind(node.target) == "steps":
+                self._loop(node)
             elif "getitem" in str(node.target):
                 self.names[node] = self.names[node.args[0]][node.args[1]]
             elif any(hasattr(made, "dtype") for made in _leaves(node.meta.get("val"))):  # else a check
@@ -193,7 +198,7 @@ class _Importer:
             inputs=tuple(paths),
             outputs=tuple(dict.fromkeys(n for n in outputs if n is not None)),
             results=tuple(outputs),
-            ties=tuple(ties),
+            ties=(*ties, *self.ties),
             replicated=tuple(self.replicated),
             rules=dict(self.rules),
         )
@@ -202,6 +207,27 @@ class _Importer:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.values[name] = Value(name=name, shape=_shape(tensor), dtype=dtype, role=role, path=path)
         return name
+
+    def _loop(self, node: Any) -> None:
+        """A recurrent layer: one step, run as often as it has rows."""
+        import torch
+
+        from planner.tracing.reading.torch_loops import loop_of
+
+        rows, states, weight, bias, kind = node.args
+        parts = {"rows": rows, **{str(i): s for i, s in enumerate(states)}, "weight": weight, "bias": bias}
+        given = {part: self.values[self.names[n]] for part, n in parts.items() if n is not None}
+
+        def traced(graph: Any, names: Sequence[str]) -> Program:
+            inner = _Importer(self.name, self.replicate_unknown, self.rules)
+            return inner.run(graph, [(n, "input") for n in names], 0)
+
+        length = given["rows"].shape[0]
+        values, operations, ties = loop_of(node.name, given, length, kind, _core(torch), traced)
+        self.values |= {v.name: v for v in values}
+        self.operations += operations
+        self.ties += ties
+        self.names[node] = [f"{node.name}:0", [f"{node.name}:{i + 1}" for i in range(len(states))]]
 
     def _call(self, node: Any) -> None:
         kind = _kind(node.target)

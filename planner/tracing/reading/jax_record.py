@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.errors import InputError
-from planner.tracing.factors import Loops, Rule, Shape, elementwise
+from planner.tracing.factors import Rule, Shape, elementwise
 from planner.tracing.program import Operation, Role, Value
 from planner.tracing.reading.jax_calls import APART
 from planner.tracing.reading.jax_manual import Axes, Manual
@@ -119,15 +119,6 @@ class Recorder:
                 **fields,
             )
         )
-
-
-def rows_of(length: int, row: Shape, lead: Shape, slices: bool) -> Rule:
-    """One row of a stack; the stack's first dim, behind those of devices, stays whole."""
-    loops = Loops()
-    devices, inner = (tuple(loops.new(n) for n in shape) for shape in (lead, row))
-    stack = (*devices, loops.new(length, False), *inner)
-    one = (*devices, *inner)
-    return loops.rule("boundary", (stack,) if slices else (one,), (one,) if slices else (stack,))
 
 
 def output_names(title: str, count: int) -> list[str]:

@@ -24,8 +24,12 @@ CHECKS = """
 BY_EXAMPLE = "branches that depend on values: those that the example inputs take"
 
 
-def core_program(module: Any, inputs: Sequence[Any], trips: int | None) -> tuple[Any, tuple[str, ...]]:
+def core_program(
+    module: Any, inputs: Sequence[Any], trips: int | None, loops: bool
+) -> tuple[Any, tuple[str, ...]]:
     """The exported module on tensors without storage, and notes on it; ``InputError`` where PyTorch cannot export it.
+
+    Recurrent layers are ``loops`` over time, or else step after step.
 
     Which way a module takes where that depends on values is what its example inputs say, if they have values.
     """
@@ -44,7 +48,7 @@ def core_program(module: Any, inputs: Sequence[Any], trips: int | None) -> tuple
         raise refused("exported", error) from error
     _check_sizes(exported.graph_module)
     _drop_checks(exported.graph_module)
-    exported = with_attention(move_to_device_pass(exported, "meta"))
+    exported = with_attention(move_to_device_pass(exported, "meta"), loops)
     notes += unfolded(exported.graph_module, trips)
     return with_derivatives(exported), tuple(notes)
 

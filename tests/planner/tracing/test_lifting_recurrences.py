@@ -141,3 +141,43 @@ def test_a_scan_as_a_tree_keeps_every_level_as_jax_does(length: int) -> None:
     held = jax.eval_shape(lambda p, x, y: jax.vjp(lambda q: loss(q, x, y), p)[1], params, *data)
     theirs = sum(x.size for x in jax.tree.leaves(held) if x.shape[:2] == (LAYERS, BATCH))
     assert ours == theirs / LAYERS
+
+
+STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
+"""Recurrent layer of PyTorch -> arrays that a step hands on."""
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # how the export finds weights that these layers list again
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("both_ways", [False, True], ids=["one way", "both ways"])
+def test_recurrent_layers_of_pytorch_are_loops_over_time(kind: str, both_ways: bool) -> None:
+    """As many FLOPs as PyTorch counts in the step by step form that it exports."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from planner import from_torch
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.into = torch.nn.Embedding(CLASSES, WIDTH)
+            self.layers = getattr(torch.nn, kind)(WIDTH, WIDTH, 2, batch_first=True, bidirectional=both_ways)
+            self.out = torch.nn.Linear(WIDTH * (1 + both_ways), CLASSES)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            made = self.out(self.layers(self.into(x))[0])
+            return torch.nn.functional.cross_entropy(made.flatten(0, 1), y.flatten())
+
+    with torch.device("meta"):
+        module, *data = Net(), *(torch.zeros(BATCH, LENGTH, dtype=torch.int64) for _ in range(2))
+    graph = graph_of(from_torch(module, *data))
+    assert count_parameters(graph) == sum(p.numel() for p in module.parameters())
+    steps = [op for block in graph.blocks for op in block.ops if op.kind == "recurrence"]
+    assert len(steps) == 2 * (1 + both_ways)
+    assert {op.attributes["state"] for op in steps} == {WIDTH * STATES[kind]}
+    whole = torch.export.export(module, tuple(data)).run_decompositions()
+    with torch.device("meta"), FlopCounterMode(display=False) as counted:
+        whole.module()(*data)
+    assert BATCH * forward_flops(graph, 1) == counted.get_total_flops()
+    assert plan(model_of(from_torch(module, *data)), "dgx-h100:1", global_batch=64, seq_len=LENGTH).estimate
