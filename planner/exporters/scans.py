@@ -24,7 +24,7 @@ FAMILIES: Mapping[str, frozenset[str]] = MappingProxyType(
 
 Source: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/ssm/mamba_mixer.py`` and ``gated_delta_net/gdn.py``;
 AI-Hypercomputer/maxtext@e591f30 ``src/maxtext/configs/models/qwen3-next-80b-a3b.yml``;
-pytorch/torchtitan ``torchtitan/models`` (Qwen3.5 alone).
+pytorch/torchtitan 0.3.0 ``torchtitan/models``.
 """
 
 SPLITTING = ("jax", "megatron-lm", "megatron-bridge")
@@ -38,7 +38,7 @@ def check_scans(plan: Plan, target: str) -> None:
     if target not in MODULES and plan.model.family not in FAMILIES.get(target, frozenset()):
         able = [t for t in (*MODULES, *FAMILIES) if t in MODULES or plan.model.family in FAMILIES[t]]
         raise Unsupported(
-            f"target {target} has no linear recurrences as those of {plan.model.name}; export to {', '.join(able)}"
+            f"target {target} is not known to have the linear recurrences of {plan.model.name}; export to {', '.join(able)}"
         )
     if plan.plan.tensor > 1 and target not in SPLITTING:
         raise Unsupported(

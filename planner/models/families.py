@@ -68,6 +68,8 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
         "qwen2": decoders.qwen2,
         "qwen2_moe": mixtures.qwen2_moe,
         "qwen3": decoders.qwen3,
+        "qwen3_5_moe_text": hybrids.qwen3_5_moe,
+        "qwen3_5_text": hybrids.qwen3_5,
         "qwen3_moe": mixtures.qwen3_moe,
         "qwen3_next": hybrids.qwen3_next,
         "smollm3": decoders.smollm3,
@@ -83,6 +85,8 @@ SAME_TOWER: Mapping[str, str] = MappingProxyType(
         "qwen2_vl_text": "qwen2",
         "qwen2_5_vl": "qwen2",
         "qwen2_5_vl_text": "qwen2",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
         "qwen3_vl_text": "qwen3",
         "qwen3_vl_moe_text": "qwen3_moe",
     }
@@ -107,7 +111,7 @@ UNPRICED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("falcon_mamba", "jamba", "mamba"), _SCANNED),
         **dict.fromkeys(("zamba", "zamba2"), _SCANNED),
-        **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe"), _LINEAR),
+        **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), _LINEAR),
         **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "has recurrent layers"),
         "chatglm": "names its sizes in a way of its own, from before transformers had the class",
     }

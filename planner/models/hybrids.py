@@ -1,6 +1,6 @@
 """Hugging Face configurations of decoders with linear recurrences -> `TransformerConfig`, one function per family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -91,25 +91,20 @@ def _kind(mixer: str, scan: str, **more: Any) -> LayerKind:
     return LayerKind(attention="none", scan=scan, **more) if mixer == "scan" else LayerKind(**more)
 
 
-def qwen3_next(read: ConfigReader, name: str) -> TransformerConfig:
-    """Qwen3-Next: three layers of gated DeltaNet to one of gated attention, experts with a gated shared one."""
+def _qwen(
+    read: ConfigReader, name: str, scheme: str, has_experts: Callable[[int], bool]
+) -> TransformerConfig:
+    """Three layers of gated DeltaNet to one of gated attention, experts with a gated shared one."""
     period = read.integer("full_attention_interval", default=4)
-    usual = [
-        "full_attention" if (i + 1) % period == 0 else "linear_attention" for i in range(num_layers(read))
-    ]
-    step, dense = read.integer("decoder_sparse_step", default=1), set(read.items("mlp_only_layers") or [])
+    usual = ["linear_attention" if (i + 1) % period else "full_attention" for i in range(num_layers(read))]
     layers = tuple(
-        _kind(mixer, "delta", mlp="moe" if i not in dense and (i + 1) % step == 0 else "dense")
+        _kind(mixer, "delta", mlp="moe" if has_experts(i) else "dense")
         for i, mixer in enumerate(_mixers(read, usual))
     )
-    groups, heads = read.integer("linear_num_key_heads"), read.integer("linear_num_value_heads")
-    if heads % groups:
-        raise read.fail("linear_num_key_heads", f"must divide the {heads} value heads, found {groups}")
     bias = read.flag("attention_bias", default=False)
-    shared = read.integer("shared_expert_intermediate_size")
     return TransformerConfig(
         **common(read, name, kv_default=False, head_dim_default=False),
-        scheme="qwen3_next",
+        scheme=scheme,
         layers=layers,
         ffn=dense_width(read, layers),
         norm="rms_wide",
@@ -117,18 +112,44 @@ def qwen3_next(read: ConfigReader, name: str) -> TransformerConfig:
         gated_attention=True,
         qkv_bias=bias,
         out_bias=bias,
-        experts=experts_of(
-            read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared, shared_gate=True
-        ),
-        scan=Scan(
-            groups=groups,
-            heads=heads,
-            key_dim=read.integer("linear_key_head_dim"),
-            value_dim=read.integer("linear_value_head_dim"),
-            taps=read.integer("linear_conv_kernel_dim"),
-            chunk=DELTA_CHUNK,
-        ),
+        experts=_gated_mixture(read) if any(kind.mlp == "moe" for kind in layers) else None,
+        scan=_delta_net(read),
     )
+
+
+def _gated_mixture(read: ConfigReader) -> Experts:
+    shared = read.integer("shared_expert_intermediate_size")
+    return experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared, shared_gate=True)
+
+
+def _delta_net(read: ConfigReader) -> Scan:
+    groups, heads = read.integer("linear_num_key_heads"), read.integer("linear_num_value_heads")
+    if heads % groups:
+        raise read.fail("linear_num_key_heads", f"must divide the {heads} value heads, found {groups}")
+    return Scan(
+        groups=groups,
+        heads=heads,
+        key_dim=read.integer("linear_key_head_dim"),
+        value_dim=read.integer("linear_value_head_dim"),
+        taps=read.integer("linear_conv_kernel_dim"),
+        chunk=DELTA_CHUNK,
+    )
+
+
+def qwen3_next(read: ConfigReader, name: str) -> TransformerConfig:
+    """Qwen3-Next: experts in every ``decoder_sparse_step``-th layer that is not in ``mlp_only_layers``."""
+    step, dense = read.integer("decoder_sparse_step", default=1), set(read.items("mlp_only_layers") or [])
+    return _qwen(read, name, "qwen3_next", lambda i: i not in dense and (i + 1) % step == 0)
+
+
+def qwen3_5(read: ConfigReader, name: str) -> TransformerConfig:
+    """Qwen3.5, the text tower: Qwen3-Next's layers without experts, and with more projections."""
+    return _qwen(read, name, "qwen3_5", lambda i: False)
+
+
+def qwen3_5_moe(read: ConfigReader, name: str) -> TransformerConfig:
+    """The same with experts in every layer."""
+    return _qwen(read, name, "qwen3_5", lambda i: True)
 
 
 NEMOTRON_LAYERS: Mapping[str, LayerKind] = MappingProxyType(

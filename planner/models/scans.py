@@ -39,10 +39,8 @@ def gated_delta_rule(b: BlockBuilder, scan: Scan, function: str, x: str) -> str:
     The kernel keeps normalised queries and keys, sums of decays in fp32, and the inverse of a matrix for each chunk.
     Source: Yang et al., arXiv:2412.06464; fla-core 0.6.0 ``fla/ops/gated_delta_rule/chunk.py`` (what is saved).
     """
-    q, k, v, z = _projected(
-        b, x, ("scan_query", "scan_key", "scan_value", "scan_gate"), role="scan_in", bias=scan.bias
-    )
-    beta, decay = _projected(b, x, ("beta", "decay"), role="scan_scalars", bias=scan.bias)
+    q, k, v, z = _projected(b, scan, x, ("scan_query", "scan_key", "scan_value", "scan_gate"))
+    beta, decay = _projected(b, scan, x, ("beta", "decay"), name="scan_scalars")
     rate = b.tensor("decay_log", *b.dims(decay), dtype="fp32")
     strength = b.tensor("strength", *b.dims(beta))
     weights = tuple(b.weight(name, *HEADS, role=name) for name in ("decay_rate", "decay_bias"))
@@ -68,9 +66,8 @@ def state_space_dual(b: BlockBuilder, scan: Scan, function: str, x: str) -> str:
     Source: Dao and Gu, arXiv:2405.21060; state-spaces/mamba ``mamba_ssm/ops/triton/ssd_combined.py``
     (``MambaSplitConv1dScanCombinedFn``, as the mixers of Megatron-LM and transformers call it).
     """
-    z, v, k, q, step = _projected(
-        b, x, ("scan_gate", "scan_value", "scan_key", "scan_query", "step"), role="scan_in", bias=scan.bias
-    )
+    parts = ("scan_gate", "scan_value", "scan_key", "scan_query", "step")
+    z, v, k, q, step = _projected(b, scan, x, parts)
     kept = (v, k, q, step, "scanned")
     v, k, q = _convolved(b, scan, (v, k, q), function)
     weights = tuple(b.weight(name, *HEADS, role=name) for name in ("decay_rate", "skip", "decay_bias"))
@@ -90,14 +87,22 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Result of a projection -> its dims beside those of tokens; HEADS of others."""
 
 
-def _projected(b: BlockBuilder, x: str, parts: tuple[str, ...], *, role: str, bias: bool) -> tuple[str, ...]:
+ROLES: Mapping[str, str] = MappingProxyType({"scan_gate": "scan_z", "beta": "scan_b", "decay": "scan_a"})
+"""Result of a projection -> role of its weight; ``scan_in`` of others. Families join them in one, or do not."""
+
+
+def _projected(
+    b: BlockBuilder, scan: Scan, x: str, parts: tuple[str, ...], *, name: str = "scan_in"
+) -> tuple[str, ...]:
     """Append one product that makes ``parts``."""
     weights: list[str] = []
     for part in parts:
-        dims = PARTS.get(part, HEADS)
-        weights += b.linear_weights(f"w_{part}", *dims, "hidden", role=role, columns=len(dims), bias=bias)
+        dims, role = PARTS.get(part, HEADS), ROLES.get(part, "scan_in")
+        weights += b.linear_weights(
+            f"w_{part}", *dims, "hidden", role=role, columns=len(dims), bias=scan.bias
+        )
     made = tuple(b.tensor(part, *b.dims(x)[:2], *PARTS.get(part, HEADS)) for part in parts)
-    b.op(role, "matmul", (x,), made, tuple(weights))
+    b.op(name, "matmul", (x,), made, tuple(weights))
     return made
 
 
