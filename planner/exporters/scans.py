@@ -38,7 +38,8 @@ def check_scans(plan: Plan, target: str) -> None:
     if target not in MODULES and plan.model.family not in FAMILIES.get(target, frozenset()):
         able = [t for t in (*MODULES, *FAMILIES) if t in MODULES or plan.model.family in FAMILIES[t]]
         raise Unsupported(
-            f"target {target} is not known to have the linear recurrences of {plan.model.name}; export to {', '.join(able)}"
+            f"target {target} is not known to have the linear recurrences of {plan.model.name}; export to "
+            f"{', '.join(able)}"
         )
     if plan.plan.tensor > 1 and target not in SPLITTING:
         raise Unsupported(

@@ -36,6 +36,11 @@ SIZES: Mapping[str, int] = MappingProxyType(
         "kv_up": 16,
         "token_types": 2,
         "buckets": 8,
+        "state_groups": 4,
+        "group_heads": 2,
+        "state_keys": 8,
+        "state_values": 8,
+        "chunk": 8,
     }
 )
 """Small size of each dim: even, so that two ranks can share it; latent attention's add up as the large ones do."""
@@ -63,6 +68,25 @@ KEYS: Mapping[str, int] = MappingProxyType(
         "v_head_dim": 8,
         "sliding_window": 8,
         "first_k_dense_replace": 1,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "n_groups": 4,
+        "mamba_n_groups": 4,
+        "num_heads": 16,
+        "mamba_num_heads": 16,
+        "mamba_n_heads": 16,
+        "mamba_head_dim": 8,
+        "mamba_d_head": 8,
+        "mamba_d_ssm": 128,
+        "state_size": 8,
+        "ssm_state_size": 8,
+        "mamba_d_state": 8,
+        "chunk_size": 8,
+        "mamba_chunk_size": 8,
+        "shared_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 48,
     }
 )
 """Small value of keys of a Hugging Face configuration."""
@@ -189,7 +213,7 @@ def scaled_config(plan: Plan, layers: int) -> Model:
     count = build_graph(plan.model, plan.job.seq_len).num_layers
     heads, kv_heads = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads"))
     for key, value in config.items():
-        if isinstance(value, list) and len(value) == count:
+        if isinstance(value, list | str) and len(value) == count:
             config[key] = value[:layers]
         elif key == "num_key_value_heads" and heads and kv_heads:
             config[key] = max(2, HEADS * kv_heads // heads)

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import Unsupported
 from planner.evaluation import evaluate
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.setting import graph_of
 from planner.evaluation.timeline import step_timeline
 from planner.exporters.fsdp import to_fsdp2
 from planner.exporters.reductions import priced_type
 from planner.exporters.stages import has_experts
+from planner.graph import has_scans
 from planner.pipeline.generators import generate, refusal
 from planner.pipeline.schedule import Schedule
 from planner.plans import Parallelism, Plan
@@ -140,6 +142,11 @@ def _untracked(plan: Plan) -> str:
     if has_experts(plan):
         return (
             "memory at full size is not tracked for experts: how many tokens one gets is known when it runs"
+        )
+    if has_scans(graph_of(plan.model, plan.job)):
+        return (
+            "memory at full size is not tracked for linear recurrences: on a CPU transformers runs plain versions of "
+            "their kernels, which keep several times as much"
         )
     if p.data * p.context == 1 or p.zero_stage == 0:
         return "memory at full size is tracked where data-parallel ranks share states"

@@ -197,7 +197,7 @@ def test_targets_carry_recurrences_or_refuse_in_a_sentence(target: str) -> None:
     elif target in MODULES:
         assert "does not split linear recurrences over tensor ranks" in _refusal(answer, target)
     else:
-        assert f"target {target} is not known to have the linear recurrences of nemotron-h-8b" in _refusal(answer, target)
+        assert f"target {target} is not known to have the linear recurrences" in _refusal(answer, target)
     assert set(FAMILIES) | set(MODULES) <= set(EXPORTERS)
 
 

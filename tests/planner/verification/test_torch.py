@@ -56,6 +56,12 @@ SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek-v2-lite", FULL | {"data": 4, "expert": 2, "context": 2, "shard_degree": 8},
     ),
     "experts in a pipeline": ("gpt-oss-120b", FULL | {"data": 2, "expert": 2, "shard_degree": 2, "pipeline": 2}),
+    "gated delta rule and experts": (
+        "qwen3-next-80b-a3b", FULL | {"data": 4, "expert": 2, "shard_degree": 4},
+    ),
+    "state-space layers in a pipeline": (
+        "nemotron-h-8b", FULL | {"data": 2, "shard_degree": 2, "pipeline": 2},
+    ),
     "split backward, ZeRO 2": (
         "llama-3.1-8b",
         {"data": 2, "pipeline": 2, "virtual_stages": 2, "schedule": "zb-v", "zero_stage": 2, "shard_degree": 2},
