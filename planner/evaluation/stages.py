@@ -317,7 +317,6 @@ def stage_cost(
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
-    back = _most_back(units, plan, software)
     syncs = (unit.sync for unit, _ in units if unit.sync.gather or unit.sync.fetch)
     waited = next(syncs, Sync()) if gathers_weights(plan, software)[0] else Sync()
     first_gather = waited.fetch + waited.gather
@@ -357,7 +356,7 @@ def stage_cost(
         last_reduced=max((_last_reduced(b, software) for b in layers), default=0.0),
         first_run=_first_loop(units),
         midway=max((b.midway for b in layers), default=Midway()),
-        back=back,
+        back=_most_back(units, plan, software),
         in_rows=max((unit.in_rows for unit, _ in units), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),

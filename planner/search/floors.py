@@ -35,7 +35,7 @@ from planner.search.bounds import (
 )
 from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
-from planner.search.space import Candidate, policies, stage_policies
+from planner.search.space import Candidate, alternates, policies, splits_backward, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit
 
 ROUNDING = 1e-9
@@ -389,13 +389,3 @@ class Floors:
         self.cuts[c] = recut
         seconds = self.evaluator.floor(plan, shardings, recut)
         return Floor(seconds, self.evaluator.memory(plan, shardings, recut))
-
-
-def splits_backward(c: Candidate) -> bool:
-    """Whether the candidate's pipeline makes gradients of inputs and of weights in passes of their own."""
-    return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
-
-
-def alternates(c: Candidate) -> bool:
-    """Whether the candidate's pipeline has every stage once, and whole backwards."""
-    return schedule_entry(c.schedule).copies == 1 and not splits_backward(c)

@@ -30,8 +30,8 @@ from planner.search.bounds import (
     pipeline_seconds,
     waits_behind,
 )
-from planner.search.floors import Floors, RankLoads, parallelism, splits_backward
-from planner.search.space import SEARCHED_POLICIES, Candidate
+from planner.search.floors import Floors, RankLoads, parallelism
+from planner.search.space import SEARCHED_POLICIES, Candidate, splits_backward
 
 Array = npt.NDArray[np.float64]
 

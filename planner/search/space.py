@@ -330,3 +330,13 @@ def families(
                         Candidate(d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload)
                         for (zero, sharding, degree), policy in choices
                     )
+
+
+def splits_backward(c: Candidate) -> bool:
+    """Whether the candidate's pipeline makes gradients of inputs and of weights in passes of their own."""
+    return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
+
+
+def alternates(c: Candidate) -> bool:
+    """Whether the candidate's pipeline has every stage once, and whole backwards."""
+    return schedule_entry(c.schedule).copies == 1 and not splits_backward(c)
