@@ -166,11 +166,12 @@ LARGE_LAYERS = {
     "70b-2/v5p:2x2x4/fsdp16-full": 0.07,
     "8b-4/v5e:4x4/fsdp16-full-fp32": 0.015,
     "gpt-neox-20b/v5p:2x2x4/fsdp16-full": 0.02,
+    "llama-3.2-3b/v5e:4x4/fsdp16-full": 0.015,
     "7b-8/v5e:4x8/fsdp32-none": 0.015,
     "7b-4/v6e:4x4/fsdp16-selective-mb2": 0.025,
     "7b-2/v5e:4x4/fsdp4x4-full": 0.02,
 }
-"""Few tokens beside the weights of a layer: +16, -1, +5, +8, +18 and +10 % when whole gradients lay beside them."""
+"""Few tokens beside the weights of a layer: +16, -1, +5, -9, +8, +18 and +10 % when whole gradients lay beside them."""
 
 
 @pytest.mark.parametrize(("run", "tolerance"), LARGE_LAYERS.items())
