@@ -290,6 +290,14 @@ def _saved_bytes(
     return saved + listed_sums(pricer, block, policy, sizes, terms.sums)
 
 
+def left_gathered(block: BlockCost) -> float:
+    """Elements of a layer that are surely gathered beside its workspace: less the last weight, and any in a ring."""
+    everything = sum(group.elements for group in block.weights)
+    if block.compiled == CompiledBlock():
+        return everything
+    return max(0.0, min(everything * (1 - block.lone.backward), everything - block.compiled.last_weight))
+
+
 def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> BlockCost:
     """Apply a rematerialisation policy to priced terms.
 

@@ -11,9 +11,14 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import Midway
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
-from planner.evaluation.states import gradient_bytes, lie_whole, reduced_bytes, shards_frozen, weight_bytes
+from planner.evaluation.states import (
+    gathered_weight_bytes,
+    gradient_bytes,
+    lie_whole,
+    reduced_bytes,
+    shards_frozen,
+)
 from planner.plans import Job, Parallelism
-from planner.sharding.widths import DTYPE_BYTES
 
 
 def kept_share(plan: Parallelism) -> float:
@@ -60,10 +65,8 @@ class Rank:
 
     @cached_property
     def weight(self) -> float:
-        """Bytes of a gathered weight, and of its gradient where it is made: at most what a compiler's products read."""
-        widest = weight_bytes(self.job)
-        partitioner = self.software.partitioner
-        return min(widest, DTYPE_BYTES[partitioner.product_dtype]) if partitioner is not None else widest
+        """Bytes of a gathered weight, and of its gradient where it is made."""
+        return gathered_weight_bytes(self.job, self.software)
 
     @cached_property
     def reduced(self) -> float:

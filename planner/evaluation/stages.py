@@ -290,6 +290,11 @@ def _most_back(units: Iterable[tuple[UnitCost, int]], plan: Parallelism, softwar
     return most(found)
 
 
+def _unlooped(block: BlockCost, count: int, plan: Parallelism) -> float:
+    """What a layer that is alone keeps less than in a loop; stages of pipelines are taken to be loops."""
+    return block.compiled.looped if count == 1 and plan.pipeline == 1 else 0.0
+
+
 def _frozen_bytes(block: BlockCost) -> float:
     return sum(group.data for group in block.frozen)
 
@@ -341,7 +346,7 @@ def stage_cost(
         backward_input=sum(n * t.backward_input for t, n in times),
         backward_weight=sum(n * t.backward_weight for t, n in times),
         parts=parts,
-        saved_bytes=sum(n * b.saved_bytes - (b.compiled.looped if n == 1 else 0.0) for b, n in blocks),
+        saved_bytes=sum(n * b.saved_bytes - _unlooped(b, n, plan) for b, n in blocks),
         largest_saved=max((b.saved_bytes for b, _ in blocks), default=0.0),
         until_weight_bytes=sum(n * unit.block.until_weight_bytes for unit, n in units),
         boundary_bytes=next((b.boundary_bytes for b, _ in reversed(blocks) if b.boundary_bytes), 0.0),

@@ -25,6 +25,12 @@ def weight_bytes(job: Job) -> float:
     return DTYPE_BYTES[job.precision]
 
 
+def gathered_weight_bytes(job: Job, software: SoftwareSpec) -> float:
+    """Bytes of a gathered weight: at most what a compiler's products read."""
+    widest, partitioner = weight_bytes(job), software.partitioner
+    return min(widest, DTYPE_BYTES[partitioner.product_dtype]) if partitioner is not None else widest
+
+
 def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per weight between steps: the training type, or masters that are cast where they are read."""
     masters = job.master_weights and not software.keeps_copy

@@ -7,12 +7,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from planner.evaluation.blocks import left_gathered
 from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.memory import held_in_backward, model_states
 from planner.evaluation.rank import stages_gathered
 from planner.evaluation.stages import StageCost
-from planner.evaluation.states import weight_bytes
+from planner.evaluation.states import gathered_weight_bytes
 from planner.evaluation.step import stage_wait, straggling
 from planner.graph import counted, tied_share
 from planner.pipeline.generators import schedule_entry, stage_to_rank
@@ -61,6 +62,8 @@ class Part(NamedTuple):
     saved: float
     """For one micro-batch [bytes]."""
     workspace: float
+    gathered: float
+    """Elements of one that are surely whole at once."""
 
 
 class Whole(NamedTuple):
@@ -268,8 +271,9 @@ class Floors:
             count,
             model_states(weights, evaluator.job, plan, evaluator.mesh(plan), evaluator.software),
             sum(group.elements for group in weights),
-            min(cost.saved_bytes for cost in costs),
+            min(cost.saved_bytes - cost.compiled.looped for cost in costs),
             min(cost.workspace_bytes for cost in costs),
+            min(left_gathered(cost) for cost in costs),
         )
 
     def rank_loads(self, c: Candidate) -> RankLoads:
@@ -288,8 +292,8 @@ class Floors:
             kept = 0.0 if "activations" in c.offload else 1.0
             beside = min(part.workspace for part in layers)
             if c.zero_stage == 3 and stages_gathered(plan, software) == 1:
-                gathered = min(software.live_parameters, *(part.elements for part in layers))
-                beside += gathered * weight_bytes(job)
+                gathered = min(software.live_parameters, *(part.gathered for part in layers))
+                beside += gathered * gathered_weight_bytes(job, software)
             loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
             self._loads[key] = RankLoads(loads, (held(ends[0], looked_up=True), held(ends[1])), beside)
         return self._loads[key]

@@ -190,7 +190,8 @@ def _ways(floors: Floors, c: Candidate) -> list[Way]:
     evaluator, plan, shardings = floors.evaluator, parallelism(c), floors.sharding(c)
     found, kept = [], kept_share(plan)
     for policy in SEARCHED_POLICIES:
-        saved = evaluator.block(plan, evaluator.main_layer, policy, shardings).saved_bytes
+        block = evaluator.block(plan, evaluator.main_layer, policy, shardings)
+        saved = block.saved_bytes - block.compiled.looped
         seconds = evaluator.seconds_within(plan, evaluator.main_layer, policy, shardings)
         found.append(Way(seconds, kept * saved))
     return found
