@@ -278,6 +278,7 @@ class Naming:
                 self._give(state[0], "encoder_seq")
             return
         fixed = any(k.role == "conv" for k in self.lifted.kernels) or not self._learned.isdisjoint(state)
+        state = [x for x in state if x not in self._learned] or state  # rows of patches are their filter's
         if len(state) == 1:
             self._give(state[0], "pixels" if fixed else "seq")
         elif state:

@@ -175,6 +175,25 @@ class Points(nn.Module):  # type: ignore[misc]
         return functional.mse_loss(x, y)
 
 
+class Shrinking(nn.Module):  # type: ignore[misc]
+    """Patches of patches, between layers that see channels alone (ConvNeXt, Swin): images are in ever more parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (8, 16, 32)
+        self.into = nn.Conv2d(3, 8, 4, 4)
+        self.layers = nn.ModuleList(nn.Conv2d(n, n, 1) for n in sizes)
+        self.halves = nn.ModuleList(nn.Conv2d(n, 2 * n, 2, 2) for n in sizes[:-1])
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        x = self.into(images)
+        for number, layer in enumerate(self.layers):
+            x = x + functional.relu(layer(x))
+            x = self.halves[number](x) if number < len(self.halves) else x
+        return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
 class Latents(nn.Module):  # type: ignore[misc]
     """Rows of a parameter that attend to what a sequence has, in every sequence (a Perceiver)."""
 
@@ -234,6 +253,7 @@ CASES = {
     "points": (Points, ((BATCH, 16, 3), (BATCH, 16, 32))),
     "latents": (Latents, ((BATCH, 16, 12), (BATCH, 32))),
     "queries": (Queries, ((BATCH, 16, 12), (BATCH, 32))),
+    "shrinking": (Shrinking, ((BATCH, 3, 64, 64), (BATCH, "rows"))),
     "filtered": (Filtered, ((BATCH, 24), (BATCH, 8))),
 }
 
