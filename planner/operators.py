@@ -44,6 +44,7 @@ from planner.saving import (
     named,
     saves_attention,
     saves_elementwise,
+    saves_factors,
     saves_inputs,
     saves_listed,
     saves_loss,
@@ -100,7 +101,7 @@ OPERATORS: Mapping[str, OperatorRule] = MappingProxyType(
     {
         "matmul": OperatorRule("matmul", matmul_flops, all_dims, reduced_dims, saves_inputs),
         "conv": OperatorRule("matmul", conv_flops, channel_dims, reduced_dims, saves_inputs),
-        "product": OperatorRule("product", product_flops, all_dims, reduced_dims, saves_inputs),
+        "product": OperatorRule("product", product_flops, all_dims, reduced_dims, saves_factors),
         "recurrence": OperatorRule("recurrence", recurrence_flops, recurrence_dims, no_dims, saves_steps),
         "scan": OperatorRule("scan", scan_flops, scan_dims, no_dims, saves_listed),
         "attention": OperatorRule("attention", attention_flops, query_dims, no_dims, saves_attention),

@@ -16,6 +16,12 @@ def saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ..
     return tuple(block.seen.get(name, name) for name in op.inputs)
 
 
+def saves_factors(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
+    """Each operand, for the gradient of the other: data and constants have none."""
+    pairs = zip(op.inputs, reversed(op.inputs), strict=True)
+    return tuple(block.seen.get(n, n) for n, other in pairs if block.tensor[other].role != "input")
+
+
 def saves_nothing(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """Its gradient is that of its result."""
     return ()

@@ -305,6 +305,22 @@ def test_a_view_is_kept_as_what_it_shows() -> None:
     assert block.inputs[0] in saved_tensors(block, "none")
 
 
+def test_a_matrix_that_is_not_learned_keeps_nothing_of_what_it_multiplies() -> None:
+    """What PyTorch keeps of 32 features: the activation's argument or result, once; and nothing for the product."""
+    module, inputs = case("filtered")
+    kept: list[Any] = []
+    with (
+        torch.device("meta"),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x),
+    ):
+        module(*inputs)
+    wide = {x.untyped_storage()._cdata for x in kept if tuple(x.shape) == (BATCH, 32)}
+    (block,) = graph_of(from_torch(module, *inputs)).blocks
+    dims = {block.tensor[op.outputs[0]].dims for op in block.ops if op.kind == "elementwise"}
+    ours = [n for n in saved_tensors(block, "none") if block.tensor[n].dims in dims and "loss" not in n]
+    assert len(ours) == len(wide) == 1
+
+
 def test_windows_are_what_a_query_sees() -> None:
     module, inputs = case("windows")
     graph = graph_of(from_torch(module, *inputs))
