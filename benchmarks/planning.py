@@ -29,6 +29,7 @@ CASES = {
     "70b": Case("llama-3.1-70b", "dgx-h100:16", 1024, 8192),
     "405b": Case("llama-3.1-405b", "dgx-h100:2048", 4096, 8192),
     "deepseek-v3": Case("deepseek-v3", "h800-8x:256", 15360, 4096),
+    "llama-4-scout": Case("llama-4-scout", "dgx-h100:64", 1024, 8192),
     "mixtral-tpu": Case("mixtral-8x7b", "tpu-v5p:4x4x8", 1024, 4096, "jax-xla"),
 }
 

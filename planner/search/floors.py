@@ -201,7 +201,8 @@ class Floors:
 
     def first(self, c: Candidate) -> float:
         """The same under no policy, which is faster than any: all that a family of the space has in common [s]."""
-        return self._main(c._replace(recompute="none"))
+        none = c._replace(recompute="none")
+        return max(self._main(none), self.operators(none).seconds)
 
     def main(self, c: Candidate) -> Floor:
         """Seconds without other blocks and without what ZeRO adds."""
