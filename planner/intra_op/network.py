@@ -184,8 +184,14 @@ class Network:
         for w, table in self.tables[v].items():
             del self.tables[w][v]
             self.add_table(u, w, table[partner])
+        if np.array_equal(partner, np.arange(self.costs[v].size)) and len(self.pieces[v]) > len(
+            self.pieces[u]
+        ):
+            self.pieces[u], self.pieces[v] = self.pieces[v], self.pieces[u]  # they add up: the fewer move
+        theirs = self.pieces[u]
         for rows, bytes_ in self.pieces[v].items():
-            self.pieces[u][rows] = self.pieces[u].get(rows, 0.0) + bytes_[partner]
+            moved = bytes_[partner]
+            theirs[rows] = theirs[rows] + moved if rows in theirs else moved
         self._decide(v, (u,), self.labels[v][partner])
 
     def eliminate(self, v: int) -> None:
