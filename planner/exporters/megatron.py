@@ -15,8 +15,8 @@ from typing import Any
 from planner.evaluation.cuts import sizes_of
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits, refuse
-from planner.exporters.megatron_layout import write_layout
-from planner.exporters.megatron_model import model_arguments, prediction_modules
+from planner.exporters.megatron_layout import write_layout, write_pattern
+from planner.exporters.megatron_model import layer_letters, model_arguments, prediction_modules
 from planner.exporters.script import notes_file, policy_of
 from planner.exporters.stages import cuts_of, num_layers
 from planner.models.catalog import build_graph
@@ -158,10 +158,12 @@ def settings(plan: Plan) -> dict[str, Settings]:
 
 
 def _pipeline(plan: Plan) -> Settings:
-    """Equal stages by their number, others by a layout."""
+    """Equal stages by their number, others by a layout; stages of unlike layers by the pattern of these alone."""
     p = plan.plan
     fields: Settings = {"pipeline_model_parallel_size": p.pipeline}
-    cuts = cuts_of(plan)
+    cuts, letters = cuts_of(plan), layer_letters(plan)
+    if p.pipeline > 1 and letters:
+        return fields | {"hybrid_layer_pattern": write_pattern(letters, cuts)}
     if p.pipeline > 1 and (len(set(sizes_of(cuts))) > 1 or cuts[-1] != num_layers(plan)):
         return fields | {"pipeline_model_parallel_layout": write_layout(cuts, prediction_modules(plan))}
     if p.virtual_stages > 1:

@@ -3,12 +3,15 @@
 Stages are separated by ``|``; ``E`` is the embedding, ``t`` a decoder layer, ``m`` a module of multi-token
 prediction, ``L`` the loss; ``t*3`` repeats, and ``(...)*n`` repeats a group. Commas may stand between letters.
 
-Source: Megatron-LM d98e8a6, megatron/core/transformer/pipeline_parallel_layer_layout.py.
+Models of unlike layers have ``--hybrid-layer-pattern`` in its place, with a letter for each layer and the same ``|``.
+
+Source: Megatron-LM d98e8a6, megatron/core/transformer/pipeline_parallel_layer_layout.py and
+megatron/core/models/hybrid/hybrid_layer_allocation.py.
 """
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from planner.errors import InputError
 from planner.evaluation.cuts import sizes_of
@@ -52,6 +55,17 @@ def read_layout(text: str) -> tuple[int, ...]:
     for row in rows:
         cuts.append(cuts[-1] + row.count(LAYER))
     return tuple(cuts)
+
+
+def write_pattern(letters: str, cuts: Sequence[int]) -> str:
+    """Pattern of layers ``letters`` in stages cut at ``cuts``."""
+    return "|".join(letters[first:last] for first, last in pairwise(cuts))
+
+
+def read_pattern(text: str) -> tuple[int, ...]:
+    """Boundaries in layers of a pattern's stages; modules of multi-token prediction, after ``/``, are left out."""
+    stages = text.partition("/")[0].split("|")
+    return tuple(accumulate(map(len, stages), initial=0))
 
 
 def _expand(text: str) -> str:

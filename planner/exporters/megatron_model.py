@@ -4,6 +4,7 @@ from typing import Any
 
 from planner.models.config import TransformerConfig
 from planner.models.families import DECODERS
+from planner.models.hybrids import LETTERS
 from planner.models.reading import ConfigReader
 from planner.plans import Plan
 
@@ -27,6 +28,14 @@ def prediction_modules(plan: Plan) -> int:
     """Modules of multi-token prediction."""
     config = transformer_of(plan)
     return 0 if config is None else config.mtp_layers
+
+
+def layer_letters(plan: Plan) -> str:
+    """Each layer's letter in the patterns of Megatron's models of unlike layers; nothing for other models."""
+    config = transformer_of(plan)
+    if config is None or config.scan is None or not set(config.layers) <= set(LETTERS):
+        return ""
+    return "".join(LETTERS[kind] for kind in config.layers)
 
 
 def model_arguments(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.exporters.megatron_layout import read_layout
+from planner.exporters.megatron_layout import read_layout, read_pattern
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
 from planner.importers.torchtitan import even_but_ends
@@ -161,7 +161,7 @@ def _states(settings: Settings, keys: Keys) -> Settings:
 
 
 def _pipeline(settings: Settings, keys: Keys, layers: int) -> Settings:
-    """Stages and their cuts: by a layout, by numbers of layers at the ends, or even."""
+    """Stages and their cuts: by a layout or pattern, by numbers of layers at the ends, or even."""
     first, last = (keys.integer(f"decoder-{end}-pipeline-num-layers", least=0) for end in ("first", "last"))
     ends = [keys.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
     per_chunk, v = (
@@ -169,12 +169,16 @@ def _pipeline(settings: Settings, keys: Keys, layers: int) -> Settings:
         keys.integer("num-virtual-stages-per-pipeline-rank") or 1,
     )
     layout = keys.get("pipeline-model-parallel-layout")
+    pattern = str(keys.get("hybrid-layer-pattern") or keys.get("hybrid-override-pattern") or "")
     p = settings.pipeline
     if p == 1:
         return settings
     cuts: tuple[int, ...] | None = None
     if layout is not None:
         cuts = read_layout(str(layout))
+        v = max(1, (len(cuts) - 1) // p)
+    elif "|" in pattern:
+        cuts = read_pattern(pattern)
         v = max(1, (len(cuts) - 1) // p)
     elif first is not None or last is not None:
         cuts = _given_ends(keys, layers, p * v, first, last)

@@ -162,6 +162,11 @@ NEMOTRON_LAYERS: Mapping[str, LayerKind] = MappingProxyType(
 )
 """Word of ``layers_block_type`` -> layer, each with a norm and a residual of its own."""
 
+LETTERS: Mapping[LayerKind, str] = MappingProxyType(
+    {NEMOTRON_LAYERS[word]: letter for letter, word in PATTERN.items()}
+)
+"""Layer -> its letter in patterns, which Megatron-LM reads too."""
+
 NEMOTRON_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "groups": "n_groups",

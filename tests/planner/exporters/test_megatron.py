@@ -12,7 +12,7 @@ from tiny_llama import tiny_model, tiny_plan
 from planner.errors import InputError, Unsupported
 from planner.evaluation.cuts import sizes_of, with_cuts
 from planner.exporters.megatron import settings
-from planner.exporters.megatron_layout import read_layout, write_layout
+from planner.exporters.megatron_layout import read_layout, read_pattern, write_layout
 from planner.exporters.registry import export
 from planner.models.catalog import load_model
 
@@ -67,6 +67,22 @@ def test_uneven_stages_become_a_layout_and_even_ones_do_not() -> None:
     words = flags(export(uneven, "megatron-lm")["megatron_args.sh"])
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et|t*3|t*2|t*2L"
     assert "--num-virtual-stages-per-pipeline-rank" not in words
+
+
+@pytest.mark.parametrize("cuts", [(0, 13, 26, 39, 52), (0, 10, 26, 41, 52)])
+def test_stages_of_unlike_layers_are_a_pattern(cuts: tuple[int, ...]) -> None:
+    """NVIDIA's own pattern in pieces: Megatron asserts that such models have no other layout."""
+    model = load_model("nemotron-h-8b")
+    plan = tiny_plan(model, {"seq_len": 4096}, pipeline=2, virtual_stages=2, schedule="interleaved")
+    plan = plan.model_copy(update={"plan": with_cuts(plan.plan, 52, cuts)})
+    words = flags(export(plan, "megatron-lm")["megatron_args.sh"])
+    pattern = words[words.index("--hybrid-layer-pattern") + 1]
+    assert pattern.replace("|", "") == model.config["hybrid_override_pattern"]
+    assert read_pattern(f"{pattern}/ME/ME") == cuts
+    assert "--pipeline-model-parallel-layout" not in words
+    assert "--num-virtual-stages-per-pipeline-rank" not in words
+    overrides = json.loads(export(plan, "megatron-bridge")["megatron_bridge.json"])
+    assert overrides["model"]["hybrid_layer_pattern"] == pattern
 
 
 def test_arguments_and_overrides_say_the_same() -> None:

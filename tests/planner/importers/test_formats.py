@@ -54,6 +54,14 @@ MEGATRON: dict[str, tuple[str, dict[str, Any]]] = {
         "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*7|(t*8|)*2t*9L'",
         {"virtual_stages": 2, "schedule": "interleaved"},
     ),
+    "pattern": (
+        f"--pipeline-model-parallel-size 2 --hybrid-layer-pattern '{'M' * 7}|{'-*' * 4}|{'ME' * 4}|{'*' * 9}'",
+        {"virtual_stages": 2, "schedule": "interleaved"},
+    ),
+    "pattern without stages": (
+        f"--pipeline-model-parallel-size 2 --hybrid-override-pattern {'M-' * 16}",
+        {"virtual_stages": 1, "schedule": "1f1b"},
+    ),
     "offload": ("--optimizer-cpu-offload --use-precision-aware-optimizer", {"offload": ("optimizer",)}),
 }
 
