@@ -283,9 +283,10 @@ FAR_OFF = """\
   for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
   26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
 * DeepEP and HybridEP send a token once to each rank, not for each expert that it has there, by kernels that reach 0.62
-  to 0.68 of the links. So priced, exchanges take what both measured (-10 to +3 % on H800, 0 to +14 % in racks; +30 %
-  and -11 to +38 % before), while mixtures of Megatron-Bridge went from 8.5 to 10.4 % (over 8 ranks 3 % faster, over 64
-  slower) and notes on Primus from +70 to +56 %. `routing_passes` stays: 5 to 7 are alike on what it was fitted on.
+  to 0.68 of the links (DeepEP's on Blackwell 0.37 to 0.38: its runs there -3 to 0 %). So priced, exchanges take what
+  both measured (-10 to +3 % on H800, 0 to +14 % in racks; +30 % and -11 to +38 % before), while mixtures of
+  Megatron-Bridge went from 8.5 to 10.4 % (over 8 ranks 3 % faster, over 64 slower) and notes on Primus from +70 to +56
+  %. `routing_passes` stays: 5 to 7 are alike on what it was fitted on.
 * Mixtures with routers left to themselves: -26 to -68 % on H100 in Megatron-Bridge but for Moonlight (0 %), the
   more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
 * torchtitan's Qwen3-30B on eight H200 (-3 to -47 % compiled, memory -5 to +6 %): a router left to itself. Its

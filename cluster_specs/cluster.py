@@ -93,6 +93,8 @@ class LinkSpec(Record):
     """Share of the bandwidth that its sums reach; None: as in the first switches that could."""
     dispatch_efficiency: float | None = Field(default=None, gt=0, le=1)
     """Share of the bandwidth that kernels reach that send tokens to experts, each once to a rank; None: as others."""
+    deepep_efficiency: float | None = Field(default=None, gt=0, le=1)
+    """The same of DeepEP's on the multiprocessors that it takes by itself; None: as ``dispatch_efficiency``."""
     full_mesh: bool = False
     """Every pair has its own cable, so ``k`` peers have (k - 1) / (devices - 1) of the bandwidth."""
 

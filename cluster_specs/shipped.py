@@ -40,6 +40,7 @@ class Fabric(Record):
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     dispatch_efficiency: float | None = Field(default=None, gt=0, le=1)
+    deepep_efficiency: float | None = Field(default=None, gt=0, le=1)
     full_mesh: bool = False
     words: tuple[str, ...] = ()
     """Words by which published descriptions name it."""

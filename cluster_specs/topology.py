@@ -14,6 +14,13 @@ from cluster_specs.cluster import ClusterSpec, LinkSpec, TorusSpec
 from cluster_specs.errors import InputError
 
 
+class Dispatching(NamedTuple):
+    """Rates of kernels that send tokens to experts, each once to a rank, over that of large collectives."""
+
+    deepep: float = 1.0
+    hybridep: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """One level of the network inside a group: ``size`` peers (or sub-groups) that exchange over it.
@@ -35,8 +42,7 @@ class Level:
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = None
     """Share of ``bandwidth`` that such sums reach; None: the usual one."""
-    dispatching: float = 1.0
-    """``bandwidth`` times this is what kernels reach that send tokens to experts, each once to a rank."""
+    dispatching: Dispatching = Dispatching()
     crossing: float = 1.0
     """Share of ``bandwidth`` left to routes that cross others: all but those between neighbours of a ring."""
     ring_step: float = 0.0
@@ -200,10 +206,15 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         kind=link.kind,
         in_switch_reduction=link.in_switch_reduction,
         in_switch_efficiency=link.in_switch_efficiency,
-        dispatching=(link.dispatch_efficiency or link.efficiency) / link.efficiency,
+        dispatching=_dispatching(link),
         crossing=max(1.0, size / 2) ** -link.contention,
         ring_step=link.ring_step,
     )
+
+
+def _dispatching(link: LinkSpec) -> Dispatching:
+    usual = link.dispatch_efficiency or link.efficiency
+    return Dispatching((link.deepep_efficiency or usual) / link.efficiency, usual / link.efficiency)
 
 
 def _extents(torus: TorusSpec, cluster: ClusterSpec) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ to NVLink), csrc/kernels/intranode.cu and internode.cu (a token is sent to ranks
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import all_to_all
@@ -25,6 +25,9 @@ class Groups(NamedTuple):
 
 
 UNGROUPED = Groups()
+
+Library = Literal["deepep", "hybridep"]
+"""Dispatchers whose rates are known apart: fields of `cluster_specs.topology.Dispatching`."""
 
 
 def reachable_nodes(nodes: int, groups: Groups) -> float:
@@ -66,11 +69,12 @@ def once_per_node(
     copies: float,
     groups: Groups = UNGROUPED,
     in_turn: int | None = None,
+    library: Library = "hybridep",
 ) -> CommTime:
     """All-to-all of ``full_bytes`` a rank, whose tokens nodes, and ranks, receive once, not ``copies`` times [s].
 
     The network carries what nodes receive, the links inside the node what ranks do; both at once. Experts are drawn, or
-    given to tokens in turn, ``in_turn`` of them in all.
+    given to tokens in turn, ``in_turn`` of them in all. Kernels of ``library`` send them inside the node.
     """
     levels = group.active_levels
     if not levels:
@@ -81,7 +85,7 @@ def once_per_node(
             return once_per_node_share(copies, parts, groups)
         return in_turn_share(round(copies), parts, in_turn)
 
-    links = replace(levels[0], bandwidth=levels[0].bandwidth * levels[0].dispatching)
+    links = replace(levels[0], bandwidth=levels[0].bandwidth * getattr(levels[0].dispatching, library))
     inside = all_to_all(full_bytes * share(group.size), CommGroup(links.size, (links,)))
     if len(levels) < 2:
         return inside

@@ -73,8 +73,8 @@ class Job(Given):
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None
     """How ranks that split the sequence get each other's keys and values (`planner.sharding.context`); None is the
     software stack's habit."""
-    token_exchange: Literal["all_to_all", "once_per_node"] = "all_to_all"
-    """How tokens reach their experts: a copy per expert, or one per node, and rank, as DeepEP and HybridEP send."""
+    token_exchange: Literal["all_to_all", "deepep", "hybridep"] = "all_to_all"
+    """How tokens reach their experts: a copy per expert, or one per node, and rank, as DeepEP or HybridEP sends it."""
     expert_routing: Literal["balanced", "consecutive"] = "balanced"
     """Which experts tokens have: any, all as often, or as many as a token has one after the other, in turn, as routers
     that are balanced by force may give them (torchtitan's, NeMo AutoModel's)."""

@@ -116,6 +116,9 @@ class JobOptions:
         str | None,
         _job("--context-exchange", help="Keys and values: all_gather, ring, gathered_ring or all_to_all."),
     ] = None
+    token_exchange: Annotated[
+        str, _job("--token-exchange", help="How tokens get to experts: all_to_all, deepep or hybridep.")
+    ] = "all_to_all"
     expert_imbalance: Annotated[
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
     ] = 1.0
@@ -156,6 +159,7 @@ class JobOptions:
                 "attention": self.attention,
                 "fused_loss": self.fused_loss,
                 "context_exchange": self.context_exchange,
+                "token_exchange": self.token_exchange,
                 "expert_imbalance": self.expert_imbalance,
                 "memory_headroom": self.headroom,
                 "adapter": adapter,

@@ -82,7 +82,8 @@ class _Issuing(NamedTuple):
     def _routing(self, op: Op) -> float:
         """Operators of the exchange of tokens that no graph holds."""
         job, parts = self.pricer.job, self.pricer.job.graph_parts
-        issued = self.pricer.software.routing_operators.get(job.token_exchange)
+        exchange = "all_to_all" if job.token_exchange == "all_to_all" else "once_per_node"
+        issued = self.pricer.software.routing_operators.get(exchange)
         if issued is None or "moe" in parts:
             return 0.0
         if op.kind == "combine":

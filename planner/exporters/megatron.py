@@ -41,7 +41,8 @@ RECOMPUTE: Mapping[str, Settings] = MappingProxyType(
 DISPATCHERS: Mapping[str, Settings] = MappingProxyType(
     {
         "all_to_all": {"moe_token_dispatcher_type": "alltoall"},
-        "once_per_node": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+        "deepep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+        "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
     }
 )
 """How tokens reach their experts -> settings; Megatron would gather all tokens unasked."""

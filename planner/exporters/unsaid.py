@@ -50,7 +50,7 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
         "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),
         "token_exchange": (
-            lambda plan: plan.plan.expert > 1 and plan.job.token_exchange == "once_per_node",
+            lambda plan: plan.plan.expert > 1 and plan.job.token_exchange != "all_to_all",
             "tokens sent once to each node that has experts for them",
         ),
         "expert_routing": (

@@ -27,6 +27,9 @@ BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "pla
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
 """``--cp-comm-type``; rings of all-to-alls are not among what is priced."""
 
+DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
+"""``--moe-flex-dispatcher-backend``; the rates of NCCL's own are not known."""
+
 GRANULARITIES = {"full": "full", "selective": "attention"}
 
 MODULES: Mapping[frozenset[str], tuple[str, bool]] = {
@@ -114,7 +117,7 @@ def _job(keys: Keys) -> dict[str, Any]:
         job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")
     if keys.get("moe-token-dispatcher-type") == "flex":
-        job["token_exchange"] = "once_per_node"
+        job["token_exchange"] = keys.word("moe-flex-dispatcher-backend", DISPATCHERS, "deepep")
     if keys.flag("moe-pad-expert-input-to-capacity"):
         job["expert_capacity"] = keys.number("moe-expert-capacity-factor")
     if keys.flag("overlap-moe-expert-parallel-comm"):

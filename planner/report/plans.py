@@ -1,6 +1,7 @@
 """The recommendation on one screen: what to do, what it gives, where memory and time go, what came close."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -57,6 +58,16 @@ def _job(plan: Plan) -> Text:
     )
 
 
+EXCHANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "all_to_all": "all-to-all, a copy for each of a token's experts",
+        "deepep": "DeepEP, once to each node and rank",
+        "hybridep": "HybridEP, once to each node and rank",
+    }
+)
+"""Ways of tokens to their experts, in words."""
+
+
 def _choices(plan: Plan) -> Table:
     table = columns("", "")
     for name, text in describe_choices(plan):
@@ -81,6 +92,8 @@ def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
             f"= {choice.micro_batch * choice.num_microbatches * choice.data} {samples}"
         ),
     )
+    if choice.expert > 1:
+        yield "token exchange", EXCHANGES[plan.job.token_exchange]
     yield "sharding", describe_sharding(choice)
     yield "pipeline", describe_pipeline(choice)
     if choice.tensor > 1:

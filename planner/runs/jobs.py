@@ -6,7 +6,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import load_software
 from planner.plans import Job
-from planner.runs import vocabulary
+from planner.runs import experts, vocabulary
 from planner.runs.assumptions import Assumptions
 from planner.runs.graphs import read_graphs
 from planner.runs.record import RunFile
@@ -48,10 +48,10 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
             **read_graphs(parallel.cuda_graph or "none")._asdict(),
-            "token_exchange": _token_exchange(run, origin),
-            "expert_routing": _expert_routing(run),
+            "token_exchange": experts.token_exchange(run, origin),
+            "expert_routing": experts.expert_routing(run),
             "overlap_experts": bool(parallel.moe_a2a_overlap) or "all-to-all overlap" in (run.notes or ""),
-            "expert_capacity": _expert_capacity(run),
+            "expert_capacity": experts.expert_capacity(run),
             "adapter": run.adapter,
             "stack": origin.stack,
             "memory_headroom": 0.0,
@@ -97,30 +97,6 @@ def _narrow_gathers(run: RunFile) -> bool | None:
 def _fused_loss(run: RunFile, origin: Origin, assume: Assumptions) -> bool:
     published = run.parallel.fused_loss
     return assume.default("fused_loss", published, True) if origin.fused_loss else bool(published)
-
-
-def _token_exchange(run: RunFile, origin: Origin) -> str:
-    """By the dispatcher's name, in its field or else in the notes; without one as the origin's runs."""
-    once = re.search(r"(deep|hybrid)-?ep|flex", run.parallel.moe_dispatcher or run.notes or "", re.IGNORECASE)
-    if once or run.parallel.moe_dispatcher is None:
-        return "once_per_node" if once else origin.token_exchange
-    return "all_to_all"
-
-
-def _expert_routing(run: RunFile) -> str:
-    if run.parallel.expert_routing is not None:
-        return vocabulary.mean(vocabulary.ROUTINGS, "expert_routing", run.parallel.expert_routing).value
-    text = f"{run.series} {run.notes}"
-    found = (routing for pattern, routing in vocabulary.FORCED if re.search(pattern, text, re.IGNORECASE))
-    return next(found, "balanced")
-
-
-def _expert_capacity(run: RunFile) -> float | None:
-    """As given, be it none, else by the notes."""
-    if "moe_capacity_factor" in run.parallel.model_fields_set:
-        return run.parallel.moe_capacity_factor
-    noted = re.search(r"capacity[_ ]factor (\d+(\.\d+)?)", run.notes or "", re.IGNORECASE)
-    return float(noted[1]) if noted else None
 
 
 def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:

@@ -149,21 +149,6 @@ ATTENTIONS: Table = (
 )
 """``attention`` or ``attn``; kernels of one generation of devices are ``native`` there."""
 
-ROUTINGS: Table = (
-    (r"balanced|consecutive", Meaning("")),
-    (r"random", Meaning("balanced")),
-    (r"round[-_ ]robin|in[-_ ]turn", Meaning("consecutive")),
-)
-"""``expert_routing``."""
-
-FORCED: Sequence[tuple[str, str]] = (
-    (r"AutoModel", "consecutive"),
-    (r"torchtitan.* balanced by force", "consecutive"),
-)
-"""Series and notes of runs -> routing of their benchmarks where they do not say: experts of tokens in turn
-(NVIDIA-NeMo/Automodel nemo_automodel/components/moe/layers.py, ``FakeBalancedGate``; pytorch/torchtitan@b5bcd76c
-torchtitan/models/common/moe.py, ``_debug_force_load_balance_routing``). Megatron Core's are random."""
-
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
     (r"((torch|pytorch) )?FSDP[12]?|fully_shard", ShardingMeaning(3, exact=False)),
@@ -290,6 +275,7 @@ class Origin(NamedTuple):
     expert_tensor: int | None = None
     """Tensor degree inside an expert where the run does not say; None: that of the whole model."""
     token_exchange: str = "all_to_all"
+    """How tokens reach their experts where the run does not say."""
     fused_loss: bool = False
     recompute: str = "none"
     """Policy where the run does not say."""
@@ -334,7 +320,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"fms|nnScaler|KempnerForge|prime-rl", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
-        Origin("nemo", expert_tensor=1, token_exchange="once_per_node", fills_stages=True),
+        Origin("nemo", expert_tensor=1, token_exchange="hybridep", fills_stages=True),
     ),
     (r"MoE ModelZoo", Origin("megatron", expert_tensor=1)),
     (r"AutoModel", Origin("nemo-automodel")),

@@ -111,12 +111,13 @@ class Pricer:
     def _moved(self, tensor: Tensor, move: Move) -> Comm:
         """One collective of a resharding of ``tensor``; routed tokens may go to each node once."""
         routed, dims = "experts" in tensor.dims, self.graph.dims
-        if move.collective != "all_to_all" or self.job.token_exchange == "all_to_all":
+        library = self.job.token_exchange
+        if move.collective != "all_to_all" or library == "all_to_all":
             return self.comm(*move, routed)
         copies = tensor.scale * dims.get("experts", 1) if routed else 1.0
         groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
         in_turn = dims.get("experts") if self.job.expert_routing == "consecutive" else None
-        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups, in_turn)
+        time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups, in_turn, library)
         return self.comm(*move)._replace(seconds=time.seconds * (1 - self._hidden(move.axes, routed)))
 
     def op(self, block: Block, op: Op, strategy: Strategy) -> OpCost:

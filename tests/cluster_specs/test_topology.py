@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from cluster_specs.topology import CommGroup, Level, comm_group, route
+from cluster_specs.topology import CommGroup, Dispatching, Level, comm_group, route
 
 DGX = load_cluster("dgx-h100:16")
 SLOW = load_cluster("a100-4x-50g:8")
@@ -60,7 +60,8 @@ def test_levels(cluster: ClusterSpec, axes: list[tuple[int, int]], expected: lis
 
 def test_bandwidth_is_that_of_one_rank_with_efficiency() -> None:
     nvlink, infiniband = comm_group(DGX, [(128, 1)]).levels
-    links = Level(8, 450e9 * 0.824, 3.4e-6, "nvlink", in_switch_reduction=True, dispatching=0.656 / 0.824)
+    kernels = Dispatching(0.656 / 0.824, 0.656 / 0.824)
+    links = Level(8, 450e9 * 0.824, 3.4e-6, "nvlink", in_switch_reduction=True, dispatching=kernels)
     assert nvlink == links
     assert infiniband == Level(16, 50e9 * 0.95, 14e-6, "infiniband")
 

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from cluster_specs.catalog import load_cluster
 from cluster_specs.topology import comm_group
 from cost_models.collectives import all_to_all
-from cost_models.routing import Groups, in_turn_share, once_per_node, once_per_node_share, reachable_nodes
+from cost_models.routing import (
+    Groups,
+    Library,
+    in_turn_share,
+    once_per_node,
+    once_per_node_share,
+    reachable_nodes,
+)
 
 NODES = comm_group(load_cluster("dgx-h100:8"), ((64, 1),))
 NODE = comm_group(load_cluster("dgx-h100:8"), ((8, 1),))
@@ -35,8 +42,8 @@ def test_one_copy_is_the_plain_exchange_where_the_network_takes_longer() -> None
 def test_inside_a_node_ranks_receive_a_token_once_at_the_rate_of_the_kernels() -> None:
     (link,) = NODE.active_levels
     plain, once = all_to_all(1e9, NODE).transfer, once_per_node(1e9, NODE, 8).transfer
-    assert link.dispatching < 1
-    assert once == pytest.approx(plain * once_per_node_share(8, 8) / link.dispatching, rel=0.01)
+    assert link.dispatching.hybridep < 1
+    assert once == pytest.approx(plain * once_per_node_share(8, 8) / link.dispatching.hybridep, rel=0.01)
     assert once_per_node(1e9, ALONE, 8).seconds == 0
 
 
@@ -80,10 +87,27 @@ def test_an_exchange_in_a_rack_takes_as_long_as_measured(
 
     Source: deepseek-ai/DeepEP@41cad94 docs/README_Hybrid-EP.md, kernels of HybridEP on 16 multiprocessors.
     """
+    predicted, measured = in_a_rack(ranks, dispatched, combined, "hybridep")
+    assert predicted == pytest.approx(measured, rel=0.15)
+
+
+def in_a_rack(ranks: int, dispatched: float, combined: float, library: Library) -> tuple[float, float]:
+    """Mean time of an exchange on GB200, predicted, and at the rates of what ranks get [s]."""
     sent = 4096 * 7168 * 2.0
     measured = ranks * (1 - (1 - 1 / ranks) ** 8) * sent * (1 / dispatched + 1 / combined) / 2
     group = comm_group(load_cluster("gb200-nvl72:1"), ((ranks, 1),))
-    assert once_per_node(8 * sent, group, 8).seconds == pytest.approx(measured, rel=0.15)
+    return once_per_node(8 * sent, group, 8, library=library).seconds, measured
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fewer", "more"), [(8, (362e9, 310e9), (513e9, 426e9)), (16, (329e9, 278e9), (442e9, 378e9))]
+)
+def test_deepep_in_a_rack_takes_between_what_fewer_and_more_multiprocessors_do(
+    ranks: int, fewer: tuple[float, float], more: tuple[float, float]
+) -> None:
+    """It takes 20 by itself; measured with 16 and 24, as HybridEP in the same source."""
+    predicted, slower = in_a_rack(ranks, *fewer, "deepep")
+    assert in_a_rack(ranks, *more, "deepep")[1] < predicted < slower
 
 
 DEEPSEEK = Groups(8, 4)

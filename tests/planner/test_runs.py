@@ -109,9 +109,15 @@ def test_a_loop_of_ones_own_adds_gradients_up_whole() -> None:
 
 def test_the_dispatcher_decides_how_tokens_travel() -> None:
     plan, _ = planned("moezoo/qwen3-235b-h100-base")
-    assert plan.job.token_exchange == "once_per_node"  # DeepEP, by the notes
+    assert plan.job.token_exchange == "deepep"  # DeepEP, by the notes
     plan, _ = planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="alltoall", moe_a2a_overlap=True)
     assert (plan.job.token_exchange, plan.job.overlap_experts) == ("all_to_all", True)
+    plan, _ = planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="HybridEP")
+    assert plan.job.token_exchange == "hybridep"
+    with pytest.raises(
+        InputError, match="moe_dispatcher 'mine' is not understood; use all_to_all, deepep, hyb"
+    ):
+        planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="mine")
 
 
 @pytest.mark.parametrize(

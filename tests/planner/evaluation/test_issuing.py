@@ -53,7 +53,7 @@ def host_seconds(
             "seq_len": 4096,
             "precision": precision,
             "stack": "nemo",
-            "token_exchange": "once_per_node",
+            "token_exchange": "hybridep",
             "graph_parts": parts,
         }
     )

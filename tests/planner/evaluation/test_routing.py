@@ -26,7 +26,7 @@ def estimate(
 
 def test_passes_over_the_copies_of_tokens_take_the_memory_s_time() -> None:
     """36 passes over eight copies of 32,768 tokens, in place of those of fused kernels over what each operator has."""
-    kernels, fused = estimate(), estimate(exchange="once_per_node")
+    kernels, fused = estimate(), estimate(exchange="deepep")
     device = load_cluster("dgx-b200:1").device
     copies = TOKENS * TOPK * HIDDEN * 2
     counted = load_software(STACK).routing_kernels

@@ -85,7 +85,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "cuda_graphs": True,
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
-        "token_exchange": "once_per_node",
+        "token_exchange": "deepep",
         "expert_routing": "consecutive",
         "overlap_experts": True,
         "expert_capacity": 1.25,

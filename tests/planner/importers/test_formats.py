@@ -103,6 +103,12 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "megatron fp32": ("a.sh", "--tensor-model-parallel-size 1", {"precision": "fp32"}),
     "megatron gradients": ("a.sh", "--bf16 --grad-reduce-in-bf16", {"grad_dtype": "bf16"}),
     "megatron context": ("a.sh", "--cp-comm-type a2a", {"context_exchange": "all_to_all"}),
+    "megatron experts": (
+        "a.sh",
+        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+        {"token_exchange": "hybridep"},
+    ),
+    "megatron flex": ("a.sh", "--moe-token-dispatcher-type flex", {"token_exchange": "deepep"}),
     "megatron attention": ("a.sh", "--attention-backend unfused", {"attention": "plain"}),
     "megatron graphs": (
         "a.sh",
