@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op.first_choice import first_choice, frugal
 from planner.intra_op.guessing import guess
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided, hubs_of
@@ -72,8 +73,6 @@ LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
-DEAR_MEMORY = 100.0
-"""Price of a whole memory row, in largest costs, that makes memory come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,10 @@ class NetworkAnswer:
     cost: float
     lower_bound: float
     """No choice that fits costs less."""
+
+
+NOTHING = NetworkAnswer({}, np.inf, -np.inf)
+"""No choice, and nothing proven."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -105,38 +108,49 @@ def solve_network(
     messages start from.
 
     Costs are integers, so that a bound within one of the cost proves it; where the integer program decides,
-    that is to the tolerance of its solver, about 1e-9 of the cost. A first choice is looked for even if that
-    takes longer. Raises `Infeasible` where nothing fits, `SolverStopped` where none was found in time, and `Stopped`
-    where Ctrl-C came once one was found.
+    that is to the tolerance of its solver, about 1e-9 of the cost. Where none is known, a first choice is looked for
+    even if that takes longer. Raises `Infeasible` where nothing fits, `SolverStopped` where none was found in time,
+    and `Stopped` where Ctrl-C came once one was found.
     """
-    now = time.monotonic()
-    reducing = now + REDUCING * (deadline - now)
-    merge_partners(network, reducing)
-    shrink(network, reducing)
-    solver = _Anytime(network, deadline, below, prices or {})
+    merge_partners(network)
+    first, solver = NOTHING, None
     try:
+        if below == np.inf:
+            first = _first_answer(network)
+        now = time.monotonic()
+        if first.cost < np.inf and now > deadline:
+            return first
+        shrink(network, now + REDUCING * (deadline - now))
+        solver = _Anytime(network, deadline, below, prices or {})
         solver.run()
-        if solver.found is None and below == np.inf and solver.lower_bound < np.inf:
-            shrink(network)
-            solver = _Anytime(network, deadline, below, prices or {})
-            solver.run()
     except KeyboardInterrupt:
-        if solver.found is None:
+        if (answer := _answer(network, solver, first)).cost == np.inf:
             raise
-        raise Stopped(_answer(network, solver)) from None
-    return _answer(network, solver)
+        raise Stopped(answer) from None
+    answer = _answer(network, solver, first)
+    if answer.cost == below == np.inf:
+        if answer.lower_bound == np.inf:
+            raise Infeasible("no choice of strategies is allowed and fits in memory")
+        raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
+    return answer
 
 
-def _answer(network: Network, solver: "_Anytime") -> NetworkAnswer:
-    if solver.found is not None:
-        cost = solver.found.cost
-        bound = min(cost if solver.lower_bound > cost - 1 else solver.lower_bound, solver.below)
-        return NetworkAnswer(network.expand(solver.found.choice), cost, bound)
-    if solver.below < np.inf:
-        return NetworkAnswer({}, np.inf, min(solver.lower_bound, solver.below))
-    if solver.lower_bound == np.inf:
-        raise Infeasible("no choice of strategies is allowed and fits in memory")
-    raise SolverStopped("no choice of strategies that fits was found in the time given; give it more")
+def _first_answer(network: Network) -> NetworkAnswer:
+    """A choice for a network that is reduced afterwards, which may lose it."""
+    tidied = network.fork()
+    found, bound = first_choice(tidied)
+    return NOTHING if found is None else NetworkAnswer(tidied.expand(found.choice), found.cost, bound)
+
+
+def _answer(network: Network, solver: "_Anytime | None", first: NetworkAnswer) -> NetworkAnswer:
+    """The better of the first choice and what was found since, if anything was."""
+    if solver is None:
+        return first
+    found = solver.found or Found({}, np.inf)
+    cost = min(found.cost, first.cost)
+    bound = min(cost if solver.lower_bound > cost - 1 else solver.lower_bound, solver.below)
+    choice = network.expand(found.choice) if found.cost < first.cost else first.choice
+    return NetworkAnswer(choice, cost, bound)
 
 
 class _Anytime:
@@ -189,10 +203,7 @@ class _Anytime:
         self._consider(greedy(self.relaxation))
         self.looking = time.monotonic() - start
         if self.found is None:
-            dear = DEAR_MEMORY * _largest_cost(self.core) / float(self.core.capacity.max(initial=1.0))
-            frugal = Relaxation(self.proof, {int(row): dear for row in self.proof.rows})
-            frugal.sweep()
-            self._consider(greedy(frugal))
+            self._consider(frugal(self.proof))
 
     @property
     def cutoff(self) -> float:
@@ -360,8 +371,3 @@ def _aim(value: float, cost: float) -> float:
 def _position(labels: Indices, label: int) -> int | None:
     at = int(np.searchsorted(labels, label))
     return at if at < labels.size and labels[at] == label else None
-
-
-def _largest_cost(network: Network) -> float:
-    tables = (t for v in network.nodes for t in (network.costs[v], *network.tables[v].values()))
-    return max(float(t[np.isfinite(t)].max(initial=0.0)) for t in tables)

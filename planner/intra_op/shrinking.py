@@ -57,9 +57,9 @@ def shrink(network: Network, deadline: float = np.inf) -> None:
     drop_forbidden(network)
 
 
-def merge_partners(network: Network, deadline: float = np.inf) -> None:
+def merge_partners(network: Network) -> None:
     """Only make nodes a part of those that decide them: quick, and of whole programs it leaves a fifth of the nodes."""
-    _propagate(network, network.nodes, _merge, deadline)
+    _propagate(network, network.nodes, _merge)
 
 
 def drop_forbidden(network: Network) -> None:

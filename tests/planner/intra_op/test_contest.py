@@ -339,7 +339,7 @@ def test_any_time_gives_a_choice_that_fits_and_a_bound():
     assert late.gap < early.gap
 
 
-@pytest.mark.parametrize("when", ["_guess", "_fix"])
+@pytest.mark.parametrize("when", ["_start", "_guess", "_fix"])
 def test_ctrl_c_leaves_the_best_choice_so_far(monkeypatch, when):
     def interrupt(self):
         raise KeyboardInterrupt
@@ -354,10 +354,10 @@ def test_ctrl_c_leaves_the_best_choice_so_far(monkeypatch, when):
 
 
 def test_ctrl_c_before_any_choice_is_no_answer(monkeypatch):
-    def interrupt(self):
+    def interrupt(network):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(anytime._Anytime, "_start", interrupt)
+    monkeypatch.setattr(anytime, "first_choice", interrupt)
     with pytest.raises(KeyboardInterrupt):
         solve_contest_problem(random_contest_problem(400, 5, seed=6, share=0.2), soon())
 
