@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from planner import from_torch  # noqa: E402
 from planner.graph import Graph, count_parameters  # noqa: E402
-from planner.operators import Counting, forward_flops  # noqa: E402
+from planner.operators import Counting, backward_flops, forward_flops  # noqa: E402
 from planner.tracing.lifting.model import graph_of  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
@@ -81,6 +81,30 @@ def test_channels_that_come_before_pixels_are_the_features_of_layers() -> None:
     )
     assert (graph.dims["hidden"], graph.dims["ffn"], graph.num_layers) == (32, 128, 3)
     assert BATCH * forward_flops(graph, 1) == flops
+
+
+class Apart(nn.Module):  # type: ignore[misc]
+    """A convolution of each channel by itself, as one convolution per channel."""
+
+    def __init__(self, together: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = together.weight, together.bias
+
+    def forward(self, x: Any) -> Any:
+        each = zip(x.split(1, 1), self.weight.split(1), self.bias.split(1), strict=True)
+        return torch.cat([functional.conv2d(channel, w, b, padding=3) for channel, w, b in each], 1)
+
+
+def test_backward_of_grouped_convolutions_is_that_of_a_convolution_per_group() -> None:
+    """PyTorch's counter takes the gradient of a grouped convolution's weight for that of a dense one's."""
+    with torch.device("meta"):
+        module, images, labels = Classifier(), torch.empty(BATCH, 3, 32, 32), torch.zeros(BATCH).long()
+    graph = graph_of(from_torch(module, images, labels))
+    for block in module.blocks:
+        block.each = Apart(block.each)
+    with FlopCounterMode(display=False) as counted:
+        module(images, labels).backward()
+    assert BATCH * (forward_flops(graph, 1) + backward_flops(graph, 1)) == counted.get_total_flops()
 
 
 def test_transposed_convolutions_work_on_the_smaller_image() -> None:
