@@ -15,7 +15,7 @@ from cluster_specs.record import validated
 from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
-from planner.evaluation.setting import usual_job
+from planner.evaluation.setting import caveats_of, usual_job
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -145,9 +145,9 @@ def read_plan(source: AnyPlan) -> Described:
 
 
 def judged(source: AnyPlan) -> Plan:
-    """The plan that ``source`` describes, with the estimate of today."""
+    """The plan that ``source`` describes, with the estimate of today, and what that rests on without measurements."""
     described = read_plan(source).plan
-    warnings = tuple(dict.fromkeys((*described.warnings, *described.model.notes)))
+    warnings = tuple(dict.fromkeys((*described.warnings, *described.model.notes, *caveats_of(described))))
     return described.model_copy(update={"estimate": evaluation.evaluate(described), "warnings": warnings})
 
 

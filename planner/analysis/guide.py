@@ -13,7 +13,7 @@ from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
-from planner.evaluation.setting import batch_name, describe_trained
+from planner.evaluation.setting import batch_name, caveats_of, describe_trained
 from planner.models.catalog import counted
 from planner.plans import Plan
 from planner.search.pooled import stage_list
@@ -150,6 +150,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
         f"{device.efficiency.memory:.0%} of memory bandwidth; links per device, one way: {links or 'a torus'}."
     )
     yield f"Step time of such runs, four in five: {format_seconds(low)} to {format_seconds(high)}."
+    yield from (f"{said[0].upper()}{said[1:]}." for said in caveats_of(plan))
     guesses = [name for name, source in plan.cluster.sources.items() if source.startswith("assumed")]
     if guesses:
         yield f"Not published, assumed: {', '.join(guesses)}."

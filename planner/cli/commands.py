@@ -124,7 +124,8 @@ def evaluate(
     described, assumed = imports.read(run)
     noted = tuple(f"assumed {choice}" for choice in assumed)
     described = with_schedule(described, schedule)
-    judged = judge(described).model_copy(update={"warnings": (*described.warnings, *noted)})
+    judged = judge(described)
+    judged = judged.model_copy(update={"warnings": (*judged.warnings, *noted)})
     if path is not None:
         write_files({path: judged.to_json(indent=2) + "\n"})
     _answer_with_plan(judged, assumed, output)

@@ -23,7 +23,7 @@ from planner.models.adapters import adapted
 from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.model import Model
 from planner.operators import operator_rule
-from planner.plans import Job
+from planner.plans import Job, Plan
 
 
 class Setting(NamedTuple):
@@ -69,6 +69,31 @@ def spread_of(graph: Graph, software: SoftwareSpec) -> float:
     if has_scans(graph):
         return max(software.uncertainty, software.uncertainty_experts)
     return software.uncertainty_experts if "experts" in graph.dims else software.uncertainty
+
+
+def caveats(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
+    """What the time of such a model rests on that was never measured, in sentences.
+
+    Kernels of linear recurrences are Triton's (fla's and mamba_ssm's), which XLA's programs do not call.
+    """
+    if not has_scans(graph):
+        return ()
+    found = (
+        "kernels of linear recurrences were not measured: they have the time of what they multiply and move, which is "
+        "the least that they take",
+    )
+    if software.partitioner is None:
+        return found
+    return (
+        *found,
+        f"{software.name} is priced with PyTorch's kernels of linear recurrences, which it does not have: what XLA "
+        "makes of them takes longer and may keep several times as much",
+    )
+
+
+def caveats_of(plan: Plan) -> tuple[str, ...]:
+    """The same of a plan."""
+    return caveats(graph_of(plan.model, plan.job), software_of(plan.job, plan.cluster.device))
 
 
 def graph_of(model: Model, job: Job) -> Graph:

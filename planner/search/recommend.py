@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.graph import Graph, has_scans
+from planner.evaluation.setting import caveats
+from planner.graph import Graph
 from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
 from planner.search.best_first import USUAL_TOP, Progress, Search
@@ -180,12 +181,7 @@ def warnings_of(
     plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph
 ) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
-    found = list(_unlike_stack(plan, software))
-    if has_scans(graph):
-        found.append(
-            "kernels of linear recurrences were not measured: they have the time of what they multiply and move, "
-            "which is the least that they take"
-        )
+    found = [*_unlike_stack(plan, software), *caveats(graph, software)]
     if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
         found.append(
             f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "

@@ -8,6 +8,7 @@ import pytest
 
 import planner
 from cost_models.scans import PRODUCTS, ScanShape, held_bytes
+from planner import api
 from planner.errors import InputError, Unsupported
 from planner.exporters.registry import EXPORTERS, export
 from planner.exporters.scans import FAMILIES, MODULES, SPLITTING
@@ -181,6 +182,34 @@ def test_sequences_are_not_split() -> None:
     answer = planner.plan("nemotron-h-8b", "dgx-h100:1", **question)
     assert answer.plan.context == 1
     assert any("were not measured" in warning for warning in answer.warnings)
+
+
+RUN = {
+    "model": {"name": "nemotron-h-8b", "seq": 8192},
+    "hardware": {"gpu": "H100-SXM-80GB", "n_gpus": 8, "gpus_per_node": 8},
+    "parallel": {
+        "dp": 8,
+        "sharding": "FULL_SHARD",
+        "micro_batch": 1,
+        "global_batch": 16,
+        "precision": "bf16",
+    },
+}
+
+
+def test_whoever_sees_an_estimate_hears_what_was_not_measured() -> None:
+    """Of a run by hand, too, which no search has warned about."""
+    judged = api.judged(RUN)
+    (said,) = (warning for warning in judged.warnings if "linear recurrences" in warning)
+    assert "were not measured" in said
+    assert said[1:] in " ".join(planner.explain(judged).split())
+    dense = api.judged({**RUN, "model": {"name": "llama-3.1-8b", "seq": 8192}})
+    assert not any("linear recurrences" in warning for warning in dense.warnings)
+
+
+def test_programs_of_xla_do_not_have_the_kernels_that_are_priced() -> None:
+    answer = planner.plan("nemotron-h-8b", "tpu-v5p:2x2x2", global_batch=16, seq_len=4096)
+    assert any("jax-xla is priced with PyTorch's kernels" in warning for warning in answer.warnings)
 
 
 def test_tensor_ranks_split_groups_of_heads() -> None:
