@@ -1,11 +1,14 @@
 """The ILP finds the layouts that people found by hand, and its objective is the evaluator's own sum."""
 
+import math
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategy_problems import every_choice, least_cost
 
 from cluster_specs.catalog import load_cluster
 from planner.evaluation.blocks import BlockCost
@@ -193,3 +196,25 @@ def test_never_worse_than_the_named_layout(name: str) -> None:
             priced = price_block(pricer, block, space=space)
             named = priced.problem.cost(priced.choice(block, named_layout(block, pricer.sizes)))
             assert solve(priced.problem).cost <= named * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("space", ["free", "roles"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0], ids=lambda share: f"memory {share}")
+def test_the_choice_for_a_recurrence_is_that_of_trying_everything(space: Space, share: float) -> None:
+    """A layer of Mamba-2 over two ranks, with memory from the least that any choice needs to the most."""
+    evaluator = evaluator_of("nemotron-h-8b")
+    pricer, block = evaluator.pricer(Parallelism(tensor=2)), evaluator.graph.block["ssd_layer"]
+    problem = price_block(pricer, block, Situation(states=ADAMW), space).problem
+    needed = [problem.memory(c) for c in every_choice(problem) if math.isfinite(problem.cost(c))]
+    limited = replace(problem, memory_limit=min(needed) + share * (max(needed) - min(needed)))
+    assert solve(limited).cost == pytest.approx(least_cost(limited))
+
+
+def test_a_recurrence_is_split_in_groups_of_heads_from_its_projection_to_its_norm() -> None:
+    """As Megatron-LM's mixer splits it (megatron/core/ssm/mamba_mixer.py), without a collective in between."""
+    evaluator = evaluator_of("nemotron-h-8b")
+    pricer, block = evaluator.pricer(Parallelism(tensor=2)), evaluator.graph.block["ssd_layer"]
+    priced = price_block(pricer, block, Situation(states=ADAMW), "roles")
+    found = priced.assignment(block, solve(priced.problem).choice)
+    heads = (("tensor", "state_groups"),)
+    assert [found[name] for name in ("scan_in", "conv", "scan", "scan_norm", "scan_out")] == [heads] * 5
