@@ -195,6 +195,16 @@ class Parallelism(Given):
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks that experts are spread over: tensor ranks, too, where a layout gives them whole ones."""
+        named = self.expert * (self.tensor if self.experts_over_tensor else 1)
+        layouts = [
+            (s.mesh, axes) for s in self.stages for ops in s.sharding.values() for axes in ops.values()
+        ]
+        spread = (math.prod(mesh[a] for a, dim in axes.items() if dim == "experts") for mesh, axes in layouts)
+        return max(named, max(spread, default=1))
+
+    @property
     def stages_differ(self) -> bool:
         """Whether a stage has another mesh than the plan's degrees say."""
         own = (self.data, self.tensor, self.context, self.expert)

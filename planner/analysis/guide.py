@@ -11,6 +11,7 @@ from cluster_specs.software import load_software
 from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_seconds
 from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
+from planner.analysis.naming import EXCHANGES
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
 from planner.evaluation.setting import batch_name, caveats_of, describe_trained
@@ -145,6 +146,11 @@ def assumptions(plan: Plan) -> Iterator[str]:
     low, high = known(plan).step_time_interval_s
     links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth)}" for link in plan.cluster.links)
     yield f"Software: {software.name} ({software.summary}); {plan.job.attention} attention, {plan.job.precision}."
+    if plan.plan.expert_ranks > 1:
+        yield (
+            f"Experts: tokens by {EXCHANGES[plan.job.token_exchange]}; the fullest rank gets "
+            f"{plan.job.expert_imbalance:g} times the mean (--expert-imbalance)."
+        )
     yield (
         f"Rates that last: {device.efficiency.matmul:.0%} of peak in large matrix products, "
         f"{device.efficiency.memory:.0%} of memory bandwidth; links per device, one way: {links or 'a torus'}."

@@ -9,6 +9,14 @@ LETTERS: Mapping[str, str] = {"data": "dp", "tensor": "tp", "pipeline": "pp", "c
 """What practitioners call the degrees where there is no room."""
 
 
+EXCHANGES: Mapping[str, str] = {
+    "all_to_all": "all-to-all, a copy for each expert of a token",
+    "deepep": "DeepEP, once to each node and rank",
+    "hybridep": "HybridEP, once to each node and rank",
+}
+"""How tokens get to their experts, in words."""
+
+
 def short_name(choice: Parallelism) -> str:
     """A plan in a few letters: ``dp16 tp8 pp2 1f1b zero3 mb1 selective``."""
     degrees = [

@@ -1,14 +1,13 @@
 """The recommendation on one screen: what to do, what it gives, where memory and time go, what came close."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cluster_specs.units import format_bytes, format_rate, format_seconds
-from planner.analysis.naming import short_name
+from planner.analysis.naming import EXCHANGES, short_name
 from planner.evaluation.setting import batch_name, describe_trained
 from planner.models.catalog import counted
 from planner.pipeline.generators import schedule_label
@@ -58,16 +57,6 @@ def _job(plan: Plan) -> Text:
     )
 
 
-EXCHANGES: Mapping[str, str] = MappingProxyType(
-    {
-        "all_to_all": "all-to-all, a copy for each of a token's experts",
-        "deepep": "DeepEP, once to each node and rank",
-        "hybridep": "HybridEP, once to each node and rank",
-    }
-)
-"""Ways of tokens to their experts, in words."""
-
-
 def _choices(plan: Plan) -> Table:
     table = columns("", "")
     for name, text in describe_choices(plan):
@@ -92,8 +81,8 @@ def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
             f"= {choice.micro_batch * choice.num_microbatches * choice.data} {samples}"
         ),
     )
-    if choice.expert > 1:
-        yield "token exchange", EXCHANGES[plan.job.token_exchange]
+    if choice.expert_ranks > 1:
+        yield "experts", f"over {choice.expert_ranks} ranks; tokens by {EXCHANGES[plan.job.token_exchange]}"
     yield "sharding", describe_sharding(choice)
     yield "pipeline", describe_pipeline(choice)
     if choice.tensor > 1:

@@ -105,9 +105,17 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
         used.append(f"tensor parallelism {plan.tensor} stays on {link}")
     if plan.context > 1:
         used.append(f"the sequence is split over {plan.context} ranks")
-    if plan.expert > 1:
-        ranks = "data and context ranks" if plan.context_experts > 1 else "data ranks"
-        used.append(f"experts are spread over {plan.expert} {ranks}")
+    if plan.expert_ranks > 1:
+        over = " and ".join(
+            name
+            for name, holds in (
+                ("data", plan.expert > 1),
+                ("context", plan.context_experts > 1),
+                ("tensor", plan.expert_ranks > plan.expert),
+            )
+            if holds
+        )
+        used.append(f"experts are spread over {plan.expert_ranks} {over} ranks")
     if plan.pipeline > 1:
         stages = f"{plan.pipeline} stages" + (
             f" of {plan.virtual_stages} parts" if plan.virtual_stages > 1 else ""

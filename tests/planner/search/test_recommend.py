@@ -9,10 +9,13 @@ from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, s
 
 import planner
 from cluster_specs.software import load_software
+from planner.analysis.guide import assumptions
+from planner.analysis.naming import EXCHANGES
 from planner.errors import Infeasible
 from planner.evaluation import evaluate
 from planner.models.catalog import build_graph, load_model
 from planner.plans import Job, Parallelism, Pins, Plan
+from planner.report.plans import describe_choices
 from planner.search import plan
 from planner.search.recommend import set_apart, warnings_of, why_memory
 from planner.search.space import BY_PIN_ONLY
@@ -253,3 +256,17 @@ def test_recomputation_that_stages_have_of_their_own_is_not_called_none() -> Non
 def test_slices_with_odd_sides_are_planned(cluster: str, batch: int) -> None:
     found = planner.plan("llama-3.2-1b", cluster, global_batch=batch, seq_len=1024)
     assert found.plan.num_devices == found.cluster.num_devices
+
+
+@pytest.mark.parametrize(("tensor", "where"), [(1, "data"), (2, "data and tensor")])
+def test_ranks_of_experts_count_tensor_ranks_that_have_whole_ones(tensor: int, where: str) -> None:
+    """128 experts on eight devices either way; in Megatron's words an expert degree of 8, each in one piece."""
+    job = {"global_batch": 32, "seq_len": 2048, "stack": "megatron", "token_exchange": "deepep"}
+    answer = planner.plan("qwen3-30b-a3b", "dgx-h100:1", **job, tensor=tensor, expert=8 // tensor)
+    assert answer.plan.expert_ranks == 8
+    assert f"experts are spread over 8 {where} ranks;" in answer.explanation
+    shown = dict(describe_choices(answer))["experts"]
+    assert shown == "over 8 ranks; tokens by DeepEP, once to each node and rank"
+    assert f"Experts: tokens by {EXCHANGES['deepep']}; the fullest rank gets 1 times the mean" in "\n".join(
+        assumptions(answer)
+    )
