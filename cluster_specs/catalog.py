@@ -1,13 +1,14 @@
 """Clusters and devices by name: the shipped ones and users' files."""
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster_specs.assembly import assemble, parse_shape
-from cluster_specs.changes import what_if
+from cluster_specs.changes import resized, what_if
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.pools import join, read_pools
@@ -39,6 +40,12 @@ SCHEMA = "meshwright/cluster/1"
 
 MOST_NODES = 10**6
 """Larger numbers are taken for mistakes."""
+
+_PART = re.compile(r"(?<=\d)[xX]")
+"""What stands between nodes and the devices that are used of each."""
+
+EXAMPLES = {"node": "dgx-h100:16", "device": "dgx-h100:1x4"}
+"""How a size is written."""
 
 
 class ClusterSummary(Record):
@@ -83,10 +90,10 @@ def load_device(name: str) -> DeviceSpec:
 def load_cluster(source: str | Path) -> ClusterSpec:
     """Cluster from ``name:nodes`` (``dgx-h100:16``), ``name:shape*slices`` (``tpu-v5e:16x16*4``) or a file.
 
-    A name alone is one node; several with ``+`` between them are pools of one cluster. A file is TOML, YAML or JSON
-    with the fields of `ClusterSpec`, quantities with units, and the shorthands of ``ClusterFile`` or of
-    ``PooledFile``; or what ``meshwright calibrate`` wrote, or ``meshwright clusters --json`` printed.
-    ``file.toml:nodes`` gives its number of nodes.
+    ``name:2x4`` uses four devices of each of two nodes. A name alone is one node; several with ``+`` between them are
+    pools of one cluster. A file is TOML, YAML or JSON with the fields of `ClusterSpec`, quantities with units, and the
+    shorthands of ``ClusterFile`` or of ``PooledFile``; or what ``meshwright calibrate`` wrote, or ``meshwright clusters
+    --json`` printed. ``file.toml:nodes`` gives its number of nodes, ``file.toml:2x4`` devices of each, too.
     Raises ``InputError`` in one sentence.
     """
     text = str(source)
@@ -105,7 +112,8 @@ def _named(text: str) -> ClusterSpec:
     name, _, size = text.partition(":")
     if text.rpartition(":")[0].lower().endswith(SUFFIXES):
         path, _, size = text.rpartition(":")
-        return _from_file(Path(path), _count(size, text))
+        nodes, *part = _PART.split(size, maxsplit=1)
+        return _part(_from_file(Path(path), _count(nodes, text)), path, part, text)
     file = cluster_files().get(name.lower())
     if file is None:
         raise _no_cluster(name)
@@ -114,19 +122,25 @@ def _named(text: str) -> ClusterSpec:
         if not shape:
             raise InputError(f"{name} needs a slice shape, such as {name}:{file.slices.usual[-1]}")
         return assemble(file, _count(slices or "1", text), parse_shape(shape), text.lower())
-    return assemble(file, _count(size or "1", text), None, text.lower())
+    nodes, *part = _PART.split(size or "1", maxsplit=1)
+    return _part(assemble(file, _count(nodes, text), None, text.lower()), name.lower(), part, text)
 
 
-def _count(text: str, where: str) -> int:
-    """Positive whole number of nodes or slices."""
+def _part(spec: ClusterSpec, name: str, per_node: Sequence[str], where: str) -> ClusterSpec:
+    """``spec``, of whose nodes ``per_node`` devices are used, where the text says how many."""
+    return resized(spec, name, spec.nodes, _count(per_node[0], where, "device")) if per_node else spec
+
+
+def _count(text: str, where: str, of: str = "node") -> int:
+    """Positive whole number of nodes, slices, or devices of a node."""
     try:
         count = int(text)
     except ValueError:
-        raise InputError(f"{where!r}: {text!r} is not a node count; write it as in dgx-h100:16") from None
+        raise InputError(f"{where!r}: {text!r} is not a {of} count; write it as in {EXAMPLES[of]}") from None
     if count < 1:
-        raise InputError(f"{where!r}: a cluster needs at least 1 node, got {count}")
+        raise InputError(f"{where!r}: a cluster needs at least 1 {of}, got {count}")
     if count > MOST_NODES:
-        raise InputError(f"{where!r}: a cluster has at most {MOST_NODES:,} nodes, got {count:,}")
+        raise InputError(f"{where!r}: a cluster has at most {MOST_NODES:,} {of}s, got {count:,}")
     return count
 
 
@@ -136,7 +150,8 @@ def _no_cluster(name: str) -> InputError:
     except UnknownName:
         return UnknownName("cluster", name, cluster_files(), see="`meshwright clusters` lists them")
     own = cluster_files()[device.usual_cluster].device == device.device.name
-    use = f"write {device.usual_cluster}:NODES" if own else f"a cluster file may say device = {name!r}"
+    usual = f"write {device.usual_cluster}:NODES, or :1x1 for one device"
+    use = usual if own else f"a cluster file may say device = {name!r}"
     return InputError(f"{name!r} is a device, not a cluster; {use}")
 
 

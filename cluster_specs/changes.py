@@ -31,6 +31,26 @@ def what_if(cluster: ClusterSpec, changes: Mapping[str, Any]) -> ClusterSpec:
     return validated(ClusterSpec, fields, "what-if")
 
 
+def resized(cluster: ClusterSpec, name: str, nodes: int, per_node: int) -> ClusterSpec:
+    """``nodes`` nodes of which ``per_node`` devices are used, called as one writes it: ``name:2``, ``name:2x4``.
+
+    Part of a node has its share of the host, as it has its share of the price. Raises ``InputError`` where nodes have
+    fewer devices, or are slices of a torus.
+    """
+    whole, host = cluster.devices_per_node, cluster.host
+    if not 1 <= per_node <= whole:
+        raise InputError(f"{name}: a node has {whole} devices, so not {per_node} of them")
+    if per_node < whole and cluster.torus is not None:
+        raise InputError(f"{name}: the {whole} devices of a node are a torus, which is used whole")
+    changes: dict[str, float] = {"nodes": nodes, "devices_per_node": per_node}
+    for field, value in (("memory", host.memory), ("memory_bandwidth", host.memory_bandwidth)):
+        if value is not None:
+            changes[f"host.{field}"] = value * per_node / whole
+    part = per_node < whole or (cluster.torus is None and "x" in cluster.name.partition(":")[2])
+    size = f"{nodes}x{per_node}" if part else f"{nodes}"
+    return what_if(cluster, changes).model_copy(update={"name": f"{name}:{size}", "sources": cluster.sources})
+
+
 def _set(fields: dict[str, Any], path: str, value: Any) -> None:
     """Set one field in place; raises ``UnknownName`` where the path leads nowhere."""
     *parents, last = path.split(".")
@@ -62,7 +82,8 @@ def _resize(fields: dict[str, Any], before: ClusterSpec) -> None:
         return  # the validation that follows names the bad value
     links = fields["links"]
     for link in links:
-        if link["devices"] == before.devices_per_node:
+        # Of tiers inside a node, one that joins more devices than are used joins these.
+        if link["devices"] == before.devices_per_node or per_node < link["devices"] < before.devices_per_node:
             link["devices"] = per_node
     if links:
         links[-1]["devices"] = nodes * per_node

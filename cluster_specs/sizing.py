@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cluster_specs.assembly import parse_shape
 from cluster_specs.catalog import SUFFIXES, load_cluster
-from cluster_specs.changes import what_if
+from cluster_specs.changes import resized
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
 from cluster_specs.shipped import cluster_files
@@ -94,7 +94,8 @@ def _of_nodes(cluster: ClusterSpec, name: str, devices: int) -> ClusterSpec:
     if devices < 1 or (devices > per_node and devices % per_node):
         raise InputError(f"{name} comes in nodes of {per_node} devices: {devices} is no whole number of them")
     if devices < per_node and per_node % devices:
-        raise InputError(f"{devices} devices are no even part of a node of {name}, which has {per_node}")
-    parts = {"nodes": max(1, devices // per_node), "devices_per_node": min(devices, per_node)}
-    resized = what_if(cluster, parts)
-    return resized.model_copy(update={"name": f"{name}:{parts['nodes']}", "sources": cluster.sources})
+        raise InputError(
+            f"{devices} devices are no even part of a node of {name}, which has {per_node}: where so many are meant, "
+            f"name {name}:1x{devices}"
+        )
+    return resized(cluster, name, max(1, devices // per_node), min(devices, per_node))

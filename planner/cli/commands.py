@@ -32,7 +32,7 @@ ModelArgument = Annotated[
 ClusterArgument = Annotated[
     str,
     typer.Argument(
-        help="name:nodes (dgx-h100:16), a TPU shape (tpu-v5p:4x4x8), or a file.",
+        help="name:nodes (dgx-h100:16; 1x4: 4 devices of one), a TPU shape (tpu-v5p:4x4x8), or a file.",
         autocompletion=complete_clusters,
     ),
 ]

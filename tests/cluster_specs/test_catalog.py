@@ -61,6 +61,8 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
         ("tpu-v5e:16x16*4", 1024, 256),
         ("tpu-v7x:4x4x4", 128, 128),
         ("trn2.48xlarge:2", 32, 16),
+        ("dgx-h100:1x1", 1, 1),
+        ("gb200-nvl72:2x64", 128, 64),
     ],
 )
 def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
@@ -84,14 +86,36 @@ def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
         ("tpu-v5e:16x16*0", "at least 1 node, got 0"),
         ("tpu-v5e:16x16*two", "'two' is not a node count"),
         ("nowhere.toml", "no such file"),
+        ("dgx-h100:1x9", "a node has 8 devices, so not 9 of them"),
+        ("dgx-h100:1x", "'' is not a device count; write it as in dgx-h100:1x4"),
+        ("dgx-h100:1x0", "at least 1 device, got 0"),
+        ("trn1.32xlarge:1x4", "the 16 devices of a node are a torus, which is used whole"),
         ("", "unknown cluster"),
-        ("H100:4", "'H100' is a device, not a cluster; write dgx-h100:NODES"),
+        ("H100:4", "'H100' is a device, not a cluster; write dgx-h100:NODES, or :1x1 for one device"),
     ],
 )
 def test_bad_names_in_one_sentence(source: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         load_cluster(source)
     assert "\n" not in str(caught.value)
+
+
+def test_part_of_each_node_has_its_links_and_its_share_of_the_host() -> None:
+    whole, part = load_cluster("gb200-nvl72:2"), load_cluster("gb200-nvl72:2x64")
+    assert [link.devices for link in part.links] == [64, 128]
+    assert [link.bandwidth for link in part.links] == [link.bandwidth for link in whole.links]
+    assert whole.host.memory is not None
+    assert part.host.memory == whole.host.memory * 64 / 72
+    assert load_cluster(part.name) == part
+
+
+def test_part_of_a_node_whose_inner_tier_joins_more(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.toml"
+    pairs = '[[links]]\nfabric = "nvlink3"\nbandwidth = "300 GB/s"\ndevices = 2\n'
+    host = '[[links]]\nfabric = "pcie4"\nbandwidth = "25 GB/s"\ndevices = 8\n'
+    path.write_text(f'device = "a100-pcie-80g"\ndevices_per_node = 8\n{pairs}{host}')
+    assert [link.devices for link in load_cluster(f"{path}:1x1").links] == [1, 1]
+    assert [link.devices for link in load_cluster(f"{path}:1x4").links] == [2, 4]
 
 
 def test_unknown_devices_suggest_near_ones() -> None:

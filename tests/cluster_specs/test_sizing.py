@@ -39,7 +39,7 @@ def test_a_file_is_resized(tmp_path) -> None:  # type: ignore[no-untyped-def]
     ("source", "devices", "said"),
     [
         ("dgx-h100", 12, "nodes of 8"),
-        ("dgx-h100", 3, "no even part"),
+        ("dgx-h100", 3, "no even part.*name dgx-h100:1x3"),
         ("dgx-h100", 0, "nodes of 8"),
         ("tpu-v5p", 100, "no usual slice"),
         ("dgx-h101", 8, "dgx-h100"),
