@@ -65,7 +65,7 @@ def plan(
         raise InputError(f"top is {top}; at least 1 plan is reported")
     asked = _question(model, cluster, job, pins, options)
     answer = search.plan(*asked, objective=objective, top=top, progress=progress)
-    return search.naming_attention(
+    return search.naming_kernels(
         search.naming_unsearched(answer, asked.pins) if objective == "time" else answer
     )
 

@@ -33,7 +33,7 @@ Optimizer = Literal["adamw", "adamw8bit", "sgd", "plain-sgd", "adafactor", "muon
 Objective = Literal["time", "cost", "devices"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["optimizer", "weights", "activations"]
-Change = Literal["pipeline", "offload", "nodes", "attention"]
+Change = Literal["pipeline", "offload", "nodes", "devices_per_node", "recompute", "attention", "cuda_graphs"]
 GraphPart = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 """What one captured graph holds of a layer: attention; a dense MLP; a mixture whole, up to its router, or to its
 exchange of tokens."""
@@ -324,8 +324,8 @@ class Faster(Record):
     """A change of the question under which a step is clearly shorter; `Plan.warnings` say it in words."""
 
     change: Change
-    """A pin, the cluster's nodes, or the job's attention."""
-    value: int | str
+    """A pin, the cluster's nodes or how many devices of each, or the job's attention or graphs."""
+    value: bool | int | str
     """Of several that are offloaded, their names with commas between them."""
     step_time_s: float
 

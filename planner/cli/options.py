@@ -111,6 +111,9 @@ class JobOptions:
         str,
         _job("--attention", help="flash (as the stack has it), native (written for the device) or plain."),
     ] = "flash"
+    cuda_graphs: Annotated[
+        bool, _job("--cuda-graphs", help="Whole steps are replayed from captured graphs.")
+    ] = False
     fused_loss: Annotated[bool, _job("--fused-loss", help="Never hold full logits.")] = False
     context_exchange: Annotated[
         str | None,
@@ -157,6 +160,7 @@ class JobOptions:
                 "grad_dtype": self.grad_dtype,
                 "reduce_dtype": self.reduce_dtype,
                 "attention": self.attention,
+                "cuda_graphs": self.cuda_graphs,
                 "fused_loss": self.fused_loss,
                 "context_exchange": self.context_exchange,
                 "token_exchange": self.token_exchange,

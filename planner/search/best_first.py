@@ -17,7 +17,7 @@ from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
 from planner.search.floors import Floors, parallelism
-from planner.search.numbers import rounder
+from planner.search.rounding import rounder_clusters, said
 from planner.search.space import Candidate, candidates, families, left_out, searches_pipelines
 
 Progress = Callable[[int, int], None]
@@ -337,12 +337,11 @@ class Search:
         return min(looked)[1]
 
     def _divisible(self) -> str:
-        """The most nodes that there are plans for, of those that divide well; nothing where that is none."""
+        """The most nodes, or devices of each, that there are plans for, of those that divide well; nothing for none."""
         model, cluster, job = self.evaluator.model, self.evaluator.whole, self.evaluator.job
-        for nodes in rounder(cluster.nodes) if cluster.torus is None else ():
-            part = Evaluator(model, cluster.model_copy(update={"nodes": nodes}), job)
-            if any(True for _ in candidates(part, self.pins, self.objective, True)):
-                return f"{nodes} of the {cluster.nodes} nodes, or another global batch"
+        for part in rounder_clusters(cluster):
+            if any(True for _ in candidates(Evaluator(model, part, job), self.pins, self.objective, True)):
+                return f"{said(part, cluster)}, or another global batch"
         return ""
 
     def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Literal
 
 from cluster_specs.software import device_on, load_software
 from cluster_specs.units import format_seconds
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.setting import graph_of
 from planner.plans import Change, Estimate, Faster, Offload, Pins, Plan
 from planner.search.best_first import Search
 from planner.search.finishing import mixed_plans
-from planner.search.numbers import rounder
 from planner.search.pins import check_pins
 from planner.search.recommend import recommended
+from planner.search.rounding import rounder_clusters, said
 from planner.search.space import offloaded, scale_up_size, searches_pipelines
 
 WORTH_NAMING = 0.03
@@ -55,20 +57,19 @@ def _pipeline_below(search: Search, seconds: float) -> int | None:
     return degree
 
 
-def fewer_nodes(answer: Plan, pins: Pins | None = None) -> Plan | None:
-    """The best plan on fewer nodes than ``answer`` has, which uses all, where it would be clearly faster.
-
-    So it may be where batch, layers and heads do not divide among all. Tori are looked at whole.
+def fewer_devices(answer: Plan, pins: Pins | None = None) -> Plan | None:
+    """The best plan on fewer nodes than ``answer`` has, which uses all, or on fewer devices of each, where it would be
+    clearly faster. So it may be where batch, layers and heads do not divide among all.
     """
     pins, cluster = pins or Pins(), answer.cluster
-    if cluster.others or pins.unequal_stages or cluster.torus is not None:
+    if pins.unequal_stages:
         return None
     assert answer.estimate is not None  # the caller's promise
     best, below = None, answer.estimate.step_time_s * (1 - WORTH_NAMING)
-    # On fewer nodes than that arithmetic alone would take as long.
-    least = cluster.nodes * answer.estimate.mfu
-    for nodes in (nodes for nodes in rounder(cluster.nodes) if nodes >= least):
-        evaluator = Evaluator(answer.model, cluster.model_copy(update={"nodes": nodes}), answer.job)
+    # On fewer devices than that arithmetic alone would take as long.
+    least = cluster.num_devices * answer.estimate.mfu
+    for part in (part for part in rounder_clusters(cluster) if part.num_devices >= least):
+        evaluator = Evaluator(answer.model, part, answer.job)
         with suppress(Infeasible):
             found = Search(evaluator, pins, "time").run(1).found[0]
             if found.estimate.step_time_s < below:
@@ -117,9 +118,38 @@ def faster_offload(answer: Plan, pins: Pins | None = None) -> Plan | None:
     return recommended(evaluator, best, "time", top=1) if best is not None else None
 
 
+UNSEARCHED_POLICY = "mlp"
+"""Recomputation that the space leaves out, and that was seen to be faster than what it has."""
+
+
+def faster_recomputation(answer: Plan, pins: Pins | None = None) -> Plan | None:
+    """The best plan that recomputes the dense layers alone, where ``answer`` recomputes and it would be clearly faster;
+    None where recomputation was pinned.
+    """
+    pins, plan = pins or Pins(), answer.plan
+    recomputes = plan.recompute != "none" or any(
+        stage.recompute not in (None, "none") for stage in plan.stages
+    )
+    if answer.cluster.others or pins.unequal_stages or pins.recompute is not None or not recomputes:
+        return None
+    evaluator = Evaluator(answer.model, answer.cluster, answer.job)
+    asked = pins.model_copy(update={"recompute": UNSEARCHED_POLICY})
+    assert answer.estimate is not None  # the caller's promise
+    below = answer.estimate.step_time_s * (1 - WORTH_NAMING)
+    pipelines = plan.pipeline > 1 or searches_pipelines(evaluator, pins)
+    with suppress(InputError):  # adapters and some models do not go with it
+        check_pins(evaluator, asked)
+        if Search(evaluator, asked, "time").best_below(below, pipelines):
+            return recommended(evaluator, asked, "time", top=1)
+    return None
+
+
 def naming_unsearched(answer: Plan, pins: Pins | None = None) -> Plan:
-    """``answer`` with a warning where `faster_pipeline` or `faster_offload` finds one, or `fewer_nodes` suffice."""
+    """``answer`` with a warning where `faster_pipeline` or `faster_offload` finds one, or `fewer_devices` suffice."""
     found = answer
+    if recomputing := faster_recomputation(answer, pins):
+        words = "not all recomputation was searched; by these numbers --recompute {value}"
+        found = _naming(found, words, "recompute", UNSEARCHED_POLICY, recomputing.estimate)
     if faster := faster_pipeline(answer, pins):
         words = "pipelines were not searched, as the model is small for a node; by these numbers --pipeline {value}"
         found = _naming(found, words, "pipeline", faster.plan.pipeline, faster.estimate)
@@ -127,15 +157,16 @@ def naming_unsearched(answer: Plan, pins: Pins | None = None) -> Plan:
         options = " ".join(f"--offload {what}" for what in hosted.plan.offload)
         words = f"memory is short, and nothing was left to the hosts; by these numbers {options}"
         found = _naming(found, words, "offload", ",".join(hosted.plan.offload), hosted.estimate)
-    if fewer := fewer_nodes(answer, pins):
-        nodes = answer.cluster.nodes
-        words = f"batch, layers and heads do not divide well among all {nodes} nodes: {{value}} of them"
-        found = _naming(found, words, "nodes", fewer.cluster.nodes, fewer.estimate)
+    if fewer := fewer_devices(answer, pins):
+        part, whole = fewer.cluster, answer.cluster
+        change: Change = "nodes" if part.nodes < whole.nodes else "devices_per_node"
+        words = f"batch, layers and heads do not divide well among all {whole.num_devices} devices: {said(part, whole)}"
+        found = _naming(found, words, change, getattr(part, change), fewer.estimate)
     return found
 
 
 def _naming(
-    answer: Plan, words: str, change: Change, value: int | str, then: Estimate | None, how: str = ""
+    answer: Plan, words: str, change: Change, value: int | str | bool, then: Estimate | None, how: str = ""
 ) -> Plan:
     """``answer`` with a warning that the step would be shorter with ``value``, and the same as data."""
     assert answer.estimate is not None  # the callers' promise
@@ -148,8 +179,13 @@ def _naming(
     return answer.model_copy(update=named)
 
 
-def naming_attention(answer: Plan) -> Plan:
-    """``answer`` with a warning where the device's own attention kernel would be clearly faster than the stack's.
+def naming_kernels(answer: Plan) -> Plan:
+    """``answer`` with warnings where its plan would be clearly faster with other kernels, or replayed from graphs."""
+    return _naming_graphs(_naming_attention(answer))
+
+
+def _naming_attention(answer: Plan) -> Plan:
+    """The device's own attention kernel instead of the stack's.
 
     The stack's are those that published runs had: FlashAttention-2, which was not written for Hopper or Blackwell.
     Source of what PyTorch takes: pytorch/pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
@@ -158,15 +194,42 @@ def naming_attention(answer: Plan) -> Plan:
     software, device = load_software(answer.job.stack), answer.cluster.device
     if answer.job.attention != "flash" or device_on(device, software) == device:
         return answer
-    native = answer.job.model_copy(update={"attention": "native"})
-    then = Evaluator(answer.model, answer.cluster, native).estimate(answer.plan)
-    assert answer.estimate is not None  # just planned
-    if 1 - then.step_time_s / answer.estimate.step_time_s < WORTH_NAMING:
-        return answer
     words = (
         f"attention has the rate that {software.name} was seen to reach on {device.name}; with a kernel written for "
         "the device this plan"
     )
     kernels = "FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on"
-    how = f": --attention native ({kernels})"
-    return _naming(answer, words, "attention", "native", then, how)
+    return _naming_under(answer, words, "attention", "native", f": --attention native ({kernels})")
+
+
+def _naming_graphs(answer: Plan) -> Plan:
+    """Whole steps replayed from CUDA graphs, where the host holds up the device.
+
+    Not of mixtures of experts: how many tokens each has the host reads from the device, which cannot be captured.
+    Source: PyTorch 2.13, notes on CUDA semantics, "CUDA Graphs", constraints.
+    """
+    cluster = answer.cluster
+    if (
+        answer.job.cuda_graphs
+        or cluster.others
+        or cluster.device.vendor != "nvidia"
+        or "experts" in graph_of(answer.model, answer.job).dims
+    ):
+        return answer
+    words = (
+        "the host issues operators more slowly than devices work on them; replayed from CUDA graphs this plan"
+    )
+    how = ": --cuda-graphs (the whole step captured, which your training script must do)"
+    return _naming_under(answer, words, "cuda_graphs", True, how)
+
+
+def _naming_under(
+    answer: Plan, words: str, field: Literal["attention", "cuda_graphs"], value: str | bool, how: str
+) -> Plan:
+    """``answer`` named with the time that its plan has where ``field`` of the job is ``value``, if clearly less."""
+    job = answer.job.model_copy(update={field: value})
+    then = Evaluator(answer.model, answer.cluster, job).estimate(answer.plan)
+    assert answer.estimate is not None  # just planned
+    if 1 - then.step_time_s / answer.estimate.step_time_s < WORTH_NAMING:
+        return answer
+    return _naming(answer, words, field, value, then, how)

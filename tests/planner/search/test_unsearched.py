@@ -24,7 +24,7 @@ def test_a_pipeline_over_slow_links_is_named_with_the_time_that_asking_for_it_gi
     assert asked.estimate.step_time_s < answer.estimate.step_time_s
     assert len(named) == 1
     assert f"{asked.estimate.step_time_s:.2f} s a step" in named[0]
-    named_too = [("pipeline", 2), ("offload", "optimizer,weights")]
+    named_too = [("recompute", "mlp"), ("pipeline", 2), ("offload", "optimizer,weights")]
     assert [(faster.change, faster.value) for faster in answer.faster_with] == named_too
     assert "stages joined by slow links help (--pipeline 2)" in explain(answer)
 
@@ -129,9 +129,9 @@ def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
     assert answer.estimate is not None
     assert fewer.estimate is not None
     assert fewer.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
-    assert not [warning for warning in fewer.warnings if "nodes" in warning]
-    [named] = [warning for warning in answer.warnings if "nodes" in warning]
-    assert f"all 9 nodes: 8 of them would take {fewer.estimate.step_time_s:.2f} s a step" in named
+    assert not [warning for warning in fewer.warnings if "do not divide" in warning]
+    [named] = [warning for warning in answer.warnings if "do not divide" in warning]
+    assert f"all 72 devices: 8 of the 9 nodes would take {fewer.estimate.step_time_s:.2f} s a step" in named
     nodes = Faster(change="nodes", value=8, step_time_s=fewer.estimate.step_time_s)
     assert [faster for faster in answer.faster_with if faster.change == "nodes"] == [nodes]
     assert not [faster for faster in fewer.faster_with if faster.change == "nodes"]
@@ -140,7 +140,36 @@ def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
 @pytest.mark.parametrize("nodes", [5, 12])
 def test_nodes_that_help_are_not_named(nodes: int) -> None:
     answer = plan("llama-3.1-8b", f"dgx-h100:{nodes}", global_batch=128, seq_len=8192)
-    assert not [warning for warning in answer.warnings if "of them would take" in warning]
+    assert not [warning for warning in answer.warnings if "do not divide" in warning]
+
+
+def test_devices_of_a_node_that_only_slow_a_plan_down_are_named_by_the_cluster_that_leaves_them_out() -> None:
+    """Among the 72 devices of a rack 64 sequences do not divide."""
+    question = {"global_batch": 64, "seq_len": 4096}
+    answer, fewer = (plan("gemma-3-12b", f"gb200-nvl72:{size}", **question) for size in ("1", "1x64"))
+    assert answer.estimate is not None
+    assert fewer.estimate is not None
+    assert fewer.plan.num_devices == 64
+    assert fewer.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
+    [named] = [faster for faster in answer.faster_with if faster.change == "devices_per_node"]
+    assert (named.value, named.step_time_s) == (64, fewer.estimate.step_time_s)
+    assert any(
+        "64 of the 72 devices of each node (gb200-nvl72:1x64)" in warning for warning in answer.warnings
+    )
+    assert not [faster for faster in fewer.faster_with if faster.change == "devices_per_node"]
+
+
+def test_recomputation_that_is_not_searched_is_named_with_the_time_that_asking_for_it_gives() -> None:
+    question = {"global_batch": 64, "seq_len": 2048}
+    answer = plan("qwen2.5-14b", "g5.48xlarge:2", **question)
+    asked = plan("qwen2.5-14b", "g5.48xlarge:2", **question, recompute="mlp")
+    assert answer.estimate is not None
+    assert asked.estimate is not None
+    assert asked.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
+    named = [faster for faster in answer.faster_with if faster.change == "recompute"]
+    assert named == [Faster(change="recompute", value="mlp", step_time_s=asked.estimate.step_time_s)]
+    assert any("--recompute mlp would take" in warning for warning in answer.warnings)
+    assert not [faster for faster in asked.faster_with if faster.change == "recompute"]
 
 
 def test_where_nothing_divides_fewer_nodes_are_named_for_which_there_are_plans() -> None:
@@ -174,3 +203,34 @@ def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_th
 def test_no_kernel_is_named_where_none_is_faster(cluster: str, options: dict[str, str]) -> None:
     answer = plan("llama-3.1-8b", cluster, global_batch=16, seq_len=65536, **options)
     assert not [warning for warning in answer.warnings if "--attention" in warning]
+
+
+def test_graphs_of_whole_steps_are_named_where_the_host_holds_up_the_device() -> None:
+    question = {"global_batch": 8, "seq_len": 1024}
+    answer = plan("gpt2", "dgx-h100:1", **question)
+    replayed = answer.model_copy(update={"job": answer.job.model_copy(update={"cuda_graphs": True})})
+    seconds = evaluate(replayed).step_time_s
+    assert answer.faster_with == (Faster(change="cuda_graphs", value=True, step_time_s=seconds),)
+    [named] = answer.warnings
+    assert f"would take {format_seconds(seconds)} a step" in named
+    assert "--cuda-graphs" in named
+    then = plan("gpt2", "dgx-h100:1", **question, cuda_graphs=True)
+    assert then.estimate is not None
+    assert then.estimate.step_time_s <= seconds
+    assert not then.faster_with
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "question"),
+    [
+        ("llama-3.2-1b", "dgx-h100:1", {"global_batch": 64, "seq_len": 4096}),  # the device is never idle
+        ("gpt2", "mi300x-8x:1", {"global_batch": 8, "seq_len": 1024}),  # no CUDA
+        ("gpt2", "tpu-v5e:2x4", {"global_batch": 8, "seq_len": 1024}),  # steps are compiled whole
+        ("qwen3-30b-a3b", "dgx-h200:1", {"global_batch": 8, "seq_len": 512}),  # counts of tokens are read
+    ],
+)
+def test_no_graphs_are_named_where_none_help_or_none_can_be_captured(
+    model: str, cluster: str, question: dict[str, Any]
+) -> None:
+    answer = plan(model, cluster, **question)
+    assert not [faster for faster in answer.faster_with if faster.change == "cuda_graphs"]
