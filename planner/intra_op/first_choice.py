@@ -6,6 +6,7 @@ where that fits nowhere, by prices that put memory first.
 
 import numpy as np
 
+from planner.intra_op.forward_checking import look_ahead
 from planner.intra_op.liveness import settle
 from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.neighbourhood import Found, greedy
@@ -30,11 +31,11 @@ def first_choice(network: Network) -> tuple[Found | None, float]:
 
 
 def frugal(network: Network) -> Found | None:
-    """A choice that fits, read off prices that put memory first."""
+    """A choice that fits, read off prices that put memory first; with a look at what it forces, where that fails."""
     dear = DEAR_MEMORY * _largest_cost(network) / float(network.capacity.max(initial=1.0))
     relaxation = Relaxation(network, {int(row): dear for row in network.rows})
     relaxation.sweep()
-    return greedy(relaxation)
+    return greedy(relaxation) or look_ahead(relaxation)
 
 
 def _largest_cost(network: Network) -> float:
