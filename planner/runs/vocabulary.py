@@ -294,7 +294,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
-    (r"torchprime|torch[-_]xla|PyTorch/XLA", Origin("torch-xla")),
+    (r"torchprime", Origin("torch-xla", sequence_parallel=True)),
+    (r"torch[-_]xla|PyTorch/XLA", Origin("torch-xla")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
@@ -352,6 +353,7 @@ products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh`
 ``per_device_batch_size`` times all devices is a step's batch, and before it could accumulate gradients one micro-batch
 (AI-Hypercomputer/maxtext@76bd53b ``MaxText/pyconfig.py``). Its tensor ranks share what layers hand on, by its width
 instead of the sequence, which is as much (``MaxText/configs/base.yml``: ``activation_embed`` lies over ``tensor``).
+So do torchprime's (AI-Hypercomputer/torchprime@abd579d configs/model/sharding/llama-fsdp-tp.yaml).
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
 of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher
