@@ -90,13 +90,17 @@ HISTORY = """\
   keys, and Qwen3, Gemma 3 and OLMo 2 are known to (the report split's series: 9.5 to 8.9 %); ranks with all experts
   keep no exchange that they never make (PithTrain's live tensors, 489 to 118 GiB of 142 reserved); ATorch's FSDP is
   that of eager models (-8 to -1 %); and PyTorch/XLA's flash attention is not splash attention (torchprime's 18 to 11
-  %). Two were tried and left: attention without the share of its rate that is sustained (TRL's +16 to -10 %, but
-  llm-foundry's 4.3 to 9.7 %), and cuDNN's attention on B200, which torchtitan has preferred since May 2025
-  (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted where a device has 2,048
-  tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under TransformerEngine of October
-  2024 is off by -29 to -55 %, H100 and H200 in the same issues by -31 to +7 %; torchprime's 405B, whose tensor ranks
-  lie over one axis of v6e, by -22 and -24 %. With the four all 102 have 14 % (90th percentile 44 %, 58 % inside the
-  intervals of then).
+  %). Two were tried and left: a clock that falls less under attention, as it keeps less of the matrix units busy (with
+  the cube root of that TRL's 17 to 6 %, ml-engineering's on H200 37 to 29 %, the median over the report split's series
+  8.6 to 8.2 %, but llm-foundry's on A100, of the fit split, 2 and 4 to 10 %), and cuDNN's attention on B200, which torchtitan
+  has preferred since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted
+  where a device has 2,048 tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under
+  TransformerEngine of October 2024 is off by -24 to -55 %, though its attention has since had the rates measured on it
+  (-29 to -55 % before), H100 and H200 in the same issues by -31 to +7 %; torchprime's 405B, whose tensor ranks are
+  squares of chips that share what layers hand on, by -26 and -28 %; and live tensors of ATorch's FSDP by -47 to -62 %:
+  its script runs fp32 weights under autocast, so that layers hand on fp32, and by `use_cache`, which transformers turns
+  off under its own checkpointing only, keeps every layer's keys and values, the last step's too. With the four all 102
+  have 14 % (90th percentile 44 %, 58 % inside the intervals of then).
 * Once the 20 runs of maxtext-synthetic with tensor ranks (fit split) were read as one micro-batch each, 14 would
   not have fitted, had their tensor ranks not shared what layers hand on, which MaxText's do. `overlap_tensor` of
   jax-xla was fitted on them again (0.9 to 0.6: their median from 12 to 5 %); of the three runs with tensor ranks on
