@@ -92,9 +92,9 @@ HISTORY = """\
   that of eager models (-8 to -1 %); and PyTorch/XLA's flash attention is not splash attention (torchprime's 18 to 11
   %). Two were tried and left: a clock that falls less under attention, as it keeps less of the matrix units busy (with
   the cube root of that TRL's 17 to 6 %, ml-engineering's on H200 37 to 29 %, the median over the report split's series
-  8.6 to 8.2 %, but llm-foundry's on A100, of the fit split, 2 and 4 to 10 %), and cuDNN's attention on B200, which torchtitan
-  has preferred since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long as predicted
-  where a device has 2,048 tokens (-45 to -49 %; with 8,192 -10 %), on links that it does not state; MI300X under
+  8.6 to 8.2 %, but llm-foundry's on A100, of the fit split, 2 and 4 to 10 %), and cuDNN's attention on B200, which
+  torchtitan has preferred since May 2025 (NousResearch's -3 to -36 %). What is left: YaFSDP's runs take twice as long
+  as predicted where a device has 2,048 tokens (-45 to -49 %; with 8,192 -10 %), on links not stated; MI300X under
   TransformerEngine of October 2024 is off by -24 to -55 %, though its attention has since had the rates measured on it
   (-29 to -55 % before), H100 and H200 in the same issues by -31 to +7 %; torchprime's 405B, whose tensor ranks are
   squares of chips that share what layers hand on, by -26 and -28 %; and live tensors of ATorch's FSDP by -47 to -62 %:
