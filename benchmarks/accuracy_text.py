@@ -254,8 +254,9 @@ MEMORY = """\
   have no ranks; to the moment at which the gradients of all experts are there. torchtitan 0.2.2 held those weighed
   copies on every tensor rank whole (-21 % at four of them; since pytorch/torchtitan@8bc267dea it does not).
 * Six pipelines of 2 and 4 stages in PyTorch's runtime, tied tables and GPipe among them, were the first of their kind:
-  -3 to -15.5 %, now 0.3 % in the median and +7 % (GPipe, whose sums come as its activations go). They led to buffers
-  for what every micro-batch brings, to results that are kept, logits among them, and to losses that wait under GPipe.
+  -3 to -15.5 %, and +7 % once they had led to buffers for what every micro-batch brings, to results that are kept and
+  to losses that wait. That one is GPipe, whose sums are made by the first backward, before which all activations are
+  there: now -0.8 %; two more, priced by that rule before they were measured, -1.9 % (GPipe) and -0.1 %.
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed

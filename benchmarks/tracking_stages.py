@@ -28,6 +28,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "7b-8/pp4-dp4-none-2048-m8-gpipe": {
         "seq": 2048, "pp": 4, "shard": 4, "microbatches": 8, "schedule": "gpipe",
     },
+    "7b-8/pp2-dp4-full-4096-m6-gpipe": {
+        "seq": 4096, "pp": 2, "shard": 4, "microbatches": 6, "recompute": "full", "schedule": "gpipe",
+    },
+    "1b-8/pp4-dp2-none-4096-m4": {"seq": 4096, "pp": 4, "shard": 2, "microbatches": 4},
 }  # fmt: skip
 """Width and layers, stages, data ranks, recomputation, tokens, micro-batches -> what differs from what is usual."""
 

@@ -1,5 +1,7 @@
 """What pipeline stages hold of what they hand to each other, and of losses that wait for their backward."""
 
+from dataclasses import replace
+
 from planner.evaluation.rank import Rank
 from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import splits_backward
@@ -15,6 +17,22 @@ def in_flight(rank: Rank) -> float:
     kept = sum(stage.saved_bytes for stage in rank.stages)
     tells = kept and "activations" not in rank.plan.offload and not splits_backward(rank.plan.schedule)
     return rank.activations / kept if tells else 1.0
+
+
+def backwards(rank: Rank) -> tuple[Rank, ...]:
+    """The rank as it is in each backward of which any may be the fullest: one, if what is in flight comes again.
+
+    Where all micro-batches are in flight at once, as under GPipe, they are so before the first backward only, which
+    makes the sums of gradients; the second has these, and one micro-batch less.
+
+    Source: pytorch/pytorch ``torch/distributed/pipelining/schedules.py`` (``ScheduleGPipe``), ``_fsdp_param.py`` of
+    FSDP2 (``to_accumulated_grad_if_needed``).
+    """
+    plan = rank.plan
+    once = plan.num_microbatches > 1 and in_flight(rank) > plan.num_microbatches - 0.5
+    if not (once and plan.virtual_stages == 1 and rank.software.gradient_life == "late"):
+        return (rank,)
+    return replace(rank, begins=True), replace(rank, activations=rank.earlier_activations)
 
 
 def receive_buffers(rank: Rank) -> float:

@@ -141,25 +141,25 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
     Where embedding and head are units of their own, the embedding's gradients come last.
     """
     others, layer = rank.elements - rank.ends, rank.made + rank.largest * rank.reduced
-    embedding = rank.ends - rank.head
+    embedding, left = rank.ends - rank.head, rank.earlier_activations
     if rank.adds_up_whole:
         yield from _sums_complete(rank)
         return
     if rank.software.wraps_ends:
         ahead = rank.root - rank.gathered_head if rank.shards_weights else 0.0
         both = ahead + (rank.layer if rank.shards_weights else 0.0)
-        yield passing(0.0, both, layer, rank.boundary) | rank.sharded(
+        yield passing(left, both, layer, rank.boundary) | rank.sharded(
             rank.elements - embedding - rank.largest
         )
-        yield passing(0.0, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
+        yield passing(left, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
         made = _of_embedding(rank) * rank.weight + rank.last_reduced * rank.reduced
-        yield passing(0.0, ahead, made, 0.0) | rank.sharded(others + rank.head)
-        yield passing(0.0, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
+        yield passing(left, ahead, made, 0.0) | rank.sharded(others + rank.head)
+        yield passing(left, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
         return
     root = rank.root if rank.shards_weights else 0.0
-    yield passing(0.0, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
-    yield passing(0.0, root, _of_ends(rank) + rank.last_reduced * rank.reduced, 0.0) | rank.sharded(others)
-    yield passing(0.0, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
+    yield passing(left, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
+    yield passing(left, root, _of_ends(rank) + rank.last_reduced * rank.reduced, 0.0) | rank.sharded(others)
+    yield passing(left, 0.0, _last_reduced(rank, rank.ends), 0.0) | rank.sharded(others)
 
 
 def _of_ends(rank: Rank) -> float:
@@ -180,8 +180,10 @@ def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
         apart = rank.software.wraps_ends
         made = _of_embedding(rank) * rank.weight if apart else _of_ends(rank)
         last = rank.root - rank.gathered_head if apart else rank.root
-        whole = rank.whole if rank.plan.zero_stage == 2 else last
-        yield passing(0.0, whole if rank.shards_weights else 0.0, made, 0.0)
+        gathered = last if rank.shards_weights else 0.0
+        if rank.plan.zero_stage == 2:
+            gathered = rank.whole
+        yield passing(rank.earlier_activations, gathered, made, 0.0) | rank.sharded(rank.elements)
 
 
 def _last_reduced(rank: Rank, elements: float) -> float:

@@ -17,7 +17,7 @@ from cost_models.optimizers import optimizer_rule
 from planner.evaluation.communicators import communicator_bytes, num_communicators
 from planner.evaluation.cuts import ranks_of
 from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside_sums, sums_wider
-from planner.evaluation.handing_over import handed_on, receive_buffers, waiting_losses
+from planner.evaluation.handing_over import backwards, handed_on, receive_buffers, waiting_losses
 from planner.evaluation.moments import moments
 from planner.evaluation.pools import held_by_pools
 from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
@@ -42,9 +42,6 @@ from planner.pipeline.generators import splits_backward
 from planner.plans import Job, MemoryMoment, Parallelism
 from planner.sharding.mesh import Mesh
 from planner.sharding.widths import DTYPE_BYTES
-
-PHASES = ("forward", "loss", "head", "backward", "optimizer")
-"""Of a step, by which its moments are named."""
 
 OFFLOAD_BUFFERS = 2
 """Layers whose activations are on the device where the rest is on the host: one computes, one is moved."""
@@ -171,7 +168,7 @@ def passing_gradients(rank: Rank, phase: str) -> dict[str, float]:
         if summed and not rank.loops_over_microbatches:
             return {"gradients": summed}
         return {"gradients": summed + made_in_loop(rank)}
-    if plan.num_microbatches == 1:
+    if plan.num_microbatches == 1 or rank.begins:
         return {}
     whole = rank.head + rank.looked_up + rank.elements - rank.ends
     return {"gradients": earlier_gradients(rank.gradients, whole, rank.job, plan, rank.software)}
@@ -292,22 +289,26 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
     stored = rank.elements if lie_whole(plan, software) else shard
-    copied = {"copied_weights": copied_weights(rank)}
-    kept = {} if software.keeps_copy else dict(copied)
-    kept["handed_on"] = handed_on(rank) + waiting_losses(rank)
-    if "activations" in plan.offload:
-        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
     stepped = DTYPE_BYTES["fp32"] if rank.job.master_weights else weight_bytes(rank.job)
     elsewhere = optimizer_rule(rank.job.optimizer).in_place or "optimizer" in plan.offload
     elsewhere |= sums_wider(rank.job, software)
     made = software.optimizer_temporaries / DTYPE_BYTES["fp32"] * stepped + flattened(rank)
     temporaries = 0.0 if elsewhere else made
-    gradients = {phase: passing_gradients(rank, phase) for phase in PHASES}
-    cast = {phase: {"cast_weights": cast_weights(rank, stored, phase)} for phase in PHASES}
-    during = [Moment(phase, {**gradients[phase], **cast[phase], **kept, **at}) for phase, at in moments(rank)]
-    stepping = {**gradients["optimizer"], "optimizer_temporaries": shard * temporaries}
-    stepping |= copied if software.keeps_copy else {}
+    stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": shard * temporaries}
+    stepping |= {"copied_weights": copied_weights(rank)} if software.keeps_copy else {}
+    during = (moment for turn in backwards(rank) for moment in _around_backward(turn, stored))
     return (*during, Moment("optimizer", stepping))
+
+
+def _around_backward(rank: Rank, stored: float) -> Iterator[Moment]:
+    """Those of a forward and its backward; ``stored`` elements of weights are there between steps."""
+    kept = {} if rank.software.keeps_copy else {"copied_weights": copied_weights(rank)}
+    kept["handed_on"] = handed_on(rank) + waiting_losses(rank)
+    if "activations" in rank.plan.offload:
+        kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
+    for phase, at in moments(rank):
+        cast = {"cast_weights": cast_weights(rank, stored, phase)}
+        yield Moment(phase, {**passing_gradients(rank, phase), **cast, **kept, **at})
 
 
 def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:

@@ -62,6 +62,8 @@ class Rank:
     """What they come to in the end [bytes]."""
     device: str = ""
     """Its name."""
+    begins: bool = False
+    """The backward is that of the first micro-batch: there are no sums of gradients yet."""
 
     @cached_property
     def weight(self) -> float:
@@ -311,9 +313,14 @@ class Rank:
         return adds_up_whole(self.plan, self.software)
 
     def sharded(self, elements: float) -> dict[str, float]:
-        """Gradients of so many weights, reduced; with more micro-batches those of all are there all along."""
-        if self.plan.num_microbatches > 1 or not self.elements:
+        """Gradients of so many weights, reduced; with more micro-batches those of all are there all along.
+
+        But in the first backward, whose gradients become the sums.
+        """
+        if not self.elements or (self.plan.num_microbatches > 1 and not self.begins):
             return {}
+        if self.adds_up_whole:
+            return {"gradients": max(0.0, elements) * self.reduced}
         return {"gradients": self.gradients * max(0.0, elements) / self.elements}
 
 

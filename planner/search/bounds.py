@@ -147,8 +147,11 @@ def fullest_rank(layers: tuple[Load, ...], ends: tuple[float, float], c: Candida
 
 
 def most_in_flight(c: Candidate) -> int:
-    """Micro-batches that the first rank surely has in flight; each rank after it has one less, but at least one."""
-    return min(c.num_microbatches, c.pipeline) if c.schedule in ("1f1b", "interleaved") else 1
+    """Micro-batches that the first rank surely has in flight; each rank after it has one less, but at least one.
+
+    Beside sums of gradients: where all are in flight at once, one has its backward before these are there.
+    """
+    return max(1, min(c.num_microbatches - 1, c.pipeline)) if c.schedule in ("1f1b", "interleaved") else 1
 
 
 @lru_cache(maxsize=1 << 14)

@@ -123,14 +123,17 @@ class PoolPrices:
         return self._assignments.sharding(local, False)
 
     def _most_room(self, local: Parallelism, cost: StageCost) -> float:
-        """No fewer micro-batches in flight than fit, from what is surely there as a backward begins."""
+        """No fewer micro-batches in flight than fit, from what is surely there as a backward begins.
+
+        If all are, one of them has had its backward before there are sums of gradients.
+        """
         evaluator = self.evaluator
         job, software, mesh = evaluator.job, evaluator.software, evaluator.mesh(local)
         states = model_states(cost.weights, job, local, mesh, software)
         elements = sum(group.elements for group in cost.weights)
         held = held_in_backward(states, elements, job, local, software, cost.looked_up)
-        room = self.limit - software.context - held
-        return room / cost.saved_bytes if cost.saved_bytes else math.inf
+        room = (self.limit - software.context - held) / cost.saved_bytes if cost.saved_bytes else math.inf
+        return room + 1 if room >= local.num_microbatches - 1 - ROUNDING else room
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:
         """Most micro-batches in flight that fit; memory grows with every one of them."""
