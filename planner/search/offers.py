@@ -165,10 +165,16 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     def after(cost: StageCost) -> float:
         return tail_of(evaluator.setting, local, mesh, [cost]).optimizer
 
-    total = bytes_of(some, half)
-    layer = bytes_of(more, half) - total
-    held = (bytes_of(some, MORE * half) - total) / ((MORE - 1) * half)
-    ends = [bytes_of(end, half) - total for end in (embedding, head)]
+    def line(cost: StageCost) -> tuple[float, float]:
+        """Bytes with no activations, and for each of their bytes, as it is where these are most of all."""
+        total = bytes_of(cost, half)
+        held = (bytes_of(cost, MORE * half) - total) / ((MORE - 1) * half)
+        return total - held * half, held
+
+    total, held = line(some)
+    layer = bytes_of(more, half) - bytes_of(some, half)
+    # What stages at the ends hold of results grows with what is in flight, and is little where that is little.
+    ends = [line(end)[0] - total for end in (embedding, head)]
     a_layer = _seconds(more) - _seconds(some)
 
     def beside_layers(cost: StageCost) -> Array:
@@ -182,7 +188,7 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
             after=np.array([after(more) - after(some)]),
             states=np.array([layer]),
             kept=np.array([held * kept_share(local) * (more.saved_bytes - some.saved_bytes)]),
-            memory=np.array([total - count * layer - held * half, *ends]),
+            memory=np.array([total - count * layer, *ends]),
         ),
         first=beside_layers(embedding),
         last=beside_layers(head),
