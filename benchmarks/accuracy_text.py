@@ -262,8 +262,10 @@ MEMORY = """\
   runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed
   products only those that the backward reads.
 * Adapters (LoRA): of the last three of 15 tracked cases, priced before they were measured, one led to the gather of a
-  head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are off by -27 to -30 %:
-  bitsandbytes kept inputs of its products until July 2024 (9e753741), 0.9 of the 3.9 GiB that Llama-2-7B lacks.
+  head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are off by -27 to -30 %, -5 to -8 %
+  with what its bitsandbytes 0.42 does, which is counted by hand and not in the product: inputs of products stay with
+  the graph (until 9e753741 of July 2024), that of the step before with its loss until the next one is there (2.6 GiB
+  of the 3.9 that Llama-2-7B lacks); the head is widened twice, in fp16 and bf16 (0.5), and maxima are fp32 (0.3).
 
 """
 
