@@ -5,9 +5,13 @@ What lies in parts over mesh axes has a dim more for each of them, which that ax
 a sum over an axis is a reduction of that dim, and what is gathered, scattered or exchanged over it changes its place.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from planner.errors import Unsupported
 from planner.tracing.factors import Loops, Rule, Shape, elementwise
@@ -151,18 +155,34 @@ class Call(NamedTuple):
 
     @property
     def over(self) -> Axes:
-        """Its axes."""
+        """Its axes; of groups of devices, those along which each group lies."""
         named = self.params.get("axes", self.params.get("axis_name"))
-        if self.params.get("axis_index_groups") is not None:
-            raise Unsupported(
-                "a collective over some devices of an axis (axis_index_groups) has no rule; "
-                "give the shard_map a mesh in which each group is an axis of its own, and name that axis"
-            )
-        return (named,) if isinstance(named, str) else tuple(named)
+        axes = (named,) if isinstance(named, str) else tuple(named)
+        groups = self.params.get("axis_index_groups")
+        return axes if groups is None else _along(axes, self.manual.lead(axes), groups)
 
     def devices(self) -> Devices:
         """Loops over all axes."""
         return Devices(self.manual, (*self.over, *(a for of in self.given for a in of)))
+
+
+def _along(axes: Axes, sizes: Shape, groups: Sequence[Sequence[int]]) -> Axes:
+    """Those of the ``axes`` whose devices are a group each, in order, wherever the others stand.
+
+    Raises ``Unsupported`` where there are none such.
+    """
+    places = np.arange(math.prod(sizes)).reshape(sizes)
+    wanted = sorted(map(tuple, groups))
+    for count in range(len(axes) + 1):
+        for found in itertools.combinations(range(len(axes)), count):
+            rest = [i for i in range(len(axes)) if i not in found]
+            rows = places.transpose(*rest, *found).reshape(-1, math.prod(sizes[i] for i in found))
+            if sorted(map(tuple, rows.tolist())) == wanted:
+                return tuple(axes[i] for i in found)
+    raise Unsupported(
+        "a collective over some devices of an axis (axis_index_groups) has no rule; "
+        "give the shard_map a mesh in which each group is an axis of its own, and name that axis"
+    )
 
 
 def _reduced(call: Call) -> Laid:

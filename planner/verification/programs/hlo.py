@@ -204,7 +204,8 @@ def _collective(
 ) -> Collective:
     operands = match.group(4).partition(")")[0]
     given = shape_bytes(operands) or sum(sizes.get(n, 0) for n in _OPERAND.findall(operands))
-    full = given * group if kind == "all_gather" else given
+    full = given * (group if kind == "all_gather" else 1)
+    full *= group > 1  # a device alone exchanges nothing
     return Collective(kind, SENT[kind](given, group), times, full, _scope(match.group(4)))
 
 

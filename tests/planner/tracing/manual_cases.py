@@ -55,6 +55,28 @@ def every_collective() -> Case:
     return loss, f(128, 64), f(64, 128)
 
 
+def groups_along_axes() -> Case:
+    """Groups of devices that are rows or columns of the mesh, each device by itself, and all."""
+    columns, rows = [[i, i + 4] for i in range(4)], [[0, 1, 2, 3], [4, 5, 6, 7]]
+    both, single = ("data", "model"), [[i] for i in range(8)]
+
+    def body(x: Any, w: Any) -> Any:
+        made = jax.lax.psum(x @ w, both, axis_index_groups=rows)
+        made = made + jax.lax.all_gather(x[:2], both, axis_index_groups=columns, tiled=True).mean() / 4
+        made = jax.lax.psum_scatter(made, both, scatter_dimension=1, axis_index_groups=rows, tiled=True)
+        made = made * jax.lax.psum(x.sum(), both, axis_index_groups=single)
+        return jax.lax.psum(made, "data", axis_index_groups=[[0, 1]])
+
+    of = jax.shard_map(
+        body, mesh=MESH, in_specs=(P("data", "model"), P()), out_specs=P(None, "model"), check_vma=False
+    )
+
+    def loss(p: Any, x: Any) -> Any:
+        return (of(x, p) ** 2).sum()
+
+    return loss, f(16, 64), f(64, 64)
+
+
 def ring_attention() -> Case:
     """Keys and values go round in a scan, and their gradients back."""
     around = [(i, (i + 1) % 4) for i in range(4)]

@@ -63,13 +63,32 @@ def test_every_collective_is_priced_as_it_is_written() -> None:
     ]
 
 
+def test_groups_of_devices_that_are_rows_or_columns_of_the_mesh_are_its_axes() -> None:
+    """Bytes of the array that a group has together [B]."""
+    data, model, tokens = ("data",), ("model",), 8 * 64 * 4
+    assert [c for c in exchanged(sharded("groups_along_axes")) if c[2] > 4] == [
+        ("all_gather", data, 4 * 16 * 4, 1),
+        ("all_reduce", data, tokens, 1),
+        ("all_reduce", model, 4 * tokens, 1),
+        ("reduce_scatter", model, 4 * tokens, 1),
+    ]
+
+
 def test_rings_in_loops_hop_as_often_as_these_run() -> None:
     block = 8 * 64 * 64 * 4 / 8
     sends = [c for c in exchanged(sharded("ring_attention")) if c[0] == "send"]
     assert sends == [("send", ("model",), block, 4)] * 4
 
 
-NAMES = ("tensor_parallel", "unchecked", "every_collective", "ring_attention", "expert_parallel", "nested")
+NAMES = (
+    "tensor_parallel",
+    "unchecked",
+    "every_collective",
+    "groups_along_axes",
+    "ring_attention",
+    "expert_parallel",
+    "nested",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
