@@ -23,7 +23,7 @@ from planner.exporters import (
 from planner.exporters.adapters import check_adapter, peft_files
 from planner.exporters.limits import Limits, expresses, refused
 from planner.exporters.nearest import nearest_within
-from planner.exporters.scans import check_scans
+from planner.exporters.scans import check_known, check_scans
 from planner.exporters.unsaid import unsaid
 from planner.plans import Plan
 
@@ -246,4 +246,7 @@ def nearest(plan: Plan, target: str) -> Plan:
     """
     _refuse_unlike(plan, target)
     limits = LIMITS.get(target)
-    return plan if limits is None else nearest_within(plan, target, limits, EXPORTERS[target].export)
+    if limits is None:
+        return plan
+    check_known(plan, target)  # before its degrees, which would be changed in vain
+    return nearest_within(plan, target, limits, EXPORTERS[target].export)

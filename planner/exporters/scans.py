@@ -31,18 +31,26 @@ SPLITTING = ("jax", "megatron-lm", "megatron-bridge")
 """Targets that give tensor ranks heads of their own: transformers' modules hold their projections as one weight."""
 
 
+def check_known(plan: Plan, target: str) -> None:
+    """Raises ``Unsupported`` where ``target`` has no such linear recurrences, however the plan is changed."""
+    if target in MODULES or plan.model.family in FAMILIES.get(target, frozenset()) or not _scans(plan):
+        return
+    able = [t for t in (*MODULES, *FAMILIES) if t in MODULES or plan.model.family in FAMILIES[t]]
+    raise Unsupported(
+        f"target {target} is not known to have the linear recurrences of {plan.model.name}; export to "
+        f"{', '.join(able)}"
+    )
+
+
 def check_scans(plan: Plan, target: str) -> None:
     """Raises ``Unsupported`` where ``target`` has no such linear recurrences, or does not split their heads."""
-    if not has_scans(graph_of(plan.model, plan.job)):
-        return
-    if target not in MODULES and plan.model.family not in FAMILIES.get(target, frozenset()):
-        able = [t for t in (*MODULES, *FAMILIES) if t in MODULES or plan.model.family in FAMILIES[t]]
-        raise Unsupported(
-            f"target {target} is not known to have the linear recurrences of {plan.model.name}; export to "
-            f"{', '.join(able)}"
-        )
-    if plan.plan.tensor > 1 and target not in SPLITTING:
+    check_known(plan, target)
+    if plan.plan.tensor > 1 and target not in SPLITTING and _scans(plan):
         raise Unsupported(
             f"target {target} does not split linear recurrences over tensor ranks; plan again with --tensor 1, or "
             f"export to {', '.join(SPLITTING)}"
         )
+
+
+def _scans(plan: Plan) -> bool:
+    return has_scans(graph_of(plan.model, plan.job))

@@ -105,13 +105,14 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
 )
 """Everything else: ``model_type`` -> builder."""
 
-_SCANNED = "has state-space layers (Mamba)"
-_LINEAR = "has linear attention (a gated delta rule, or a decay)"
+_SELECTIVE = "has state-space layers of the first Mamba, which decay each channel by itself"
 UNPRICED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("falcon_mamba", "jamba", "mamba"), _SCANNED),
-        **dict.fromkeys(("zamba", "zamba2"), _SCANNED),
-        **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), _LINEAR),
+        **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), _SELECTIVE),
+        "zamba2": "has attention layers that share their weights",
+        "kimi_linear": "has linear attention that decays each channel of its keys by itself",
+        "minimax": "has lightning attention, which decays but does not learn how fast",
+        "olmo_hybrid": "has norms before its gated delta rule, but after its attention",
         **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "has recurrent layers"),
         "chatglm": "names its sizes in a way of its own, from before transformers had the class",
     }

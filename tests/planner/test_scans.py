@@ -10,7 +10,7 @@ import planner
 from cost_models.scans import PRODUCTS, ScanShape, held_bytes
 from planner import api
 from planner.errors import InputError, Unsupported
-from planner.exporters.registry import EXPORTERS, export
+from planner.exporters.registry import EXPORTERS, export, nearest
 from planner.exporters.scans import FAMILIES, MODULES, SPLITTING
 from planner.graph import Graph
 from planner.models.catalog import build_graph, load_model
@@ -229,6 +229,16 @@ def test_targets_carry_recurrences_or_refuse_in_a_sentence(target: str) -> None:
     else:
         assert f"target {target} is not known to have the linear recurrences" in _refusal(answer, target)
     assert set(FAMILIES) | set(MODULES) <= set(EXPORTERS)
+
+
+@pytest.mark.parametrize("target", ["levanter", "nanotron"])
+def test_targets_without_recurrences_say_so_before_degrees_are_changed(target: str) -> None:
+    """Neither has a pipeline of experts: a plan without would be refused again."""
+    answer = planner.plan(
+        "qwen3-next-80b-a3b", "dgx-h100:8", global_batch=64, seq_len=4096, pipeline=4, expert=8, zero_stage=1
+    )
+    with pytest.raises(Unsupported, match=f"target {target} is not known to have the linear recurrences"):
+        nearest(answer, target)
 
 
 def _refusal(answer: planner.Plan, target: str) -> str:
