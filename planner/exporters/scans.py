@@ -13,16 +13,18 @@ MODULES = (
 )  # fmt: skip
 """Targets that shard whatever model the script builds."""
 
+_MEGATRON = frozenset({"mamba2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 FAMILIES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "megatron-lm": frozenset({"mamba2", "nemotron_h", "qwen3_next"}),
-        "megatron-bridge": frozenset({"mamba2", "nemotron_h", "qwen3_next"}),
+        "megatron-lm": _MEGATRON,
+        "megatron-bridge": _MEGATRON,
         "maxtext": frozenset({"qwen3_next"}),
     }
 )
 """Target with models of its own -> families among them; others have none.
 
 Source: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/ssm/mamba_mixer.py`` and ``gated_delta_net/gdn.py``;
+NVIDIA-NeMo/Megatron-Bridge@067f987 ``src/megatron/bridge/models/qwen/qwen35_bridge.py`` (the same operator's flags);
 AI-Hypercomputer/maxtext@e591f30 ``src/maxtext/configs/models/qwen3-next-80b-a3b.yml``;
 pytorch/torchtitan 0.3.0 ``torchtitan/models``.
 """

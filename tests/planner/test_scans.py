@@ -14,6 +14,7 @@ from planner.exporters.registry import EXPORTERS, export, nearest
 from planner.exporters.scans import FAMILIES, MODULES, SPLITTING
 from planner.graph import Graph
 from planner.models.catalog import build_graph, load_model
+from planner.models.families import DECODERS
 from planner.models.model import Model
 from planner.operators import Counting, forward_flops, model_flops, op_flops, saved_tensors
 from planner.validation import validate
@@ -217,6 +218,13 @@ def test_tensor_ranks_split_groups_of_heads() -> None:
         InputError, match="--tensor 16 does not divide state_groups 8 of nemotron-h-8b; legal: 1, 2"
     ):
         planner.plan("nemotron-h-8b", "dgx-h100:2", global_batch=16, seq_len=8192, tensor=16)
+
+
+def test_targets_know_families_by_the_names_that_plans_have() -> None:
+    """Of text towers, not of configurations with several: a plan of Qwen3.5 is of ``qwen3_5_text``."""
+    named = frozenset().union(*FAMILIES.values())
+    assert named <= set(DECODERS)
+    assert "qwen3_5_text" in FAMILIES["megatron-bridge"]
 
 
 @pytest.mark.parametrize("target", EXPORTERS)
