@@ -173,7 +173,7 @@ def _scale(unit: Unit, binary: bool) -> list[tuple[str, float]]:
 def _plain(value: float, digits: int) -> str:
     """Number without an exponent where it is short enough to read, never more digits than asked for."""
     text = f"{value:.{digits}g}"
-    if "e" in text and math.isfinite(value) and 1 <= abs(value) < 1e4:
+    if "e" in text and math.isfinite(value) and 1 <= abs(value) < 1e7:
         return f"{float(text):.0f}"
     return text
 

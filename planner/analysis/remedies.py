@@ -153,10 +153,14 @@ def _degree(question: Question, axis: str) -> Iterator[Change]:
     now = getattr(question.pins, axis)
     degree = 2 * (now or 0)
     while 0 < degree <= question.cluster.num_devices:
-        yield Change(
-            f"--{axis} {degree} instead of {now}", "plan", question.pinned(**{axis: degree, "data": None})
-        )
+        words = f"--{axis} {degree} instead of {now}{_released(question)}"
+        yield Change(words, "plan", question.pinned(**{axis: degree, "data": None}))
         degree *= 2
+
+
+def _released(question: Question) -> str:
+    """What is said of data parallelism where it was pinned, and has to follow another degree."""
+    return "" if question.pins.data is None else ", --data left open"
 
 
 def _optimizer(question: Question) -> Iterator[Change]:
@@ -189,6 +193,7 @@ def _more_nodes(question: Question) -> Iterator[Change]:
         except InputError:
             return  # a single torus has no network to join it to another
         words = f"{larger.num_devices} devices ({larger.nodes} nodes) instead of {cluster.num_devices}"
+        words += _released(question)
         yield Change(words, "hardware", question._replace(cluster=larger).pinned(data=None))
 
 

@@ -37,6 +37,9 @@ _WORDS: Mapping[str, bool] = {"true": True, "false": False}
 _UNITS: Mapping[str, "Unit | None"] = {"_bytes": "B", "_per_s": None, "_s": "s"}
 """End of a name -> the unit of its value, the first that applies."""
 
+_SHARES = ("mfu", "hfu", "bubble_fraction", "margin_fraction")
+"""Ends of names whose values are shares."""
+
 
 class Condition(NamedTuple):
     """What ``--fail-if`` says, understood."""
@@ -54,9 +57,14 @@ def read_condition(text: str) -> Condition:
         raise InputError(f"--fail-if {text!r} is not a condition: write it as 'step_time_s > 10'")
     name, comparison, value = match.groups()
     try:
-        return Condition(text, name, comparison, _value(value, name))
+        wanted = _value(value, name)
     except InputError as error:
         raise InputError(f"--fail-if {text!r}: {error}") from error
+    if name.endswith(_SHARES) and isinstance(wanted, float) and wanted > 1:
+        raise InputError(
+            f"--fail-if {text!r}: {name} is a share, at most 1: write {value}%, or {wanted / 100:g}"
+        )
+    return Condition(text, name, comparison, wanted)
 
 
 def check_names(kind: "type[BaseModel]", conditions: Sequence[str], also: Sequence[str] = ()) -> None:

@@ -127,6 +127,8 @@ def load_model(source: str | Path) -> Model:
         found = path.is_file()
     except (OSError, ValueError):  # too long, or with a null byte: no name of a file
         found = False
+    if found and path.suffix == ".py":
+        raise InputError(f"{path} is a program: say which function or module of it, as in {path}:NAME")
     if found:
         return _model_from_file(path)
     shaped = _aliases().get(_compact(TUNED.sub("", str(source))), ())

@@ -143,6 +143,7 @@ def test_prefixes_multiply(value: float) -> None:
         (format_rate(989e12), "989 TFLOP/s"),
         (format_bandwidth(999.96e9), "1 TB/s"),
         (format_quantity(1234.0, "s", 3), "1230 s"),
+        (format_seconds(10476.0), "10500 s"),
         (format_bandwidth(-2e9), "-2 GB/s"),
     ],
 )

@@ -143,6 +143,17 @@ def test_a_smaller_micro_batch_is_the_largest_that_fits() -> None:
     assert f"--micro-batch {fitting} instead of 15" in [change.change for change in report.changes]
 
 
+def test_a_change_for_which_data_parallelism_must_give_way_says_so() -> None:
+    """As pinned, the data ranks alone take all devices."""
+    report = fit("llama-2-7b", NODE, **TIGHT, data=8)
+    [tensor] = [change for change in report.changes if change.change.startswith("--tensor")]
+    assert tensor.change.endswith("instead of 1, --data left open")
+    asked = {**TIGHT, "tensor": tensor.plan.tensor}
+    assert fit("llama-2-7b", NODE, **asked).memory_bytes == tensor.memory_bytes
+    with pytest.raises(InputError, match="does not divide the 8 devices"):
+        fit("llama-2-7b", NODE, **asked, data=8)
+
+
 def test_learned_positions_end_the_search() -> None:
     report = fit("gpt2", NODE, global_batch=64, seq_len=512)
     assert report.longest_seq_len == 1024

@@ -106,6 +106,19 @@ def test_names_that_no_answer_has_are_refused_before_the_search(
     assert reason in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("condition", "share"),
+    [("mfu < 40", "write 40%, or 0.4"), ("estimate.bubble_fraction > 3", "write 3%, or 0.03")],
+)
+def test_a_share_above_one_is_refused_as_its_percent_sign_is_missing(
+    cli: Cli, condition: str, share: str
+) -> None:
+    """It would hold of every plan, or of none."""
+    result = cli("plan", *QUESTION, "--fail-if", condition)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert share in result.stderr
+
+
 def test_what_is_no_condition_is_refused_before_the_search(cli: Cli) -> None:
     result = cli(
         "plan", "no-such-model", "dgx-h100:1", *["--global-batch", "8", "--seq-len", "8", "--fail-if"], "mfu"

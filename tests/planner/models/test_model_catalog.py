@@ -324,3 +324,10 @@ def test_weights_that_are_stored_narrower_than_they_are_trained_are_noted(tmp_pa
     assert "stores weights in fp8; they are planned to be trained in the job's precision" in note
     assert planner.plan(stored, "dgx-h100:1", global_batch=8, seq_len=512).warnings[-1] == note
     assert load_model(write(tmp_path, config)).notes == ()
+
+
+def test_a_program_without_the_name_of_its_function_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+    program = tmp_path / "net.py"
+    program.write_text("def loss(params, x): ...\n")
+    with pytest.raises(InputError, match=r"net.py is a program.*net.py:NAME"):
+        load_model(program)
