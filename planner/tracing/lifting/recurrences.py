@@ -129,19 +129,25 @@ def _weights(found: Plain, products: list[Draft]) -> Iterator[tuple[str, int]]:
 
 
 def elements_kept(found: Plain, body: Iterable[Draft]) -> float:
-    """Elements that derivatives are made of: operands of products that vary, results of functions.
+    """Elements that derivatives are made of: operands of products that vary, results of functions, and of what divides
+    its power of -2.
 
     Source: the derivatives of jax's ``lax`` (``jax._src.lax.lax``); a loop keeps what its body does, step by step, and
     a scan that is made as a tree (``lax.associative_scan``) what each level does, on half of the one before.
     """
     kept: set[str] = set()
-    more = 0.0
+    same, more = set(found.prepared), 0.0
     for draft in body:
         primitives = {*draft.primitives}
+        if same.issuperset(draft.inputs):
+            # Functions of weights alone are there once, however many steps and sequences there are.
+            same.update(draft.outputs)
+            continue
         if draft.kind == "product" or ({"mul", "div"} & primitives and len(draft.inputs) > 1):
-            kept.update(n for n in draft.inputs if n not in found.prepared)
+            kept.update(n for n in draft.inputs if n not in same)
         kept.update(draft.outputs if OUTPUT_KEPT & primitives else ())
         more += len(ONE_MORE_KEPT & primitives) * sum(map(found.size, draft.outputs))
+        more += sum(found.size(n) for n in draft.inputs[1:] if "div" in primitives and n not in same)
     return more + sum(map(found.size, kept))
 
 

@@ -1,5 +1,6 @@
 """Loops over time within layers: what is kept is what JAX keeps, and a step takes a launch at least."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,6 +54,31 @@ def lstm() -> Case:
     return loss, {"embed": f(CLASSES, WIDTH), "layers": layers, "head": f(WIDTH, CLASSES)}, tokens(), tokens()
 
 
+def rwkv() -> Case:
+    """Weighted means of all rows before, whose weights fade (RWKV's time mixing)."""
+
+    def layer(p: Any, x: Any) -> Any:
+        def step(state: Any, row: Any) -> Any:
+            (above, below), (key, value) = state, row
+            now, key, fade = jnp.exp(p["bonus"] + key), jnp.exp(key), jnp.exp(-jnp.exp(p["fade"]))
+            made = (above + now * value) / (below + now)
+            return (fade * above + key * value, fade * below + key), made
+
+        start = jnp.zeros((x.shape[0], WIDTH))
+        rows = tuple((x @ p[name]).swapaxes(0, 1) for name in ("key", "value"))
+        return x + jax.lax.scan(step, (start, start), rows)[1].swapaxes(0, 1) @ p["out"]
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        x = p["embed"][x]
+        for each in p["layers"]:
+            x = layer(each, x)
+        return loss_of(x @ p["head"], y)
+
+    shapes = {"bonus": (WIDTH,), "fade": (WIDTH,)} | dict.fromkeys(("key", "value", "out"), (WIDTH, WIDTH))
+    layers = [{name: f(*shape) for name, shape in shapes.items()} for _ in range(LAYERS)]
+    return loss, {"embed": f(CLASSES, WIDTH), "layers": layers, "head": f(WIDTH, CLASSES)}, tokens(), tokens()
+
+
 def decay() -> Case:
     """States that fade, channel by channel, in a scan over layers."""
 
@@ -94,9 +120,10 @@ def test_only_states_without_products_are_split_by_channels() -> None:
         assert set(operator_rule(op).splittable(op, block, graph)) == dims
 
 
-def test_what_steps_keep_is_what_jax_keeps() -> None:
+@pytest.mark.parametrize("case", [lstm, rwkv])
+def test_what_steps_keep_is_what_jax_keeps(case: Callable[[], Case]) -> None:
     """Arrays of every step among those that `jax.vjp` holds."""
-    loss, params, *data = lstm()
+    loss, params, *data = case()
     graph = graph_of(from_jax(loss, params, *data))
     ours = sum(
         n * BATCH * graph.elements(b.tensor[str(op.attributes["kept"])]) for b, op, n in recurrences(graph)
