@@ -34,6 +34,10 @@ FLAGS = (
 )
 """Devices, collectives that stay with their operators, and quick compilation."""
 
+THREADS: Mapping[str, str] = MappingProxyType({"OPENBLAS_NUM_THREADS": "1"})
+"""LAPACK's own threads wait for one another where several devices call it. XLA has a thread per device, or ``NPROC`` if
+these are more, and jaxlib's batched solvers hold one while others work for them: none would be left where all solve."""
+
 SAME_KIND: Mapping[str, str] = MappingProxyType({"all_reduce": "sum", "reduce_scatter": "sum", "p2p": "send"})
 """XLA decides on the device whether a sum is scattered: on a CPU it is always whole, and then sliced."""
 
@@ -118,7 +122,8 @@ def _run(
 ) -> dict[str, Any]:
     if not Path(task["function"].rpartition(":")[0]).is_file():
         raise InputError(f"{task['function']}: no such file; write FILE.py:NAME")
-    environment = {"XLA_FLAGS": " ".join(FLAGS).format(devices), "JAX_PLATFORMS": "cpu"}
+    flags = " ".join(FLAGS).format(devices)
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **THREADS, "NPROC": str(2 * devices)}
     found = run_program(name, files, task, needs, python, environment=environment)
     if "refused" in found:
         raise InputError(found["refused"])

@@ -55,3 +55,15 @@ def columns() -> Case:
 
     layer = {"heads": f(32, 3, 4, 8), "back": f(4, 8, 32), "up": f(32, 128), "down": f(128, 32)}
     return jax.value_and_grad(loss), {"layers": [layer] * 2, "out": f(512, 8)}, f(64, 16, 32), f(64, 8)
+
+
+def rotations() -> Case:
+    """Layers that turn what they are given, by exponentials of skew matrices: all devices solve the same equations."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        turns = jax.vmap(jax.scipy.linalg.expm)(p["skew"] - p["skew"].mT)
+        for turn in turns:
+            x = jax.nn.gelu(x @ turn)
+        return ((x @ p["out"] - y) ** 2).mean()
+
+    return jax.value_and_grad(loss), {"skew": f(8, 64, 64), "out": f(64, 16)}, f(4096, 64), f(4096, 16)

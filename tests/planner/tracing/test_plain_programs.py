@@ -28,7 +28,7 @@ NAMES = [
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in ("routed_groups", "switched_flow", "denoiser")),
-    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns")),
+    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations")),
 ]
 
 
