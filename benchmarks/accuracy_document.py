@@ -34,6 +34,7 @@ from judging import (
     FIT_SERIES,
     INTERVAL_SERIES,
     LIVE,
+    MOVED_DENSE,
     MOVED_SERIES,
     ROUNDS,
     RUNS,
@@ -306,7 +307,12 @@ def skipped_section(reports: Mapping[str, ValidationReport]) -> str:
 
 def preamble() -> str:
     """What is which split."""
-    named = {"fit": FIT_SERIES, "interval": INTERVAL_SERIES, "moved": MOVED_SERIES}
+    named = {
+        "fit": FIT_SERIES,
+        "interval": INTERVAL_SERIES,
+        "moved": MOVED_SERIES,
+        "moved_dense": MOVED_DENSE,
+    }
     return PREAMBLE.format(**{name: ", ".join(sorted(series)) for name, series in named.items()})
 
 

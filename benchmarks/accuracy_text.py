@@ -10,12 +10,12 @@ A tenth of the runs of one configuration that was published twice differs by 10 
 
 ## Fit and report
 
-Constants were fitted on these series, taken whole: {fit}.
-Of {interval} come the interval, overlap, passes and growth with slices of the jax-xla stack, and of the mixtures of
-these, all of each, only the interval of mixtures: {moved}. They are every second, by name, of the twenty series with
-mixtures that were in the report split until November 2026, whatever their errors, and were seen there before; their
-figures of earlier evaluations below are those of the report split of then. All others are the report split: no constant
-comes from them.
+Constants were fitted on these series, taken whole: {fit}. Of {interval} come the interval, overlap, passes and growth
+with slices of the jax-xla stack, and of the mixtures of these, all of each, only the interval of mixtures: {moved}.
+They are every second, by name, of the twenty series with mixtures that were in the report split until November 2026,
+whatever their errors, and were seen there before; their figures of earlier evaluations below are those of the report
+split of then. So is every second, by name, of the series transcribed fifth, of whose dense runs comes the interval of
+dense models and nothing else: {moved_dense}. All others are the report split: no constant comes from them.
 
 """
 
@@ -111,14 +111,15 @@ why (0.25 to 0.35 s until FSDP2's copies and the update of before March 2025 wer
 never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 % quantile of errors (beyond these
 seconds) on runs of the fit split, each as if its series had been left out, every source weighing the same, and one that
 was not seen as much as any. A source is a series, and all stacks have the width of all series, dense models and
-mixtures of experts apart; dense `hf-fsdp` is assumed, as users' own code differs more. The width of mixtures came of
-three series, two of them of one maker, until those of ten more were moved to the fit split (0.26 to 0.42). As nothing
-was fitted on these ten, no source unseen is reckoned with: of each series of the fit split, 81 % is inside the width of
-the others (85 % with one unseen, which would be 0.85, and hold 97 % of the report split). It is wide as sources differ:
-in stacks, in how balanced experts are, and in what they print. Until the fourth round each stack had the width of its
-own series, no source unseen (0.09 to 0.17), and of its first evaluation 46 % lay inside; within 0.16 it would have been
-48 %, or 62 % with every series weighing the same: three of its five sources are held, nanotron of July 2024 and AXLearn
-are not.
+mixtures of experts apart. The width of dense models came of the twelve series that constants were fitted on, which held
+little more than half of the runs of the last three rounds, until six of the fifth were moved (0.14 to 0.19). The width
+of mixtures came of three series, two of them of one maker, until those of ten more were moved to the fit split (0.26 to
+0.42). As nothing was fitted on these ten, no source unseen is reckoned with: of each series of the fit split, 81 % is
+inside the width of the others (85 % with one unseen, which would be 0.85, and hold 97 % of the report split). It is
+wide as sources differ: in stacks, in how balanced experts are, and in what they print. Until the fourth round each
+stack had the width of its own series, no source unseen (0.09 to 0.17), and of its first evaluation 46 % lay inside;
+within 0.16 it would have been 48 %, or 62 % with every series weighing the same: three of its five sources are held,
+nanotron of July 2024 and AXLearn are not.
 
 """
 

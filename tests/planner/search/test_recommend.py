@@ -1,5 +1,6 @@
 """The answer as people get it: repeatable, evaluable for ever, and better where the hardware is."""
 
+import math
 import re
 
 import pytest
@@ -120,12 +121,15 @@ def test_a_pin_makes_the_best_plan_no_faster(name: str, degree: int) -> None:
 def test_pinning_the_stages_of_a_large_model_makes_its_best_plan_no_faster() -> None:
     def seconds(**pins: int) -> float:
         asked = {"tensor": 2, "context": 4, "pipeline": 4, "micro_batch": 1, **pins}
-        found = planner.plan("llama-3.1-70b", "dgx-h100:16", global_batch=1024, seq_len=8192, **asked)
+        try:
+            found = planner.plan("llama-3.1-70b", "dgx-h100:16", global_batch=1024, seq_len=8192, **asked)
+        except Infeasible:  # a buffer for every micro-batch that each of many stages receives
+            return math.inf
         assert found.estimate is not None
         return found.estimate.step_time_s
 
-    best = seconds()
-    assert all(best <= seconds(virtual_stages=v) for v in range(1, 9))
+    pinned = [seconds(virtual_stages=v) for v in range(1, 9)]
+    assert seconds() <= min(pinned) < math.inf
 
 
 def test_leaving_expert_ranks_out_makes_the_best_plan_of_a_large_mixture_no_faster() -> None:
