@@ -144,7 +144,9 @@ def assumptions(plan: Plan) -> Iterator[str]:
     """What the estimate of ``plan`` takes for granted, in sentences."""
     software, device = load_software(plan.job.stack), plan.cluster.device
     low, high = known(plan).step_time_interval_s
-    links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth)}" for link in plan.cluster.links)
+    torus = [] if plan.cluster.torus is None else [("torus link", plan.cluster.torus.bandwidth)]
+    paths = [*torus, *((link.name, link.bandwidth) for link in plan.cluster.links)]
+    links = ", ".join(f"{name} {format_bandwidth(bandwidth)}" for name, bandwidth in paths)
     yield f"Software: {software.name} ({software.summary}); {plan.job.attention} attention, {plan.job.precision}."
     if plan.plan.expert_ranks > 1:
         yield (
@@ -153,7 +155,7 @@ def assumptions(plan: Plan) -> Iterator[str]:
         )
     yield (
         f"Rates that last: {device.efficiency.matmul:.0%} of peak in large matrix products, "
-        f"{device.efficiency.memory:.0%} of memory bandwidth; links per device, one way: {links or 'a torus'}."
+        f"{device.efficiency.memory:.0%} of memory bandwidth; links per device, one way: {links or 'none'}."
     )
     yield f"Step time of such runs, four in five: {format_seconds(low)} to {format_seconds(high)}."
     yield from (f"{said[0].upper()}{said[1:]}." for said in caveats_of(plan))

@@ -99,7 +99,8 @@ def explanation(evaluator: Evaluator, best: Answer, others: Sequence[Answer]) ->
 
 def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
     cluster = evaluator.cluster
-    link = cluster.links[0].name if cluster.links else "the torus"
+    near = (link.name for link in cluster.links)
+    link = "the torus" if cluster.torus is not None else next(near, "one device")
     used = []
     if plan.tensor > 1:
         used.append(f"tensor parallelism {plan.tensor} stays on {link}")

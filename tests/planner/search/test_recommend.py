@@ -274,3 +274,10 @@ def test_ranks_of_experts_count_tensor_ranks_that_have_whole_ones(tensor: int, w
     assert f"Experts: tokens by {EXCHANGES['deepep']}; the fullest rank gets 1 times the mean" in "\n".join(
         assumptions(answer)
     )
+
+
+def test_tensor_ranks_of_a_slice_are_on_its_torus() -> None:
+    """Its links are those between slices."""
+    answer = planner.plan("llama-3.1-8b", "tpu-v5p:2x2x2", global_batch=16, seq_len=4096, tensor=2)
+    assert "tensor parallelism 2 stays on the torus" in answer.explanation
+    assert "one way: torus link 90 GB/s" in " ".join(planner.explain(answer).split())
