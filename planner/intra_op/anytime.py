@@ -121,6 +121,8 @@ def solve_network(
         if first.cost < np.inf and now > deadline:
             return first
         shrink(network, now + REDUCING * (deadline - now))
+        if first.cost < np.inf and time.monotonic() > deadline:
+            return first
         solver = _Anytime(network, deadline, below, prices or {})
         solver.run()
     except KeyboardInterrupt:
