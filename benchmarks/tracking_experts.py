@@ -17,23 +17,22 @@ from typing import Any
 from own_cases import measure_cases
 from tracking import SHARDINGS, USUAL, loss_of, tracked
 
+SHARED: Mapping[str, Any] = {
+    "hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128, "moe_ffn_hidden": 1408, "vocab": 102400,
+    "experts": 64, "topk": 6, "shared_experts": 2,
+}  # fmt: skip
+
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "qwen": {
         "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128, "moe_ffn_hidden": 768, "vocab": 151936,
         "experts": 128, "topk": 8,
     },
-    "shared": {
-        "hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128, "moe_ffn_hidden": 1408, "vocab": 102400,
-        "experts": 64, "topk": 6, "shared_experts": 2,
-    },
+    "shared": SHARED,
     "mixtral": {
         "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "moe_ffn_hidden": 14336, "vocab": 32000,
         "experts": 8, "topk": 2,
     },
-    "thin": {
-        "hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128, "moe_ffn_hidden": 1408, "vocab": 16384,
-        "experts": 64, "topk": 6, "shared_experts": 2,
-    },
+    "thin": {**SHARED, "vocab": 16384},
 }  # fmt: skip
 """Widths of models; layers are few, as all are alike."""
 

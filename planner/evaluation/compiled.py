@@ -29,7 +29,7 @@ class CompiledBlock(NamedTuple):
     read: float = 0.0
     """Inputs of products that are no arrays of their own, unless a ring reads them."""
     read_first: float = 0.0
-    """The same as ``first``: without that of the last product, whose gradient is being made."""
+    """The same at the time of ``first``: without that of the last product, whose gradient is being made."""
     looped: float = 0.0
     """Of what the block keeps, that which only a loop over layers does."""
 

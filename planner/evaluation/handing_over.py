@@ -5,7 +5,6 @@ from dataclasses import replace
 from planner.evaluation.rank import Rank
 from planner.evaluation.stages import StageCost
 from planner.pipeline.generators import splits_backward
-from planner.plans import Parallelism
 from planner.sharding.widths import DTYPE_BYTES
 
 
@@ -39,7 +38,7 @@ def receive_buffers(rank: Rank) -> float:
     """For every micro-batch, throughout the run [bytes]: none before the first stage, none behind the last."""
     if not (rank.software.receives_apart and rank.plan.pipeline > 1):
         return 0.0
-    ways = sum(2 - _is_first(stage, rank.plan) - _is_last(stage) for stage in rank.stages)
+    ways = sum(2 - _is_first(stage) - _is_last(stage) for stage in rank.stages)
     return ways * rank.plan.num_microbatches * rank.boundary
 
 
@@ -51,7 +50,7 @@ def handed_on(rank: Rank) -> float:
     if not (rank.software.receives_apart and rank.plan.pipeline > 1):
         return 0.0
     logits = rank.logits * rank.weight / DTYPE_BYTES["fp32"]
-    first = any(_is_first(stage, rank.plan) for stage in rank.stages) * rank.boundary
+    first = any(_is_first(stage) for stage in rank.stages) * rank.boundary
     last = any(map(_is_last, rank.stages)) * (logits - rank.boundary)
     return max(
         0.0, in_flight(rank) * first + (in_flight(rank) if rank.plan.virtual_stages == 1 else 1.0) * last
@@ -71,5 +70,5 @@ def _is_last(stage: StageCost) -> bool:
     return stage.loss_bytes > 0
 
 
-def _is_first(stage: StageCost, plan: Parallelism) -> bool:
+def _is_first(stage: StageCost) -> bool:
     return bool(stage.end_units) and not _is_last(stage)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import Midway
+from planner.evaluation.compiled import ring_is_loop
 from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
 from planner.evaluation.states import (
     gathered_weight_bytes,
@@ -178,9 +179,7 @@ class Rank:
     @cached_property
     def loops_ring(self) -> bool:
         """Whether such a sum of the head's gradient is a loop."""
-        partitioner = self.software.partitioner
-        loop = partitioner is not None and self.plan.shard_degree > partitioner.unrolled_ranks
-        return bool(self.ring_parts) and loop
+        return bool(self.ring_parts) and ring_is_loop(self.plan, self.software)
 
     @cached_property
     def sets_aside(self) -> bool:
