@@ -1,7 +1,6 @@
 """Errors on published runs do not grow beyond those recorded by ``benchmarks/accuracy.py``."""
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,10 +205,9 @@ def test_intervals_hold_for_series_that_they_were_not_derived_from(
 ) -> None:
     judged, _ = measured
     kinds = intervals.of_kinds(row for name in judging.RUNS for row in judged[name])
-    for kind, fewest in (("dense", 40), ("mixtures", 9)):
+    # Of twelve series of mixtures one standard error is 12 %.
+    for kind, fewest, least, most in (("dense", 40, 0.75, 0.9), ("mixtures", 9, 0.68, 0.92)):
         held = intervals.held(kinds[kind], intervals.UNSEEN[kind])
         report = [held[name] for name in intervals.of_split(kinds[kind], "report")]
         assert len(report) > fewest
-        share = sum(sum(runs) / len(runs) for runs in report) / len(report)
-        noise = math.sqrt(intervals.SHARE * (1 - intervals.SHARE) / len(report))
-        assert abs(share - intervals.SHARE) < max(0.1, noise)  # of twelve series 12 % is one standard error
+        assert least < sum(sum(runs) / len(runs) for runs in report) / len(report) < most
