@@ -2,19 +2,18 @@
 
 import json
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import collectives
 import intervals
 import peer_calculon
 import peers
-import stalls
-import versions
 from accuracy_history import HISTORY
+from accuracy_order import rank_section
+from accuracy_tables import error_cells, percent, table
 from accuracy_text import (
-    ATTAINABLE,
     CALCULON,
     COLLECTIVES,
     FAR_OFF,
@@ -22,12 +21,13 @@ from accuracy_text import (
     INTERVALS,
     LEFT_OUT,
     MEMORY,
-    ORDER,
     OVER_NODES,
     PEERS,
     PREAMBLE,
     RATES,
     READING,
+    SHORT,
+    SPLIT,
     USES,
 )
 from judging import (
@@ -48,17 +48,6 @@ from judging import (
 )
 
 from planner.validation import ValidationReport, error_statistics
-
-
-def percent(value: float | None, signed: bool = False) -> str:
-    """``12.3 %``."""
-    return "-" if value is None else f"{100 * value:{'+' if signed else ''}.1f} %"
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines)) + "\n"
 
 
 def time_line(name: str, rows: Sequence[Judged]) -> list[str]:
@@ -94,8 +83,8 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     lines += [
         time_line(f"**all: {split}**", rows) for split, rows in grouped(everything, lambda r: r.split).items()
     ]
-    unfitted, reported = without_fit(everything), [row for row in everything if row.split == "report"]
-    with_moved = [row for row in unfitted if row.row.step_time_error is not None]
+    reported = [row for row in everything if row.split == "report"]
+    with_moved = [row for row in without_fit(everything) if row.row.step_time_error is not None]
     lines.append(time_line("**all: report, and what was moved from it**", with_moved))
     printed = [row for row in everything if row.printed]
     lines += [
@@ -111,10 +100,17 @@ def time_section(judged: Mapping[str, Sequence[Judged]]) -> str:
     by_series = grouped(everything, lambda r: f"{r.series}, {r.device} ({r.split})")
     return (
         table(TIME_HEADER, lines)
-        + f"\nMedian over the report split's series of their medians: {percent(median_of_series(reported))}, of runs "
-        + f"of quality A {percent(median_of_series(row for row in reported if row.printed))}; with what was moved "
-        + f"from it {percent(median_of_series(unfitted))}.\nSources of quality A print all parallel settings; "
-        + "of the others some are inferred, mostly the batch or the micro-batch.\n"
+        + "\nMedian over series of their medians: "
+        + "; ".join(
+            f"{name} {percent(median_of_series(rows))}, its runs of quality A "
+            + percent(median_of_series(row for row in rows if row.printed))
+            for name, rows in {
+                "the report split": reported,
+                "with what was moved from it": with_moved,
+            }.items()
+        )
+        + ".\nSources of quality A print all parallel settings; of the others some are inferred, mostly the batch or "
+        + "the micro-batch.\n"
         + "\n### By series and device\n\n"
         + table(TIME_HEADER, [time_line(name, rows) for name, rows in by_series.items()])
     )
@@ -128,7 +124,7 @@ def rate_section(rows: Sequence[Judged]) -> str:
             errors[f"{row.series}, {row.device}"].append(row.rate_error)
             errors["**all**"].append(row.rate_error)
     found = {name: error_statistics(each) for name, each in sorted(errors.items())}
-    lines = [[name, str(each.n), *_errors(each)] for name, each in found.items()]
+    lines = [[name, str(each.n), *error_cells(each)] for name, each in found.items()]
     return RATES + table(("runs", "n", "median", "90th percentile", "bias"), lines)
 
 
@@ -137,9 +133,9 @@ def memory_section(reports: Mapping[str, ValidationReport]) -> str:
     live = []
     for name, what in LIVE.items():
         found = reports[name].summary.tensor_memory
-        live.append([what, str(found.n), *_errors(found)])
+        live.append([what, str(found.n), *error_cells(found)])
     driver = [
-        [what, str(found.n), *_errors(found)]
+        [what, str(found.n), *error_cells(found)]
         for name, what in RUNS.items()
         if (found := reports[name].summary.memory).n
     ]
@@ -155,59 +151,6 @@ def memory_section(reports: Mapping[str, ValidationReport]) -> str:
         + "\n"
         + table(("does it fit", "ran, called impossible", "crashed, called fitting"), fits)
     )
-
-
-def _errors(found: Any) -> list[str]:
-    return [percent(found.median_abs_error), percent(found.p90_abs_error), percent(found.bias, signed=True)]
-
-
-def rank_section(judged: Sequence[Judged]) -> str:
-    """Order of alternatives in the sweep."""
-    stalled, found = stalls.orders(judged)
-    lines = [
-        [whose, f"{o.median:.2f}", f"{o.least:.2f}", f"{o.best_among_three} of {o.groups}"]
-        for whose, o in found.items()
-    ]
-    head = (
-        "Spearman correlation of step times",
-        "median of groups",
-        "least",
-        "fastest among our first three",
-    )
-    text = ORDER.format(stalled=stalled, runs=len(stalls.runs_of(judged))) + table(head, lines)
-    groups = [
-        [f"{model.removeprefix('nanotron-')} on {nodes}", *_places(everything), *_places(steady)]
-        for (model, nodes), (everything, steady) in stalls.groups(judged).items()
-    ]
-    return text + "\n" + table(GROUP_HEADER, groups) + "\n" + attainable_section(judged)
-
-
-def attainable_section(judged: Sequence[Judged]) -> str:
-    """What order an exact model would find, and ours if it were told versions."""
-    runs = versions.versions_of(judged)
-    ours = stalls.groups(judged)
-    unknown = sum(run.slower is not None for run in runs)
-    text = ATTAINABLE.format(slower=sum(run.was_slower for run in runs), unknown=unknown)
-    lines = [
-        [
-            f"{model.removeprefix('nanotron-')} on {nodes}",
-            f"{ours[model, nodes][0].spearman:.2f}",
-            *(f"{value:.2f}" for value in found),
-        ]
-        for (model, nodes), found in versions.attainable(runs).items()
-    ]
-    head = ("model and nodes", "ours", "attainable: median of draws", "a tenth below", "ours, told")
-    return text + table(head, lines)
-
-
-GROUP_HEADER = (
-    "model and nodes", "runs", "Spearman", "place of the fastest", "did not stall", "Spearman", "place of the fastest",
-)  # fmt: skip
-
-
-def _places(group: stalls.Group) -> list[str]:
-    correlation = "-" if group.spearman is None else f"{group.spearman:.2f}"
-    return [str(group.runs), correlation, str(group.place)]
 
 
 def use_section(judged: Mapping[str, Sequence[Judged]]) -> str:
@@ -305,7 +248,7 @@ def skipped_section(reports: Mapping[str, ValidationReport]) -> str:
     return table(("why", "rows"), [(why, str(count)) for why, count in lines])
 
 
-def preamble() -> str:
+def split_section() -> str:
     """What is which split."""
     named = {
         "fit": FIT_SERIES,
@@ -313,7 +256,12 @@ def preamble() -> str:
         "moved": MOVED_SERIES,
         "moved_dense": MOVED_DENSE,
     }
-    return PREAMBLE.format(**{name: ", ".join(sorted(series)) for name, series in named.items()})
+    text = SPLIT.format(**{name: ", ".join(sorted(series)) for name, series in named.items()})
+    head, *items = text.split("\n* ")
+    bullets = (
+        textwrap.fill(f"* {item}", 120, subsequent_indent="  ", break_on_hyphens=False) for item in items
+    )
+    return "\n".join((head, *bullets)) + "\n\n"
 
 
 def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, ValidationReport]) -> str:
@@ -322,7 +270,9 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
     everything = [row for rows in times.values() for row in rows]
     return "\n".join(
         [
-            preamble() + HISTORY + READING + time_section(times),
+            PREAMBLE + short_section(everything, reports),
+            "## Step time\n",
+            time_section(times),
             use_section(times),
             rate_section(everything),
             left_out_section(everything),
@@ -331,13 +281,40 @@ def document(judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, Valid
             rank_section(judged["sweep_h100"]),
             COLLECTIVES + collectives.section(collectives.judge()),
             OVER_NODES + collectives.section_over_nodes(),
-            peer_section(judged),
             MEMORY + memory_section(reports),
             FAR_OFF,
+            peer_section(judged),
+            split_section() + HISTORY + READING,
             "## Rows that cannot be evaluated\n",
             skipped_section({name: reports[name] for name in RUNS}),
         ]
     )
+
+
+SHORT_LIVE = ("torch_memory", "xla_memory")
+"""Of ``LIVE``, the two that were not made here: PyTorch's tracker and XLA's compiler on given cases."""
+
+SHORT_HEADER = ("what", "n", "median", "90th percentile", "bias")
+
+
+def short_section(rows: Sequence[Judged], reports: Mapping[str, ValidationReport]) -> str:
+    """The figures that most readers come for."""
+    kinds = {
+        "step time, nothing fitted on them": without_fit(rows),
+        "the same, all settings printed": [row for row in without_fit(rows) if row.printed],
+        "the same, dense models": [row for row in without_fit(rows) if not row.mixture],
+        "the same, mixtures of experts": [row for row in without_fit(rows) if row.mixture],
+    }
+    lines = []
+    for name, chosen in kinds.items():
+        errors = [row.row.step_time_error for row in chosen if row.row.step_time_error is not None]
+        lines.append([name, str(len(errors)), *error_cells(error_statistics(errors))])
+    for name in SHORT_LIVE:
+        found = reports[name].summary.tensor_memory
+        lines.append([f"memory, {LIVE[name]}", str(found.n), *error_cells(found)])
+    found = reports["runs_gpu"].summary.memory
+    lines.append(["memory, peaks that published GPU runs print", str(found.n), *error_cells(found)])
+    return "## In short\n\n" + table(SHORT_HEADER, lines) + SHORT
 
 
 def peer_section(judged: Mapping[str, Sequence[Judged]]) -> str:

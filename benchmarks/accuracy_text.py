@@ -8,14 +8,24 @@ Predicted against measured, on runs that others published. Written by `python be
 "90th percentile" are of their absolute values, "bias" is the median with its sign: below zero, we predict too little.
 A tenth of the runs of one configuration that was published twice differs by 10 % or more.
 
-## Fit and report
+"""
 
-Constants were fitted on these series, taken whole: {fit}. Of {interval} come the interval, overlap, passes and growth
-with slices of the jax-xla stack, and of the mixtures of these, all of each, only the interval of mixtures: {moved}.
-They are every second, by name, of the twenty series with mixtures that were in the report split until November 2026,
-whatever their errors, and were seen there before; their figures of earlier evaluations below are those of the report
-split of then. So is every second, by name, of the series transcribed fifth, of whose dense runs comes the interval of
-dense models and nothing else: {moved_dense}. All others are the report split: no constant comes from them.
+SHORT = """
+A source that nobody had seen before was priced seven times, and each time we were further off than on what we had
+seen: dense models 6 to 16 % in the median, 15 % the last time, mixtures 11 to 65 %
+([what was known when](#what-was-known-when)). The intervals that are printed are for such a source.
+"""
+
+SPLIT = """\
+## What was fitted on what
+
+* Constants: {fit}, taken whole.
+* The interval, overlap, passes and growth with slices of the jax-xla stack: {interval}.
+* The interval of mixtures alone, from the mixtures of every second, by name, of the twenty series that had some and
+were in the report split until November 2026, where they had been seen: {moved}.
+* The interval of dense models alone, from the dense runs of every second, by name, of the series transcribed fifth:
+{moved_dense}.
+* No constant comes from any other: they are the report split.
 
 """
 
@@ -53,9 +63,6 @@ that runs had them on is inferred.
 
 The column "constant MFU" is the usual rule of thumb: useful FLOPs over the median MFU of the device in the series of
 our constants, times a pipeline bubble of (p - 1) / (m v).
-
-## Step time
-
 """
 
 USES = """\
@@ -72,21 +79,14 @@ RATES = """
 
 Their step time follows from the rate and from what their source says it counts: of 533 runs that print both, it is
 within 0.1 % of the printed one in the median and within 4 % for nine in ten. They are in no other table, and nothing
-was fitted on them. The first 42 were compared when all else was in place (median error 14.9 %, 90th percentile 108 %)
-and led to four things: ranks of experts are numbered without regard to context ranks, as in Megatron and torchtitan;
-to recompute a layer of experts is not to recompute all of a layer; sequences of up to 256k on B200 had
-FlashAttention-4; and a stage has its node's network card to itself while the others are silent. The same source's runs
-on H200 were transcribed after that and evaluated once (+33 to +43 %).
+was fitted on them. The first 42 had 14.9 % (90th percentile 108 %) when they were first compared, which led to four
+things: how ranks of experts are numbered beside context ranks, what recomputing a layer of experts leaves out,
+FlashAttention-4 for sequences of up to 256k on B200, and that a stage has its node's network card to itself while the
+others are silent.
 
-What is left of these long sequences is attention, priced at the published rates of its kernels times what a device
-sustains in training. The long sequences of llm-foundry and torchtitan bear that out for FlashAttention-2: whether
-attention is 3 or 88 % of a step, errors stay the same, as if its rate were 0.98 to 1.01 (A100) and 0.93 to 0.95 (H100)
-of the one priced. These runs do better: their source takes a step apart, in which FlashAttention-3 makes 521 TFLOP/s
-(with the scores that its backward makes again) of 8,192 tokens, where 416 are priced, and 256k tokens take as long as
-if it made 640. No rule by power explains both, as the slower kernel draws less. At published rates in full, Megatron's
-runs on H100 would be as wrong in the fit split (4.5 to 4.1 % and 3.5 to 3.6 %), and NeMo's of the report split more so
-(4.6 to 6.3 %); it stays. Blackwell has the rates that NVIDIA measured of cuDNN 9.22 (1,574 forward and 1,332 backward
-of 8,192 tokens on GB200, 1,856 and 1,435 on GB300), NeMo's runs up to 25.11 those of 9.13.
+Long sequences (ml-engineering) are left: attention is priced at the published rates of its kernels times what a device
+sustains in training, which those of llm-foundry and torchtitan bear out whether attention is 3 or 88 % of a step, while
+these take as long as if FlashAttention-3 made 640 TFLOP/s of 256k tokens, where it is priced with 416 of 8,192.
 
 """
 
@@ -107,19 +107,12 @@ INTERVALS = """\
 
 An interval is `[t / (1 + u), t (1 + u)]`, and 0.25 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
 short steps that take 0.2 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
-why (0.25 to 0.35 s until FSDP2's copies and the update of before March 2025 were priced). `u` is for a source that was
-never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 % quantile of errors (beyond these
-seconds) on runs of the fit split, each as if its series had been left out, every source weighing the same, and one that
-was not seen as much as any. A source is a series, and all stacks have the width of all series, dense models and
-mixtures of experts apart. The width of dense models came of the twelve series that constants were fitted on, which held
-little more than half of the runs of the last three rounds, until six of the fifth were moved (0.14 to 0.19). The width
-of mixtures came of three series, two of them of one maker, until those of ten more were moved to the fit split (0.26 to
-0.42). As nothing was fitted on these ten, no source unseen is reckoned with: of each series of the fit split, 81 % is
-inside the width of the others (85 % with one unseen, which would be 0.85, and hold 97 % of the report split). It is
-wide as sources differ: in stacks, in how balanced experts are, and in what they print. Until the fourth round each
-stack had the width of its own series, no source unseen (0.09 to 0.17), and of its first evaluation 46 % lay inside;
-within 0.16 it would have been 48 %, or 62 % with every series weighing the same: three of its five sources are held,
-nanotron of July 2024 and AXLearn are not.
+why. `u` is for a source that was never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 %
+quantile of errors (beyond these seconds) on runs of the fit split, each as if its series had been left out, every
+source weighing the same. Of dense models one source that was not seen is reckoned with, as constants were fitted on
+most of theirs; of mixtures none, as nothing was fitted on ten of their thirteen series. With one unseen, mixtures would
+have 0.85 and hold 97 % of the report split: both were seen before this was chosen. All stacks have the width of all
+series: when each had that of its own (0.09 to 0.17), 46 % of the fourth round's runs lay inside.
 
 """
 
@@ -196,164 +189,97 @@ queries. Its published error on the whole of the A100 grid is 39 % on one node a
 MEMORY = """\
 ## Memory
 
+What is alive at which moment was worked out part by part on the rows of PyTorch's tracker and of XLA's compiler, so
+that errors there are those of a description. What a kind that was new showed, priced before it was measured, is the
+prediction:
+
+| kinds not seen before | n | largest, first | now |
+| --- | ---: | ---: | ---: |
+| tracker: Muon, 8-bit AdamW, states in 16 bits, mixtures, encoders | 7 | 4.8 % | 3.1 % |
+| tracker: the same as modules of transformers | 14 | 85 % | 11 % |
+| XLA: shipped models of these kinds | 8 | 40 % | 6.9 % |
+| tracker: one layer and a hundred, uneven rows, tied tables, clipping, fp16, copies of shards | 28 | 13.4 % | 0.7 % |
+| tracker: tensor ranks | 8 | 32 % | 1.0 % |
+| tracker: weights on the host | 5 | 63 % | 0.7 % |
+| tracker: a number as `reshard_after_forward`, whole logits, parts recomputed, sums kept | 13 | 77 % | 4.9 % |
+| tracker: context ranks | 4 | 9.7 % | 1.9 % |
+| tracker: expert ranks of 1 to 16, with tensor ranks and shared experts | 18 | 24.7 % | 3.3 % |
+| tracker: pipelines of 2 and 4 stages | 8 | 15.5 % | 1.9 % |
+| tracker: adapters | 3 | 7.6 % | 0.4 % |
+| XLA: few tokens and large layers | 4 | 16.4 % | 6.7 % |
+
 * `fragmentation` and `communicator` of megatron and nemo were set by hand with MLPerf Llama3.1-405B, a report series,
   in view. Whether its runs fit is therefore no test.
-* Live tensors: what is alive at which moment was worked out on the rows of both files, part by part, so that their
-  errors are those of a description, not of a prediction. Of the first 31 tracked cases of our own nine led to a moment
-  or a part (the first, `dp2-full-2048`, `dp4-full-512-ends`, `dp2x8-full-1024`, `full-1024-sgd`, the three
-  `ends-accumulated`, `70b-3/dp32-every_second-1024-ends`); the others are a prediction. The last twelve of them were of
-  kinds not seen before: until two of them led to anything, their median error was 0.4 % and the worst 8.9 %; of the
-  last fourteen compiled cases 3.0 and 9.3 % of what was assigned. Three of few tokens and large layers were priced at
-  +16.4, -0.8 and +5.0 % before any was compiled, and at +6.7, +1.0 and +1.7 % by what other cases led to. Of the first
-  32 cases of transformers' modules five
-  led to what norms keep and to a loss inside the model; the next 17 had then a median error of 6.9 % and a worst of
-  33 %, and led to what activation functions, fused products, tied tables and a softmax in fp32 hold (one more,
-  falcon-7b, was left out: its attention of one key head has no kernel on a CPU); the last ten, evaluated once after
-  that, 0.0 and 55 %, GPT-2's softmax in 16 bits, and led to Gemma's norms alone. The bytes of collectives
-  (`tests/planner/evaluation`) are held to PyTorch's and XLA's own counts without a constant.
-* Then came kinds that none of these had: Muon, 8-bit AdamW, states in 16 bits, mixtures of experts, encoders, other
-  activation functions. Their first evaluation, before anything followed from them, and what they are since:
-
-  | kinds not seen before | n | median | largest | since: median | largest |
-  | --- | ---: | ---: | ---: | ---: | ---: |
-  | tracker, cases of our own | 7 | 3.3 % | 4.8 % | 0.1 % | 3.1 % |
-  | tracker, modules of transformers | 14 | 8.4 % | 85 % | 0.6 % | 11 % |
-  | XLA, shipped models | 8 | 5.0 % | 40 % | 1.6 % | 6.9 % |
-
-  They led to eight parts: FSDP without resharding shards its only copy of 16-bit weights (+46 %); stacked experts are
-  padded to whole ones where ranks are more (Mixtral over 32 and 64 ranks, -61 and -85 %), and what they make is kept to
-  be weighed (Qwen3-30B, -9 %); Muon leaves embedding and head to AdamW; 8-bit states share a scale in blocks of 256;
-  the root's gradients are whole before its weights go; under XLA gelu keeps four arrays (BERT and Phi-2, -33 and -40 %)
-  and relu one byte of its input. What transformers' modules then were off by was read in their source: softmax and loss
-  in 16 bits (GPT-2 +55 %, T5 +47 and +71 %, BERT +17 %), tangents of Gemma-2's soft caps and keys repeated for plain
-  attention (-7.5 %), attention laid out again behind rotated parts of heads (Phi-3 and 4, Pythia, -2 to -4 %). T5 with
-  full recomputation is now 11 % below the tracker, which holds 44 sums of gradients of positions, a sixth of its peak,
-  that autograd frees without it. Not measured: Adafactor, of which neither PyTorch's nor transformers' version runs on
-  FSDP2's shards.
-* The last 44 tracked cases of our own, each priced before it was measured:
-
-  | kinds not seen before | n | largest | since: largest |
-  | --- | ---: | ---: | ---: |
-  | one layer and a hundred, uneven rows, tied tables, clipping, fp16, copies of shards | 28 | 13.4 % | 0.7 % |
-  | tensor ranks | 8 | 32 % | 1.0 % |
-  | weights on the host | 5 | 63 % | 0.7 % |
-
-  They led to moments of FSDP2's gathers and reductions, to the update's kernel as the run names it, to products
-  stored before tensor ranks sum them, to embeddings' gradients that are whole on every tensor rank, and to sums that
-  wait on the device where a stack does not reduce each micro-batch. The other three save activations on the host,
-  each tensor for itself; layers under way, which are predicted, are 9 to 12 % more.
-* Thirteen more were priced before they were measured: a number as `reshard_after_forward` (-33 to -3 %) and logits
-  that are whole on every tensor rank (-77 to -1 %), which were named and not priced and are within 1.4 and 1.0 % now;
-  weights in 16 bits reduced in fp32 (-0.4 %), every second layer recomputed (-0.0 %), every third (+4.9 %: the two
-  last layers are gone when the first is computed again), sums of kept shards with copies (-0.1 %), adapters on copies
-  of shards (-0.2 and +0.1 %). Of four with context ranks the largest was -9.7 %; they led to what a step of attention
-  holds and to a copy of its merged result, and four more, priced after that, had -1.4 %. The one left (-5.4 %) led to
-  attention beside the gradients of the layer behind it (-1.9 %; ten others nearer, every third layer at +4.9 %).
-* Eighteen steps of mixtures, whose experts have 1 to 16 ranks, with tensor ranks and shared experts, as torchtitan has
-  them: 2.7 % in the median before they led to anything, the largest -24.7 %, now 1.3 and -3.3 %. They led to what is
-  kept and made to weigh, in fp32, what experts return; to experts as a unit of their own; to no exchange where experts
-  have no ranks; to the moment at which the gradients of all experts are there. torchtitan 0.2.2 held those weighed
-  copies on every tensor rank whole (-21 % at four of them; since pytorch/torchtitan@8bc267dea it does not).
-* Six pipelines of 2 and 4 stages in PyTorch's runtime, tied tables and GPipe among them, were the first of their kind:
-  -3 to -15.5 %, and +7 % once they had led to buffers for what every micro-batch brings, to results that are kept and
-  to losses that wait. That one is GPipe, whose sums are made by the first backward, before which all activations are
-  there: now -0.8 %; two more, priced by that rule before they were measured, -1.9 % (GPipe) and -0.1 %.
+* T5 with full recomputation is 11 % below the tracker, which holds 44 sums of gradients of positions, a sixth of its
+  peak, that autograd frees without it. Adafactor is not measured: neither PyTorch's nor transformers' runs on FSDP2's
+  shards. falcon-7b was left out, as its attention of one key head has no kernel on a CPU.
 * Reserved memory under FSDP2 follows PyTorch's allocator, whose rules are replayed over recorded steps of whole models
   (`benchmarks/replaying.py`): within 3 % of the replays, of which `unplaced_arrays` is the median, whatever published
-  runs would have. Compiled blocks keep what torch.compile keeps of a Llama block: no activated gate, and of listed
-  products only those that the backward reads.
-* Adapters (LoRA): of the last three of 15 tracked cases, priced before they were measured, one led to the gather of a
-  head that is a unit of its own (-7.6 %). Of published peaks litgpt's beside 4 bits are off by -27 to -30 %, -5 to -8 %
-  with what its bitsandbytes 0.42 does, which is counted by hand and not in the product: inputs of products stay with
-  the graph (until 9e753741 of July 2024), that of the step before with its loss until the next one is there (2.6 GiB
-  of the 3.9 that Llama-2-7B lacks); the head is widened twice, in fp16 and bf16 (0.5), and maxima are fp32 (0.3).
+  runs would have.
+* Bytes of collectives are held to PyTorch's and XLA's own counts without a constant: [communication](communication.md).
 
 """
 
 FAR_OFF = """\
 ## What is far off, and why
 
-* Runs of the sweep that stalled, up to eightyfold, are runs of another version than the one assumed: under that of its
-  three versions that is nearest, 729 of its 787 runs are within 25 %, half of them within 4.7 %. As they are evaluated,
-  74 take over 1.5 times as long as predicted. 51 of these are pipelines, which polled: twenty are 8B on 8 and 16 nodes
-  without sharded states, with pipeline and data ranks and one sequence a micro-batch, all but one of such runs; of 1B
-  and 80B with the same settings 2 of 10 are. That looks like one batch of jobs, not like a property of such runs, and
-  is not modelled. Nor are checks of data-parallel collectives: over 64 nodes, runs without a pipeline whose collectives
-  were checked take 0.5 s a step more, and those without sharded states up to 4 s.
-* Tensor groups of 32 over 64 nodes without a pipeline in the sweep: 28 % too fast in the median. On 8 and 16 nodes they
-  are off by -3 %, those of 16 by -1 %.
-* Mixtures of experts on Blackwell: the same configuration became up to 1.8 times as fast between releases. Graphs of
-  whole steps, the exchange beside compute, cuDNN's attention, and experts' layers as one kernel since 26.06 explain it
-  for Qwen3. Not told apart: attention in MXFP8 (a quarter of that of DeepSeek-V3 on GB300), and what changed between
-  26.04 and 26.04.01 on B300, where one configuration of Qwen3-235B went from 26.9 to 22.1 s within a month.
-* DeepEP and HybridEP send a token once to each rank, not for each expert that it has there, by kernels that reach 0.62
-  to 0.68 of the links (DeepEP's on Blackwell 0.37 to 0.38: its runs there -3 to 0 %). So priced, exchanges take what
-  both measured (-10 to +3 % on H800, 0 to +14 % in racks; +30 % and -11 to +38 % before), while mixtures of
-  Megatron-Bridge went from 8.5 to 10.4 % (over 8 ranks 3 % faster, over 64 slower) and notes on Primus from +70 to +56
-  %. `routing_passes` stays: 5 to 7 are alike on what it was fitted on. With eight experts a token they are 28 passes
-  over copies, where Megatron Core's source (NVIDIA/Megatron-LM@d98e8a64 `megatron/core/transformer/moe/moe_utils.py`)
-  has 12 (fused) to 18: they hold more than is known. At 2.5 Megatron-Bridge's are off by 16 %, xtuner's by 12 for 19.
-* Mixtures with routers left to themselves: -26 to -68 % on H100 in Megatron-Bridge but for Moonlight (0 %), the
-  more the smaller the work of a rank. `--expert-imbalance` says what one knows of it; no default would be right.
-* torchtitan's Qwen3-30B on eight H200 (-3 to -47 % compiled, memory -5 to +6 %): a router left to itself. Its
-  selective policy kept results of attention alone, as parts of these layers were compiled by themselves, which these
-  rows say (-14 to -55 and +20 to +22 % before that, and before its kernels were counted). They ran cuDNN's attention,
-  too, which it asks for on every device since October 2025 (6a3a9da95): at that rate -22 to -52 %.
-* DeepSeek-V3's own run is predicted to fill its devices to the last byte: DualPipe has two copies of every stage, which
-  are not counted, and what its report says to be recomputed or kept in 8 bits is more than the row's words say.
-* GPT-OSS before release 26.06, and in 26.06.01: a regression of its attention kernel (NVIDIA/cudnn-frontend issue 256),
-  beside what kernels of their own do with its experts' biases, which is priced. In 26.06 and 26.08 its backward is in
-  MXFP8, which takes windows of 128 for whole triangles (2.1 ms where bf16 takes 0.47; NVIDIA/cudnn-frontend@3929da2
-  benchmark/sdpa_benchmark_training/results/gpt_oss/gb200): 5 % of its step.
-* MegaScale-MoE's 352B on 240 to 1,440 H800: Megatron-LM -23 to -27 %, its own system -6 to -18 %. Neither micro-batch,
-  virtual stages nor routing are printed.
-* prime-rl's Qwen3-30B at 16,384 tokens: -42 to -46 %. Half of that is not the experts': its dense Qwen3-4B would be
-  -24 % there (and +8 % at 65,536 tokens, as other long sequences are).
-* The exchange of torchtitan itself takes a step on eight B200 half as long again as DeepEP's (3.30 and 2.22 s, of which
-  passes over memory are a tenth: -25 %), and one of DeepSeek-V3 on 512 H100 1.7 times as long (-34 and -22 %).
-* torchtitan asks for cuDNN's attention on Blackwell since May 2025 (pytorch/torchtitan@3b85aa31f), not for
-  FlashAttention-2's, which its runs there are priced with. At cuDNN's rate they would all be faster by 12 to 31 % of
-  their time (DeepEP's from 0 to -31 %): what they agree with now hides something that is not known. DeepEP's keep 13.7
-  GiB for each sequence, 3.5 of which are predicted: every second layer recomputed, torchtitan's default, would fit that
-  within 4 % (and their times -6 for +6 %), but their file recomputes all, which they are read by.
-* torchtitan on eight B200, one sequence of 8,192 tokens each: -34 to -39 % in 16 and 8 bits alike. Its source says
-  "power limited" (750 of 1,000 W) and nothing else that would slow all precisions by the same factor; the same software
-  on four GB200 is off by -13 to +8 %. Half of the gap was attention (FlashAttention-2 there); we do not know the rest.
-* 8B of torchao on eight H100, one sequence of 4,096 tokens each (-25 to -33 %): on the H100 of torchtitan's own tables,
-  with HBM2e and a limit of 500 W, it would be -8 % and, in 8 bits, -18 %. The source names no more than eight H100.
-* GPT3-175B of NeMo's launcher on A100 in September 2022 (-24 to -27 %): in July its page printed figures with the same
-  degrees, micro-batches and recomputation, 29 % higher on 1,024 devices, which we miss by -3 to +3 %. We do not know
-  what slowed it. The rows were first transcribed with the layout of
-  2023, under which the page kept the figures of September.
-* GPT3-126M under JAX on 64 H100 (JAX-Toolbox Pax, 54 and 62 ms, predicted 26): its source states neither recomputation
-  nor the kernels of the loss. Full recomputation would add 5 ms, a loss kernel by kernel in fp32 6 ms; the rest, and
-  why half a year of releases gained 12 %, we do not know.
-* `elementwise_passes` of megatron (2.2) was fitted before the attention of Zero-bubble's runs was known to be several
-  kernels. That series says little of it: 1.8 to 3.0 leave 3.3 to 4.1 % there (2.2: 3.9 %), so it stays.
-* Long sequences of Llama-3.1-8B on eight H200 and B200 (stas00/ml-engineering): memory +10 to +19 %. The few tensors
-  that they make are of the same sizes: 117.4 GiB are predicted to be alive of 262,144 tokens, and 124.5 were reserved.
-  They were 129.4, and called impossible, until the gradients of Liger's gated activation lay in place.
-* Llama-4 Scout of torchtitan, 10 sequences of 8,192 tokens a device and nothing recomputed, as its source says: inputs
-  of its products alone would be 270 of 173 GiB. Impossible as printed is also one row of Llama-3-70B on 64 GB300
-  (Megatron-Bridge 26.02.01, NVFP4): whole weights and gradients on every rank, which with a 64th of the states are 275
-  of 268 GiB. Its recipe, and the same row of the releases around it, have four stages.
-* Compiled TPU steps at the head: XLA's scheduler decides whether its gradient is made before the layers' backward or
-  after it, and whether the gathered head is still there. Over 64 ranks, where that gradient is whole, libtpu 0.0.51
-  made it at once and 0.0.52 makes it afterwards: one program of 8B has 7.57 and 6.65 GiB, predicted 7.53 and 6.71. What
-  is left of the latter: 70B +4 %; context 8 by data 8, 32,768 tokens, +8 %; two layers of 8B on v5p +16 %.
-* Compiled TPU steps that nearly fill the device: XLA then copies whole weights late, into what the step has left (ZeRO
-  2, 1B of 16 layers on v5e: predicted 14.34 GiB, 11.86 compiled; for v5p, with room, 14.31). They fit as predicted.
-* Compiled TPU steps of few tokens and large layers (7B with 2,048 tokens on a rank: +8 to +26 %; fp32: +39 %): a layer
-  is priced with all its weights gathered and all its gradients beside; at XLA's peak neither is whole, and weights of
-  fp32 jobs are gathered in 16 bits.
-* Compiled TPU steps whose states are whole on every rank: these programs do not clip gradients, so that XLA steps the
-  head as soon as its gradient is there; we keep it to the end, as a job that clips has to (1B over 16 ranks: +6 %).
-* Holes: what XLA assigns is 0.7 % more than what is alive in the median of the 68 own cases where both are known, but
-  18 to 58 % in four of eleven over 64 ranks, where a few buffers of a GiB and more make most of it. Own cases compiled
-  before that was looked at (13) count holes as alive; those seven compiled again since have 0.1 to 1.4 % of holes.
-* Crashed, called fitting: most of these 42 did not crash for memory. In the whole sweep 17 have a sibling (same tensor
-  and pipeline degrees, same micro-batch) that keeps at least as much on a rank and ran; 11 more are 1B in 16 stages, of
-  which one of 46 ran. The other 14 are predicted to take 3 to 79.6 of 80 GiB, eleven of them 55 and more: three of
-  these at the limit, six too many in the version that keeps gathered inputs, which pipelines are taken not to have had.
+Step time, dense:
+
+* **Long sequences on Hopper** (TRL +14 to +23 %, ml-engineering +37 %): attention, see above.
+* **YaFSDP on A100** with 2,048 tokens a device: -45 to -49 % (with 8,192 -10 %), on links that are not stated.
+* **MI300X under TransformerEngine** of October 2024: -24 to -55 %, H100 and H200 in the same issues -31 to +7 %.
+* **torchprime's 405B**: -26 and -28 %; its tensor ranks are squares of chips that share what layers hand on.
+* **torchtitan on eight B200**: -34 to -39 % in 16 and 8 bits alike. Its source says "power limited"; the same software
+  on GB200 is off by -13 to +8 %. It asks for cuDNN's attention there since May 2025 (pytorch/torchtitan@3b85aa31f), and
+  is priced with FlashAttention-2, with which other runs of it agree: at cuDNN's rate all would be 12 to 31 % faster, so
+  that something that is not known hides in what agrees.
+* **torchao's 8B on eight H100** (-25 to -33 %): with the HBM2e and 500 W of torchtitan's own H100 -8 and -18 %.
+* **nanotron of July 2024**: pipelines over two nodes -32 to -70 %, which no version of the sweep explains. On one node
+  within 7 % if an odd row left 0.15 of a product's rate in place of the 0.28 that is measured at 8 bytes.
+* **NeMo's launcher of September 2022**, GPT3-175B: -24 to -27 %; in July it printed 29 % more with the same settings.
+* **JAX-Toolbox's Pax**, GPT3-126M on 64 H100: 54 and 62 ms, predicted 26. Neither recomputation nor loss is stated.
+* **Releases**: MLPerf's GPT-3 became 21 % faster in 17 months, AXLearn's 7B on 256 H100 27 % in ten.
+* **The sweep's stalled runs**, up to eightyfold, had another version than the one assumed: under that of its three
+  versions that is nearest, 729 of its 787 runs are within 25 %, half of them within 4.7 %. 74 take over 1.5 times as
+  long as predicted; 51 of these are pipelines, twenty of them all but one of a kind (8B on 8 and 16 nodes, states not
+  sharded, one sequence a micro-batch), which looks like one batch of jobs. Over 64 nodes checked collectives of data
+  ranks take 0.5 to 4 s a step more, and tensor groups of 32 are 28 % too fast.
+
+Step time, mixtures of experts:
+
+* **Routers left to themselves**: -26 to -68 % on H100 in Megatron-Bridge but for Moonlight (0 %), -3 to -47 % in
+  torchtitan's Qwen3-30B: the more the smaller the work of a rank; one that is published both ways takes 1.5 times as
+  long so. `--expert-imbalance` says what one knows of it; no default would be right.
+* **Blackwell**: one configuration became up to 1.8 times as fast between releases. What kernels and graphs explain is
+  priced; attention in MXFP8, and what took Qwen3-235B from 26.9 to 22.1 s within a month, are not told apart. GPT-OSS
+  had a regression of its attention before 26.06 and in 26.06.01 (NVIDIA/cudnn-frontend issue 256), and in 26.06 and
+  26.08 a backward in MXFP8 that takes windows of 128 for whole triangles: 5 % of its step.
+* **Exchanges**: DeepEP's and HybridEP's take what both measured (-10 to +14 %), with which Megatron-Bridge's mixtures
+  are off by 10.4 %, notes on Primus by +56 %. `routing_passes` holds more than is known: 28 passes over copies with
+  eight experts a token, where Megatron Core's source has 12 (fused) to 18 (NVIDIA/Megatron-LM@d98e8a64
+  `megatron/core/transformer/moe/moe_utils.py`). torchtitan's own exchange takes half as long again as DeepEP's on eight
+  B200, and 1.7 times as long on 512 H100.
+* **MegaScale-MoE's 352B**: Megatron-LM -23 to -27 %, its own system -6 to -18 %. Neither micro-batch, virtual stages
+  nor routing are printed.
+* **prime-rl's Qwen3-30B** at 16,384 tokens: -42 to -46 %, half of it not the experts' (Qwen3-4B -24 %).
+* **MaxText on TPUs**: -11 to -46 % (GPT-OSS). Three runs on TPU7x are not evaluated: its link to the host is not known.
+
+Memory:
+
+* **ATorch's FSDP**: -47 to -62 %. Its script runs fp32 weights under autocast, so that layers hand on fp32, and by
+  `use_cache` keeps every layer's keys and values.
+* **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.
+* **Long sequences of Llama-3.1-8B** on H200 and B200 (ml-engineering): +10 to +19 %.
+* **Called impossible**: Llama-4 Scout of torchtitan, as printed (inputs of its products alone are 270 of 173 GiB); a
+  row of Megatron-Bridge 26.02.01 with whole weights and gradients on every rank (its recipe has four stages).
+* **DeepSeek-V3's own run** fills its devices to the last byte: DualPipe's two copies of a stage are not counted, and
+  what its report recomputes or keeps in 8 bits is more than the row's words say.
+* **Compiled TPU steps**: whether the head's gradient is made before the layers' backward is the scheduler's choice
+  (libtpu 0.0.51 and 0.0.52 differ: 70B +4 %, two layers of 8B on v5p +16 %); steps that nearly fill the device copy
+  weights late (14.34 GiB predicted, 11.86 compiled); with few tokens and large layers neither all weights nor all
+  gradients of a layer are whole at the peak (+8 to +26 %, fp32 +39 %); without clipping the head is stepped at once
+  (+6 %). Holes are 0.7 % of what is alive in the median, 18 to 58 % in four of eleven over 64 ranks.
+* **Crashed, called fitting**: of 42 runs of the sweep most did not crash for memory: 17 have a sibling that keeps as
+  much and ran, 11 are 1B in 16 stages, of which one of 46 ran. The other 14 are predicted to take 3 to 79.6 of 80 GiB.
 * Peaks that the sweep prints are taken as those of the fullest device; they may be those of the first stage.
 """
