@@ -159,6 +159,7 @@ LIVE = {
     "torch_memory": "live tensors by PyTorch's FSDP2 memory tracker",
     "torch_tracked": "the same tracker on cases of our own (`benchmarks/tracking.py`)",
     "torch_transformers": "the same on modules of transformers (`benchmarks/tracking_transformers.py`)",
+    "torch_autocast": "the same with fp32 weights under autocast (`benchmarks/tracking_autocast.py`)",
     "torch_experts": "the same with experts on ranks of their own (`benchmarks/tracking_experts.py`)",
     "torch_stages": "the same of stages in PyTorch's pipelines (`benchmarks/tracking_stages.py`)",
     "torch_adapters": "the same with adapters on frozen weights (`benchmarks/tracking_adapters.py`)",

@@ -82,9 +82,14 @@ CLASSES: Mapping[str, str] = {
 
 def row_of(name: str) -> dict[str, Any]:
     """The case as a run (docs/formats.md), not yet measured."""
+    return row_of_case(name, CASES[name])
+
+
+def row_of_case(name: str, differs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a case that ``differs`` so from what is usual."""
     model, _, rest = name.partition("/")
     recompute, seq = rest.split("-")[:2]
-    case = {**USUAL, "reduce_dtype": "bfloat16", "attn": "flash", **CASES[name]}
+    case = {**USUAL, "reduce_dtype": "bfloat16", "attn": "flash", **differs}
     shard, replicate, reshard = case.pop("shard"), case.pop("replicate"), case.pop("reshard")
     if recompute != case["recompute"]:
         raise ValueError(f"{name} recomputes {case['recompute']}")

@@ -52,6 +52,7 @@ from planner.saving import (
     saves_nothing,
     saves_routing,
     saves_steps,
+    weight_casts,
 )
 
 __all__ = [
@@ -251,7 +252,9 @@ def _retain(block: Block, policy: str, reads: Mapping[str, tuple[str, ...]]) -> 
     needed = {t for names in reads.values() for t in names}
     kept, repeated = set[str](), set[str]()
     for op in reversed(block.ops):
-        made = {t for t, maker in makers.items() if maker is op and t in needed}
+        casts = {t for t in weight_casts(op) if t in needed}
+        kept |= casts if policy in UNWRAPPED_POLICIES else set()
+        made = {t for t, maker in makers.items() if maker is op and t in needed} - casts
         survivors = {t for t in made if keeps(block, op, t)}
         kept |= survivors
         if made != survivors:

@@ -48,6 +48,8 @@ class Job(Given):
     seq_len: int = Field(gt=0)
     """Tokens per sequence (of the decoder, where there are two)."""
     precision: Annotated[Precision, SMALL] = "bf16"
+    autocast: bool = False
+    """Weights stay in fp32, also where they are gathered, and PyTorch's autocast lowers what products read."""
     optimizer: Annotated[Optimizer, SMALL] = "adamw"
     master_weights: bool = True
     """Keep fp32 copies of the weights (and reduce gradients in ``grad_dtype``)."""
@@ -99,6 +101,11 @@ class Job(Given):
     def attention_kernel(self) -> Literal["flash", "plain"]:
         """Whether attention is fused, whatever its rate."""
         return "plain" if self.attention == "plain" else "flash"
+
+    @property
+    def weight_dtype(self) -> str:
+        """Type of the weights that modules have, and of the gradients that these get."""
+        return "fp32" if self.autocast else self.precision
 
     @property
     def attention_dtype(self) -> str:

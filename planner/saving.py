@@ -9,11 +9,17 @@ def named(op: Op, *attributes: str) -> tuple[str, ...]:
     return tuple(str(op.attributes[a]) for a in attributes if a in op.attributes)
 
 
+def weight_casts(op: Op) -> tuple[str, ...]:
+    """Casts of its weights that a product under autocast reads, in either direction."""
+    return tuple(str(op.attributes.get("weight_casts", "")).split())
+
+
 def saves_inputs(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:
     """Products read their inputs for the gradients of weights: not where all of these are frozen."""
+    casts = weight_casts(op)
     if op.weights and not trained_weights(op, block):
-        return ()
-    return tuple(block.seen.get(name, name) for name in op.inputs)
+        return casts
+    return (*(block.seen.get(name, name) for name in op.inputs), *casts)
 
 
 def saves_factors(op: Op, block: Block, kernel: AttentionKernel) -> tuple[str, ...]:

@@ -97,6 +97,12 @@ class JobOptions:
     ] = None
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
     precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8, fp4 or fp32.")] = "bf16"
+    autocast: Annotated[
+        bool,
+        _job(
+            "--autocast", help="Weights stay in fp32, gathered too; torch.autocast lowers what products read."
+        ),
+    ] = False
     optimizer: Annotated[
         str, _job("--optimizer", help="adamw, adamw8bit, sgd, plain-sgd, adafactor, muon.")
     ] = "adamw"
@@ -155,6 +161,7 @@ class JobOptions:
                 "global_batch": self._sequences(seq_len),
                 "seq_len": seq_len,
                 "precision": self.precision,
+                "autocast": self.autocast,
                 "optimizer": self.optimizer,
                 "master_weights": self.master_weights,
                 "grad_dtype": self.grad_dtype,

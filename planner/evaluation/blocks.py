@@ -20,6 +20,7 @@ from planner.operators import (
     saved_tensors,
 )
 from planner.plans import NARROW
+from planner.saving import weight_casts
 from planner.sharding.costs import Comm
 from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
 from planner.sharding.pricing import Pricer
@@ -116,6 +117,12 @@ def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 
 
+def _widest(block: Block, terms: BlockTerms) -> float:
+    """Its largest activation, which no cast of a weight is [bytes]."""
+    casts = {name for op in block.ops for name in weight_casts(op)}
+    return max((size for name, size in terms.tensor_bytes.items() if name not in casts), default=0.0)
+
+
 def _recomputed_bytes(
     block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec, ops: Sequence[Op] = ()
 ) -> float:
@@ -154,7 +161,7 @@ def _midway(pricer: Pricer, block: Block, terms: BlockTerms, saved: float) -> Mi
         return Midway()
     experts = [place for place, op in enumerate(block.ops) if has_experts(op, block)]
     found = [_at(pricer, block, terms, saved, place) for place in (places[-1], *experts[:1])]
-    every, width = _trained_elements(pricer, block, block.ops), DTYPE_BYTES[pricer.job.precision]
+    every, width = _trained_elements(pricer, block, block.ops), DTYPE_BYTES[pricer.job.weight_dtype]
     return max(found, key=lambda midway: midway.workspace_bytes + midway.made * every * width)
 
 
@@ -342,7 +349,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         + _gathered_again(terms)
         + _partial_sums(pricer, block, terms)
         + terms.widened_bytes,
-        widest_bytes=max(terms.tensor_bytes.values(), default=0.0),
+        widest_bytes=_widest(block, terms),
         boundary_bytes=boundary,
         weights=terms.weights.trained,
         frozen=terms.weights.frozen,

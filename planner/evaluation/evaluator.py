@@ -129,11 +129,12 @@ class Evaluator:
     # --- blocks and stages ----------------------------------------------------------------------------
 
     def assignment(self, plan: Parallelism, block: str, shardings: Shardings) -> Assignment:
-        """The block's assignment: given, or the named layout."""
-        if block in shardings:
-            return shardings[block]
+        """The block's assignment: given, and the named layout of operators of which nothing is given."""
+        given, whole = shardings.get(block, {}), self.graph.block[block]
+        if len(given) == len(whole.ops):
+            return given
         sizes = self.pricer(plan).sizes
-        return named_layout(self.graph.block[block], sizes, plan.sequence_parallel, plan.experts_over_tensor)
+        return {**named_layout(whole, sizes, plan.sequence_parallel, plan.experts_over_tensor), **given}
 
     def block(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> BlockCost:
         """One block under a policy."""

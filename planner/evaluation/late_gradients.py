@@ -31,7 +31,7 @@ def as_weights_are_gathered(rank: Rank) -> Iterator[dict[str, float]]:
     yield passing(rank.earlier_activations, first, 0.0, rank.boundary)
     if rank.layers > 1:
         left = rank.activations - (0.0 if rank.software.wraps_ends else rank.layer_activations)
-        yield passing(left, last, 0.0, 0.0)
+        yield passing(left, last, 0.0, 0.0) | {"cast_weights": rank.cached_casts}
 
 
 def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:

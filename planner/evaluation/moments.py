@@ -36,7 +36,10 @@ def moments(rank: Rank) -> Iterator[Moment]:
 
 def _of_one_stage(rank: Rank) -> Iterator[Moment]:
     yield from (Moment("forward", at) for at in as_weights_are_gathered(rank))
-    yield Moment("loss", {"activations": rank.activations} | _at_loss(rank))
+    loss = {"activations": rank.activations} | _at_loss(rank)
+    if rank.cached_casts:
+        yield Moment("loss", _under_autocast(rank, loss))
+    yield Moment("loss", loss)
     by_compiler = rank.software.gradient_life == "backward"
     if by_compiler and not rank.sums_head_last:
         yield Moment("head", _at_head(rank))
@@ -62,6 +65,20 @@ def _at_loss(rank: Rank) -> dict[str, float]:
     if rank.postpones_gradients or (by_compiler and not rank.frees_gradients):
         loss -= loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
     return {"gathered_weights": gathered, "logits_and_loss": loss, "gradient_buffers": rank.early_parts}
+
+
+def _under_autocast(rank: Rank, after: Mapping[str, float]) -> dict[str, float]:
+    """The end of the forward where autocast still has casts of weights, before what is there ``after`` it.
+
+    Logits are there in 16 bits and in fp32, and not yet their gradients.
+    """
+    gradients = loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
+    logits = (1 + DTYPE_BYTES[rank.job.precision] / DTYPE_BYTES["fp32"]) * rank.logits
+    cast = {
+        "logits_and_loss": after["logits_and_loss"] - gradients + logits,
+        "cast_weights": rank.cached_casts,
+    }
+    return {**after, **cast}
 
 
 def _at_head(rank: Rank) -> dict[str, float]:

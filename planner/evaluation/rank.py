@@ -19,7 +19,9 @@ from planner.evaluation.states import (
     reduced_bytes,
     shards_frozen,
 )
+from planner.operators import UNWRAPPED_POLICIES
 from planner.plans import Job, Parallelism
+from planner.sharding.widths import DTYPE_BYTES
 
 
 def kept_share(plan: Parallelism) -> float:
@@ -293,6 +295,21 @@ class Rank:
             return 0.0
         apart = self.root - self.gathered_head if self.software.wraps_ends else 0.0
         return ((self.whole - self.root) * activations / self.activations + apart) / degree
+
+    @cached_property
+    def cached_casts(self) -> float:
+        """Casts of layers' weights that autocast keeps to the end of the forward, though no activation reads them.
+
+        It keeps none of views, which weights of FSDP1's units are, and layers that are not computed again keep theirs
+        with their activations.
+
+        Source: pytorch/pytorch ``aten/src/ATen/autocast_mode.cpp`` (``cached_cast``: leaves that are no views).
+        """
+        views = self.shards_weights and not self.software.sorts_shards
+        if not self.job.autocast or views or self.plan.recompute in UNWRAPPED_POLICIES:
+            return 0.0
+        share = 1 / self.plan.recompute_every
+        return share * (self.elements - self.ends) * DTYPE_BYTES[self.job.precision]
 
     @cached_property
     def left_gathered(self) -> float:

@@ -51,6 +51,8 @@ def residuals(
             # What is kept beside the input goes with the result, where that is made again; less of the input with it.
             held = op.outputs[0] if arrays > 0 else op.inputs[0]
             found[held] = arrays * sizes[held]
+        if casts := float(op.attributes.get("casts", 0)):
+            found[op.outputs[0]] = (casts - 1) * sizes[op.outputs[0]]
         if gate in sizes:
             found[gate] = (software.activation_residuals - 1) * sizes[gate]
         if log_sum_exp in sizes:

@@ -20,6 +20,7 @@ from cost_models.compute import newton_schulz_flops
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters, has_scans
 from planner.models.adapters import adapted
+from planner.models.autocast import autocast
 from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.model import Model
 from planner.operators import operator_rule
@@ -49,6 +50,7 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
     device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
     runs_on = cluster.model_copy(update={"device": in_training(device)})
     check_adapter(job, software)
+    check_autocast(job, software)
     graph = graph_of(model, job)
     matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
     return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
@@ -99,7 +101,8 @@ def caveats_of(plan: Plan) -> tuple[str, ...]:
 def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
     graph = build_graph(model, job.seq_len)
-    return graph if job.adapter is None else adapted(graph, job.adapter)
+    graph = graph if job.adapter is None else adapted(graph, job.adapter)
+    return autocast(graph) if job.autocast else graph
 
 
 def trained_parameters(model: Model, job: Job) -> int:
@@ -140,6 +143,22 @@ def check_adapter(job: Job, software: SoftwareSpec) -> None:
         )
     if job.precision not in ("bf16", "fp16", "fp32"):
         raise InputError(f"adapters are trained in bf16, fp16 or fp32, found precision {job.precision}")
+
+
+def check_autocast(job: Job, software: SoftwareSpec) -> None:
+    """Refuse autocast where a stack has none, or nothing is left to cast."""
+    if not job.autocast:
+        return
+    if software.gradient_life != "late":
+        raise InputError(
+            f"autocast is PyTorch's, and stack {job.stack} casts weights itself: leave it out, or use --stack hf-fsdp "
+            "or torch-fsdp2"
+        )
+    if job.precision not in ("bf16", "fp16") or not job.master_weights:
+        raise InputError(
+            f"autocast lowers fp32 weights to bf16 or fp16, found precision {job.precision} with "
+            f"{'fp32' if job.master_weights else 'no fp32'} weights"
+        )
 
 
 def orthogonalisation_flops(graph: Graph) -> float:

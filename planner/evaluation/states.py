@@ -21,8 +21,8 @@ from planner.sharding.widths import DTYPE_BYTES
 
 
 def weight_bytes(job: Job) -> float:
-    """Bytes per weight that the matrix products read."""
-    return DTYPE_BYTES[job.precision]
+    """Bytes per weight that modules have."""
+    return DTYPE_BYTES[job.weight_dtype]
 
 
 def gathered_weight_bytes(job: Job, software: SoftwareSpec) -> float:
@@ -39,14 +39,15 @@ def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:
 
 def gradient_bytes(job: Job) -> float:
     """Bytes per gradient as it is accumulated."""
-    return DTYPE_BYTES[job.grad_dtype if job.precision != "fp32" else "fp32"]
+    return DTYPE_BYTES[job.grad_dtype if job.weight_dtype != "fp32" else "fp32"]
 
 
 def reduced_type(job: Job, software: SoftwareSpec) -> str:
     """Type of gradients on the wire: the job's choice, or the stack's habit, whose 16 bits are those of the job."""
     if job.precision == "fp32":
         return "fp32"
-    found = job.reduce_dtype or _fp16_type(job, software) or software.reduce_dtype
+    usual = "fp32" if job.autocast else _fp16_type(job, software) or software.reduce_dtype
+    found = job.reduce_dtype or usual
     return "fp16" if job.precision == "fp16" and found == "bf16" else found
 
 
@@ -61,7 +62,7 @@ def _fp16_type(job: Job, software: SoftwareSpec) -> str | None:
 
 def reduced_head_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes per gradient of the last block on the wire: the job's choice, or the stack's habit."""
-    if job.precision == "fp32" or job.reduce_dtype is not None:
+    if job.weight_dtype == "fp32" or job.reduce_dtype is not None:
         return reduced_bytes(job, software)
     return DTYPE_BYTES[_fp16_type(job, software) or software.head_reduce_dtype]
 

@@ -38,6 +38,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.attention != "flash",
             "attention by the kernel that the job names: plain, or the one written for the device",
         ),
+        "autocast": (
+            lambda plan: plan.job.autocast,
+            "weights that stay in fp32 where they are gathered, and a forward and a loss under torch.autocast",
+        ),
         "fused_optimizer": (
             lambda plan: plan.job.fused_optimizer is not None,
             "an update of one kernel, or of several, as the job says",

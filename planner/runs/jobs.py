@@ -38,6 +38,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "global_batch": global_batch,
             "seq_len": run.model.seq,
             "precision": precision,
+            "autocast": parallel.autocast,
             "optimizer": assume.understand("optimizer", parallel.optim, vocabulary.OPTIMIZERS, "adamw"),
             "master_weights": master is None
             or vocabulary.mean(vocabulary.DTYPES, "master_dtype", master).value == "fp32",

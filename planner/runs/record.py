@@ -166,6 +166,8 @@ class ParallelSection(Section):
     """A policy in words; true is ``full``, false ``none``, a list what ``selective`` recomputes."""
     schedule: str | None = None
     precision: str | None = None
+    autocast: bool = False
+    """Weights stay in fp32, and PyTorch's autocast lowers what products read."""
     grad_dtype: str | None = None
     reduce_dtype: str | None = None
     master_dtype: str | None = None

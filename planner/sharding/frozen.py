@@ -20,7 +20,7 @@ from planner.sharding.widths import DTYPE_BYTES
 def frozen_bytes(job: Job, sizes: Sizes, block: Block, op: Op, weight: Tensor) -> Quantized:
     """What a frozen weight takes [bytes per element]: quantised if it is a linear module's of a layer."""
     adapter, graph = job.adapter, sizes.graph
-    whole = Quantized(DTYPE_BYTES[job.precision], 0.0)
+    whole = Quantized(DTYPE_BYTES[job.weight_dtype], 0.0)
     if adapter is None or adapter.base is None or block.name in (graph.first, graph.last):
         return whole
     factor = operator_rule(op).arithmetic == "matmul" and set(reduced_dims(op, block)) & set(weight.dims)

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import cast_seconds, stream_seconds
-from planner.graph import Block, Op
+from planner.graph import Block, Op, trained_weights
 from planner.operators import ROUTING_KINDS, operator_rule
+from planner.saving import weight_casts
 from planner.sharding.costs import OpCost
 from planner.sharding.spec import Strategy, input_spec
+from planner.sharding.widths import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
@@ -24,6 +26,10 @@ def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
         return software.loss_forward_passes, software.loss_backward_passes
     if op.kind in WRITTEN_KINDS:
         return 1.0, 1.0
+    if "casts" in op.attributes:
+        return float(op.attributes["casts"]), float(op.attributes["casts"])
+    if "eager_passes" in op.attributes and not software.fused_elementwise:
+        return float(op.attributes["eager_passes"]), float(op.attributes["eager_passes"])
     found = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
     return found, found
 
@@ -37,6 +43,18 @@ def fuses_experts(pricer: "Pricer") -> bool:
     known = pricer.software.fused_experts.items()
     types = next((found for pattern, found in known if fnmatchcase(device, pattern)), ())
     return job.cuda_graphs and job.precision in types
+
+
+def with_weight_casts(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of a product under autocast, which casts its weights before it, and their gradients behind it."""
+    casts = [block.tensor[name] for name in weight_casts(op)]
+    if not casts:
+        return cost
+    elements = sum(pricer.sizes.elements(t, input_spec(pricer.graph, t, strategy)) for t in casts)
+    moved = elements * (DTYPE_BYTES["fp32"] + DTYPE_BYTES[pricer.job.precision])
+    seconds = stream_seconds(moved, pricer.mesh.cluster.device).seconds
+    trained = seconds if trained_weights(op, block) else 0.0
+    return cost._replace(forward=cost.forward + seconds, backward_weight=cost.backward_weight + trained)
 
 
 def in_one_kernel(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:

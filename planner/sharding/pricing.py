@@ -20,7 +20,7 @@ from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.frozen import spared
-from planner.sharding.kernels import in_one_kernel, passes, with_biases
+from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, copied_whole, edges_of, is_product
 from planner.sharding.products import matmul_cost
@@ -127,6 +127,7 @@ class Pricer:
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
+            priced = with_weight_casts(self, block, op, strategy, priced)
             priced = with_biases(self, block, op, strategy, in_one_kernel(self, block, op, strategy, priced))
             added = priced.backward_weight + self._accumulation(block, op, strategy)
             found = self.known[key] = priced._replace(backward_weight=added)

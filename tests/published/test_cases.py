@@ -6,6 +6,7 @@ import judging
 import pytest
 import tracking
 import tracking_adapters
+import tracking_autocast
 import tracking_experts
 import tracking_stages
 import tracking_transformers
@@ -16,6 +17,7 @@ SCRIPTS = {
     "torch_tracked": tracking,
     "torch_transformers": tracking_transformers,
     "torch_adapters": tracking_adapters,
+    "torch_autocast": tracking_autocast,
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
 }

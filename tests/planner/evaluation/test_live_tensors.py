@@ -19,6 +19,8 @@ OWN = rows_of("torch_tracked.jsonl")
 """Cases of benchmarks/tracking.py: short sequences, few shards, other types, kept weights, ends as units."""
 MODULES = rows_of("torch_transformers.jsonl")
 """Cases of benchmarks/tracking_transformers.py: modules of Hugging Face transformers, as hf-fsdp runs them."""
+AUTOCAST = rows_of("torch_autocast.jsonl")
+"""Cases of benchmarks/tracking_autocast.py: the same in fp32 under torch.autocast."""
 ADAPTERS = rows_of("torch_adapters.jsonl")
 """Cases of benchmarks/tracking_adapters.py: the same with peft's adapters on frozen weights."""
 
@@ -106,6 +108,21 @@ def test_modules_of_transformers_keep_what_is_predicted(run: str) -> None:
 def test_adapters_keep_what_is_predicted(run: str) -> None:
     measured = ADAPTERS[run]["measured"]["tensor_gib_per_gpu"]
     assert predicted(run, ADAPTERS).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.035)
+
+
+@pytest.mark.parametrize("run", sorted(AUTOCAST))
+def test_modules_under_autocast_keep_what_is_predicted(run: str) -> None:
+    measured = AUTOCAST[run]["measured"]["tensor_gib_per_gpu"]
+    assert predicted(run, AUTOCAST).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.025)
+
+
+def test_autocast_keeps_casts_of_weights_that_are_no_views() -> None:
+    """Under full recomputation to the end of the forward: 12.1 GiB of the layers of Llama-2-7B, none under FSDP1."""
+    row = AUTOCAST["torch-autocast/llama-2-7b/full-4096-mb2"]
+    flat = row | {"parallel": row["parallel"] | {"stack": "hf-fsdp"}}
+    own, views = (predicted("run", {"run": r}) for r in (row, flat))
+    casts = [max(m.tensors.get("cast_weights", 0.0) for m in e.memory_over_step) for e in (own, views)]
+    assert casts == [pytest.approx(2 * 32 * (4 * 4096**2 + 3 * 4096 * 11008), rel=1e-3), 0.0]
 
 
 def test_sums_that_the_tracker_holds_are_not_predicted() -> None:

@@ -74,6 +74,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "global_batch": 256,
         "seq_len": 32,
         "precision": "fp16",
+        "autocast": True,
         "optimizer": "sgd",
         "master_weights": False,
         "grad_dtype": "bf16",

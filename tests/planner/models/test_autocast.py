@@ -1,0 +1,102 @@
+"""What autocast makes of a graph: types as PyTorch documents them, and casts that products read."""
+
+from typing import Any
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from cluster_specs.errors import InputError
+from planner.api import evaluate, plan
+from planner.errors import Unsupported
+from planner.evaluation import Evaluator
+from planner.graph import Block, Graph
+from planner.models.autocast import autocast
+from planner.models.catalog import build_graph, load_model
+from planner.plans import Job
+
+
+def cast(name: str) -> Graph:
+    return autocast(build_graph(load_model(name), 1024))
+
+
+def layer(graph: Graph) -> Block:
+    return graph.block[graph.layers[0].block]
+
+
+def test_a_llama_hands_on_fp32_and_multiplies_16_bits() -> None:
+    """As torch.autocast ran transformers' modules: embedding, norms, sums and rotary positions are fp32."""
+    block = layer(cast("llama-3.2-1b"))
+    types = {t.name: t.dtype for t in block.tensors if t.role == "activation"}
+    for op in block.ops:
+        made = {types[name] for name in op.outputs}
+        if op.kind in ("matmul", "attention"):
+            assert {types[name] for name in (*op.inputs, *op.outputs)} == {"compute"}
+        elif op.kind in ("norm", "add") or op.name == "rotary":
+            assert made == {"fp32"}
+    assert {types[name] for name in (*block.inputs, *block.outputs)} == {"fp32"}
+
+
+def test_every_module_casts_its_input_and_its_weight() -> None:
+    block = layer(cast("llama-3.2-1b"))
+    casts = {op.name: op.attributes["casts"] for op in block.ops if "casts" in op.attributes}
+    assert sorted(casts.values()) == [
+        1,
+        1,
+        2,
+        3,
+    ]  # queries and keys of attention; gate and up; queries, keys, values
+    graph, copies = (
+        cast("llama-3.2-1b"),
+        [t for t in block.tensors if t.name.startswith("w") and "_cast" in t.name],
+    )
+    hidden, wide, ffn = 2048, 512, 8192
+    assert sum(map(graph.elements, copies)) == 2 * hidden**2 + 2 * hidden * wide + 3 * hidden * ffn
+
+
+def test_a_fused_product_casts_its_input_once() -> None:
+    block = layer(cast("pythia-12b"))
+    assert all(op.attributes["casts"] == 1 for op in block.ops if "casts" in op.attributes)
+
+
+def test_what_begins_with_a_product_hands_on_16_bits() -> None:
+    """ResNet: convolutions come first, and fp32 is nowhere but in norms."""
+    graph = autocast(build_graph(load_model("resnet-50"), 1))
+    made = {
+        t.dtype
+        for b in graph.blocks
+        for op in b.ops
+        if op.kind == "conv"
+        for t in map(b.tensor.get, op.outputs)
+        if t
+    }
+    assert made == {"compute"}
+
+
+def test_kernels_of_others_are_refused() -> None:
+    with pytest.raises(Unsupported, match="not priced under autocast"):
+        cast("nemotron-h-8b")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"stack": "megatron"}, "stack megatron casts weights itself"),
+        ({"precision": "fp8"}, "found precision fp8"),
+        ({"master_weights": False}, "with no fp32 weights"),
+    ],
+)
+def test_autocast_is_pytorchs_and_of_fp32_weights(job: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Evaluator(
+            load_model("llama-3.2-1b"),
+            load_cluster("dgx-h100:1"),
+            Job(global_batch=8, seq_len=1024, autocast=True, **job),
+        )
+
+
+def test_casts_take_time_and_memory() -> None:
+    found = plan("llama-3.2-1b", "dgx-h100:1", global_batch=8, seq_len=1024, data=8, stack="hf-fsdp")
+    under = found.model_copy(update={"job": found.job.model_copy(update={"autocast": True})})
+    after = evaluate(under)
+    assert after.tensor_bytes > 1.2 * found.estimate.tensor_bytes
+    assert after.step_time_s > 1.02 * found.estimate.step_time_s
