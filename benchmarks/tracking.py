@@ -170,6 +170,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "70b-3/dp2-cp8-full-32768-ends": {
         "seq": 32768, "shard": 2, "cp": 8, "recompute": "full", "wrap": "titan",
     },
+    "7b-6/dp1-cp16-full-131072": {"seq": 131072, "shard": 1, "cp": 16, "recompute": "full"},
+    "7b-4/dp2-cp8-full-65536-ends": {
+        "seq": 65536, "shard": 2, "cp": 8, "recompute": "full", "wrap": "titan",
+    },
     "7b-6/dp4x2-full-512-ends-kept-accumulated": {
         "seq": 512, "shard": 4, "replicate": 2, "recompute": "full", "wrap": "titan", "reshard": False,
         "grad_accum": 4,

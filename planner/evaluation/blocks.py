@@ -194,7 +194,8 @@ def _gradients_in_flight(
 
     Attention that keeps its probabilities makes gradients of them and of the scores; where a softmax is a
     kernel that keeps them once more, in its own type, the gradients have that type, and those that a product read are
-    gone. A gated activation may write gradients of its inputs over these.
+    gone. A gated activation may write gradients of its inputs over these. What attention holds in steps over a split
+    sequence is not beside what the feed-forward layer keeps, which is done by then (`_midway`).
     """
     sizes = terms.tensor_bytes
     softmax = {} if software.fused_elementwise else terms.residual_bytes
@@ -208,7 +209,8 @@ def _gradients_in_flight(
         for name in (n for n in own if n not in beside and n in sizes):
             again = softmax.get(name, 0.0)
             made += 2 * again - sizes[name] if again else 2 * sizes[name]
-        most = max(most, made + terms.ops[op.name].held_backward)
+        held = 0.0 if op.kind == "attention" else terms.ops[op.name].held_backward
+        most = max(most, made + held)
     return most
 
 
