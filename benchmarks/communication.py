@@ -57,6 +57,9 @@ AFTER = """
 * **One array for several weights.** Gradients are summed whole where weights are cut out of an array before products
   read them (`falcon-7b`: 1,151 MiB more; `pythia-12b`: 2,473). Programs that `verify` compiles multiply by the array
   and cut what that makes.
+* **One array on several ranks.** Tensor ranks have the columns of their own heads, queries, keys and values, one after
+  the other. Were those of all heads to follow each other, equal parts of the array would be nobody's heads, and XLA
+  would deal them out again: `pythia-12b/v5p:2x2x4/tp4-fsdp4` sent 37,391 MiB so.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence, and of both where
   each is more than 28 MiB (v6e: 48 MiB).
@@ -72,7 +75,8 @@ AFTER = """
   gathers what they read once more, and keys and values too.
 * **Copies.** Gradients are summed over copies of states, or of shards of them, with every micro-batch. With ZeRO-1 they
   are summed whole like that too, and the updated weights gathered as they are stored, in fp32; but of several
-  micro-batches those of embedding and head are scattered, as their sums lie as the states do. ZeRO-2 gathers weights
+  micro-batches those of embedding and head are scattered, as their sums lie as the states do, and so they are where SGD
+  reads them once (`zero1-sgd`). ZeRO-2 gathers weights
   as ZeRO-1 does and scatters gradients as ZeRO-3 does; of tokens, looked up in whole tables, ranks exchange gradients.
 
 ## All
@@ -107,10 +111,8 @@ had been compiled before, for their memory, but what they send was not looked at
   they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`). Where
   heads of keys and values are fewer than tensor ranks but more than one (`3b-4`), gradients of what projections read
   change places between copies, and XLA may make one sum of the head's gradient and the loss, which is whole. Layers
-  that are no part of a loop are gathered once or twice (`t5-small`). Tensor ranks share an array of queries, keys and
-  values that lie one after the other in equal parts, which are nobody's heads: XLA deals them out again (`pythia-12b`,
-  twice the bytes). Gradients of what an encoder hands on are summed whole (`t5-11b`). Gradients of whole tables are
-  scattered with ZeRO-1 where SGD reads them once (`zero1-sgd`).
+  that are no part of a loop are gathered once or twice (`t5-small`). Gradients of what an encoder hands on are summed
+  whole (`t5-11b`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -36,6 +36,8 @@ class OptimizerRule:
     """All kernels write to what they read, so that a version of several needs no temporaries."""
     states_of_ends: int | None = None
     """Values kept per parameter of embedding and head, where another optimizer steps these."""
+    reads_gradient_once: bool = False
+    """One operator reads the gradient: what cuts a part from its sum is the only one that does."""
     orthogonalises: bool = False
     """The update multiplies matrices, so that its FLOPs depend on their shapes."""
 
@@ -55,9 +57,9 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = MappingProxyType(
         "adamw": OptimizerRule(states=2, unfused_accesses=2 + 3 + 2 + 4 + 2 + 2 + 2 + 4),
         "adamw8bit": OptimizerRule(states=2, quantized=True),
         # momentum mul_; momentum add_ g; p add_ momentum
-        "sgd": OptimizerRule(states=1, unfused_accesses=2 + 3 + 3, in_place=True),
+        "sgd": OptimizerRule(states=1, unfused_accesses=2 + 3 + 3, in_place=True, reads_gradient_once=True),
         # p add_ g
-        "plain-sgd": OptimizerRule(states=0, unfused_accesses=3, in_place=True),
+        "plain-sgd": OptimizerRule(states=0, unfused_accesses=3, in_place=True, reads_gradient_once=True),
         # no first moment; the second is a row and a column per matrix, lost beside it:
         # norm p; mul_ p; two norms g; outer; div_, clamp_, rsqrt_ it; mul_ g; norm; add_ p
         "adafactor": OptimizerRule(

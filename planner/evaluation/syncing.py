@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
+from cost_models.optimizers import optimizer_rule
 from planner.evaluation.scatters import padded_gradients, unlike_parts
 from planner.evaluation.setting import Setting
 from planner.evaluation.states import (
@@ -74,8 +75,11 @@ class Products(NamedTuple):
     lone: bool
     """Tensor ranks have whole weights of lone heads, copies of whose shards they sum; those of vectors are whole."""
     sliced: bool
-    """Sums of gradients over micro-batches are those of sharded states, though weights are whole, and no loop over
-    layers is around the product: a rank keeps its part of each."""
+    """Nothing but the shard of each sum of gradients is read, though weights are whole: no loop over layers is around
+    the product, and one over micro-batches adds up shards, or the optimizer reads the gradient once.
+
+    Source: openxla/xla ``xla/service/collective_opt_utils.cc`` (``MatchReduceScatter``: of a sum with one user).
+    """
     sums_alone: bool
     """Nothing runs beside sums inside a slice."""
 
@@ -111,6 +115,7 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
     widest = DTYPE_BYTES[partitioner.habits.product_dtype]
     most = partitioner.most_summed / min(weight_bytes(setting.job), widest)
     ends = block.name in (graph.first, graph.last)
+    once = optimizer_rule(setting.job.optimizer).reads_gradient_once
     return Products(
         partitioner,
         tokens,
@@ -118,7 +123,7 @@ def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products |
         _small(graph, block, most),
         nearest,
         lone,
-        sliced=ends and plan.num_microbatches > 1 and slices_sums(plan, setting.software),
+        sliced=ends and (once or plan.num_microbatches > 1) and slices_sums(plan, setting.software),
         sums_alone=bool(setting.software.sums_alone),
     )
 

@@ -1,6 +1,7 @@
 """The weights of a block on one device: those that are trained, and those that are frozen."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.graph import Block, Op, Tensor
@@ -19,7 +20,7 @@ class WeightGroup(NamedTuple):
     elements: float
     """On one device, before any ZeRO sharding."""
     shapes: tuple["Shape", ...] = ()
-    """Of each of them there, where a compiler partitions programs."""
+    """Of each array of them there, where a compiler partitions programs."""
 
 
 class FrozenGroup(NamedTuple):
@@ -59,14 +60,14 @@ def weights_of(
     frozen: dict[tuple[str, ...], FrozenGroup] = {}
     for op in block.ops:
         strategy = assignment[op.name]
+        for axes, found in _shapes(pricer, block, op, strategy) if partitioned else ():
+            shapes[axes] = (*shapes.get(axes, ()), found)
         for weight in (block.tensor[name] for name in op.weights):
             axes = pricer.sync_axes(weight, strategy)
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             local *= padded(weight, strategy)
             if weight.role == "weight":
                 trained[axes] = trained.get(axes, 0.0) + local
-                if partitioned:
-                    shapes[axes] = (*shapes.get(axes, ()), _shape(pricer, block, op, weight, strategy))
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
@@ -76,9 +77,30 @@ def weights_of(
     return Weights(tuple(groups), tuple(frozen.values()))
 
 
-def _shape(pricer: Pricer, block: Block, op: Op, weight: Tensor, strategy: Strategy) -> Shape:
-    shards = input_spec(pricer.graph, weight, strategy).shards
-    made = {dim for name in op.outputs for dim in block.tensor[name].dims}
-    dims = sorted(weight.dims, key=lambda dim: dim in made)
-    local = ((pricer.sizes.local(dim, shards), pricer.sizes.full(dim)) for dim in dims)
-    return tuple((size, size < full) for size, full in local)
+def _shapes(
+    pricer: Pricer, block: Block, op: Op, strategy: Strategy
+) -> Iterator[tuple[tuple[str, ...], Shape]]:
+    """Of each array of weights of ``op`` that are trained, and the axes that their gradients are summed over."""
+    arrays: dict[tuple[tuple[str, ...], str], list[Tensor]] = {}
+    for weight in (block.tensor[name] for name in op.weights):
+        if weight.role == "weight":
+            axes = pricer.sync_axes(weight, strategy)
+            arrays.setdefault((axes, weight.path or weight.name), []).append(weight)
+    for (axes, _), weights in arrays.items():
+        yield axes, _shape(pricer, block, op, weights, strategy)
+
+
+def _shape(pricer: Pricer, block: Block, op: Op, weights: Sequence[Tensor], strategy: Strategy) -> Shape:
+    """Of one array; several weights in it lie one after the other, along what they have apart from inputs."""
+    read, made = ({d for n in names for d in block.tensor[n].dims} for names in (op.inputs, op.outputs))
+    beside = (made - read) if len(weights) > 1 else set()
+    common: Shape = ()
+    columns, split = 0.0, False
+    for weight in weights:
+        shards = input_spec(pricer.graph, weight, strategy).shards
+        local = {dim: pricer.sizes.local(dim, shards) for dim in sorted(weight.dims, key=made.__contains__)}
+        parts = {dim: (size, size < pricer.sizes.full(dim)) for dim, size in local.items()}
+        common = tuple(part for dim, part in parts.items() if dim not in beside)
+        columns += math.prod(size for dim, size in local.items() if dim in beside)
+        split = split or any(cut for dim, (_, cut) in parts.items() if dim in beside)
+    return (*common, (columns, split)) if beside else common

@@ -42,7 +42,7 @@ def _runs(layout: Layout) -> Iterator[dict[str, Any]]:
 
 def _run(layout: Layout, block: Block, count: int, number: int | None) -> dict[str, Any]:
     arrays = [
-        _entry(layout.graph, parameter, count, number)
+        _entry(layout, parameter, count, number)
         for parameter in layout.parameters
         if parameter.block == block.name
     ]
@@ -55,16 +55,20 @@ def _run(layout: Layout, block: Block, count: int, number: int | None) -> dict[s
     }
 
 
-def _entry(graph: Graph, parameter: Parameter, count: int, number: int | None) -> dict[str, Any]:
-    """One array: its dims by name, inputs before outputs, and the graph's weights that lie in it."""
-    fused = len(parameter.weights) > 1
+def _entry(layout: Layout, parameter: Parameter, count: int, number: int | None) -> dict[str, Any]:
+    """One array: its dims by name, inputs before outputs, and the graph's weights that lie in it.
+
+    Several weights lie one after the other in the columns of each of the ranks among which they are ``dealt``: a rank's
+    columns are its heads', as those of Megatron Core's ``linear_qkv`` are.
+    """
+    dims, fused = layout.graph.dims, len(parameter.weights) > 1
     others = {d.name for d in parameter.dims}
     weights = [
         {
             "name": w.name,
             "dims": list(w.dims),
-            "sizes": [graph.dims[d] for d in w.dims],
-            "fused": math.prod(graph.dims[d] for d in w.dims if fused and d not in others),
+            "sizes": [dims[d] for d in w.dims],
+            "fused": math.prod(dims[d] for d in w.dims if fused and d not in others),
         }
         for w in parameter.weights
     ]
@@ -73,6 +77,7 @@ def _entry(graph: Graph, parameter: Parameter, count: int, number: int | None) -
         "count": count,
         "dims": [d.name for d in parameter.dims],
         "sizes": [d.extent for d in parameter.dims],
+        "dealt": math.prod(layout.axes[a] for a in parameter.dims[-1].axes) if fused else 1,
         "weights": weights,
     }
 

@@ -43,12 +43,29 @@ class Values(NamedTuple):
         return tuple(self.tensors[index]["dims"])
 
 
+class Columns(NamedTuple):
+    """Of one weight within an array of several, were they not ``dealt`` among ranks: each has its part of all."""
+
+    start: int
+    size: int
+    dealt: int
+
+
 class Part(NamedTuple):
     """A matrix (inputs, outputs) within an array of several: some of its columns."""
 
     whole: Any
-    start: int
-    size: int
+    columns: Columns
+
+
+def cut(array: Any, columns: Columns) -> Any:
+    """The columns of one weight, or of what a product with all of them makes."""
+    start, size, ranks = columns
+    if ranks == 1:
+        return array[..., start : start + size]
+    by_rank = array.reshape(*array.shape[:-1], ranks, -1)
+    own = by_rank[..., start // ranks : (start + size) // ranks]
+    return own.reshape(*array.shape[:-1], size)
 
 
 LOGITS = {"vocab"}
@@ -80,7 +97,7 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
         if isinstance(array, Part):
             key = id(array.whole)
             products[key] = products[key] if key in products else x @ array.whole
-            own = products[key][..., array.start : array.start + array.size]
+            own = cut(products[key], array.columns)
             sizes = [setting.sizes[d] for d in output["dims"] if d not in inputs.dims(0)]
             result = own.reshape(*x.shape[:-1], *sizes)
         else:

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.verification.programs.jax_graph import Attention, Part, Pin, Setting, run_block
+from planner.verification.programs.jax_graph import (
+    Attention,
+    Columns,
+    Part,
+    Pin,
+    Setting,
+    cut,
+    run_block,
+)
 
 LEARNING_RATE, MOMENTUM, SECOND_MOMENT, EPSILON = 0.1, 0.9, 0.95, 1e-8
 
@@ -53,13 +61,15 @@ def weights_of(entries: Any, params: Mapping[str, Any], dtype: Any) -> dict[str,
         if len(entry["weights"]) > 1:
             sizes = [w["fused"] for w in entry["weights"]]
             starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            columns = [
+                Columns(start, size, entry["dealt"]) for start, size in zip(starts, sizes, strict=True)
+            ]
             if len(dims) == 2 and "experts" not in dims:  # biases of experts have two dims as well
                 found |= {
-                    w["name"]: Part(array, start, size)
-                    for w, start, size in zip(entry["weights"], starts, sizes, strict=True)
+                    w["name"]: Part(array, own) for w, own in zip(entry["weights"], columns, strict=True)
                 }
                 continue
-            parts = jnp.split(array, starts[1:], axis=-1)
+            parts = [cut(array, own) for own in columns]
         for weight, part in zip(entry["weights"], parts, strict=True):
             own = dims if len(parts) == 1 else [*dims[:-1], *(d for d in weight["dims"] if d not in dims)]
             part = part.reshape([weight["sizes"][weight["dims"].index(d)] for d in own])

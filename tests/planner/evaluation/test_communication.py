@@ -148,9 +148,7 @@ NOT_PRICED = {
     "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
     "xla-compiled/opt-1.3b/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
-    "xla-compiled/llama-3.2-1b/v5p:2x2x2/tp2-dp4-selective-zero1-sgd",
     "xla-compiled/t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2",
-    "xla-compiled/pythia-12b/v5p:2x2x4/tp4-fsdp4-full",
 }
 """docs/communication.md says why."""
 HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")

@@ -31,6 +31,9 @@ PLANS = {
         "gpt2", data=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8, recompute="full"
     ),
     "latent attention, shared experts": lambda: of_shipped("deepseek-v2-lite", **FULL),
+    "arrays of several weights over tensor": lambda: of_shipped(
+        "gpt-neox-20b", **FULL | {"data": 2, "shard_degree": 2, "tensor": 4}
+    ),
     "layers of two kinds, hybrid": lambda: of_shipped(
         "gpt-oss-120b",
         data=8, zero_stage=3, sharding="HYBRID_SHARD", shard_degree=4, replicate_degree=2, expert=2, tensor=2,
@@ -53,6 +56,20 @@ def test_exported_plans_train_as_one_device_does(case: str) -> None:
     assert len(answer.checks) == 3
     assert answer.checks[0].expected > 3  # the logarithm of the vocabulary is 4.9
     assert answer.checks[1].expected < answer.checks[0].expected
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=needs_jax) for ranks in (1, 2, 4)])
+def test_columns_that_are_dealt_lie_on_the_rank_that_has_their_head(ranks: int) -> None:
+    """Queries of eight heads, keys of four: each rank's columns are its heads' of both, one after the other."""
+    import numpy as np
+
+    from planner.verification.programs.jax_graph import Columns, cut
+
+    queries, keys = np.arange(8), 100 + np.arange(4)
+    by_rank = zip(np.split(queries, ranks), np.split(keys, ranks), strict=True)
+    array = np.concatenate([np.concatenate(parts) for parts in by_rank])[None]
+    assert cut(array, Columns(0, 8, ranks)).tolist() == [queries.tolist()]
+    assert cut(array, Columns(8, 4, ranks)).tolist() == [keys.tolist()]
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=needs_jax)])
