@@ -9,14 +9,12 @@ from planner.sharding.partitioning import Padded, SlicePartitioner
 
 def padded_gradients(partitioner: SlicePartitioner, group: WeightGroup, ranks: int, nearest: bool) -> Padded:
     """Of all weights of ``group``, whose states ``ranks`` share without rings; ``nearest`` neighbours or not."""
-    scattered = returned = total = 0.0
-    for shape in group.shapes:
-        elements = math.prod(_sizes(shape))
-        padded = _padded(partitioner, shape, ranks, nearest)
-        scattered += elements * padded.scattered
-        returned += elements * padded.returned
-        total += elements
-    return Padded(scattered / total, returned / total) if total else Padded()
+    elements = [math.prod(_sizes(shape)) for shape in group.shapes]
+    if not sum(elements):
+        return Padded()
+    each = (_padded(partitioner, shape, ranks, nearest) for shape in group.shapes)
+    shares = (tuple(n * share for share in padded) for n, padded in zip(elements, each, strict=True))
+    return Padded(*(sum(total) / sum(elements) for total in zip(*shares, strict=True)))
 
 
 def unlike_parts(group: WeightGroup, ranks: int) -> float:
@@ -42,11 +40,19 @@ def _part(shape: Shape, ranks: int) -> tuple[float, ...]:
 
 
 def _padded(partitioner: SlicePartitioner, shape: Shape, ranks: int, nearest: bool) -> Padded:
-    """Of one weight: it lies in rows along the last dim but one, or the last where no part of it fills whole lanes."""
+    """Of one weight: it lies in rows along the last dim but one, or the last where no part of it fills whole lanes.
+
+    So does one whose other dim alone fills whole lanes, as `planner.evaluation.lookup` has it of tables.
+    """
     split, last = _split(shape, ranks), len(shape) - 1
     part = _part(shape, ranks)[split] if shape else 0.0
-    if last > 0 and split == last and part % TILE_COLUMNS:
+    whole = part % TILE_COLUMNS == 0
+    if last > 0 and split == last and not whole:
         return partitioner.scattered(part, shape[-2][0], ranks, nearest)
+    if last > 0 and split == last:
+        return partitioner.in_columns(math.prod(_sizes(shape)[:-1]), part, ranks)
+    if last == 1 and whole and shape[last][0] % TILE_COLUMNS:
+        return partitioner.in_columns(shape[last][0], part, ranks)
     if last > 0 and split == last - 1:
         return partitioner.scattered(part, shape[-1][0], ranks, nearest)
     return Padded()

@@ -203,8 +203,9 @@ def _partitioned(
             Padded() if whole else padded_gradients(partitioner, weights_of, group.size, products.nearest)
         )
         summed = _collective(name, padded.scattered * gradients, group, "reduce", products.sums_alone)
+        together = _collective("all_reduce", padded.whole * gradients, group, "reduce", products.sums_alone)
         returned = padded.returned * gradients / group.size
-        return gather.plus(summed)._replace(returned_bytes=returned)
+        return gather.plus(summed).plus(together)._replace(returned_bytes=returned)
     scatter = _collective("reduce_scatter", gradients, group, "reduce")
     further_gathered = partitioner.beyond("all_gather", group.size)
     further_summed = partitioner.beyond("reduce_scatter", group.size)

@@ -5,6 +5,9 @@ fill a *buffer* that is nearly all memory that a kernel has on its chip. Chunks 
 number of tiles; over four ranks that are a square each of its halves is. Parts are padded to as many rows as the chunks
 have, and what is then beyond a rank's own rows is sent back to its neighbour.
 
+Of what is scattered along its columns nothing is padded: chunks are an even share of the rows. Where none is small
+enough, and at least an eighth of that, XLA sums the array whole.
+
 Source: scatters compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.52), in
 ``tests/planner/sharding/test_chunks.py``.
 """
@@ -15,6 +18,8 @@ TILE_ROWS, TILE_COLUMNS = 8, 128
 TILE_BYTES = 4 * TILE_ROWS * TILE_COLUMNS
 FURTHER_CHUNKS = 4
 """That are there beside one for each rank."""
+LEAST_CHUNK = 8
+"""Largest chunk over the least in which an array is scattered along its columns."""
 
 
 def padded_rows(rows: float, columns: float, ranks: int, buffer: float, square: bool = False) -> float:
@@ -31,3 +36,13 @@ def padded_rows(rows: float, columns: float, ranks: int, buffer: float, square: 
         return rows
     count = math.ceil(down / most)
     return TILE_ROWS * count * unit * math.ceil(down / count / unit)
+
+
+def cuts_columns(rows: float, columns: float, ranks: int, buffer: float) -> bool:
+    """Whether ``ranks`` can scatter an array along its columns, of which each keeps so many, whole lanes of them."""
+    across, down = math.ceil(columns / TILE_COLUMNS), math.ceil(rows / TILE_ROWS)
+    most = math.floor(buffer / TILE_BYTES / (ranks + FURTHER_CHUNKS))
+    if across * down <= most:
+        return True
+    chunks = range(math.ceil(most // LEAST_CHUNK / across), most // across + 1)
+    return any(down % chunk == 0 for chunk in chunks if chunk)

@@ -30,7 +30,7 @@ from cost_models.collectives import wire_bytes
 from planner.flops import matmul_dims
 from planner.graph import TOKEN_DIMS, Block, Graph, Op, Tensor
 from planner.operators import operator_rule
-from planner.sharding.chunks import padded_rows
+from planner.sharding.chunks import cuts_columns, padded_rows
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.mesh import BATCH_AXES, Mesh
 from planner.sharding.spec import Sizes
@@ -44,6 +44,8 @@ class Padded(NamedTuple):
     """For each rank."""
     returned: float = 0.0
     """By the rank that is furthest from its own rows."""
+    whole: float = 0.0
+    """Of an array that has no such chunks, which all ranks sum."""
 
 
 class SlicePartitioner(NamedTuple):
@@ -75,6 +77,11 @@ class SlicePartitioner(NamedTuple):
         square = nearest and self._has_square(ranks)
         more = padded_rows(rows, columns, ranks, self.scatter_buffer, square) / rows - 1
         return Padded(1 + more, (ranks - 1) * more)
+
+    def in_columns(self, rows: float, columns: float, ranks: int) -> Padded:
+        """The same of an array along its columns, of which each of ``ranks`` keeps so many."""
+        cut = cuts_columns(rows, columns, ranks, self.scatter_buffer)
+        return Padded() if cut else Padded(scattered=0.0, whole=1.0)
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -123,12 +130,18 @@ def is_product(op: Op) -> bool:
 
 
 def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[float, ...]:
-    """Elements that each product of ``op`` contracts, or the gradients of its input do; none of other operators."""
+    """Elements that each product of ``op`` contracts, or the gradients of its input do; none of other operators.
+
+    Weights that lie in one array have one product.
+    """
     if operator_rule(op).arithmetic != "matmul":
         return ()
-    products = (dims for _, dims in matmul_dims(op, block))
-    summed = (dims.columns if backward else dims.contracted for dims in products)
-    return tuple(math.prod(float(graph.dims[d]) for d in names) for names in summed)
+    arrays: dict[str, list[float]] = {}
+    for weight, dims in matmul_dims(op, block):
+        names = dims.columns if backward else dims.contracted
+        summed = math.prod(float(graph.dims[d]) for d in names)
+        arrays.setdefault(weight.path or weight.name, []).append(summed)
+    return tuple(sum(found) if backward else found[0] for found in arrays.values())
 
 
 def copied_whole(graph: Graph, dim: str, ranks: int) -> bool:

@@ -7,7 +7,7 @@ of 2x4 to 8x8, or a gradient of a whole step; jax 0.10.2 with libtpu 0.0.52. Tho
 import pytest
 
 from cluster_specs.software import load_software
-from planner.sharding.chunks import padded_rows
+from planner.sharding.chunks import cuts_columns, padded_rows
 
 COMPILED = """
 v5e 4 line      128   2048    128
@@ -85,3 +85,49 @@ def test_a_part_has_the_rows_that_xla_gave_it(
     buffer = habits.scatter_buffer_of(f"tpu-{device}")
     found = padded_rows(float(rows), float(columns), int(ranks), buffer, shape == "square")
     assert found == int(padded)
+
+
+ALONG_COLUMNS = """
+v5e 2  18992 1024 whole
+v5e 2  18992 2048 whole
+v5e 2  16032 1024 scattered
+v5e 2  32016 1024 scattered
+v5e 2  19008 1024 scattered
+v5e 2   4000 1024 scattered
+v5e 2   1616 1024 whole
+v5e 2  75968 1024 whole
+v5e 2  85464 1024 whole
+v5e 2  94960 1024 scattered
+v5e 2 780600  128 whole
+v5e 2 791008  128 scattered
+v5e 2  72432  512 whole
+v5e 2  80480  512 scattered
+v5e 2  37984 2048 whole
+v5e 2  47480 2048 scattered
+v5e 4  28168 1024 whole
+v5e 4  32192 1024 scattered
+v5e 4 593256  128 scattered
+v5e 8  16096 1024 whole
+v5e 8  20120 1024 scattered
+v5p 2  36216 1024 whole
+v5p 2  40240 1024 scattered
+v6e 2  64384 1024 whole
+v6e 2  84504 1024 scattered
+"""
+"""Gradients of products in fp32, rows and columns of the parts of 2, 4 and 8 ranks; jax 0.10.2 with libtpu 0.0.52.
+
+Left out are three for v6e that are scattered in chunks that are up to 3 % less than an eighth of the largest.
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "rows", "columns", "found"),
+    [line.split() for line in ALONG_COLUMNS.strip().splitlines()],
+)
+def test_columns_are_scattered_where_an_even_share_of_the_rows_fills_a_chunk(
+    device: str, ranks: str, rows: str, columns: str, found: str
+) -> None:
+    habits = load_software("jax-xla").partitioner
+    assert habits is not None
+    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    assert cuts_columns(float(rows), float(columns), int(ranks), buffer) == (found == "scattered")
