@@ -22,7 +22,8 @@ from planner.operators import (
 from planner.plans import NARROW
 from planner.saving import weight_casts
 from planner.sharding.costs import Comm
-from planner.sharding.partitioning import Lone, depths, lone_gathers, slice_partitioner
+from planner.sharding.depths import depths
+from planner.sharding.partitioning import Lone, lone_gathers, slice_partitioner
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
 from planner.sharding.spec import ShardingSpec

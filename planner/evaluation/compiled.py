@@ -15,7 +15,7 @@ from planner.evaluation.states import Sync
 from planner.evaluation.terms import BlockTerms
 from planner.graph import Block, trained_weights
 from planner.plans import Parallelism
-from planner.sharding.partitioning import is_product
+from planner.sharding.depths import is_product
 from planner.sharding.pricing import Pricer
 
 

@@ -18,8 +18,8 @@ from planner.operators import (
     recomputed_shares,
     saved_tensors,
 )
+from planner.sharding.depths import is_product
 from planner.sharding.mesh import EXPERT_AXES
-from planner.sharding.partitioning import is_product
 from planner.sharding.pricing import Pricer
 
 Layers = tuple[tuple[str, int], ...]

@@ -27,8 +27,9 @@ from planner.evaluation.states import (
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Graph
 from planner.plans import Job, Parallelism
+from planner.sharding.depths import copied_whole
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import Padded, SlicePartitioner, copied_whole, slice_partitioner
+from planner.sharding.partitioning import Padded, SlicePartitioner, slice_partitioner
 from planner.sharding.widths import DTYPE_BYTES
 
 

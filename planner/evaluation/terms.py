@@ -10,8 +10,8 @@ from planner.evaluation.weights import Weights, weights_of
 from planner.graph import TOKEN_DIMS, Block, trained_weights
 from planner.operators import operator_rule
 from planner.sharding.costs import EdgeCost, OpCost
+from planner.sharding.depths import is_product
 from planner.sharding.frozen import widened_bytes
-from planner.sharding.partitioning import is_product
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
 from planner.sharding.spec import ShardingSpec, Strategy, carried, input_spec

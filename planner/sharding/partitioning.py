@@ -27,11 +27,10 @@ from cluster_specs.habits import Partitioner
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import wire_bytes
-from planner.flops import matmul_dims
 from planner.graph import TOKEN_DIMS, Block, Graph, Op, Tensor
-from planner.operators import operator_rule
 from planner.sharding.chunks import cuts_columns, padded_rows
 from planner.sharding.costs import Comm, EdgeCost
+from planner.sharding.depths import copied_parts, copied_whole, depths, is_product
 from planner.sharding.mesh import BATCH_AXES, Mesh
 from planner.sharding.spec import Sizes
 from planner.sharding.widths import DTYPE_BYTES
@@ -124,31 +123,6 @@ def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePart
     return SlicePartitioner(habits, cluster.torus, device.peak_flops_per_second["bf16"], buffer)
 
 
-def is_product(op: Op) -> bool:
-    """Whether ``op`` multiplies activations with weights."""
-    return bool(op.weights) and operator_rule(op).arithmetic == "matmul"
-
-
-def depths(graph: Graph, block: Block, op: Op, backward: bool = False) -> tuple[float, ...]:
-    """Elements that each product of ``op`` contracts, or the gradients of its input do; none of other operators.
-
-    Weights that lie in one array have one product.
-    """
-    if operator_rule(op).arithmetic != "matmul":
-        return ()
-    arrays: dict[str, list[float]] = {}
-    for weight, dims in matmul_dims(op, block):
-        names = dims.columns if backward else dims.contracted
-        summed = math.prod(float(graph.dims[d]) for d in names)
-        arrays.setdefault(weight.path or weight.name, []).append(summed)
-    return tuple(sum(found) if backward else found[0] for found in arrays.values())
-
-
-def copied_whole(graph: Graph, dim: str, ranks: int) -> bool:
-    """Whether so many tensor ranks hold the whole of ``dim`` each, as it follows one that they split: a lone head."""
-    return dim in graph.follows and ranks > 1 and math.gcd(ranks, graph.dims[dim]) == 1
-
-
 class Lone(NamedTuple):
     """Shares of a block's weights that one product reads, beside which they may be gathered in a ring.
 
@@ -218,7 +192,7 @@ class Edges(NamedTuple):
         earlier = (op for op in block.ops[: min(makers, default=0)] if self._makes(block, op.outputs, tensor))
         later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
         made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
-        read = depths(self.graph, block, reader, backward=True)
+        read = depths(self.graph, block, reader, backward=True, ranks=self.mesh.size("tensor"))
         cost = self._once(block, name, reader, self._narrowed(cost, width, bool(made), bool(read)))
         backward = cost.backward
         if read and block.name == self.graph.last:
@@ -297,14 +271,25 @@ class Edges(NamedTuple):
         return tuple(alone and rings(depth, width, ranks, nearest=True) for depth in depths)
 
     def _of_copies(self, block: Block, reader: Op, sums: Iterable[Comm]) -> Iterator[Comm]:
-        """The sum of gradients by weights of which several ranks hold the same part: made whole, over the parts."""
-        dims = {d for name in reader.weights for d in block.tensor[name].dims if d in self.graph.follows}
-        ranks = self.mesh.size("tensor")
-        parts = min((math.gcd(ranks, self.graph.dims[d]) for d in dims), default=ranks)
-        for comm in (c for c in sums if 1 < parts < ranks and c[:2] == ("reduce_scatter", ("tensor",))):
-            whole = self.comm("all_reduce", comm.axes, self._full_bytes(comm))
-            share = wire_bytes("all_reduce", 1.0, parts) / wire_bytes("all_reduce", 1.0, ranks)
-            yield whole._replace(seconds=share * whole.seconds, sent_bytes=share * whole.sent_bytes)
+        """Sums for weights of which several ranks hold the same part.
+
+        That of gradients by them is made whole, over the parts; those of what they make over the copies.
+        """
+        ranks, read = self.mesh.size("tensor"), self.graph.elements(block.tensor[reader.inputs[0]])
+        made = [(block.tensor[n], copied_parts(self.graph, block.tensor[n], ranks)) for n in reader.outputs]
+        for comm in (c for c in sums if c[:2] == ("reduce_scatter", ("tensor",))):
+            for parts in sorted({parts for _, parts in made if parts}):
+                elements = sum(self.graph.elements(tensor) for tensor, own in made if own == parts)
+                yield self._among(comm, parts, 1.0)
+                yield self._among(comm, ranks // parts, elements / read / parts)
+
+    def _among(self, comm: Comm, ranks: int, share: float) -> Comm:
+        """A ``share`` of what ``comm`` scatters, summed whole by fewer ``ranks``."""
+        whole = self.comm("all_reduce", comm.axes, self._full_bytes(comm))
+        share *= wire_bytes("all_reduce", 1.0, ranks) / wire_bytes(
+            "all_reduce", 1.0, self.mesh.size("tensor")
+        )
+        return whole._replace(seconds=share * whole.seconds, sent_bytes=share * whole.sent_bytes)
 
     def _of_whole(
         self, block: Block, read: Tensor, reader: Op, sums: Iterable[Comm], kinds: Sequence[str]

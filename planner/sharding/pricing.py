@@ -19,10 +19,11 @@ from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost
 from planner.sharding.costs import Comm, EdgeCost, OpCost
+from planner.sharding.depths import copied_whole, is_product
 from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
-from planner.sharding.partitioning import Edges, copied_whole, edges_of, is_product
+from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.products import matmul_cost
 from planner.sharding.resharding import Move, moves, narrowed
 from planner.sharding.routing import routed_otherwise
