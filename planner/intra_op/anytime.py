@@ -9,15 +9,17 @@ is a bound of the whole.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
+from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
+from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
 from planner.intra_op.first_choice import first_choice, frugal
 from planner.intra_op.guessing import guess
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided, hubs_of
+from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Indices, Network
@@ -34,8 +36,9 @@ NARROWER = 0.9
 SMALL, LARGE = 10_000, 120_000
 """Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
 
-REDUCING, RELAXING, SEARCHING, GUESSING = 0.5, 0.5, 0.3, 0.2
-"""Shares of the time left that go into the reductions, into one round of messages, of search, and into one guess."""
+REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.6, 0.2
+"""Shares of the time left that go into the reductions, into one round of messages, of search, of branches on memory,
+and into one guess."""
 
 BEFORE = 0.15
 """Share of the time left that goes into messages before hubs are decided."""
@@ -53,13 +56,8 @@ guessed."""
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
-FURTHEST, FAR = 0.3, 0.1
-"""How far above the bound steps of the prices aim at most, however dear the best choice is: so much of the bound, or
-of the gap where that is more."""
-SETTLING = 10
-"""Sweeps before known prices move: steps are the longer the lower the bound is."""
-PRICES_PER_LOOK = 50
-"""Changes of the prices between two looks at the bound."""
+FAR = 0.1
+"""Of the gap: how far above the bound steps of the prices aim where that is more than they aim at most elsewhere."""
 LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER_ROUND = (
     15.0,
     15.0,
@@ -69,33 +67,8 @@ LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER
 )
 """Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
 time, before a fixing, and before one more round of messages where these still gain."""
-LEAST_GAIN = 0.0003
-"""Share by which the bound must rise between two looks for messages to go on."""
 PATIENCE = 3.0
 """Times that the search goes through all nodes without success before it ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkAnswer:
-    """A choice and what is proven about it."""
-
-    choice: dict[int, int]
-    """Strategy of each node, by its original number."""
-    cost: float
-    lower_bound: float
-    """No choice that fits costs less."""
-
-
-NOTHING = NetworkAnswer({}, np.inf, -np.inf)
-"""No choice, and nothing proven."""
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with the best ``answer`` known by then."""
-
-    def __init__(self, answer: NetworkAnswer) -> None:
-        super().__init__("interrupted")
-        self.answer = answer
 
 
 def solve_network(
@@ -166,6 +139,8 @@ class _Anytime:
         self.relaxation = Relaxation(self.proof, prices)
         self.found: Found | None = None
         self.searches = 0
+        self.on_memory: MemoryTree | None = None
+        """What branches on memory have left of the proof as it was when they were first tried."""
         self.lower_bound = core.floor
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
@@ -186,6 +161,7 @@ class _Anytime:
                 if self._apart(UNSETTLED):  # guesses, which lie above the bound, are far below any choice
                     self._search(self._soon(SEARCHING))
                 self._fix()
+                self._part_on_memory()
                 self._guess()
                 self._search(self._soon(SEARCHING))
                 self._fix()
@@ -313,6 +289,17 @@ class _Anytime:
         """Take the answer to a part of the proof, if there is one."""
         if answer.choice:
             self._consider(Found(answer.choice, answer.cost))
+
+    def _part_on_memory(self) -> None:
+        """Branches on memory where so much is open that guesses would have to be far above the bound."""
+        if not self.proof.rows.size or not self._apart(FAR_APART) or not self._open():
+            return
+        if self.on_memory is None:
+            self.on_memory = MemoryTree(self.proof.fork(), self.relaxation.known_prices, solve_network)
+        answer = self.on_memory.explore(self.cutoff, self._soon(ON_MEMORY))
+        if answer.choice:
+            self._take(answer.choice)
+        self._prove(answer.lower_bound)
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.intra_op.anytime import Stopped, solve_network
+from planner.intra_op.answers import Stopped
+from planner.intra_op.anytime import solve_network
 from planner.intra_op.iopddl import NEVER, ContestProblem
 from planner.intra_op.liveness import rows_of
 from planner.intra_op.network import Network

@@ -12,21 +12,15 @@ Source: Land and Doig, "An automatic method of solving discrete programming prob
 import heapq
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.intra_op.anytime import (
-    FURTHEST,
-    LEAST_GAIN,
-    PRICES_PER_LOOK,
-    SETTLING,
-    NetworkAnswer,
-    solve_network,
-)
+from planner.intra_op.answers import NOTHING, NetworkAnswer
+from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
 from planner.intra_op.guessing import narrow
 from planner.intra_op.local_polytope import WHOLE, solve_program
 from planner.intra_op.messages import MARGIN, Relaxation
@@ -45,6 +39,10 @@ Prices = Mapping[int, float]
 """Of memory, by original row."""
 
 
+Solve = Callable[[Network, float, float], NetworkAnswer]
+"""What solves a network before a deadline, for choices below a cost."""
+
+
 class _Branch(NamedTuple):
     bound: float
     number: int
@@ -52,37 +50,45 @@ class _Branch(NamedTuple):
     prices: Prices
 
 
-def solve_branches(network: Network, deadline: float, below: float, prices: Prices) -> NetworkAnswer:
+def solve_branches(
+    network: Network, deadline: float, below: float, prices: Prices, solve: Solve
+) -> NetworkAnswer:
     """The cheapest choice below ``below`` of a ``network``, which is used up, found before the ``deadline``.
 
     It costs ``inf`` where there is none, or none was found; the bound says which. ``prices`` are where messages
-    start from.
+    start from, ``solve`` solves what is left without memory.
     """
-    tree = _Tree(deadline, below)
-    tree.add(network.floor, network, prices)
-    while tree.bound <= tree.cutoff - WHOLE and time.monotonic() < deadline:
-        tree.explore()
-    return replace(tree.best, lower_bound=min(tree.bound, tree.cutoff))
+    return MemoryTree(network, prices, solve).explore(below, deadline)
 
 
-class _Tree:
-    def __init__(self, deadline: float, below: float) -> None:
-        self.deadline = deadline
-        self.cutoff = below
-        self.best = NetworkAnswer({}, np.inf, -np.inf)
+class MemoryTree:
+    """The branches of a network that are left, to be explored for as long as there is time, and again."""
+
+    def __init__(self, network: Network, prices: Prices, solve: Solve) -> None:
+        self.solve = solve
+        self.deadline = self.cutoff = np.inf
+        self.best = NOTHING
         self.open: list[_Branch] = []
         self.count = itertools.count()
+        self.add(network.floor, network, prices)
 
     @property
     def bound(self) -> float:
         """The least of what is open."""
         return self.open[0].bound if self.open else np.inf
 
+    def explore(self, below: float, deadline: float) -> NetworkAnswer:
+        """The cheapest choice below ``below`` found before the ``deadline``, and what is proven by then."""
+        self.cutoff, self.deadline = min(self.cutoff, below), deadline
+        while self.bound <= self.cutoff - WHOLE and time.monotonic() < deadline:
+            self._explore()
+        return replace(self.best, lower_bound=min(self.bound, self.cutoff))
+
     def add(self, bound: float, network: Network, prices: Prices) -> None:
         """Leave a branch for later."""
         heapq.heappush(self.open, _Branch(bound, next(self.count), network, prices))
 
-    def explore(self) -> None:
+    def _explore(self) -> None:
         """Decide the branch with the least bound, or part it."""
         branch = heapq.heappop(self.open)
         try:
@@ -96,7 +102,7 @@ class _Tree:
     def _decide(self, branch: _Branch) -> None:
         bound, _, network, prices = branch
         if network.size > SMALL:
-            answer = solve_network(network.fork(), self.deadline, self.cutoff)
+            answer = self.solve(network.fork(), self.deadline, self.cutoff)
             self._take(answer.choice, answer.cost)
         else:
             found = solve_program(network, self.deadline, self.cutoff, prices)
@@ -111,6 +117,9 @@ class _Tree:
         self._relax(relaxation)
         bound = max(branch.bound, self._look(relaxation))
         if bound > self.cutoff - WHOLE:
+            return
+        if time.monotonic() > self.deadline:
+            self.add(bound, branch.network, relaxation.known_prices)
             return
         if self.cutoff < np.inf:
             relaxation = narrow(relaxation, self.cutoff, self.deadline)
@@ -140,6 +149,8 @@ class _Tree:
             for _ in range(PRICES_PER_LOOK):
                 self._reprice(relaxation)
                 relaxation.sweep()
+                if time.monotonic() > self.deadline:
+                    break
             gaining = before + LEAST_GAIN * abs(before) < relaxation.best < self.cutoff
             before = relaxation.best
         relaxation.return_to_best()

@@ -22,7 +22,9 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.anytime import FURTHEST, PRICES_PER_LOOK, NetworkAnswer, solve_network
+from planner.intra_op.answers import NetworkAnswer
+from planner.intra_op.anytime import solve_network
+from planner.intra_op.ascent import FURTHEST, PRICES_PER_LOOK
 from planner.intra_op.compact import Compact
 from planner.intra_op.folding import fold
 from planner.intra_op.frontier import cheapest, order
@@ -323,6 +325,6 @@ def _by_turns(part: Network, deadline: float, below: float, prices: Mapping[int,
     best = min(first.cost, below)
     if first.lower_bound > best - 1:
         return first
-    second = solve_branches(part, deadline, best, prices)
+    second = solve_branches(part, deadline, best, prices, solve_network)
     cheaper = second if second.choice else first
     return replace(cheaper, lower_bound=max(first.lower_bound, second.lower_bound))

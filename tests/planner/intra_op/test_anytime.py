@@ -8,7 +8,8 @@ from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
 
 from planner.errors import Infeasible
-from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.answers import NetworkAnswer
+from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.local_polytope import solve_program

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 from planner.errors import Infeasible
 from planner.intra_op import memory_branches
-from planner.intra_op.anytime import NetworkAnswer, solve_network
+from planner.intra_op.answers import NetworkAnswer
+from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.memory_branches import solve_branches
@@ -22,7 +23,7 @@ def solved(problem: ContestProblem, below: float = math.inf, seconds: float = 20
         shrink(network)
     except Infeasible:
         return NetworkAnswer({}, math.inf, below)
-    return solve_branches(network, time.monotonic() + seconds, below, {})
+    return solve_branches(network, time.monotonic() + seconds, below, {}, solve_network)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op import narrowing
-from planner.intra_op.anytime import NetworkAnswer
+from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
