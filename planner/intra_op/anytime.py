@@ -33,10 +33,14 @@ LEAST_DROPPED = 0.02
 NARROWER = 0.9
 """Of the gap at the last fixing: what it must have come down to before more is fixed."""
 
-SMALL, LARGE = 10_000, 120_000
-"""Sizes of a proof that the integer program decides at once, and of one that may be parted into branches."""
+CHEAPER = 0.5
+"""Of the best choice: one below this has messages go on."""
 
-REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.6, 0.2
+SMALL, LARGE, PARTED = 10_000, 120_000, 250_000
+"""Sizes of a proof that the integer program decides at once, and of ones that may be parted into branches: by linear
+programs, and on memory by messages."""
+
+REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.4, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, of branches on memory,
 and into one guess."""
 
@@ -207,7 +211,7 @@ class _Anytime:
         gaining = True
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
-            before, start = self.relaxation.value(), time.monotonic()
+            before, start, dearest = self.relaxation.value(), time.monotonic(), self.cutoff
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, _aim(value, self.cutoff))
@@ -217,6 +221,7 @@ class _Anytime:
             self._prove_by(self.relaxation.bound())
             self._look(2 * time.monotonic() - start)
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
+            gaining |= self.cutoff < CHEAPER * dearest  # which steps, that aimed at the dear one, were too long for
         self.relaxation.return_to_best()
         return not gaining
 
@@ -292,7 +297,8 @@ class _Anytime:
 
     def _part_on_memory(self) -> None:
         """Branches on memory where so much is open that guesses would have to be far above the bound."""
-        if not self.proof.rows.size or not self._apart(FAR_APART) or not self._open():
+        small = self.proof.size <= PARTED and self.proof.rows.size
+        if not small or not self._apart(FAR_APART) or not self._open():
             return
         if self.on_memory is None:
             self.on_memory = MemoryTree(self.proof.fork(), self.relaxation.known_prices, solve_network)
