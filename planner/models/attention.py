@@ -83,7 +83,7 @@ def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: s
     if config.gated_attention:
         made.append(b.tensor("query_gate", *b.dims(q)))
         dims = ("heads", "head_dim", "hidden")
-        weights += b.linear_weights("w_query_gate", *dims, role="q", columns=2, bias=config.qkv_bias)
+        weights += b.linear_weights("w_query_gate", *dims, role="query_gate", columns=2, bias=config.qkv_bias)
     b.op("qkv", "matmul", (x,), tuple(made), tuple(weights))
     if config.qk_norm != "none":
         q, k = _normalise_heads(b, config, q, k)

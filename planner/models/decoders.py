@@ -110,7 +110,12 @@ def alternating_window(read: ConfigReader) -> Callable[[int], AttentionKind]:
     return lambda i: "window" if (i + 1) % 2 else "full"
 
 
-def _modern(read: ConfigReader, sizes: Mapping[str, Any], **differences: Any) -> TransformerConfig:
+def periodic_window(period: int) -> Callable[[int], AttentionKind]:
+    """Every ``period``-th layer is full, the others have the window (Gemma 3, OLMo 3); of 0 none has."""
+    return lambda i: "window" if period and (i + 1) % period else "full"
+
+
+def modern(read: ConfigReader, sizes: Mapping[str, Any], **differences: Any) -> TransformerConfig:
     """Pre-norm, RMS, gated, full attention but for the ``differences``: most decoders since Llama."""
     fields: dict[str, Any] = {**sizes, "ffn": read.integer("intermediate_size"), **differences}
     if "layers" not in fields:
@@ -122,25 +127,25 @@ def llama(read: ConfigReader, name: str) -> TransformerConfig:
     """Llama 1 to 3, Granite: biases where ``attention_bias`` or ``mlp_bias`` ask for them."""
     bias = read.flag("attention_bias", default=False)
     mlp_bias = read.flag("mlp_bias", default=False)
-    return _modern(read, common(read, name), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    return modern(read, common(read, name), qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
 def mistral(read: ConfigReader, name: str) -> TransformerConfig:
     """Mistral: Llama with a sliding window."""
     sizes = common(read, name, kv_default=False)
-    return _modern(read, sizes, layers=dense_layers(read, window_where_set(read)))
+    return modern(read, sizes, layers=dense_layers(read, window_where_set(read)))
 
 
 def qwen2(read: ConfigReader, name: str) -> TransformerConfig:
     """Qwen 2 and 2.5: biases on queries, keys and values."""
     sizes = common(read, name, kv_default=False)
-    return _modern(read, sizes, layers=dense_layers(read, upper_window(read)), qkv_bias=True)
+    return modern(read, sizes, layers=dense_layers(read, upper_window(read)), qkv_bias=True)
 
 
 def qwen3(read: ConfigReader, name: str) -> TransformerConfig:
     """Qwen 3: norms on the heads of queries and keys."""
     bias = read.flag("attention_bias", default=False)
-    return _modern(
+    return modern(
         read,
         common(read, name, kv_default=False, head_dim_default=False),
         layers=dense_layers(read, upper_window(read)),
@@ -154,13 +159,13 @@ def gemma(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 1."""
     bias = read.flag("attention_bias", default=False)
     sizes = common(read, name, tied=True, kv_default=False, head_dim_default=False)
-    return _modern(read, sizes, norm="rms_wide", qkv_bias=bias, out_bias=bias)
+    return modern(read, sizes, norm="rms_wide", qkv_bias=bias, out_bias=bias)
 
 
 def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 2: norms before and after each half, every other layer with a window."""
     bias = read.flag("attention_bias", default=False)
-    return _modern(
+    return modern(
         read,
         common(read, name, tied=True, kv_default=False, head_dim_default=False),
         scheme="gemma2",
@@ -182,7 +187,7 @@ def _capped(read: ConfigReader, key: str, *, default: bool) -> bool:
 def gemma3(read: ConfigReader, name: str) -> TransformerConfig:
     """Gemma 3, the text tower: Gemma 2 with normalised heads and five local layers to a global one."""
     period = read.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    layers = dense_layers(read, lambda i: "window" if (i + 1) % period else "full")
+    layers = dense_layers(read, periodic_window(period))
     caps = {
         "score_cap": _capped(read, "attn_logit_softcapping", default=False),
         "logit_cap": _capped(read, "final_logit_softcapping", default=False),
@@ -192,7 +197,7 @@ def gemma3(read: ConfigReader, name: str) -> TransformerConfig:
 
 def phi3(read: ConfigReader, name: str) -> TransformerConfig:
     """Phi-3 and 4: Llama with fused projections."""
-    return _modern(
+    return modern(
         read,
         common(read, name),
         scheme="phi3",
@@ -204,7 +209,7 @@ def phi3(read: ConfigReader, name: str) -> TransformerConfig:
 def olmo2(read: ConfigReader, name: str) -> TransformerConfig:
     """OLMo 2: norms on the results of each half, and over all heads of queries and keys."""
     bias = read.flag("attention_bias", default=False)
-    return _modern(
+    return modern(
         read, common(read, name), norm_placement="output", qk_norm="full", qkv_bias=bias, out_bias=bias
     )
 
@@ -214,7 +219,7 @@ def cohere(read: ConfigReader, name: str) -> TransformerConfig:
     if read.flag("use_qk_norm", default=False):
         raise read.fail("use_qk_norm", "is not supported: norms with weights per head")
     bias = read.flag("attention_bias", default=False)
-    return _modern(
+    return modern(
         read,
         common(read, name, tied=True),
         parallel=True,
@@ -227,7 +232,7 @@ def cohere(read: ConfigReader, name: str) -> TransformerConfig:
 def starcoder2(read: ConfigReader, name: str) -> TransformerConfig:
     """StarCoder 2: a plain MLP, layer norms, biases."""
     bias = read.flag("use_bias", default=True)
-    return _modern(
+    return modern(
         read,
         common(read, name, tied=True, kv_default=False),
         scheme="starcoder2",
@@ -246,7 +251,7 @@ def stablelm(read: ConfigReader, name: str) -> TransformerConfig:
         if read.flag(key, default=False):
             raise read.fail(key, "is not supported")
     sizes = common(read, name, kv_default=False)
-    return _modern(
+    return modern(
         read, sizes, norm="layer", joined_heads=True, qkv_bias=read.flag("use_qkv_bias", default=False)
     )
 
@@ -255,7 +260,7 @@ def nemotron(read: ConfigReader, name: str) -> TransformerConfig:
     """Nemotron: a plain MLP with squared ReLU, layer norms."""
     bias = read.flag("attention_bias", default=False)
     mlp_bias = read.flag("mlp_bias", default=False)
-    return _modern(
+    return modern(
         read,
         common(read, name),
         norm="layer",
@@ -274,4 +279,4 @@ def smollm3(read: ConfigReader, name: str) -> TransformerConfig:
     layers = tuple(LayerKind(attention=k, rotary=bool((i + 1) % interval)) for i, k in enumerate(kinds))
     sizes = common(read, name, tied=True, kv_default=False)
     bias = read.flag("attention_bias", default=False)
-    return _modern(read, sizes, layers=layers, qkv_bias=bias, out_bias=bias)
+    return modern(read, sizes, layers=layers, qkv_bias=bias, out_bias=bias)

@@ -16,16 +16,21 @@ from planner.models.decoders import (
 from planner.models.reading import ConfigReader, expert_groups
 
 
-def experts_of(read: ConfigReader, *count: str, ffn: str, **more: Any) -> Experts:
+def experts_of(
+    read: ConfigReader, *count: str, ffn: str, per_token: str = "num_experts_per_tok", **more: Any
+) -> Experts:
     """A mixture whose number of experts is under the keys ``count``, their width under ``ffn``."""
     number = read.integer(*count)
-    topk = read.integer("num_experts_per_tok")
+    topk = read.integer(per_token)
     if topk > number:
-        raise read.fail("num_experts_per_tok", f"must be at most the {number} experts, found {topk}")
+        raise read.fail(per_token, f"must be at most the {number} experts, found {topk}")
     return Experts(count=number, topk=topk, ffn=read.integer(ffn), **more)
 
 
-def _kinds(attention: Sequence[AttentionKind], has_experts: Callable[[int], bool]) -> tuple[LayerKind, ...]:
+def layers_with_experts(
+    attention: Sequence[AttentionKind], has_experts: Callable[[int], bool]
+) -> tuple[LayerKind, ...]:
+    """Layers with that attention, with a mixture where ``has_experts`` says so of their number."""
     return tuple(
         LayerKind(attention=kind, mlp="moe" if has_experts(i) else "dense")
         for i, kind in enumerate(attention)
@@ -41,7 +46,7 @@ def mixtral(read: ConfigReader, name: str) -> TransformerConfig:
     """Mixtral: every MLP is a mixture of ``num_local_experts``."""
     return TransformerConfig(
         **common(read, name, kv_default=False),
-        layers=_kinds(attention_kinds(read, window_where_set(read)), lambda i: True),
+        layers=layers_with_experts(attention_kinds(read, window_where_set(read)), lambda i: True),
         ffn=0,
         experts=experts_of(read, "num_local_experts", ffn="intermediate_size"),
     )
@@ -53,7 +58,7 @@ def granitemoe(read: ConfigReader, name: str) -> TransformerConfig:
     return TransformerConfig(
         **common(read, name),
         scheme="granitemoe",
-        layers=_kinds(attention_kinds(read, lambda i: "full"), lambda i: True),
+        layers=layers_with_experts(attention_kinds(read, lambda i: "full"), lambda i: True),
         ffn=0,
         qkv_bias=bias,
         out_bias=bias,
@@ -66,7 +71,7 @@ def olmoe(read: ConfigReader, name: str) -> TransformerConfig:
     bias = read.flag("attention_bias", default=False)
     return TransformerConfig(
         **common(read, name),
-        layers=_kinds(attention_kinds(read, lambda i: "full"), lambda i: True),
+        layers=layers_with_experts(attention_kinds(read, lambda i: "full"), lambda i: True),
         ffn=0,
         qk_norm="full",
         qkv_bias=bias,
@@ -79,7 +84,7 @@ def minimax_m2(read: ConfigReader, name: str) -> TransformerConfig:
     """MiniMax M2: experts everywhere, norms over all heads of queries and keys; released without linear attention."""
     return TransformerConfig(
         **common(read, name, kv_default=False, head_dim_default=False),
-        layers=_kinds(attention_kinds(read, lambda i: "full"), lambda i: True),
+        layers=layers_with_experts(attention_kinds(read, lambda i: "full"), lambda i: True),
         ffn=0,
         qk_norm="full",
         experts=experts_of(read, "num_local_experts", "num_experts", ffn="intermediate_size"),
@@ -90,7 +95,9 @@ def _qwen_layers(read: ConfigReader) -> tuple[LayerKind, ...]:
     """Experts in every ``decoder_sparse_step``-th layer that is not in ``mlp_only_layers``."""
     step = read.integer("decoder_sparse_step", default=1)
     dense = set(read.items("mlp_only_layers") or [])
-    return _kinds(attention_kinds(read, upper_window(read)), lambda i: i not in dense and (i + 1) % step == 0)
+    return layers_with_experts(
+        attention_kinds(read, upper_window(read)), lambda i: i not in dense and (i + 1) % step == 0
+    )
 
 
 def qwen2_moe(read: ConfigReader, name: str) -> TransformerConfig:
@@ -130,7 +137,7 @@ def gpt_oss(read: ConfigReader, name: str) -> TransformerConfig:
     return TransformerConfig(
         **common(read, name, kv_default=False, head_dim_default=False),
         scheme="gpt_oss",
-        layers=_kinds(attention_kinds(read, alternating_window(read)), lambda i: True),
+        layers=layers_with_experts(attention_kinds(read, alternating_window(read)), lambda i: True),
         ffn=0,
         sinks=True,
         qkv_bias=bias,
@@ -174,33 +181,45 @@ def llama4(read: ConfigReader, name: str) -> TransformerConfig:
     )
 
 
-def _leading_dense(read: ConfigReader) -> tuple[LayerKind, ...]:
-    """DeepSeek's order: ``first_k_dense_replace`` dense layers, then experts."""
-    first = read.integer("first_k_dense_replace", least=0)
-    return _kinds(attention_kinds(read, lambda i: "full"), lambda i: i >= first)
+def leading_dense(read: ConfigReader, otherwise: int | None = None) -> tuple[LayerKind, ...]:
+    """DeepSeek's order: ``first_k_dense_replace`` dense layers, then experts; or as ``mlp_layer_types`` lists them."""
+    attention = attention_kinds(read, lambda i: "full")
+    return layers_with_experts(attention, has_experts(read, otherwise))
 
 
-def routed_and_shared(read: ConfigReader) -> Experts:
+def has_experts(read: ConfigReader, otherwise: int | None = None) -> Callable[[int], bool]:
+    """Whether a layer has experts; without ``otherwise`` the number of dense layers must be there."""
+    listed = read.items("mlp_layer_types")
+    if listed is None:
+        first = read.integer("first_k_dense_replace", default=otherwise, least=0)
+        return lambda i: i >= first
+    if set(listed) - {"dense", "sparse"} or len(listed) != num_layers(read):
+        raise read.fail("mlp_layer_types", "must say dense or sparse of each layer")
+    return lambda i: bool(listed[i] == "sparse")
+
+
+def routed_and_shared(
+    read: ConfigReader, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+) -> Experts:
     """DeepSeek's mixture: routed experts, in groups, and shared ones of the same width."""
     width = read.integer("moe_intermediate_size")
-    shared = read.integer("n_shared_experts", default=0, least=0)
-    groups, chosen = expert_groups(read, "n_routed_experts", "n_group", "topk_group")
+    groups, chosen = expert_groups(read, count, "n_group", "topk_group")
     return experts_of(
         read,
-        "n_routed_experts",
+        count,
         ffn="moe_intermediate_size",
-        shared_ffn=shared * width,
+        shared_ffn=read.integer(shared, default=0, least=0) * width,
         groups=groups,
         chosen_groups=chosen,
     )
 
 
-def deepseek(read: ConfigReader, name: str) -> TransformerConfig:
-    """DeepSeek V2 and V3, Kimi K2: latent attention, many small experts, shared ones beside them.
+def deepseek(read: ConfigReader, name: str, layers: tuple[LayerKind, ...] | None = None) -> TransformerConfig:
+    """DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral 4: latent attention, small experts, shared ones beside them.
 
     The multi-token-prediction module (``num_nextn_predict_layers``) is no part of the class, nor counted.
     """
-    layers = _leading_dense(read)
+    layers = layers or leading_dense(read)
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     latent = LatentAttention(
         q_lora=read.integer("q_lora_rank") if read.has("q_lora_rank") else None,
@@ -231,7 +250,7 @@ def deepseek(read: ConfigReader, name: str) -> TransformerConfig:
 
 def glm4_moe(read: ConfigReader, name: str) -> TransformerConfig:
     """GLM 4.5: DeepSeek's mixture behind grouped-query attention."""
-    layers = _leading_dense(read)
+    layers = leading_dense(read)
     return TransformerConfig(
         **common(read, name, kv_default=False, head_dim_default=False),
         layers=layers,

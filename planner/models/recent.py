@@ -1,0 +1,137 @@
+"""Hugging Face configurations of dense decoders of 2024 to 2026 -> `TransformerConfig`, one function per family.
+
+What an absent key means is the class's behaviour, as in `planner.models.decoders`.
+"""
+
+from typing import Any
+
+from planner.models.config import LayerKind, TransformerConfig
+from planner.models.decoders import (
+    alternating_window,
+    attention_kinds,
+    common,
+    dense_layers,
+    gemma2,
+    llama,
+    modern,
+    olmo2,
+    periodic_window,
+    window_where_set,
+)
+from planner.models.reading import ConfigReader
+
+
+def attention_bias(read: ConfigReader) -> dict[str, bool]:
+    """Biases on all four projections of attention, or on none."""
+    bias = read.flag("attention_bias", default=False)
+    return {"qkv_bias": bias, "out_bias": bias}
+
+
+def unrotated_where_full(read: ConfigReader, period: int) -> tuple[LayerKind, ...]:
+    """Windows and rotary positions; every ``period``-th layer full and without; all rotated where none has one."""
+    windowed = read.has("sliding_window")
+    kinds = attention_kinds(read, periodic_window(period if windowed else 0))
+    return tuple(LayerKind(attention=kind, rotary=kind == "window" or not windowed) for kind in kinds)
+
+
+def arcee(read: ConfigReader, name: str) -> TransformerConfig:
+    """AFM: Llama with a plain MLP and squared ReLU."""
+    sizes = common(read, name) | {"activation": read.text("hidden_act", default="relu2")}
+    mlp_bias = read.flag("mlp_bias", default=False)
+    return modern(read, sizes, gated=False, mlp_bias=mlp_bias, **attention_bias(read))
+
+
+def cohere2(read: ConfigReader, name: str) -> TransformerConfig:
+    """Command R7B and A: Command R with windows, its full layers without positions."""
+    return modern(
+        read,
+        common(read, name, tied=True),
+        layers=unrotated_where_full(read, read.integer("sliding_window_pattern", default=4)),
+        parallel=True,
+        norm="layer_no_bias",
+        **attention_bias(read),
+    )
+
+
+def ernie(read: ConfigReader, name: str) -> TransformerConfig:
+    """ERNIE 4.5: Llama with biases everywhere or nowhere."""
+    bias = read.flag("use_bias", default=False)
+    sizes = common(read, name, tied=True, kv_default=False, head_dim_default=False)
+    return modern(read, sizes, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+
+
+def exaone4(read: ConfigReader, name: str) -> TransformerConfig:
+    """EXAONE 4: norms on the results of each half and on heads, full layers without positions beside windows."""
+    return modern(
+        read,
+        common(read, name, kv_default=False),
+        layers=unrotated_where_full(read, read.integer("sliding_window_pattern", default=4, least=0)),
+        norm_placement="output",
+        qk_norm="head",
+    )
+
+
+def glm(read: ConfigReader, name: str, **more: Any) -> TransformerConfig:
+    """GLM 4, the 9B of 2024: Llama with biases on queries, keys and values, gate and up in one projection."""
+    sizes = common(read, name, kv_default=False, head_dim_default=False)
+    bias = read.flag("attention_bias", default=True)
+    return modern(read, sizes, **{"scheme": "glm", "joined_heads": True, "qkv_bias": bias} | more)
+
+
+def glm4(read: ConfigReader, name: str) -> TransformerConfig:
+    """GLM 4 of 2025 (0414): the same with norms after each half, too."""
+    return glm(read, name, scheme="glm4", norm_placement="sandwich")
+
+
+def hunyuan(read: ConfigReader, name: str) -> TransformerConfig:
+    """Hunyuan, dense: Llama with norms on the heads of queries and keys."""
+    return modern(read, common(read, name), scheme="hunyuan", qk_norm="head", **attention_bias(read))
+
+
+def ministral(read: ConfigReader, name: str) -> TransformerConfig:
+    """Ministral: Mistral with windows in some layers, or in none."""
+    return modern(read, common(read, name), layers=dense_layers(read, window_where_set(read)))
+
+
+def nanochat(read: ConfigReader, name: str) -> TransformerConfig:
+    """nanochat: norms without weights, also of embeddings and heads, a plain MLP with squared ReLU."""
+    sizes = common(read, name) | {"activation": read.text("hidden_act", default="relu2")}
+    return modern(
+        read,
+        sizes,
+        scheme="nanochat",
+        norm="plain",
+        qk_norm="plain",
+        embedding_norm=True,
+        gated=False,
+        logit_cap=read.has("final_logit_softcapping"),
+        **attention_bias(read),
+    )
+
+
+def olmo(read: ConfigReader, name: str) -> TransformerConfig:
+    """OLMo 1: Llama with layer norms that have no parameters."""
+    return llama(read, name).model_copy(update={"norm": "plain"})
+
+
+def olmo3(read: ConfigReader, name: str) -> TransformerConfig:
+    """OLMo 3: OLMo 2 with a window in three of four layers."""
+    layers = dense_layers(read, periodic_window(4))
+    return olmo2(read, name).model_copy(update={"layers": layers})
+
+
+def seed_oss(read: ConfigReader, name: str) -> TransformerConfig:
+    """Seed-OSS: Llama with biases on queries, keys and values."""
+    return modern(
+        read,
+        common(read, name, head_dim_default=False),
+        qkv_bias=read.flag("attention_bias", default=True),
+        out_bias=read.flag("attention_out_bias", default=False),
+        mlp_bias=read.flag("mlp_bias", default=False),
+    )
+
+
+def vaultgemma(read: ConfigReader, name: str) -> TransformerConfig:
+    """VaultGemma: Gemma 2 without norms after each half."""
+    layers = dense_layers(read, alternating_window(read))
+    return gemma2(read, name).model_copy(update={"layers": layers, "norm_placement": "pre"})
