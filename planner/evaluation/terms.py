@@ -152,11 +152,14 @@ def _hold_gathered_keys(
 
 
 def _auxiliary_bytes(pricer: Pricer, block: Block, assignment: Assignment) -> dict[str, float]:
-    """Tensors that live only between an operator's forward and backward: softmax statistics and the like."""
+    """Tensors that live only between an operator's forward and backward: softmax statistics and the like.
+
+    And data, which an operator that runs again reads again.
+    """
     found: dict[str, float] = {}
     for op in block.ops:
         gate = op.attributes.get("activated_gate")
-        kept = operator_rule(op).saved(op, block, pricer.job.attention_kernel)
+        kept = (*op.inputs, *operator_rule(op).saved(op, block, pricer.job.attention_kernel))
         for name in (*kept, str(gate)) if gate else kept:
             tensor = block.tensor[name]
             if (

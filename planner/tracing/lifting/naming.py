@@ -276,6 +276,10 @@ class Naming:
         if "seq" in self.sizes:
             if len(state) == 1 and state[0] in self._attended:  # frames of sound, behind convolutions
                 self._give(state[0], "encoder_seq")
+            elif (
+                len(state) == 1 and self.size[state[0]] == self.sizes["seq"] and state[0] not in self._learned
+            ):
+                self.names[state[0]] = "seq"  # nodes of a graph, of which each has a label
             return
         fixed = any(k.role == "conv" for k in self.lifted.kernels) or not self._learned.isdisjoint(state)
         state = [x for x in state if x not in self._learned] or state  # rows of patches are their filter's

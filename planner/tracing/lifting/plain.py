@@ -8,8 +8,9 @@ from planner.errors import Unsupported
 from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike, renamed
 from planner.tracing.cleaning.redundant import drop_dead, merge_equal
 from planner.tracing.cleaning.views import absorb_views
+from planner.tracing.lifting.batches import batched, is_key, is_of_one
 from planner.tracing.lifting.unmapped import unmapped
-from planner.tracing.program import Operation, Program, Value, elements
+from planner.tracing.program import Operation, Program, elements
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
 
@@ -92,12 +93,7 @@ def plain(program: Program) -> Plain:
             "or choose layouts for the whole step with meshwright shard"
         )
     found = _without_constants(cleaned)
-    if [found.value[name].shape[:1] for name in found.data[:1]] == [(1,)]:
-        raise no_graph(
-            f"program {program.name} was traced with a batch of one, in which no dim is seen to be the batch "
-            "(trace it with two or more: no array is made)"
-        )
-    return found
+    return _without_constants(batched(cleaned)) if is_of_one(cleaned, found.data) else found
 
 
 def _compares_positions(op: Operation) -> bool:
@@ -105,13 +101,8 @@ def _compares_positions(op: Operation) -> bool:
     return op.primitive in COMPARISONS and (op.primitive in TRIANGLES or len(op.inputs) > 1)
 
 
-def _is_key(value: Value) -> bool:
-    """Whether it is the key of random numbers: these depend on no data."""
-    return value.dtype.startswith("key<") or (value.dtype, value.shape[-1:]) == ("uint32", (2,))
-
-
 def _without_constants(program: Program) -> Plain:
-    constant = {v.name: False for v in program.values if v.role == "constant" or _is_key(v)}
+    constant = {v.name: False for v in program.values if v.role == "constant" or is_key(v)}
     found = Plain(program, [])
     biases = {v.name: False for v in program.values if v.role == "parameter"}
     """What is made of parameters and constants alone, and whether a mask is in it."""

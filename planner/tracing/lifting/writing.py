@@ -178,6 +178,11 @@ class BlockWriter:
         if not seen_from or not seen or not any(d.startswith("heads") for d in queries):
             raise no_graph(f"attention {name}: no positions or heads in {', '.join(queries)}")
         seq, rows = self.naming.over(seen_from), self.naming.over(seen)
+        if BATCH in (seq, rows):
+            raise no_graph(
+                f"attention {name} runs over the first dim of the inputs, which is no batch then: trace a batch "
+                "of such inputs (jax.vmap, torch.vmap)"
+            )
         width = elements(self.naming.size[x] for x in seen)
         if width < self.naming.sizes[rows]:  # within windows
             rows = other = f"window_{width}"

@@ -175,9 +175,8 @@ def test_a_loop_with_more_than_a_loop_in_it_is_refused() -> None:
         graph_of(grouped(more=True))
 
 
-def test_a_batch_of_one_is_refused() -> None:
-    with pytest.raises(Unsupported, match="was traced with a batch of one"):
-        graph_of(grouped(more=False, batch=1))
+def test_a_batch_of_one_has_the_graph_of_any_other() -> None:
+    assert whole(grouped(more=False, batch=1)) == whole(grouped(more=False))
 
 
 @pytest.mark.parametrize("rows", [(), (10,)])
