@@ -7,7 +7,7 @@ the union of the dims of its tensors; a dim that is in an input or weight but in
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -82,6 +82,11 @@ class Block(Record):
     def seen(self) -> Mapping[str, str]:
         """Tensor that a view makes -> the tensor that it is another name of."""
         return {op.outputs[0]: op.inputs[0] for op in self.ops if op.kind == "view"}
+
+    @cached_property
+    def saved(self) -> dict[Hashable, tuple[str, ...]]:
+        """Names of tensors that are kept for the backward, as far as `planner.operators.saved_tensors` was asked."""
+        return {}
 
     @model_validator(mode="after")
     def _closed(self) -> "Block":

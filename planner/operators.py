@@ -285,7 +285,16 @@ def saved_tensors(
     Raises:
         Unsupported: unknown policy, or an operator without a rule.
     """
-    kept, _ = _retain(block, policy, _reads(block, attention_kernel, fused_activation))
+    key = (policy, attention_kernel, fused_activation, stores_listed)
+    if key not in block.saved:
+        block.saved[key] = _saved_tensors(block, *key)
+    return block.saved[key]
+
+
+def _saved_tensors(
+    block: Block, policy: str, kernel: AttentionKernel, fused: bool, stores_listed: bool
+) -> tuple[str, ...]:
+    kept, _ = _retain(block, policy, _reads(block, kernel, fused))
     if stores_listed and policy in SELECTIVE_POLICIES:
         keeps, compute = RECOMPUTE_POLICIES[policy], ("matmul", "attention")
         listed = (op for op in block.ops if operator_rule(op).arithmetic in compute)

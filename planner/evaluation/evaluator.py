@@ -4,9 +4,9 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 `Parallelism` into an `Estimate`. The search, the command line, validation and what-ifs all come here.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -22,14 +22,15 @@ from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, o
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
 from planner.evaluation.setting import setting_of, spread_of
-from planner.evaluation.sharing import kept_for
+from planner.evaluation.sharing import Known, kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
-from planner.evaluation.stages import Place, StageCost, UnitCost, host_of, stage_cost, unit_seconds
+from planner.evaluation.stages import StageCost, StageShape, shapes_of, stage_cost
 from planner.evaluation.staging import with_staging
 from planner.evaluation.states import Sync, sums_whole
 from planner.evaluation.step import Around, StepTime, step_floor, step_time
 from planner.evaluation.syncing import gathers_of, products_of, sync_of, wire_widths
 from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
+from planner.evaluation.units import TimedUnit, UnitCost, host_of, place_of, timed
 from planner.graph import commonest_layer, counted, tied_share
 from planner.models.model import Model
 from planner.operators import model_flops
@@ -41,15 +42,6 @@ from planner.sharding.spec import ShardingSpec, Sizes
 
 Shardings = Mapping[str, Assignment]
 """Block name -> assignment, where a stage departs from the named layout."""
-
-
-class StageShape(NamedTuple):
-    """What a stage is made of; equal shapes cost the same."""
-
-    layers: tuple[tuple[str, int], ...]
-    """(block, count)."""
-    first: bool
-    last: bool
 
 
 class Judgement(NamedTuple):
@@ -114,12 +106,7 @@ class Evaluator:
 
     def _shapes(self, cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
         if cuts not in self._cut_shapes:
-            # Where an end has no layers, the stage beside it has the first or last layer too.
-            last = len(cuts) - 2
-            self._cut_shapes[cuts] = tuple(
-                self.shape(a, b)._replace(first=s == 0, last=s == last)
-                for s, (a, b) in enumerate(itertools.pairwise(cuts))
-            )
+            self._cut_shapes[cuts] = shapes_of(self.graph.sequence, cuts)
         return self._cut_shapes[cuts]
 
     def shape(self, start: int, end: int) -> StageShape:
@@ -179,14 +166,23 @@ class Evaluator:
                 given = self.assignment(plan, name, shardings)
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded.trained, frozen=padded.frozen)
-            unit = UnitCost(cost, self._sync(plan, cost, name), self._place(name))
+            unit = UnitCost(cost, self._sync(plan, cost, name), place_of(self.graph, name))
             self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 
     def seconds_within(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> float:
         """Of one block for one micro-batch, anywhere in a stage but its first gather [s]."""
-        unit = self._unit(plan, name, policy, shardings)
-        return unit_seconds(unit, plan, self.software, host_of(self.setting, plan))
+        return self._timed(self._known(plan, policy, shardings), plan, name, policy, shardings).seconds
+
+    def _timed(
+        self, known: Known, plan: Parallelism, name: str, policy: str, shardings: Shardings
+    ) -> TimedUnit:
+        """The block as any stage has it, of those that ``known`` is about."""
+        key = (name, policy)
+        if key not in known.units:
+            unit, host = self._unit(plan, name, policy, shardings), host_of(self.setting, plan)
+            known.units[key] = timed(unit, plan, self.software, host)
+        return known.units[key]
 
     def _sync(self, plan: Parallelism, cost: BlockCost, name: str) -> Sync:
         weights, mesh, whole = cost.weights, self.mesh(plan), sums_whole(plan, self.software)
@@ -201,36 +197,34 @@ class Evaluator:
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 
-    def _place(self, name: str) -> Place:
-        return "first" if name == self.graph.first else "last" if name == self.graph.last else "layer"
-
-    def _beside_first(self, unit: UnitCost, first: UnitCost, plan: Parallelism) -> UnitCost:
+    def _beside_first(self, head: TimedUnit, first: UnitCost, plan: Parallelism) -> TimedUnit:
         """The last block on the stage of the first: tied weights are stored once, and gathered and reduced by one."""
-        name = str(self.graph.last)
+        name, unit = str(self.graph.last), head.unit
         if not (share := tied_share(self.graph, name)):
-            return unit
+            return head
         kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
         frozen = tuple(g.times(1 - share) for g in unit.block.frozen)
         block = unit.block._replace(weights=kept, frozen=frozen)
         sync = beside_first(unit, first, self._sync(plan, block, name), self.pricer(plan), plan)
-        return unit._replace(block=block, sync=sync)
+        return timed(unit._replace(block=block, sync=sync), plan, self.software, host_of(self.setting, plan))
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
-        known = self._known_stages(plan, policy, shardings)
-        if shape not in known:
+        known = self._known(plan, policy, shardings)
+        if shape not in known.stages:
+            unit = partial(self._timed, known, plan)
             runs = under_policy(shape.layers, policy, plan.recompute_every)
-            units = [(self._unit(plan, name, own, shardings), count) for name, own, count in runs]
+            units = [(unit(name, own, shardings), count) for name, own, count in runs]
             if shape.first and self.graph.first:
-                units.insert(0, (self._unit(plan, self.graph.first, "none", shardings), 1))
+                units.insert(0, (unit(self.graph.first, "none", shardings), 1))
             if shape.last and self.graph.last:
-                head = self._unit(plan, self.graph.last, "none", shardings)
-                units.append((self._beside_first(head, units[0][0], plan) if shape.first else head, 1))
-            cost = stage_cost(units, plan, self.software, host_of(self.setting, plan))
+                head = unit(self.graph.last, "none", shardings)
+                units.append((self._beside_first(head, units[0][0].unit, plan) if shape.first else head, 1))
+            cost = stage_cost(units, plan, self.software)
             tied = self._tied_elements(plan, shardings) if shape.first else 0.0
             together = cost._replace(shared_elements=tied)
-            known[shape] = together if shape.last else cost._replace(tied_elements=tied)
-        return known[shape]
+            known.stages[shape] = together if shape.last else cost._replace(tied_elements=tied)
+        return known.stages[shape]
 
     def _tied_elements(self, plan: Parallelism, shardings: Shardings) -> float:
         """Weights of the last block that the first has too, on one device."""
@@ -239,8 +233,8 @@ class Evaluator:
         local = sum(group.elements for group in self.block(plan, self.graph.last, "none", shardings).weights)
         return local * tied_share(self.graph, self.graph.last)
 
-    def _known_stages(self, plan: Parallelism, policy: str, shardings: Shardings) -> dict[object, StageCost]:
-        """Stages priced so far for all that is not a stage's shape."""
+    def _known(self, plan: Parallelism, policy: str, shardings: Shardings) -> Known:
+        """What is priced so far for all that is not a stage's shape."""
         self.kept.held[id(shardings)] = shardings
         degrees = (plan.tensor, plan.context, plan.expert, plan.data)
         batch = plan.micro_batch, plan.num_microbatches > 1
@@ -248,7 +242,10 @@ class Evaluator:
         shards = plan.shard_degree, plan.secondary_degree
         states = (plan.zero_stage, *shards, plan.pipeline > 1, plan.offload, plan.offload_share)
         again = policy, plan.recompute_every
-        return self.kept.stages.setdefault((*degrees, *batch, *layout, *states, *again, id(shardings)), {})
+        key = (*degrees, *batch, *layout, *states, *again, id(shardings))
+        if key not in self.kept.stages:
+            self.kept.stages[key] = Known({}, {})
+        return self.kept.stages[key]
 
     def stages(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None
@@ -257,7 +254,7 @@ class Evaluator:
         shapes = self._shapes(cuts or self.cuts(plan))
         if not plan.stages:
             given = shardings if shardings is not None else _NOTHING_GIVEN
-            known = self._known_stages(plan, plan.recompute, given)
+            known = self._known(plan, plan.recompute, given).stages
             return tuple(
                 known.get(shape) or self.stage(plan, shape, plan.recompute, given) for shape in shapes
             )

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import BlockCost
-from planner.evaluation.stages import UnitCost
 from planner.evaluation.states import Shards, Sync, lie_whole, shards_of
+from planner.evaluation.units import UnitCost
 from planner.graph import Block, Tensor
 from planner.plans import Parallelism
 from planner.sharding.chunks import TILE_ROWS

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import Midway
 from planner.evaluation.compiled import ring_is_loop
-from planner.evaluation.stages import StageCost, gathers_weights, reduces_every_microbatch
+from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
     gathered_weight_bytes,
     gradient_bytes,
@@ -19,6 +19,7 @@ from planner.evaluation.states import (
     reduced_bytes,
     shards_frozen,
 )
+from planner.evaluation.units import gathers_weights, reduces_every_microbatch
 from planner.operators import UNWRAPPED_POLICIES
 from planner.plans import Job, Parallelism
 from planner.sharding.widths import DTYPE_BYTES

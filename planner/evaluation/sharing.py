@@ -10,14 +10,15 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost
-from planner.evaluation.stages import StageCost, UnitCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.states import Sync
 from planner.evaluation.terms import Assignment, BlockTerms
+from planner.evaluation.units import TimedUnit, UnitCost
 from planner.models.model import Model
 from planner.plans import Job
 from planner.sharding.costs import EdgeCost, OpCost
@@ -36,6 +37,14 @@ NO_PRICE_DEPENDS_ON = {"name", "price", "sources", "nodes", "links", "others", "
 """Fields of a cluster; its links come into `fabric` as groups see them."""
 
 
+class Known(NamedTuple):
+    """Stages of any shape that are otherwise alike, and the blocks that they are made of."""
+
+    stages: dict[StageShape, StageCost]
+    units: dict[tuple[str, str], TimedUnit]
+    """By block and policy."""
+
+
 class Kept:
     """Tables by value. Whoever fills them says in the key all that the entry depends on."""
 
@@ -50,8 +59,8 @@ class Kept:
         self.blocks: dict[Key, BlockCost] = {}
         self.syncs: dict[Key, Sync] = {}
         self.units: dict[Key, UnitCost] = {}
-        self.stages: dict[Key, dict[object, StageCost]] = {}
-        """By all that is not a stage's shape, then by that."""
+        self.stages: dict[Key, Known] = {}
+        """By all that is not a stage's shape."""
         self.held: dict[int, object] = {}
         """Objects by ``id``, where that stands for them in a key."""
         self.batch_only: dict[int, bool] = {}
@@ -64,7 +73,7 @@ class Kept:
     def entries(self) -> int:
         """How much is kept."""
         flat: list[Sized] = [self.prices, self.derived, self.terms, self.blocks, self.syncs, self.units]
-        nested: list[Sized] = [*self.stages.values(), *self.searched.values()]
+        nested: list[Sized] = [*(known.stages for known in self.stages.values()), *self.searched.values()]
         return sum(map(len, [*flat, *nested]))
 
     def searched_as(self, name: str) -> dict[Key, Any]:

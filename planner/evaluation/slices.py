@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from cluster_specs.cluster import ClusterSpec
 from planner.errors import InputError
-from planner.evaluation.evaluator import Evaluator, StageShape
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.stages import StageShape
 from planner.models.model import Model
 from planner.plans import Job, Parallelism
 

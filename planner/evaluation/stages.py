@@ -1,43 +1,42 @@
 """Time of one pipeline stage for one micro-batch: compute, exposed communication, gathers of sharded weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, Midway
 from planner.evaluation.compiled import LayerBack, layer_back, most, ring_is_loop
-from planner.evaluation.setting import Setting
-from planner.evaluation.states import Sync, gathers_stepped
+from planner.evaluation.states import Sync
+from planner.evaluation.units import TimedUnit, UnitCost, add_all, gathers_weights
 from planner.evaluation.weights import FrozenGroup, WeightGroup
+from planner.graph import counted
 from planner.pipeline.generators import splits_backward
 from planner.plans import Parallelism
 
 PARTS = ("compute", "recompute", "tensor", "context", "expert", "data", "overlap_slowdown", "launch")
 """Where the time of a stage goes; communication by the axis it crosses, and only what is exposed."""
 
-Place = Literal["first", "layer", "last"]
-"""Embedding, one of the layers, or head and loss."""
+
+class StageShape(NamedTuple):
+    """What a stage is made of; equal shapes cost the same."""
+
+    layers: tuple[tuple[str, int], ...]
+    """(block, count)."""
+    first: bool
+    last: bool
 
 
-class Host(NamedTuple):
-    """What the host does to a stage."""
-
-    bandwidth: float | None
-    """Of a device's link to it [bytes/s]."""
-    check: float = 0.0
-    """Time for each rank of a tensor-parallel collective, where the stack checks these [s]."""
+def shapes_of(sequence: tuple[str, ...], cuts: tuple[int, ...]) -> tuple[StageShape, ...]:
+    """What the stages between ``cuts`` are made of; where an end has no layers, the stage beside it is an end, too."""
+    last = len(cuts) - 2
+    return tuple(_shape(sequence, part, (s == 0, s == last)) for s, part in enumerate(pairwise(cuts)))
 
 
-class UnitCost(NamedTuple):
-    """A block with what its weights' communication costs under the plan's ZeRO stage."""
-
-    block: BlockCost
-    sync: Sync
-    place: Place = "layer"
-    looked_up: bool = False
-    """Its table is not gathered: ranks exchange what they find."""
-    in_rows: float = 0.0
-    """Elements, and padding, of a rank's part of such a table that is laid out again by rows."""
+@lru_cache(maxsize=1 << 14)
+def _shape(sequence: tuple[str, ...], part: tuple[int, int], ends: tuple[bool, bool]) -> StageShape:
+    return StageShape(counted(sequence[slice(*part)]), *ends)
 
 
 class StageCost(NamedTuple):
@@ -115,153 +114,6 @@ class StageCost(NamedTuple):
         return self.forward + self.backward_input + self.backward_weight
 
 
-class _Pass(NamedTuple):
-    """One direction through one block."""
-
-    seconds: float
-    exposed_data: float
-    slowdown: float
-
-
-def _overlapped(compute: float, other: float, hidden: float, copied: float, software: SoftwareSpec) -> _Pass:
-    """``hidden`` collectives and ``copied`` offload run beside ``compute`` as far as they can; the rest is exposed.
-
-    Collectives slow what runs beside them, as they use its units; copies have engines of their own.
-    """
-    moved = hidden + copied
-    beside = min(moved, software.overlap_data * compute)
-    slowdown = software.overlap_slowdown * beside * hidden / moved if moved else 0.0
-    return _Pass(compute + other + slowdown + moved - beside, moved - beside, slowdown)
-
-
-def _activation_copy_seconds(unit: UnitCost, plan: Parallelism, bandwidth: float | None) -> float:
-    """Time to move a layer's kept activations to the host, or back; beside compute like a gather.
-
-    Logits stay: the backward begins with them.
-    """
-    if "activations" not in plan.offload or bandwidth is None or unit.place != "layer":
-        return 0.0
-    return plan.offload_share * unit.block.saved_bytes / bandwidth
-
-
-def host_of(setting: Setting, plan: Parallelism) -> Host:
-    """The host's part in the plan."""
-    software = setting.software
-    inside = plan.tensor <= setting.cluster.devices_per_node
-    check = software.host_check if inside else software.host_check_network
-    return Host(setting.cluster.device.host_bandwidth, check)
-
-
-def gathers_weights(plan: Parallelism, software: SoftwareSpec) -> tuple[bool, bool]:
-    """Whether each micro-batch gathers weights (before forward, again before backward).
-
-    ZeRO-3 frees them after each pass, as does offload. ZeRO-2 as FSDP's SHARD_GRAD_OP keeps them from forward to
-    backward; in a pipeline they stay for the whole step (`gathers_stepped`).
-    """
-    if "weights" in plan.offload:
-        return True, True
-    frees = plan.zero_stage == 3
-    return frees or (plan.zero_stage == 2 and not gathers_stepped(plan, software)), frees
-
-
-def gathers_again(place: Place, plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether the weights of a unit at ``place`` are gathered for the backward as well."""
-    return gathers_weights(plan, software)[1] and (place == "layer" or software.regathers_ends)
-
-
-def gathered_again(
-    sync: Sync, place: Place, plan: Parallelism, software: SoftwareSpec
-) -> tuple[float, float]:
-    """Seconds and bytes of the gather for the backward of a unit at ``place``: of what is kept of its weights."""
-    if not gathers_again(place, plan, software):
-        return 0.0, 0.0
-    other = plan.secondary_degree is not None
-    return (sync.again, sync.again_bytes) if other else (sync.gather, sync.gather_bytes)
-
-
-def gathers_in_rings(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> float:
-    """How often a micro-batch gathers all weights of ``unit`` in rings: beside the one product that reads each."""
-    if unit.place != "layer":
-        return 0.0
-    lone, backward = unit.block.lone, gathers_again(unit.place, plan, software)
-    return gathers_weights(plan, software)[0] * lone.forward + backward * lone.backward
-
-
-def reduces_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients are reduce-scattered after every micro-batch: they are stored sharded, or on the host."""
-    whole = software.accumulates_whole == "always"
-    whole |= software.accumulates_whole == "in pipelines" and plan.pipeline > 1
-    return not whole if plan.zero_stage >= 2 else "weights" in plan.offload
-
-
-def sums_every_microbatch(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients are summed over copies of states, or of shards of them, after every micro-batch."""
-    if software.sums_copies == "scattered":
-        return reduces_every_microbatch(plan, software)
-    return software.sums_copies == "always"
-
-
-class _UnitTime(NamedTuple):
-    """One block for one micro-batch [s]."""
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    parts: Mapping[str, float]
-
-
-def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host) -> _UnitTime:
-    """Forward beside its gather, backward beside the next gather and the reduction of its gradients.
-
-    A compiled program may run nothing beside some of that reduction (`SoftwareSpec.sums_alone`).
-    Whatever the backward waits for delays the gradient of the inputs, on which the stage before waits.
-    """
-    block, sync, place = unit.block, unit.sync, unit.place
-    gather_forward = gathers_weights(plan, software)[0]
-    gather_backward = gathers_again(place, plan, software)
-    activations = _activation_copy_seconds(unit, plan, host.bandwidth)
-    # The link works in both directions at once: weights come while activations leave, gradients leave while both come.
-    copied_forward = max(activations, sync.fetch * gather_forward)
-    copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
-    gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
-    again, _ = gathered_again(sync, place, plan, software)
-    reduces = reduces_every_microbatch(plan, software)
-    reduced, alone = again + (sync.reduce - sync.reduce_alone) * reduces, sync.reduce_alone * reduces
-    gradients = block.backward_input + block.backward_weight
-    comm_forward, comm_backward = sum(block.comm_forward.values()), sum(block.comm_backward.values())
-    unpacked = sync.unpack * gather_forward
-    sorted_back = sync.unpack * gather_backward + sync.pack * reduces
-    front = _overlapped(block.forward, comm_forward + unpacked, gathered, copied_forward, software)
-    other = comm_backward + alone + sorted_back
-    back = _overlapped(gradients + block.recompute, other, reduced, copied_backward, software)
-    issue_forward = block.host_forward + host.check * block.ranks_forward
-    issue_backward = block.host_backward + host.check * block.ranks_backward
-    waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
-    waits_backward = max(0.0, issue_backward + software.host_collective * gather_backward - back.seconds)
-    parts = {
-        "launch": waits_forward + waits_backward,
-        "compute": block.forward + gradients,
-        "recompute": block.recompute,
-        "data": unpacked + front.exposed_data + back.exposed_data + alone + sorted_back,
-        "overlap_slowdown": front.slowdown + back.slowdown,
-    }
-    _add_all(parts, block.comm_forward, 1)
-    _add_all(parts, block.comm_backward, 1)
-    forward, backward = front.seconds + waits_forward, back.seconds + waits_backward
-    return _UnitTime(forward, backward - block.backward_weight, block.backward_weight, parts)
-
-
-def unit_seconds(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host) -> float:
-    """Forward and backward of a unit within a stage, for one micro-batch [s]."""
-    time = _unit_time(unit, plan, software, host)
-    return time.forward + time.backward_input + time.backward_weight
-
-
-def _add_all(total: dict[str, float], parts: Mapping[str, float], count: float) -> None:
-    for name, value in parts.items():
-        total[name] = total.get(name, 0.0) + count * value
-
-
 def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
@@ -304,21 +156,12 @@ def loss_copies(splits_loss: bool, software: SoftwareSpec) -> float:
     return software.split_loss_copies if splits_loss else software.loss_copies
 
 
-def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tuple[float, dict[str, float]]:
-    """What a unit's gathers bring in a step, and what is sent for them as rings and sums [bytes]."""
-    first = gathers_weights(plan, software)[0]
-    _, again = gathered_again(unit.sync, unit.place, plan, software)
-    times = first + gathers_again(unit.place, plan, software)
-    rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
-    further = {"send": rings, "all_reduce": times * unit.sync.summed_bytes}
-    return first * unit.sync.gather_bytes + again, {name: more for name, more in further.items() if more}
-
-
 def stage_cost(
-    units: Sequence[tuple[UnitCost, int]], plan: Parallelism, software: SoftwareSpec, host: Host
+    timed: Sequence[tuple[TimedUnit, int]], plan: Parallelism, software: SoftwareSpec
 ) -> StageCost:
     """Add up the blocks of one stage, each with its count; its first gather has nothing to hide behind."""
-    times = [(_unit_time(unit, plan, software, host), count) for unit, count in units]
+    units = [(each.unit, count) for each, count in timed]
+    times = [(each.time, count) for each, count in timed]
     blocks = [(unit.block, count) for unit, count in units if unit.place != "last"]
     heads = [unit.block for unit, _ in units if unit.place == "last"]
     layers = [unit.block for unit, _ in units if unit.place == "layer"]
@@ -331,16 +174,15 @@ def stage_cost(
     weights: dict[tuple[str, ...], float] = {}
     frozen: list[FrozenGroup] = []
     sync = Sync()
-    for (unit, count), (time, _) in zip(units, times, strict=True):
-        _add_all(parts, time.parts, count)
-        _add_all(sent, unit.block.sent_bytes, count)
+    for (unit, time, brought, further), count in timed:
+        add_all(parts, time.parts, count)
+        add_all(sent, unit.block.sent_bytes, count)
         for group in unit.block.weights:
             weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
-        brought, further = _gathered(unit, plan, software)
         gathered += count * brought
-        _add_all(sent, further, count)
+        add_all(sent, further, count)
     return StageCost(
         forward=first_gather + sum(n * t.forward for t, n in times),
         backward_input=sum(n * t.backward_input for t, n in times),

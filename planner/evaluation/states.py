@@ -10,6 +10,7 @@ Source: Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, a
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -153,11 +154,11 @@ class Sync(NamedTuple):
 
     def plus(self, other: "Sync") -> "Sync":
         """Both, one after the other."""
-        return Sync(*(a + b for a, b in zip(self, other, strict=True)))
+        return Sync._make(map(add, self, other))
 
     def times(self, count: float) -> "Sync":
         """``count`` of these, one after the other."""
-        return Sync(*(count * a for a in self))
+        return Sync._make([count * a for a in self])
 
 
 class Shards(NamedTuple):

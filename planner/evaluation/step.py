@@ -9,15 +9,10 @@ from cluster_specs.topology import has_own_wires, route
 from cost_models.collectives import send
 from planner.evaluation.cuts import copies_of, places_of, ranks_of
 from planner.evaluation.setting import Setting
-from planner.evaluation.stages import (
-    PARTS,
-    StageCost,
-    reduces_every_microbatch,
-    split_stages,
-    sums_every_microbatch,
-)
+from planner.evaluation.stages import PARTS, StageCost, split_stages
 from planner.evaluation.states import gathers_stepped
 from planner.evaluation.tails import Tail, Tails, last_tail, sync_over, tails_of
+from planner.evaluation.units import reduces_every_microbatch, sums_every_microbatch
 from planner.pipeline.dependencies import arranged
 from planner.pipeline.generators import splits_backward
 from planner.pipeline.ports import Ports

@@ -10,7 +10,7 @@ from planner.evaluation.cuts import copies_of, places_of, ranks_of
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.overlap import left_over
 from planner.evaluation.setting import Setting
-from planner.evaluation.stages import StageCost, reduces_every_microbatch, sums_every_microbatch
+from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
     Sync,
     gathers_stepped,
@@ -22,6 +22,7 @@ from planner.evaluation.states import (
     weight_bytes,
 )
 from planner.evaluation.syncing import sync_of, wire_widths
+from planner.evaluation.units import reduces_every_microbatch, sums_every_microbatch
 from planner.evaluation.weights import WeightGroup
 from planner.pipeline.generators import schedule_entry
 from planner.plans import Parallelism

@@ -221,7 +221,8 @@ class _Anytime:
             self._prove_by(self.relaxation.bound())
             self._look(2 * time.monotonic() - start)
             gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
-            gaining |= self.cutoff < CHEAPER * dearest  # which steps, that aimed at the dear one, were too long for
+            # A far cheaper choice than the one that steps aimed at: they were too long, and shorter ones may gain.
+            gaining |= self.cutoff < CHEAPER * dearest
         self.relaxation.return_to_best()
         return not gaining
 

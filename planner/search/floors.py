@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from planner.evaluation.blocks import left_gathered
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.memory import held_in_backward, model_states
 from planner.evaluation.rank import stages_gathered
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.states import gathered_weight_bytes
 from planner.evaluation.step import stage_wait, straggling
 from planner.graph import counted, tied_share
@@ -136,6 +136,7 @@ class Floors:
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self._operators: dict[tuple[object, ...], float] = evaluator.kept.searched_as("operators")
         self._spans: dict[tuple[object, ...], float] = evaluator.kept.searched_as("spans")
+        self._alone: dict[tuple[object, ...], float] = evaluator.kept.searched_as("alone of main layers")
         self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
@@ -179,8 +180,10 @@ class Floors:
 
     def alone(self, c: Candidate) -> float:
         """Seconds of the main layers' operators under no policy, whatever moves between them: cheap enough for any."""
-        none = c._replace(recompute="none")
-        return self._around(none, self._assignments.seconds_alone(parallelism(none)))
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch)
+        if key not in self._alone:
+            self._alone[key] = self._assignments.seconds_alone(parallelism(c._replace(recompute="none")))
+        return self._around(c, self._alone[key])
 
     def _main(self, c: Candidate) -> float:
         """Seconds of the main layers alone under the candidate's policy."""

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.evaluation.cuts import ranks_of
-from planner.evaluation.evaluator import Shardings, StageShape
+from planner.evaluation.evaluator import Shardings
 from planner.evaluation.memory import steady_microbatches
 from planner.evaluation.rank import kept_share
+from planner.evaluation.stages import StageShape
 from planner.evaluation.step import step_floor
 from planner.graph import counted
 from planner.pipeline.dependencies import programs
@@ -86,7 +87,7 @@ def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[floa
         shardings = floors.sharding(c)
         bound = next((least for split, least in known if split == shardings), None)
         if bound is None:  # split alike, all policies are open to either
-            bound = mixed_floor(floors, c) if floors.states(c) <= floors.limit else np.inf
+            bound = mixed_floor(floors, c, least) if floors.states(c) <= floors.limit else np.inf
             known.append((shardings, bound))
         if bound < least and c.virtual_stages > 1:
             if floors.staged_time(none).seconds >= least:
@@ -96,8 +97,11 @@ def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[floa
             yield bound, c
 
 
-def mixed_floor(floors: Floors, c: Candidate) -> float:
-    """Least step of the candidate, however its layers are cut, where each has the fastest policy that fits [s]."""
+def mixed_floor(floors: Floors, c: Candidate, least: float = np.inf) -> float:
+    """Least step of the candidate, however its layers are cut, where each has the fastest policy that fits [s].
+
+    A bound that is not below ``least`` [s] need not be the tightest.
+    """
     evaluator, plan, shardings = floors.evaluator, parallelism(c), floors.sharding(c)
     loads, ways, number = (
         floors.rank_loads(c),
@@ -116,6 +120,8 @@ def mixed_floor(floors: Floors, c: Candidate) -> float:
     more = least_work(lines, number) - number * ways[0].seconds
     stage = fastest._replace(backward_weight=fastest.backward_weight + more)
     around = pipeline_seconds(stage, whole.lightest, c, splits_backward(c))
+    if (loose := floors.step(c, around)) >= least:
+        return loose
     busiest = least_busiest(lines, number, whole.end_seconds)
     if waits_behind(c.schedule, c.pipeline, c.num_microbatches):
         around = max(around, around_busiest(stage.seconds, busiest, c.pipeline, c.num_microbatches))
@@ -255,6 +261,6 @@ def least_busiest(lines: Lines, number: int, beside: tuple[float, float]) -> flo
     low, high = 0.0, float((starts[:, -1] + lines.layers[:, -1] * lines.seconds[:, -1]).max())
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        done = np.clip((middle - starts) / lines.seconds, 0.0, lines.layers).sum()
+        done = np.minimum(np.maximum((middle - starts) / lines.seconds, 0.0), lines.layers).sum()
         low, high = (low, middle) if done >= number else (middle, high)
     return low

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evaluation.evaluator import Evaluator, StageShape
+from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.memory import device_memory
 from planner.evaluation.rank import kept_share, stages_gathered
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.tails import tail_of
 from planner.inter_op.partition import Array
 from planner.inter_op.ranks import Rank, Rates

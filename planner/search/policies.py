@@ -5,7 +5,8 @@ from functools import cache
 from itertools import pairwise
 
 from planner.errors import Infeasible
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings
+from planner.evaluation.stages import StageShape
 from planner.inter_op.partition import partition_layers
 from planner.plans import Parallelism, StagePlan
 from planner.search.recomputing import OwnPolicies

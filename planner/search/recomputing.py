@@ -13,9 +13,9 @@ from itertools import combinations
 from planner.errors import Infeasible
 from planner.evaluation import sites
 from planner.evaluation.cuts import copies_of, ranks_of
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.memory import activation_peaks, device_memory, steady_microbatches
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.graph import counted
 from planner.inter_op.partition import partition_layers

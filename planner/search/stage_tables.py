@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.evaluation.evaluator import Evaluator, StageShape
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.stages import StageShape
 from planner.inter_op.partition import Array
 from planner.search.offers import Measured, Offered
 

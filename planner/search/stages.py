@@ -1,14 +1,15 @@
 """Cutting the layers of a candidate into stages, by dynamic programming on the evaluator's own costs."""
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import pairwise
 
 from planner.errors import Infeasible
 from planner.evaluation.cuts import even_cuts
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.memory import device_memory, steady_microbatches
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.step import Around, critical_path, step_floor
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs
@@ -56,13 +57,20 @@ def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cu
 
 
 def _best_move(steps: "_Steps", cuts: Cuts, least: float) -> tuple[float, Cuts]:
-    """The move that makes the step shortest, and that step [s]; only what may be under ``least`` is simulated."""
+    """The move that makes the step shortest, and that step [s]; only what may be under ``least`` is simulated.
+
+    A move that comes to the front is bounded along the paths that are known, too, and put back.
+    """
     steps.look_along(cuts)
     best = (least, cuts)
-    for floor, moved in sorted((steps.floor(moved), moved) for moved in moved_by_one(cuts)):
-        if floor > best[0]:
-            break
-        best = min(best, (steps.seconds(moved), moved))
+    heap = [(steps.floor(moved), False, moved) for moved in moved_by_one(cuts)]
+    heapq.heapify(heap)
+    while heap and heap[0][0] <= best[0]:
+        floor, along_paths, moved = heapq.heappop(heap)
+        if along_paths:
+            best = min(best, (steps.seconds(moved), moved))
+        else:
+            heapq.heappush(heap, (max(floor, steps.along_paths(moved)), True, moved))
     return best
 
 
@@ -83,6 +91,10 @@ class _Steps:
 
     def floor(self, cuts: Cuts) -> float:
         """Less than `seconds` will say [s]."""
+        return step_floor(*self._given, self._stages(cuts), self._around)
+
+    def along_paths(self, cuts: Cuts) -> float:
+        """The same, and no less than what was waited for under other cuts takes [s]."""
         return step_floor(*self._given, self._stages(cuts), self._around, self._paths)
 
 

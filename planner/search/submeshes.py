@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
-from planner.evaluation.evaluator import Evaluator, Shardings, StageShape
+from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.memory import device_memory, held_in_backward, model_states
-from planner.evaluation.stages import StageCost
+from planner.evaluation.stages import StageCost, StageShape
 from planner.evaluation.tails import Tail, tail_of
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.plans import Parallelism, Pins, Sharding, ZeroStage

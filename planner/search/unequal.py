@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.errors import InputError
-from planner.evaluation.evaluator import Evaluator, StageShape
+from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.stages import StageShape
 from planner.evaluation.step import stage_wait, straggling
 from planner.inter_op.ordered import Bounded, cuts_in_order, pools_bound
 from planner.inter_op.partition import Array, StagePartition, Submesh

@@ -5,7 +5,7 @@ import pytest
 from small_cases import cluster_with, small_llama, small_mixture
 
 from planner.evaluation import Evaluator
-from planner.evaluation.evaluator import StageShape
+from planner.evaluation.stages import StageShape
 from planner.models.model import Model
 from planner.plans import Job, Pins
 from planner.search.offers import Offers
