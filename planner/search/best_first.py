@@ -27,7 +27,7 @@ PROGRESS_EVERY = 16
 """Candidates between two reports of progress."""
 
 ALTERNATIVES_WITHIN = 1.1
-"""Alternatives are looked for up to this factor of the best plan."""
+"""Alternatives are usually looked for up to this factor of the best plan."""
 
 USUAL_TOP = 5
 """Families that are reported unless asked otherwise; the best of several may change places when they are finished."""
@@ -91,9 +91,12 @@ def family_of(c: Candidate) -> tuple[object, ...]:
 class Shortlist:
     """The best plan of each family, and the bound above which nothing more is wanted."""
 
-    def __init__(self, top: int, below: tuple[float, ...] = (math.inf,)) -> None:
-        """Keeps up to ``top`` families, while none is known of those whose bounds are ``below`` this value."""
-        self._top = top
+    def __init__(self, top: int, below: tuple[float, ...], within: float) -> None:
+        """Keeps up to ``top`` families, while none is known of those whose bounds are ``below`` this value.
+
+        None of them takes more than ``within`` times as much as the best.
+        """
+        self._top, self._within = top, within
         self._best: dict[tuple[object, ...], tuple[tuple[float, ...], Found]] = {}
         self._all: list[tuple[tuple[float, ...], Found]] = []
         self.threshold = below
@@ -120,7 +123,7 @@ class Shortlist:
         if family not in self._best or value < self._best[family][0]:
             self._best[family] = (value, answer)
         ranked = self._ranked()
-        near = tuple(v * ALTERNATIVES_WITHIN for v in ranked[0][0])
+        near = tuple(v * self._within for v in ranked[0][0])
         wanted = min(near, ranked[self._top - 1][0]) if len(ranked) >= self._top else near
         self.threshold = min(self.threshold, wanted)
 
@@ -135,12 +138,15 @@ class Search:
         objective: Objective,
         limited: bool = True,
         space: Sequence[Family] | None = None,
+        within: float = ALTERNATIVES_WITHIN,
     ) -> None:
         """Nothing is priced yet. Unless it is ``limited``, devices have all the memory that a plan asks for.
 
-        ``space`` is a part of what the pins allow, all of it where None.
+        ``space`` is a part of what the pins allow, all of it where None. Alternatives are looked for up to ``within``
+        times the best plan.
         """
-        self.evaluator, self.pins, self.objective, self._space = evaluator, pins, objective, space
+        self.evaluator, self.pins, self.objective = evaluator, pins, objective
+        self._space, self._within = space, within
         usable = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)
         self.limit = usable if limited else math.inf
         self.host_limit = evaluator.cluster.host.memory or math.inf
@@ -204,7 +210,7 @@ class Search:
         """
         heap, tight = self._queue(pipelines)
         total = len(tight) + sum(len(entry.candidates) for entry in heap)
-        kept = Shortlist(top, (below,))
+        kept = Shortlist(top, (below,), self._within)
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
             entry = heapq.heappop(heap)

@@ -19,7 +19,12 @@ def recommended(
 ) -> Plan:
     """The best plan of stages that are alike, and the next best; errors as `planner.search.plan`."""
     check_pins(evaluator, pins)
-    search = Search(evaluator, pins, objective)
+    return answer_of(Search(evaluator, pins, objective), top, progress)
+
+
+def answer_of(search: Search, top: int, progress: Progress | None = None) -> Plan:
+    """The same of a search that is yet to be made."""
+    evaluator, objective = search.evaluator, search.objective
     outcome = search.run(max(top, USUAL_TOP), progress)  # whatever is shown, the first is the same
     best, *others = finished_plans(search, outcome)[:top]
     return Plan(

@@ -11,9 +11,9 @@ from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import graph_of
 from planner.plans import Change, Estimate, Faster, Offload, Pins, Plan
 from planner.search.best_first import Search
-from planner.search.finishing import mixed_plans
+from planner.search.finishing import MOST_MOVED, mixed_plans
 from planner.search.pins import check_pins
-from planner.search.recommend import recommended
+from planner.search.recommend import answer_of
 from planner.search.rounding import rounder_clusters, said
 from planner.search.space import offloaded, scale_up_size, searches_pipelines
 
@@ -23,6 +23,16 @@ WORTH_NAMING = 0.03
 WORTH_A_PIPELINE_NEARBY = 0.1
 """The same inside one scale-up domain, where a pipeline saves little unless memory is short: more than the usual error
 of an estimate (docs/accuracy.md)."""
+
+
+WITHIN = 1 / (1 - MOST_MOVED)
+"""Of plans whose alternatives nobody asks for, those are looked at that finishing may make the best."""
+
+
+def _alone(evaluator: Evaluator, pins: Pins) -> Plan:
+    """The best plan, without alternatives that are much slower."""
+    check_pins(evaluator, pins)
+    return answer_of(Search(evaluator, pins, "time", within=WITHIN), top=1)
 
 
 def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
@@ -44,7 +54,7 @@ def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     degree = _pipeline_below(Search(evaluator, pins, "time"), below)
     if degree is None:
         return None
-    return recommended(evaluator, pins.model_copy(update={"pipeline": degree}), "time", top=1)
+    return _alone(evaluator, pins.model_copy(update={"pipeline": degree}))
 
 
 def _pipeline_below(search: Search, seconds: float) -> int | None:
@@ -74,7 +84,7 @@ def fewer_devices(answer: Plan, pins: Pins | None = None) -> Plan | None:
             found = Search(evaluator, pins, "time").run(1).found[0]
             if found.estimate.step_time_s < below:
                 best, below = evaluator, found.estimate.step_time_s
-    return recommended(best, pins, "time", top=1) if best is not None else None
+    return _alone(best, pins) if best is not None else None
 
 
 OFFLOADS: Sequence[tuple[Offload, ...]] = (
@@ -115,7 +125,7 @@ def faster_offload(answer: Plan, pins: Pins | None = None) -> Plan | None:
             hosted = [kept for family in space if (kept := offloaded(family, offload))]
             if found := Search(evaluator, asked, "time", space=hosted).best_below(below, pipelines):
                 best, below = asked, found.estimate.step_time_s
-    return recommended(evaluator, best, "time", top=1) if best is not None else None
+    return _alone(evaluator, best) if best is not None else None
 
 
 UNSEARCHED_POLICY = "mlp"
@@ -140,7 +150,7 @@ def faster_recomputation(answer: Plan, pins: Pins | None = None) -> Plan | None:
     with suppress(InputError):  # adapters and some models do not go with it
         check_pins(evaluator, asked)
         if Search(evaluator, asked, "time").best_below(below, pipelines):
-            return recommended(evaluator, asked, "time", top=1)
+            return _alone(evaluator, asked)
     return None
 
 
