@@ -231,8 +231,12 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=3, splits_local_batch=True),
     ),
     **dict.fromkeys(("torch-fsdp1", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)),
-    "megatron": Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
-    "internevo": Habits(zero_stage=1),
+    **dict.fromkeys(
+        ("megatron", "megatron-llama"),
+        Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
+    ),
+    "aleph-alpha-scaling": Habits(zero_stage=1),
+    "internevo": Habits(zero_stage=1, sequence_parallel=False),
     "megatron-2021": Habits(
         zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
     ),
@@ -264,7 +268,8 @@ STACK_HABITS: Mapping[str, Habits] = {
     "neuronx": Habits(zero_stage=1),
 }
 """Defaults of each stack: its documentation's recommended data-parallel sharding. Gradients of Alpa's weights have the
-type of these, in which it steps (alpa-projects/alpa@256631b alpa/model/model_util.py, ``apply_gradients``)."""
+type of these, in which it steps (alpa-projects/alpa@256631b alpa/model/model_util.py, ``apply_gradients``). Tensor
+ranks of InternEvo share no sequence unless told so (InternLM/InternEvo@c628a8c configs/7B_sft.py: ``mtp``)."""
 
 
 class Origin(NamedTuple):
@@ -315,6 +320,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"torch-tracker", Origin("torch-blocks")),
     (r"VectorLM", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
+    (r"Megatron-LLaMA", Origin("megatron-llama")),
+    (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
     (r"fms-fsdp|TinyLlama|Fast-LLM", Origin("torch-fsdp1")),

@@ -202,6 +202,8 @@ def test_a_dense_mlp_is_little_of_a_mixture(text: str, policy: str) -> None:
         ("nanotron my-run H100 512 devices tensor 8 pipeline 16", "nanotron"),
         ("Google gpu-recipes NeMo a3 H100 8 devices tensor 1 pipeline 1", "nemo"),
         ("AMD Primus primus/zero-bubble MI355X 8 devices tensor 1 pipeline 4", "megatron"),
+        ("Megatron-LLaMA megatron-llama/13b-32 A100 32 devices tensor 2 pipeline 1", "megatron-llama"),
+        ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),
     ],
 )
 def test_versions_of_software_follow_from_the_words_of_a_run(words: str, stack: str) -> None:
