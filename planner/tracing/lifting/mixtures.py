@@ -59,8 +59,11 @@ class _Flow:
         self.maker = {n: d for d in found.drafts for n in d.outputs}
 
     def mixture(self, experts: Experts) -> Mixture | None:
-        """The mixture of these experts; None where nothing chooses among them."""
-        for product in self.found.drafts:
+        """The mixture of these experts; None where nothing chooses among them.
+
+        Of routers, the last that can be theirs: all that they read may be made of what the layer before routed.
+        """
+        for product in reversed(self.found.drafts):
             if not self._is_router(product, experts):
                 continue
             router = [product, *self._biases(product)]

@@ -3,6 +3,8 @@
 import logging
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ def core_program(
     """
     notes: list[str] = []
     try:
-        exported = torch.export.export(module, tuple(inputs))
+        with redirect_stderr(StringIO()):  # it prints the whole graph before it raises
+            exported = torch.export.export(module, tuple(inputs))
     except GuardOnDataDependentSymNode as error:
         if any(x.is_meta for x in _tensors(module, inputs)):
             raise InputError(

@@ -163,6 +163,24 @@ def test_the_model_of_the_tests_is_one() -> None:
     assert graph_of(from_jax(case.loss, *case.arguments)).dims["experts"] == 8
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_nothing_but_experts_keep_their_own_routers(form: str) -> None:
+    """All that the second layer's experts read is made of what the first one's router reads, and of what it makes."""
+
+    def loss(layers: Any, x: Any, y: Any) -> Any:
+        for p in layers:
+            x = x + FORMS[form](p, x)[0]
+        return jnp.square(x - y).mean()
+
+    size = SMALL
+    wide, narrow = f(size, EXPERTS, 64, 96), f(size, EXPERTS, 96, 64)
+    one = {"router": f(size, 64, EXPERTS), "bias": f(size, EXPERTS), "gate": wide, "up": wide, "down": narrow}
+    graph = graph_of(from_jax(loss, [one, one], *(f(size, 4, 32, 64),) * 2))
+    assert count_parameters(graph) == 2 * (64 * EXPERTS + EXPERTS + 3 * EXPERTS * 64 * 96)
+    expected = 2 * 2 * 32 * 64 * EXPERTS * (1 + SHARE[form] * 3 * 96)
+    assert forward_flops(graph, 1) == pytest.approx(expected)
+
+
 def test_what_is_routed_otherwise_is_refused() -> None:
     """A count of tokens that is handed on as features is neither experts nor a loss."""
     size = SMALL

@@ -46,11 +46,12 @@ def by_value(first: Any, second: Any, x: Any) -> Any:
     return (second(first(x)) if x.sum() > 0 else first(x)).mean()
 
 
-def test_a_branch_on_values_is_the_one_that_the_inputs_take() -> None:
+def test_a_branch_on_values_is_the_one_that_the_inputs_take(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         InputError, match=r"depends on values \(test_torch_modules.py, line \d+: return .*on the CPU"
     ):
         program_of(by_value, X)
+    assert "def forward" not in capsys.readouterr().err  # PyTorch prints the graph
     both, one = (program_of(by_value, x, device="cpu") for x in (X, -X))
     assert products(both) > products(one)
     assert "branches that depend on values: those that the example inputs take" in both.applied
