@@ -145,15 +145,21 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Gated by SiLU."""
+    """Gated by SiLU, over one part of the sequence after the other."""
 
-    def __init__(self, width: int, ffn: int) -> None:
+    def __init__(self, width: int, ffn: int, tiles: int = 1) -> None:
         super().__init__()
+        self.tiles = tiles
         self.gate, self.up = nn.Linear(width, ffn, bias=False), nn.Linear(width, ffn, bias=False)
         self.down = nn.Linear(ffn, width, bias=False)
 
     def forward(self, x: Any) -> Any:
         """As large as ``x``."""
+        if self.tiles == 1:
+            return self._of_tile(x)
+        return torch.cat([self._of_tile(tile) for tile in x.chunk(self.tiles, dim=1)], dim=1)
+
+    def _of_tile(self, x: Any) -> Any:
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
     @staticmethod
@@ -174,7 +180,7 @@ class Layer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([Norm(sizes["hidden"]), Norm(sizes["hidden"])])
         self.attention = Attention(sizes)
-        self.feed_forward = FeedForward(sizes["hidden"], sizes["ffn_hidden"])
+        self.feed_forward = FeedForward(sizes["hidden"], sizes["ffn_hidden"], sizes.get("mlp_tiles", 1))
 
     def forward(self, x: Any, cosine: Any, sine: Any) -> Any:
         """As large as ``x``."""

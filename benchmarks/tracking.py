@@ -170,6 +170,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "70b-3/dp2-cp8-full-32768-ends": {
         "seq": 32768, "shard": 2, "cp": 8, "recompute": "full", "wrap": "titan",
     },
+    "7bv-6/dp8-full-8192": {"seq": 8192, "recompute": "full"},
+    "8bv-6/dp8-full-8192-ends": {"seq": 8192, "recompute": "full", "wrap": "titan"},
+    "8bv-4/dp8-none-8192": {"seq": 8192},
+    "7bv-6/dp8-full-8192-tiled": {"seq": 8192, "recompute": "full", "mlp_tiles": 8},
+    "8bv-6/dp8-full-8192-ends-tiled": {"seq": 8192, "recompute": "full", "wrap": "titan", "mlp_tiles": 8},
     "7b-6/dp1-cp16-full-131072": {"seq": 131072, "shard": 1, "cp": 16, "recompute": "full"},
     "7b-4/dp2-cp8-full-65536-ends": {
         "seq": 65536, "shard": 2, "cp": 8, "recompute": "full", "wrap": "titan",
@@ -225,7 +230,8 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 
     def built() -> Any:
         torch.set_default_dtype(getattr(torch, row["parallel"]["master_dtype"]))
-        sizes = {**row["model"], "seq": row["model"]["seq"] // row["parallel"]["cp"]}
+        tiles = row["parallel"].get("mlp_tiles", 1)
+        sizes = {**row["model"], "seq": row["model"]["seq"] // row["parallel"]["cp"], "mlp_tiles": tiles}
         model = Model(sizes, row["parallel"]["recompute"], row["parallel"]["act_offload"])
         torch.set_default_dtype(torch.float32)
         return model

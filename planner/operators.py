@@ -157,13 +157,14 @@ def _is_product(block: Block, op: Op, tensor: str) -> bool:
     return operator_rule(op).arithmetic == "matmul" or op.kind in ROUTING_KINDS
 
 
-def _is_in_mlp(block: Block, op: Op) -> bool:
+def is_in_mlp(block: Block, op: Op) -> bool:
+    """Whether an operator makes or reads what is as wide as a feed-forward layer, or is of experts."""
     dims = {d for name in (*op.inputs, *op.outputs) for d in block.tensor[name].dims}
     return bool(dims & (MLP_DIMS | {"experts"}))
 
 
 def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
-    return _is_listed(block, op, tensor) and not _is_in_mlp(block, op)
+    return _is_listed(block, op, tensor) and not is_in_mlp(block, op)
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
@@ -221,7 +222,7 @@ SELECTIVE_POLICIES = frozenset(
 """Policies that list the kinds of results that are kept."""
 
 WRAPPED_PARTS: Mapping[str, Callable[[Block, Op], bool]] = MappingProxyType(
-    {"full": lambda block, op: True, "mlp": _is_in_mlp}
+    {"full": lambda block, op: True, "mlp": is_in_mlp}
 )
 """Policy -> whether an operator is in the part of a layer that a checkpoint function has as its own."""
 

@@ -62,6 +62,10 @@ class Job(Given):
     (FlashAttention-3 on Hopper, FlashAttention-4 or cuDNN on Blackwell); ``plain``: products and a softmax."""
     fused_loss: bool = False
     """The loss is computed in chunks, so that full logits never exist."""
+    mlp_tiles: int = Field(default=1, gt=0)
+    """Parts of a sequence over which feed-forward layers go one after the other, so that gradients inside them are
+    those of one part (huggingface/trl pull request 6845, "tile the MLP over the sequence"). All parts keep what their
+    backward reads: what computes each again in its backward (DeepSpeed's ``TiledMLP``) is not this."""
     fused_optimizer: bool | None = None
     """The update is one kernel for all weights of a group, or a kernel for each of its operations (PyTorch's
     ``foreach``); None is the software stack's habit."""

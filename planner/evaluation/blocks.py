@@ -16,6 +16,7 @@ from planner.graph import Block, Op, trained_weights
 from planner.operators import (
     UNWRAPPED_POLICIES,
     AttentionKernel,
+    is_in_mlp,
     operator_rule,
     saved_tensors,
 )
@@ -188,17 +189,18 @@ def _unread_residuals(block: Block, terms: BlockTerms, kernel: AttentionKernel) 
     return sum(size for name, size in terms.residual_bytes.items() if name not in read)
 
 
-def _gradients_in_flight(
-    block: Block, terms: BlockTerms, kernel: AttentionKernel, software: SoftwareSpec
-) -> float:
+def _gradients_in_flight(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
     """Most that one operator's backward reads and writes: gradients of its outputs and of its inputs [bytes].
+
+    In feed-forward layers that go over a sequence part by part those of one part, beside sums over parts.
 
     Attention that keeps its probabilities makes gradients of them and of the scores; where a softmax is a
     kernel that keeps them once more, in its own type, the gradients have that type, and those that a product read are
     gone. A gated activation may write gradients of its inputs over these. What attention holds in steps over a split
     sequence is not beside what the feed-forward layer keeps, which is done by then (`_midway`).
     """
-    sizes = terms.tensor_bytes
+    kernel, software, tiles = pricer.job.attention_kernel, pricer.software, pricer.job.mlp_tiles
+    sizes, sums = terms.tensor_bytes, _sums_over_tiles(pricer, block, terms)
     softmax = {} if software.fused_elementwise else terms.residual_bytes
     gates = (op for op in block.ops if software.gates_in_place and "activated_gate" in op.attributes)
     in_place = {name for op in gates for name in op.inputs}
@@ -211,8 +213,21 @@ def _gradients_in_flight(
             again = softmax.get(name, 0.0)
             made += 2 * again - sizes[name] if again else 2 * sizes[name]
         held = 0.0 if op.kind == "attention" else terms.ops[op.name].held_backward
-        most = max(most, made + held)
+        most = max(most, held + (made / tiles + sums if is_in_mlp(block, op) else made))
     return most
+
+
+def _sums_over_tiles(pricer: Pricer, block: Block, terms: BlockTerms) -> float:
+    """Gradients of a feed-forward layer's weights that wait until all its tiles have theirs, and one more [bytes].
+
+    PyTorch's memory tracker: tiles save that much less.
+    """
+    if pricer.job.mlp_tiles == 1:
+        return 0.0
+    layer = (op for op in block.ops if is_in_mlp(block, op))
+    share = _trained_elements(pricer, block, layer) / max(1.0, _trained_elements(pricer, block, block.ops))
+    whole = share * sum(group.elements for group in terms.weights.trained)
+    return (whole + terms.largest_weight) * DTYPE_BYTES[pricer.job.weight_dtype]
 
 
 def _gathered_again(terms: BlockTerms) -> float:
@@ -348,7 +363,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         until_weight_bytes=_until_weight(block, sizes, terms.tensor_bytes),
         workspace_bytes=there
         - written_over(block, terms, software, kept)
-        + _gradients_in_flight(block, terms, kernel, software)
+        + _gradients_in_flight(pricer, block, terms)
         + _gathered_again(terms)
         + _partial_sums(pricer, block, terms)
         + terms.widened_bytes,

@@ -42,6 +42,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.autocast,
             "weights that stay in fp32 where they are gathered, and a forward and a loss under torch.autocast",
         ),
+        "mlp_tiles": (
+            lambda plan: plan.job.mlp_tiles > 1,
+            "feed-forward layers that go over a sequence part by part",
+        ),
         "fused_optimizer": (
             lambda plan: plan.job.fused_optimizer is not None,
             "an update of one kernel, or of several, as the job says",

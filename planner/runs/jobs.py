@@ -46,6 +46,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "reduce_dtype": _reduce_dtype(run, origin, assume),
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
+            "mlp_tiles": parallel.mlp_tiles,
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
             **read_graphs(parallel.cuda_graph or "none")._asdict(),

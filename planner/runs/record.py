@@ -183,6 +183,8 @@ class ParallelSection(Section):
     wrap: str | None = None
     """``titan``: embedding, blocks and head are units of FSDP, as torchtitan wraps them; ``block``: blocks are."""
     fused_loss: bool | None = None
+    mlp_tiles: int = Field(default=1, gt=0)
+    """Parts of a sequence over which feed-forward layers go one after the other."""
     cuda_graph: str | None = None
     """What is replayed from captured graphs: ``full_iteration``, or an implementation and the parts of layers
     (``transformer_engine/[attn, moe_router]``)."""

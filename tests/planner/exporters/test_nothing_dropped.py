@@ -81,6 +81,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "reduce_dtype": "fp32",
         "attention": "plain",
         "fused_loss": True,
+        "mlp_tiles": 8,
         "fused_optimizer": False,
         "narrow_gathers": False,
         "cuda_graphs": True,
