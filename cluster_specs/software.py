@@ -103,6 +103,9 @@ class SoftwareSpec(Record):
     """
     overlaps_gradients: bool
     """Such inputs are gathered again while their gradient is computed, which is summed while the weights' is."""
+    sums_apart: tuple[str, ...] | None = None
+    """Operators (``qkv``, ``gate_up``) each of whose products is a module of its own, which sums its part of the
+    input's gradient over tensor ranks by itself where these share no sequence; None: none is."""
     saves_gathered_keys: bool
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     gathers_narrow: bool

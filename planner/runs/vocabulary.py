@@ -256,7 +256,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
-        ("deepspeed", "deepspeed-liger"),
+        ("deepspeed", "deepspeed-liger", "atorch-deepspeed"),
         Habits(zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
@@ -320,6 +320,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"torch-tracker", Origin("torch-blocks")),
     (r"VectorLM", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
+    (r"ATorch 3D", Origin("atorch-deepspeed")),
     (r"Megatron-LLaMA", Origin("megatron-llama")),
     (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
     (r"llm-foundry", Origin("composer-2023")),

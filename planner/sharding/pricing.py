@@ -19,7 +19,7 @@ from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost
 from planner.sharding.costs import Comm, EdgeCost, OpCost
-from planner.sharding.depths import copied_whole, is_product
+from planner.sharding.depths import copied_whole, depths, is_product
 from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
@@ -147,7 +147,8 @@ class Pricer:
     def edge(self, block: Block, name: str, reader: Op, source: ShardingSpec, consumer: Strategy) -> EdgeCost:
         """Price what lies between a producer's output ``source`` and the strategy ``consumer`` of its ``reader``."""
         keeps = not is_product(reader) or self.keeps_gathered(block, reader)
-        who = "" if keeps and self.software.partitioner is None else reader.name
+        alike = keeps and self.software.partitioner is None and not self.software.sums_apart
+        who = "" if alike else reader.name
         where = (*self.situation(source.shards), *self.situation(consumer))
         key = (block.name, name, who, source.partial, *where)
         found = self.known.get(key)
@@ -157,6 +158,7 @@ class Pricer:
                 found = self._beside_gradients(block, reader, consumer, found)
             if self.partitioned:
                 found = self.partitioned.beside(block, name, reader, found)
+            found = self._summed_apart(block, reader, found)
             self.known[key] = found
         assert isinstance(found, EdgeCost)
         return found
@@ -196,6 +198,20 @@ class Pricer:
         )
         gathered = (c.beside(cost.backward_input, slowdown) for c in again)
         return moved._replace(backward=tuple(summed), again=tuple(gathered))
+
+    def _summed_apart(self, block: Block, product: Op, moved: EdgeCost) -> EdgeCost:
+        """Every product of a module of its own sums its part of the input's gradient, where tensor ranks hold it whole.
+
+        What is scattered is the sum of all parts, which is scattered where the input was gathered.
+        """
+        if product.name not in (self.software.sums_apart or ()):
+            return moved
+        modules = len(depths(self.graph, block, product, backward=True))
+        whole = (c.collective == "all_reduce" and c.axes == ("tensor",) for c in moved.backward)
+        summed = (
+            c for c, again in zip(moved.backward, whole, strict=True) for _ in range(modules if again else 1)
+        )
+        return moved._replace(backward=tuple(summed))
 
     def situation(self, strategy: Strategy) -> tuple[object, ...]:
         """What a price depends on: where data and expert ranks only split the batch, not how many they are."""

@@ -1,0 +1,31 @@
+"""Modules that read one input and sum their parts of its gradient over tensor ranks each by itself."""
+
+import pytest
+
+from cluster_specs.catalog import load_cluster
+from cost_models.collectives import wire_bytes
+from planner.evaluation import Evaluator
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism
+
+LAYERS, HIDDEN, SEQUENCE, MICROBATCHES, RANKS = 16, 2048, 4096, 2, 4
+
+
+def summed_bytes(stack: str, sequence_parallel: bool = False) -> float:
+    """Sent in all-reduces by one rank of Llama 3.2 1B on four tensor ranks, without data ranks."""
+    job = Job(global_batch=MICROBATCHES, seq_len=SEQUENCE, stack=stack)
+    plan = Parallelism(tensor=RANKS, num_microbatches=MICROBATCHES, sequence_parallel=sequence_parallel)
+    evaluator = Evaluator(load_model("llama-3.2-1b"), load_cluster("dgx-a100-80g:1"), job)
+    return evaluator.estimate(plan).communication.get("all_reduce", 0.0)
+
+
+@pytest.mark.parametrize(("stack", "more"), [("aleph-alpha-scaling", 1), ("atorch-deepspeed", 3)])
+def test_each_module_sums_the_gradient_of_its_input(stack: str, more: int) -> None:
+    """Where Megatron's two fused products sum twice a layer: gate and up apart, queries, keys and values too."""
+    once = wire_bytes("all_reduce", 2 * SEQUENCE * HIDDEN, RANKS)
+    difference = summed_bytes(stack) - summed_bytes("megatron-2022")
+    assert difference == pytest.approx(MICROBATCHES * LAYERS * more * once)
+
+
+def test_a_split_sequence_is_scattered_once() -> None:
+    assert summed_bytes("aleph-alpha-scaling", True) == pytest.approx(summed_bytes("megatron", True))
