@@ -235,7 +235,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("megatron", "megatron-llama"),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
-    "aleph-alpha-scaling": Habits(zero_stage=1),
+    **dict.fromkeys(("aleph-alpha-scaling", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
     "megatron-2021": Habits(
         zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
@@ -320,6 +320,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"torch-tracker", Origin("torch-blocks")),
     (r"VectorLM", Origin("hf-fsdp")),
     (r"InternEvo", Origin("internevo")),
+    (r"llm\.c", Origin("llm-c")),
     (r"ATorch 3D", Origin("atorch-deepspeed")),
     (r"Megatron-LLaMA", Origin("megatron-llama")),
     (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
