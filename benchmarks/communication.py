@@ -107,12 +107,14 @@ sequences that are split twice. Programs of the latter pinned less when they wer
 `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 % and -66 %, of `llama-3.2-3b` -77 %. Whole models
 had been compiled before, for their memory, but what they send was not looked at.
 
-* **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`), or not where
-  they are as many (`opt-1.3b`). Where all is recomputed, an output projection is gathered once more (`qwen3-8b`). Where
-  heads of keys and values are fewer than tensor ranks but more than one (`3b-4`), gradients of what projections read
-  change places between copies, and XLA may make one sum of the head's gradient and the loss, which is whole. Layers
-  that are no part of a loop are gathered once or twice (`t5-small`). Gradients of what an encoder hands on are summed
-  whole (`t5-11b`).
+* **Not priced.** Tensor ranks may sum whole what they look up though data ranks are fewer (`llama-2-13b`); may exchange
+  tokens of one kind with their sums before all of these are summed (`opt`, with positions of its own); or gather the
+  table whole (`llama-2-7b` on v6e). Where all is recomputed, the projection of queries is gathered once more
+  (`qwen3-8b`, but not `8b-4`). Where heads of keys and values are fewer than tensor ranks but more than one, and data
+  ranks are several (`3b-4`), gradients of what projections read change places between data ranks. Layers that are no
+  part of a loop are gathered once or twice, and have no rings (`t5-small`). Gradients of what an encoder hands on are
+  summed whole (`t5-11b`). Two ranks gathered a whole array of queries, keys and values, and dealt out what it makes
+  (`phi-4-14b`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -181,6 +181,20 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "8b-4/v5e:4x4/fsdp16-full-fp32": {"dp": 16, "seq": 1024, "recompute": "full", "precision": "fp32"},
     "gpt-neox-20b/v5p:2x2x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
     "llama-3.2-3b/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
+    "7b-4/v5e:4x4/tp4-dp4-none-zero1-sgd": {**ZERO_1, "dp": 4, "tp": 4, "seq": 2048, "optim": "sgd-momentum"},
+    "3b-4/v5e:4x4/tp8-fsdp2-none": {"tp": 8, "dp": 2, "seq": 4096},
+    "3b-4/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 2048},
+    "70b-2/v5e:4x4/tp16-none": {"tp": 16, "dp": 1, "seq": 4096},
+    "gpt-neox-20b/v5p:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 2048, "recompute": "full"},
+    "opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2": {"tp": 4, "dp": 4, "seq": 2048, "micro_batch": 2},
+    "llama-2-7b/v6e:4x4/tp8-fsdp2-selective": {"tp": 8, "dp": 2, "seq": 4096, "recompute": "selective"},
+    "phi-3-mini-4k/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 2048},
+    "phi-4-14b/v5p:2x2x4/tp2-fsdp8-full": {"tp": 2, "dp": 8, "seq": 2048, "recompute": "full"},
+    "8b-4/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
+    "opt-1.3b/v6e:4x4/tp2-fsdp8-none": {"tp": 2, "dp": 8, "seq": 2048},
+    "opt-13b/v5p:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 2048, "recompute": "full"},
+    "gpt2-large/v5e:4x4/fsdp16-none-mb2": {"dp": 16, "seq": 1024, "micro_batch": 2},
+    "t5-small/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 512, "micro_batch": 4},
 }
 """The same, compiled only after communication was priced as the others have it."""
 
