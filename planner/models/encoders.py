@@ -1,4 +1,6 @@
-"""BERT and ViT: encoders whose head is not a language model's."""
+"""BERT, its kin, and ViT: encoders whose head is not a language model's."""
+
+from collections.abc import Mapping
 
 from planner.errors import InputError
 from planner.graph import BATCH, Block, Graph
@@ -16,39 +18,98 @@ BERT_HEADS = {
 }
 """Class -> whether it predicts masked tokens, and whether it pools the first token."""
 
+ROBERTA_HEADS = {
+    "RobertaForMaskedLM": (True, False),
+    "XLMRobertaForMaskedLM": (True, False),
+    "CamembertForMaskedLM": (True, False),
+}
+
+DISTILBERT_HEADS = {"DistilBertForMaskedLM": (True, False)}
+
 ENCODER_LAYER = LayerKind(rotary=False)
 
 
 def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """BERT with the head of the class named under ``architectures`` (masked tokens where it is absent)."""
-    classes = read.items("architectures") or ["BertForMaskedLM"]
-    if classes[0] not in BERT_HEADS:
-        raise read.fail("architectures", f"has {classes[0]!r}; known are {', '.join(BERT_HEADS)}")
-    masked, pooled = BERT_HEADS[classes[0]]
-    positions = read.integer("max_position_embeddings")
-    config = TransformerConfig(
-        name=name,
+    masked, pooled = _head(read, BERT_HEADS)
+    config = _bert(
+        read,
+        name,
         scheme="bert" if masked else "bert_model",
+        ffn="intermediate_size",
+        masked=masked,
+        segments="type_vocab_size",
+    )
+    return _with_head(config, seq_len, masked, pooled)
+
+
+def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions are counted from behind that of padding."""
+    masked, pooled = _head(read, ROBERTA_HEADS)
+    config = _bert(
+        read,
+        name,
+        scheme="roberta",
+        ffn="intermediate_size",
+        first_position=read.integer("pad_token_id", default=1, least=0) + 1,
+        segments="type_vocab_size",
+    )
+    return _with_head(config, seq_len, masked, pooled)
+
+
+def distilbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """DistilBERT: BERT without segments."""
+    masked, pooled = _head(read, DISTILBERT_HEADS)
+    config = _bert(read, name, scheme="distilbert", ffn="hidden_dim")
+    return _with_head(config, seq_len, masked, pooled)
+
+
+def _head(read: ConfigReader, known: Mapping[str, tuple[bool, bool]]) -> tuple[bool, bool]:
+    """Of the class named under ``architectures``; of the first that is known where it is absent."""
+    classes = read.items("architectures") or list(known)
+    if classes[0] not in known:
+        raise read.fail("architectures", f"has {classes[0]!r}; known are {', '.join(known)}")
+    return known[classes[0]]
+
+
+def _bert(
+    read: ConfigReader,
+    name: str,
+    *,
+    scheme: str,
+    ffn: str,
+    segments: str = "",
+    masked: bool = True,
+    first_position: int = 0,
+) -> TransformerConfig:
+    """Norms after residuals, biases everywhere, learned positions of which ``first_position`` are not counted."""
+    positions = read.integer("max_position_embeddings", least=first_position + 1)
+    return TransformerConfig(
+        name=name,
+        scheme=scheme,
         **attention_sizes(read),
         layers=(ENCODER_LAYER,) * num_layers(read),
-        ffn=read.integer("intermediate_size"),
+        ffn=read.integer(ffn),
         vocab=read.integer("vocab_size"),
         tied=masked and read.flag("tie_word_embeddings", default=True),
         causal=False,
         gated=False,
-        activation=read.text("hidden_act", default="gelu"),
+        activation=read.text("hidden_act", "activation", default="gelu"),
         norm="layer",
         norm_placement="post",
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
         positions=positions,
-        max_seq=positions,
-        token_types=read.integer("type_vocab_size"),
+        max_seq=positions - first_position,
+        token_types=read.integer(segments) if segments else 0,
         narrow_softmax=True,
         narrow_loss=True,
         embedding_norm=True,
     )
+
+
+def _with_head(config: TransformerConfig, seq_len: int, masked: bool, pooled: bool) -> Graph:
     dims = {"transform": config.hidden, "next_sentence": 2}
     return transformer_graph(config, seq_len, lambda c: _bert_head(c, masked, pooled), dims)
 

@@ -124,11 +124,15 @@ SAME_TOWER: Mapping[str, str] = MappingProxyType(
 OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
     {
         "bert": encoders.bert_graph,
+        "camembert": encoders.roberta_graph,
+        "distilbert": encoders.distilbert_graph,
         "dit": diffusion.dit_graph,
         "resnet": resnet.resnet_graph,
+        "roberta": encoders.roberta_graph,
         "t5": encoder_decoders.t5_graph,
         "vit": encoders.vit_graph,
         "whisper": encoder_decoders.whisper_graph,
+        "xlm-roberta": encoders.roberta_graph,
     }
 )
 """Everything else: ``model_type`` -> builder."""
@@ -182,7 +186,7 @@ FAMILIES: Mapping[str, GraphBuilder] = MappingProxyType(
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         **dict.fromkeys((*DECODERS, FAMILY), "decoder"),
-        "bert": "encoder",
+        **dict.fromkeys(("bert", "camembert", "distilbert", "roberta", "xlm-roberta"), "encoder"),
         "dit": "other",
         "resnet": "other",
         "t5": "encoder-decoder",
