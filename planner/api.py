@@ -16,6 +16,7 @@ from planner import analysis, evaluation, search
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.evaluation.setting import caveats_of, usual_job
+from planner.exporters.scans import unsplit
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -65,9 +66,10 @@ def plan(
         raise InputError(f"top is {top}; at least 1 plan is reported")
     asked = _question(model, cluster, job, pins, options)
     answer = search.plan(*asked, objective=objective, top=top, progress=progress)
-    return search.naming_kernels(
+    answer = search.naming_kernels(
         search.naming_unsearched(answer, asked.pins) if objective == "time" else answer
     )
+    return answer.model_copy(update={"warnings": (*answer.warnings, *unsplit(answer))})
 
 
 def fit(

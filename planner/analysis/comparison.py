@@ -7,6 +7,7 @@ from cluster_specs.record import Record
 from planner.analysis.questions import known
 from planner.models.catalog import counted
 from planner.plans import Job, Parallelism, Plan
+from planner.search import doubts
 
 EQUAL_WITHIN = 0.001
 """Relative difference of throughput below which two plans are called equal."""
@@ -40,6 +41,8 @@ class Comparison(Record):
     """Components on the fullest device, the largest difference first."""
     communication_bytes: tuple[Difference, ...]
     """Sent by one device in a step, by collective, the largest difference first."""
+    warnings: tuple[str, ...] = ()
+    """What the numbers of either rest on that nobody measured (`planner.search.doubts`)."""
 
 
 def compare(a: Plan, b: Plan) -> Comparison:
@@ -57,7 +60,16 @@ def compare(a: Plan, b: Plan) -> Comparison:
         time_s=time_s,
         memory_bytes=_numbers(first.memory, second.memory),
         communication_bytes=_numbers(first.communication, second.communication),
+        warnings=_warnings(a, b),
     )
+
+
+def _warnings(a: Plan, b: Plan) -> tuple[str, ...]:
+    """What is said of both, and then what is said of one, with its letter."""
+    first, second = doubts(a), doubts(b)
+    both = [said for said in first if said in second]
+    alone = [("A", said) for said in first] + [("B", said) for said in second]
+    return (*both, *(f"{letter}: {said}" for letter, said in alone if said not in both))
 
 
 def _better(a_fits: bool, b_fits: bool, ratio: float) -> Verdict:

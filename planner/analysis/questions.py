@@ -12,6 +12,7 @@ from planner.search.best_first import USUAL_TOP, Search
 from planner.search.finishing import finished_plans, with_stages
 from planner.search.pins import check_pins
 from planner.search.pooled import plan_pools
+from planner.search.recommend import doubts
 
 Progress = Callable[[int, int], None]
 
@@ -55,7 +56,8 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
         if search.nearest is None:
             raise
         choice = with_stages(search, search.nearest.candidate, search.nearest.plan, search.nearest.cuts)
-    return Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=evaluator.estimate(choice))
+    found = Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=evaluator.estimate(choice))
+    return found.model_copy(update={"warnings": doubts(found)})
 
 
 def priced(question: Question, choice: Parallelism) -> Plan:

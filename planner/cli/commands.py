@@ -101,6 +101,7 @@ def fit(
         answer = api.fit(
             loaded, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress)
         )
+    _warn(answer.plan.warnings, output)
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:
         raise SystemExit(NO_PLAN)
@@ -182,8 +183,7 @@ def export(
     write_files(files)
     names = [str(path) for path in files]
     notes = list(unsaid(expressible, target))
-    if not output.json and not output.quiet:
-        sys.stderr.writelines(f"warning: {said}\n" for said in (*changes, *notes))
+    _warn((*changes, *notes), output)
     answer = {
         "schema": "meshwright/export/1",
         "target": target,
@@ -208,6 +208,7 @@ def compare(
 
     a, b = judged(read_plan(first)[0]), judged(read_plan(second)[0])
     answer = weigh(a, b)
+    _warn(answer.warnings, output)
     _answer(
         {"schema": "meshwright/comparison/1", **_dump(answer)},
         output,
@@ -266,11 +267,14 @@ def _counted(progress: Progress) -> Callable[[int, int], None]:
 
 
 def _answer_with_plan(answer: "Plan", assumed: Sequence[str], output: OutputOptions) -> None:
-    if not output.json and not output.quiet:
-        for warning in answer.warnings:
-            if warning.removeprefix("assumed ") not in assumed:
-                sys.stderr.write(f"warning: {warning}\n")
+    _warn([said for said in answer.warnings if said.removeprefix("assumed ") not in assumed], output)
     _answer(_dump(answer), output, lambda: _report("plan_report")(answer, assumed))
+
+
+def _warn(warnings: Sequence[str], output: OutputOptions) -> None:
+    """Say on stderr what a reader of the report should know; the JSON has it."""
+    if not output.json and not output.quiet:
+        sys.stderr.writelines(f"warning: {said}\n" for said in warnings)
 
 
 def _answer(answer: dict[str, Any], output: OutputOptions, report: "Callable[[], RenderableType]") -> None:

@@ -1,6 +1,18 @@
 """Lists of numbers as options: ``1`` or ``1,1,2``."""
 
+from contextlib import suppress
+
 from planner.errors import InputError
+
+
+def whole_number(option: str, text: str) -> int:
+    """The number, ``1024`` or ``4e6``; ``InputError`` names the option where it is no whole one."""
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise InputError(f"{option} {text!r} is no whole number; write 1024 or 4e6")
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from planner.cli.numbers import whole_number
 from planner.cli.thresholds import check_names, read_condition
 from planner.errors import InputError
 
@@ -91,7 +92,9 @@ def from_options(kind: type[R], fields: Mapping[str, Any]) -> R:
 class JobOptions:
     """What is trained."""
 
-    global_batch: Annotated[int, _job("--global-batch", help="Sequences per optimizer step.")]
+    global_batch: Annotated[
+        str, _job("--global-batch", help="Sequences per optimizer step.", metavar="INTEGER")
+    ]
     seq_len: Annotated[
         int | None, _job("--seq-len", help="Tokens per sequence; not for models of images, which fix it.")
     ] = None
@@ -178,13 +181,14 @@ class JobOptions:
         )
 
     def _sequences(self, seq_len: int) -> int:
+        batch = whole_number("--global-batch", self.global_batch)
         if not self.tokens or seq_len <= 0:
-            return self.global_batch
-        sequences, rest = divmod(self.global_batch, seq_len)
+            return batch
+        sequences, rest = divmod(batch, seq_len)
         if rest or sequences <= 0:
-            near = max(1, round(self.global_batch / seq_len)) * seq_len
+            near = max(1, round(batch / seq_len)) * seq_len
             raise InputError(
-                f"a batch of {self.global_batch} tokens is no whole number of sequences of {seq_len}: "
+                f"a batch of {batch} tokens is no whole number of sequences of {seq_len}: "
                 f"the nearest is {near}"
             )
         return sequences

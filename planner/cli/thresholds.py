@@ -106,9 +106,24 @@ def check_thresholds(answer: Mapping[str, Any], conditions: Sequence[str]) -> No
 
     Raises ``InputError`` for a condition that cannot be read, and for a name that the answer lacks or has no value for.
     """
-    missed = [condition for condition in conditions if _holds(answer, read_condition(condition))]
+    read = map(read_condition, conditions)
+    missed = [f"{each.text}: it is {_shown(answer, each.name)}" for each in read if _holds(answer, each)]
     if missed:
         raise ThresholdMissed(f"threshold missed: {'; '.join(missed)}")
+
+
+def _shown(answer: Mapping[str, Any], name: str) -> str:
+    """The value under a name, as a condition would be written."""
+    from cluster_specs.units import GIB
+
+    found = find_value(answer, name)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return str(found).lower()
+    if name.endswith(_SHARES):
+        return f"{found:.1%}"
+    if name.endswith("_bytes"):
+        return f"{found / GIB:,.2f} GiB"
+    return f"{found:.4g}" if isinstance(found, float) else f"{found:,}"
 
 
 def _holds(answer: Mapping[str, Any], condition: Condition) -> bool:

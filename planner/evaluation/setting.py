@@ -120,7 +120,7 @@ def batch_name(model: Model, job: Job) -> str:
     """A step's batch: ``64 sequences of 8192 tokens``, or ``256 images``."""
     if counted(model) != "tokens":
         return f"{job.global_batch} {counted(model)}"
-    return f"{job.global_batch} sequences of {job.seq_len} tokens"
+    return f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.seq_len} tokens"
 
 
 def describe_trained(model: Model, job: Job) -> str:

@@ -140,9 +140,20 @@ def _noted(plan: Plan, best: Plan, target: str, changes: Sequence[str]) -> Plan:
     """``best`` with what was changed in ``plan``, and the loss of speed, as its last warning."""
     before, after = priced_type(plan), priced_type(best)
     words = ", ".join([*changes, *([f"gradients reduced in {after}"] if after != before else [])])
-    speed = _loss_of_speed(plan.estimate or evaluate(plan), _seconds(best))
+    estimate = plan.estimate or evaluate(plan)
+    speed = _loss_of_speed(estimate, _seconds(best))
+    speed += _planned_for(plan, best) if _seconds(best) > estimate.step_time_s else ""
     warnings = (*plan.warnings, f"changed for target {target}: {words}; {speed}")
     return best.model_copy(update={"warnings": warnings, "alternatives": (), "optimality": None})
+
+
+def _planned_for(plan: Plan, best: Plan) -> str:
+    """How to have degrees that were searched with what all stages recompute now, where they were not."""
+    policy = best.plan.recompute
+    own = {stage.recompute or plan.plan.recompute for stage in plan.plan.stages} or {plan.plan.recompute}
+    if own == {policy}:
+        return ""
+    return f"; planned with --recompute {policy} from the start, other degrees may be faster"
 
 
 def _priced(

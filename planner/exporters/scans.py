@@ -54,5 +54,18 @@ def check_scans(plan: Plan, target: str) -> None:
         )
 
 
+def unsplit(plan: Plan) -> tuple[str, ...]:
+    """Whether some targets that have the model's linear recurrences refuse the plan's tensor ranks, in a sentence."""
+    if plan.plan.tensor == 1 or not _scans(plan):
+        return ()
+    able = [t for t in SPLITTING if t in MODULES or plan.model.family in FAMILIES[t]]
+    others = [t for t, families in FAMILIES.items() if plan.model.family in families and t not in able]
+    named = f"{', '.join(others)} and " if others else ""
+    return (
+        f"linear recurrences are split over tensor ranks, which of the targets of exports {', '.join(able)} can: for "
+        f"{named}all that shard the modules of a script plan with --tensor 1",
+    )
+
+
 def _scans(plan: Plan) -> bool:
     return has_scans(graph_of(plan.model, plan.job))

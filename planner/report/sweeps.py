@@ -182,6 +182,7 @@ def sizing_report(answer: Sizing) -> RenderableType:
     parts += [heading("Assumed"), *(Text(line) for line in answer.assumed)]
     if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
         parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
+        parts += [Text(said) for said in answer.tried[answer.chosen].warnings]
     return Group(*parts)
 
 

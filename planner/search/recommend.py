@@ -1,10 +1,11 @@
 """From the search's outcome to the answer: stages written out, alternatives with reasons, the paragraph of why."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import caveats
+from planner.evaluation.setting import caveats, caveats_of, software_of
 from planner.graph import Graph
 from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
@@ -189,6 +190,21 @@ def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:
     if named and plan.schedule not in software.schedules:
         schedules = ", ".join(software.schedules)
         yield f"{software.name} has no schedule {plan.schedule} (but {schedules}): its time is of a stack that does"
+    if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
+        yield (
+            f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "
+            f"{software.split_stack}: plan with --stack {software.split_stack} for its time"
+        )
+
+
+def doubts(answer: Plan) -> tuple[str, ...]:
+    """What the numbers of any plan rest on that nobody measured, or that its stack does not have.
+
+    The first of what `warnings_of` says, for answers that are about more than one plan.
+    """
+    software = software_of(answer.job, answer.cluster.device)
+    said = _unlike_stack(answer.plan, software), caveats_of(answer), answer.model.notes
+    return tuple(dict.fromkeys(chain.from_iterable(said)))
 
 
 def warnings_of(
@@ -196,11 +212,6 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
     found = [*_unlike_stack(plan, software), *caveats(graph, software)]
-    if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
-        found.append(
-            f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "
-            f"{software.split_stack}: plan with --stack {software.split_stack} for its time"
-        )
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
         found.append(

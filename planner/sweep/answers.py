@@ -10,6 +10,7 @@ from cluster_specs.record import Record
 from planner.analysis.questions import Question
 from planner.errors import Indivisible, Infeasible, InputError
 from planner.plans import Estimate, Objective, Optimality, Parallelism
+from planner.search import doubts
 from planner.search import plan as search
 from planner.sweep.records import Status
 
@@ -30,6 +31,7 @@ class Answer(Record):
     """Without the sharding of every operator, which would be most of it."""
     estimate: Estimate | None = None
     optimality: Optimality | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def ask(question: Question, objective: Objective) -> Answer:
@@ -47,6 +49,7 @@ def ask(question: Question, objective: Objective) -> Answer:
         plan=found.plan.model_copy(update={"stages": stages}),
         estimate=found.estimate,
         optimality=found.optimality,
+        warnings=doubts(found),
     )
 
 

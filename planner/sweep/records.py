@@ -51,6 +51,8 @@ class Point(Record):
     estimate: Estimate | None = None
     optimality: Optimality | None = None
     economics: Economics | None = None
+    warnings: tuple[str, ...] = ()
+    """What the numbers rest on that nobody measured."""
     scaling_efficiency: float | None = None
     """Tokens/s per device over the best of this and the smaller clusters of the same series."""
     memory_headroom: float | None = None

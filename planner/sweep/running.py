@@ -119,6 +119,7 @@ def as_point(cell: Cell, key: str | None, answer: Answer | None, terms: Terms) -
         plan=answer.plan,
         estimate=estimate,
         optimality=answer.optimality,
+        warnings=answer.warnings,
         economics=economics(_plan(cell.question, answer.plan, estimate), terms),
         memory_headroom=1 - estimate.memory_bytes / estimate.memory_limit_bytes,
     )
@@ -140,6 +141,7 @@ def _weighed(
         for i, point in enumerate(points)
     ]
     unknown = dict.fromkeys(reason for p in points if p.economics for reason in p.economics.unknown)
+    unknown |= dict.fromkeys(said for point in points for said in point.warnings)
     return Sweep(
         axes={name: tuple(values) for name, values in axes.items()},
         terms=terms,

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import Result
 
 from planner.cli.app import COMMANDS
+from planner.cli.numbers import whole_number
 from planner.cli.options import JobOptions, PinOptions
 from planner.errors import InputError
 from planner.models.catalog import load_model
@@ -17,18 +18,32 @@ MODEL = load_model("gpt2")
 
 def test_token_batches_become_sequences() -> None:
     assert (
-        JobOptions(global_batch=4 * 2**20, seq_len=8192, tokens=True).to_job(MODEL, "dgx-h100:1").global_batch
+        JobOptions(global_batch="4194304", seq_len=8192, tokens=True).to_job(MODEL, "dgx-h100:1").global_batch
         == 512
     )
     with pytest.raises(InputError, match="the nearest is 8192"):
-        JobOptions(global_batch=10_000, seq_len=8192, tokens=True).to_job(MODEL, "dgx-h100:1")
+        JobOptions(global_batch="10000", seq_len=8192, tokens=True).to_job(MODEL, "dgx-h100:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1024", 1024), ("4e6", 4_000_000), ("9007199254740993", 2**53 + 1)]
+)
+def test_whole_numbers_are_read_as_they_are_written(text: str, number: int) -> None:
+    assert whole_number("--global-batch", text) == number
+
+
+@pytest.mark.parametrize("text", ["64.5", "many", "inf", "nan", ""])
+def test_what_is_no_whole_number_is_refused_in_our_words(cli: Cli, text: str) -> None:
+    result = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", text, "--seq-len", "1024")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: --global-batch {text!r} is no whole number; write 1024 or 4e6\n"
 
 
 def test_models_of_images_fix_how_long_an_input_is() -> None:
-    assert JobOptions(global_batch=64).to_job(load_model("resnet-50"), "dgx-h100:1").seq_len == 1
-    assert JobOptions(global_batch=64).to_job(load_model("vit-l-16"), "dgx-h100:1").seq_len == 197
+    assert JobOptions(global_batch="64").to_job(load_model("resnet-50"), "dgx-h100:1").seq_len == 1
+    assert JobOptions(global_batch="64").to_job(load_model("vit-l-16"), "dgx-h100:1").seq_len == 197
     with pytest.raises(InputError, match="--seq-len: gpt2 takes sequences of any length"):
-        JobOptions(global_batch=64).to_job(MODEL, "dgx-h100:1")
+        JobOptions(global_batch="64").to_job(MODEL, "dgx-h100:1")
 
 
 def test_no_axis_pins_its_degree_to_one() -> None:

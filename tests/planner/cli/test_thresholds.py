@@ -1,6 +1,7 @@
 """``--fail-if``."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -68,8 +69,24 @@ def test_thresholds_that_cannot_be_read(condition: str, reason: str) -> None:
 def test_a_missed_threshold_ends_with_4_after_the_answer(cli: Cli, run_file: str) -> None:
     result = cli("evaluate", run_file, "--json", "--fail-if", "step_time_s > 0")
     assert result.exit_code == 4
-    assert json.loads(result.stdout)["estimate"]["step_time_s"] > 0
-    assert result.stderr == "threshold missed: step_time_s > 0\n"
+    seconds = json.loads(result.stdout)["estimate"]["step_time_s"]
+    assert seconds > 0
+    assert result.stderr == f"threshold missed: step_time_s > 0: it is {seconds:.4g}\n"
+
+
+@pytest.mark.parametrize(
+    ("condition", "seen"),
+    [
+        ("mfu < 40%", "mfu < 40%: it is 37.2%"),
+        ("memory_bytes > 70 GiB", "memory_bytes > 70 GiB: it is 71.50 GiB"),
+        ("fits == false", "fits == false: it is false"),
+        ("searches > 1", "searches > 1: it is 2,000"),
+    ],
+)
+def test_what_was_seen_is_said_as_it_was_asked(condition: str, seen: str) -> None:
+    answer = {"mfu": 0.3719, "memory_bytes": 71.5 * 2**30, "fits": False, "searches": 2000}
+    with pytest.raises(ThresholdMissed, match=re.escape(seen)):
+        check_thresholds(answer, [condition])
 
 
 NAMED = (

@@ -110,6 +110,14 @@ def test_stages_keep_their_cuts_where_the_target_can_say_them() -> None:
     assert cuts_of(nearest(plan, "megatron-lm")) == (0, 15, 32)
 
 
+def test_other_recomputation_asks_for_a_plan_of_its_own() -> None:
+    large = plan_of(micro_batch=8)
+    mixed = by_stage(cut(large, 0, 15, 32), "full", "none")
+    assert "planned with --recompute full from the start" in nearest(mixed, "megatron-lm").warnings[-1]
+    uneven = cut(plan_of(recompute="full"), 0, 15, 32)
+    assert "from the start" not in nearest(uneven, "nanotron").warnings[-1]
+
+
 def test_degrees_are_not_touched() -> None:
     with pytest.raises(Unsupported, match="pipeline parallelism .*plan again with --pipeline 1"):
         nearest(plan_of(), "hf-trainer")
