@@ -197,7 +197,7 @@ def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_th
     [
         ("dgx-a100-80g:1", {}),  # FlashAttention-2 was written for it
         ("dgx-h100:1", {"attention": "native"}),
-        ("dgx-h100:1", {"stack": "megatron"}),  # has that kernel
+        ("dgx-h100:1", {"stack": "megatron"}),  # has one nearly as fast
     ],
 )
 def test_no_kernel_is_named_where_none_is_faster(cluster: str, options: dict[str, str]) -> None:
