@@ -59,7 +59,8 @@ AFTER = """
   and cut what that makes.
 * **One array on several ranks.** Tensor ranks have the columns of their own heads, queries, keys and values, one after
   the other. Were those of all heads to follow each other, equal parts of the array would be nobody's heads, and XLA
-  would deal them out again: `pythia-12b/v5p:2x2x4/tp4-fsdp4` sent 37,391 MiB so.
+  would deal them out again: `pythia-12b/v5p:2x2x4/tp4-fsdp4` sent 37,391 MiB so. What the product makes is pinned by
+  rank, too: XLA gathered the whole array for two ranks of `phi-4-14b`, which sent 8.9 % more.
 * **Whole sums.** Over all of a slice that is a square from 4x4, or has three dimensions, a reduce-scatter that is no
   ring is an all-reduce, twice the bytes. So is that of one of keys and values of a split sequence, and of both where
   each is more than 28 MiB (v6e: 48 MiB).
@@ -113,8 +114,7 @@ had been compiled before, for their memory, but what they send was not looked at
   (`qwen3-8b`, but not `8b-4`). Where heads of keys and values are fewer than tensor ranks but more than one, and data
   ranks are several (`3b-4`), gradients of what projections read change places between data ranks. Layers that are no
   part of a loop are gathered once or twice, and have no rings (`t5-small`). Gradients of what an encoder hands on are
-  summed whole (`t5-11b`). Two ranks gathered a whole array of queries, keys and values, and dealt out what it makes
-  (`phi-4-14b`).
+  summed whole (`t5-11b`).
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

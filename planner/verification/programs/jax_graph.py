@@ -29,6 +29,8 @@ class Setting(NamedTuple):
 
     sizes: Mapping[str, int]
     attention: Attention
+    lay: Pin
+    """Lays what a product with an array of several weights makes, by rank, as one of its results is pinned."""
     block: str = ""
 
 
@@ -96,7 +98,8 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
         array, dims = pending.pop(0)
         if isinstance(array, Part):
             key = id(array.whole)
-            products[key] = products[key] if key in products else x @ array.whole
+            if key not in products:
+                products[key] = _laid(x @ array.whole, array.columns.dealt, output["name"], setting)
             own = cut(products[key], array.columns)
             sizes = [setting.sizes[d] for d in output["dims"] if d not in inputs.dims(0)]
             result = own.reshape(*x.shape[:-1], *sizes)
@@ -111,6 +114,14 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
     if pending:
         raise NoProgram(f"operator {op['name']} has weights that belong to no output")
     return results
+
+
+def _laid(product: Any, ranks: int, name: str, setting: Setting) -> Any:
+    """Columns of a product where the ranks among which they are dealt have them: XLA may move weights else."""
+    if ranks == 1:
+        return product
+    by_rank = setting.lay(product.reshape(*product.shape[:-1], ranks, -1), f"{setting.block}.{name}")
+    return by_rank.reshape(product.shape)
 
 
 def _norm(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:

@@ -77,13 +77,13 @@ def weights_of(entries: Any, params: Mapping[str, Any], dtype: Any) -> dict[str,
     return found
 
 
-def make_loss(task: Task, exported: Any, pin: Pin, wrap: Wrap | None, attention: Attention) -> Any:
+def make_loss(task: Task, exported: Any, pin: Pin, lay: Pin, wrap: Wrap | None, attention: Attention) -> Any:
     """Mean loss of ``(params, data)``; ``wrap`` recomputes what the plan recomputes."""
     graph, dtype = task["graph"], jnp.dtype(task["dtype"])
     blocks = {b["name"]: b for b in graph["blocks"]}
     if wrap is not None and exported.REMAT_SCOPE == "attention":
         attention = _recomputed(attention, wrap)
-    setting = Setting(graph["dims"], attention)
+    setting = Setting(graph["dims"], attention, lay)
 
     def apply(run: Mapping[str, Any], states: Any, params: Any, data: Any) -> Any:
         block = blocks[run["block"]]
@@ -168,12 +168,16 @@ def sharded_step(task: Task, exported: Any, mesh: Any, attention: Attention) -> 
     def pin(x: Any, name: str) -> Any:
         return exported.constrain(x, name, mesh) if name in exported.ACTIVATION_SPECS else x
 
+    def lay(x: Any, name: str) -> Any:
+        spec = exported.ACTIVATION_SPECS.get(name)
+        return x if spec is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
     def place(gradients: Tree) -> Tree:
         aims = exported.state_shardings(mesh, tree) if exported.SHARD_GRADIENTS else params
         device = jax.tree.map(lambda s: NamedSharding(mesh, s.spec), aims)
         return jax.lax.with_sharding_constraint(gradients, device)
 
-    loss = make_loss(task, exported, pin, exported.remat, attention)
+    loss = make_loss(task, exported, pin, lay, exported.remat, attention)
     step = make_step(task, loss, place, lambda state: exported.state_on_device(mesh, state))
     jitted = jax.jit(
         step,

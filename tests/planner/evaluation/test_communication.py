@@ -154,7 +154,6 @@ NOT_PRICED = {
     "xla-compiled/opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2",
     "xla-compiled/opt-1.3b/v6e:4x4/tp2-fsdp8-none",
     "xla-compiled/llama-2-7b/v6e:4x4/tp8-fsdp2-selective",
-    "xla-compiled/phi-4-14b/v5p:2x2x4/tp2-fsdp8-full",
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
 }
 """docs/communication.md says why."""
