@@ -93,7 +93,7 @@ def solve_network(
     first, solver = NOTHING, None
     try:
         if below == np.inf:
-            first = _first_answer(network)
+            first = _first_answer(network, deadline)
         now = time.monotonic()
         if first.cost < np.inf and now > deadline:
             return first
@@ -114,10 +114,10 @@ def solve_network(
     return answer
 
 
-def _first_answer(network: Network) -> NetworkAnswer:
+def _first_answer(network: Network, deadline: float) -> NetworkAnswer:
     """A choice for a network that is reduced afterwards, which may lose it."""
     tidied = network.fork()
-    found, bound = first_choice(tidied)
+    found, bound = first_choice(tidied, deadline)
     return NOTHING if found is None else NetworkAnswer(tidied.expand(found.choice), found.cost, bound)
 
 
@@ -185,7 +185,7 @@ class _Anytime:
         self._consider(greedy(self.relaxation))
         self.looking = time.monotonic() - start
         if self.found is None:
-            self._consider(frugal(self.proof))
+            self._consider(frugal(Relaxation(self.proof, {}), self.deadline))
 
     @property
     def cutoff(self) -> float:

@@ -4,6 +4,8 @@ Whatever the reductions and all that follows then take, there is an answer. It i
 where that fits nowhere, by prices that put memory first.
 """
 
+import time
+
 import numpy as np
 
 from planner.intra_op.forward_checking import look_ahead
@@ -17,25 +19,38 @@ DEAR_MEMORY = 100.0
 """Price of a whole memory row, in largest costs, that makes memory come first."""
 
 
-def first_choice(network: Network) -> tuple[Found | None, float]:
+def first_choice(network: Network, deadline: float) -> tuple[Found | None, float]:
     """A choice that fits, if one is easily found, and a bound; of ``network``, which becomes arc consistent.
 
+    It is looked for even if that takes longer than the ``deadline``, but then in the way that fails least.
     Raises `Infeasible` where no strategy of some node is left, or where even the least memory is too much.
     """
     settle(network)
     drop_forbidden(network)
     relaxation = Relaxation(network, {})
+    start = relaxation.snapshot()
     relaxation.sweep()
     value = relaxation.value()
-    return greedy(relaxation) or frugal(network), value - MARGIN * abs(value)
+    found = greedy(relaxation, deadline) if time.monotonic() < deadline else None
+    if found is None:
+        relaxation.restore(start)
+        found = frugal(relaxation, deadline)
+    return found, value - MARGIN * abs(value)
 
 
-def frugal(network: Network) -> Found | None:
-    """A choice that fits, read off prices that put memory first; with a look at what it forces, where that fails."""
+def frugal(relaxation: Relaxation, deadline: float) -> Found | None:
+    """A choice that fits, read off prices that put memory first; with a look at what it forces, where that fails.
+
+    That look comes first where there is no time for both. The ``relaxation`` must be as it was made, and has those
+    prices afterwards.
+    """
+    network = relaxation.network
     dear = DEAR_MEMORY * _largest_cost(network) / float(network.capacity.max(initial=1.0))
-    relaxation = Relaxation(network, {int(row): dear for row in network.rows})
+    relaxation.restore(relaxation.snapshot()._replace(prices=np.full(network.rows.size, dear)))
     relaxation.sweep()
-    return greedy(relaxation) or look_ahead(relaxation)
+    if time.monotonic() > deadline:
+        return look_ahead(relaxation) or greedy(relaxation)
+    return greedy(relaxation, deadline) or look_ahead(relaxation)
 
 
 def _largest_cost(network: Network) -> float:

@@ -48,16 +48,18 @@ Regrets = Callable[[Found], Mapping[int, float]]
 """Of a choice: node -> how much less another of its strategies might cost; what is not known is not there."""
 
 
-def greedy(relaxation: Relaxation) -> Found | None:
+def greedy(relaxation: Relaxation, deadline: float = math.inf) -> Found | None:
     """A choice that fits, read off the messages node by node, then bettered one node at a time.
 
     Each node takes the strategy that looks cheapest among those that exceed the memory left to it by least.
-    None where the outcome is forbidden or still too large.
+    None where the outcome is forbidden or still too large. All nodes are gone through once, whatever the clock says.
     """
     network = relaxation.network
     room = network.capacity.copy()
     choice: Positions = {}
-    for _ in range(GREEDY_ROUNDS):
+    for turn in range(GREEDY_ROUNDS):
+        if turn and time.monotonic() > deadline:
+            break
         for v in relaxation.order:
             pieces = network.pieces[v].items()
             if v in choice:

@@ -6,6 +6,7 @@ import time
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.errors import Infeasible
 from planner.intra_op import anytime
@@ -17,11 +18,11 @@ from planner.intra_op.neighbourhood import greedy
 
 
 @settings(max_examples=200, deadline=None)
-@given(contest_problems())
-def test_a_first_choice_fits_and_costs_what_it_says(problem: ContestProblem) -> None:
+@given(contest_problems(), st.sampled_from([math.inf, -math.inf]))
+def test_a_first_choice_fits_and_costs_what_it_says(problem: ContestProblem, deadline: float) -> None:
     network, least = network_of(problem), best(problem)
     try:
-        found, bound = first_choice(network)
+        found, bound = first_choice(network, deadline)
     except Infeasible:
         assert least is None
         return
@@ -39,7 +40,7 @@ def test_prices_that_put_memory_first_leave_more_of_it(seed: int) -> None:
     network = network_of(problem)
     relaxation = Relaxation(network, {})
     relaxation.sweep()
-    by_costs, by_memory = greedy(relaxation), frugal(network)
+    by_costs, by_memory = greedy(relaxation), frugal(Relaxation(network, {}), math.inf)
     assert by_costs is not None
     assert by_memory is not None
     costly, least = ([s for _, s in sorted(f.choice.items())] for f in (by_costs, by_memory))
@@ -48,7 +49,7 @@ def test_prices_that_put_memory_first_leave_more_of_it(seed: int) -> None:
 
 def test_without_time_nothing_but_the_first_choice_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_contest_problem(400, 5, seed=6, share=0.2)
-    found, bound = first_choice(network_of(problem))
+    found, bound = first_choice(network_of(problem), -math.inf)
     assert found is not None
     monkeypatch.setattr(anytime, "shrink", None)
     solution = solve_contest_problem(problem, time.monotonic())
@@ -57,7 +58,7 @@ def test_without_time_nothing_but_the_first_choice_is_made(monkeypatch: pytest.M
 
 def test_a_first_choice_that_nothing_beats_in_time_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_contest_problem(400, 5, seed=6, share=0.2)
-    found, _ = first_choice(network_of(problem))
+    found, _ = first_choice(network_of(problem), math.inf)
     assert found is not None
     monkeypatch.setattr(anytime._Anytime, "run", lambda solver: None)
     assert solve_contest_problem(problem, time.monotonic() + 20).cost == found.cost

@@ -8,12 +8,12 @@ from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import HealthCheck, given, settings
 
 from planner.errors import Infeasible
-from planner.intra_op import memory_branches
+from planner.intra_op import anytime, memory_branches
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
-from planner.intra_op.memory_branches import solve_branches
+from planner.intra_op.memory_branches import MemoryTree, solve_branches
 from planner.intra_op.shrinking import shrink
 
 
@@ -57,3 +57,33 @@ def test_without_time_the_bound_holds() -> None:
     problem = random_contest_problem(40, 6, seed=1, share=0.4)
     expected = solve_network(network_of(problem), time.monotonic() + 20)
     assert solved(problem, seconds=0).lower_bound <= expected.cost
+
+
+def test_branches_go_on_where_they_were_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_branches, "SMALL", 300)
+    problem = random_contest_problem(40, 6, seed=1, share=0.4)
+    network = network_of(problem)
+    shrink(network)
+    at_once = MemoryTree(network.fork(), {}, solve_network).explore(math.inf, time.monotonic() + 20)
+    tree = MemoryTree(network, {}, solve_network)
+    first = tree.explore(math.inf, time.monotonic() + 0.1)
+    second = tree.explore(math.inf, time.monotonic() + 20)
+    assert first.lower_bound <= second.lower_bound
+    assert second.cost == second.lower_bound == at_once.cost == at_once.lower_bound
+
+
+def test_what_is_apart_is_parted_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_contest_problem(40, 6, seed=2, share=0.1)
+    at_once = solve_network(network_of(problem), time.monotonic() + 20)
+    parted, part = [], MemoryTree._part
+    monkeypatch.setattr(MemoryTree, "_part", lambda tree, branch: parted.append(branch) or part(tree, branch))
+    monkeypatch.setattr(memory_branches, "SMALL", 100)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "FAR_APART", 1e-6)
+    in_branches = solve_network(network_of(problem), time.monotonic() + 20)
+    assert parted
+    assert in_branches.cost == in_branches.lower_bound == at_once.cost
+    parted.clear()
+    monkeypatch.setattr(anytime, "PARTED", 0)
+    solve_network(network_of(problem), time.monotonic() + 20)
+    assert not parted
