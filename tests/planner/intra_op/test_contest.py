@@ -354,7 +354,7 @@ def test_ctrl_c_leaves_the_best_choice_so_far(monkeypatch, when):
 
 
 def test_ctrl_c_before_any_choice_is_no_answer(monkeypatch):
-    def interrupt(network):
+    def interrupt(network, deadline):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(anytime, "first_choice", interrupt)
