@@ -4,6 +4,7 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 `Parallelism` into an `Estimate`. The search, the command line, validation and what-ifs all come here.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +19,7 @@ from planner.evaluation.checks import check_degrees
 from planner.evaluation.cuts import even_cuts, ranks_of
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
 from planner.evaluation.lookup import beside_first, with_lookup
-from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, over_step
+from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, most_held, over_step
 from planner.evaluation.padding import padded_weights
 from planner.evaluation.rematerialisation import repeated_flops, under_policy
 from planner.evaluation.setting import setting_of, spread_of
@@ -292,10 +293,12 @@ class Evaluator:
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
         return step_time(self.setting, plan, mesh, stages, self._around).total
 
-    def memory(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
-        """What `estimate` will say of the fullest device [bytes]."""
+    def memory(
+        self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...], limit: float = math.inf
+    ) -> float:
+        """What `estimate` will say of the fullest device [bytes], or what any has that is above ``limit``."""
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        return max(m.total for _, m in memory_by_rank(self.setting, plan, mesh, stages))
+        return most_held(self.setting, plan, mesh, stages, limit)
 
     def estimate(
         self, plan: Parallelism, shardings: Shardings | None = None, cuts: tuple[int, ...] | None = None

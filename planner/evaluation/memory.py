@@ -337,8 +337,8 @@ def in_flight(plan: Parallelism, stages: Sequence[StageCost]) -> Iterator[tuple[
 
 def memory_by_rank(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
-) -> tuple[tuple[int, DeviceMemory], ...]:
-    """Pipeline ranks with their memory; of ranks that run equal stages, the one that holds most."""
+) -> Iterator[tuple[int, DeviceMemory]]:
+    """Pipeline ranks with their memory, in turn; of ranks that run equal stages, the one that holds most."""
     peaks = activation_peaks(plan, stages)
     fullest: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
     for rank, ss in enumerate(ranks_of(plan)):
@@ -346,10 +346,20 @@ def memory_by_rank(
         if same not in fullest or peaks[rank] > peaks[fullest[same][0]]:
             fullest[same] = (rank, ss)
     job, software, limit = setting.job, setting.software, setting.cluster.device.memory
-    return tuple(
-        (rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software, limit))
-        for rank, ss in fullest.values()
-    )
+    for rank, ss in fullest.values():
+        yield rank, device_memory([stages[s] for s in ss], peaks[rank], job, plan, mesh, software, limit)
+
+
+def most_held(
+    setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], limit: float
+) -> float:
+    """Bytes of the fullest rank, or of the first that holds more than ``limit``."""
+    most = 0.0
+    for _, rank in memory_by_rank(setting, plan, mesh, stages):
+        most = max(most, rank.total)
+        if most > limit:
+            break
+    return most
 
 
 def steady_microbatches(plan: Parallelism) -> int:

@@ -329,7 +329,7 @@ class Search:
         After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these.
         """
         floors = self.floors
-        levels = (lambda c: floors.whole(c).memory_bytes, lambda c: floors.staged(c).memory_bytes)
+        levels = (lambda c: floors.whole(c).memory_bytes, lambda c: floors.staged(c, math.inf).memory_bytes)
         both = {*tight, *(c._replace(lean=True) for c in tight if c.tensor > 1)}
         heap = [(floors.early(c), c, 0) for c in both]
         heapq.heapify(heap)

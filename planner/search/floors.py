@@ -385,15 +385,15 @@ class Floors:
         """The plan with its stages' policies, where those are fixed."""
         return with_bare_stages(plan, self.cuts[c], self._policies) if self._policies else plan
 
-    def staged(self, c: Candidate) -> Floor:
-        """The same with the memory of the stages; those that do not fit are recut."""
+    def staged(self, c: Candidate, limit: float | None = None) -> Floor:
+        """The same with the memory of the stages, or of one above a ``limit``; those that do not fit are recut."""
         seconds = self.staged_time(c).seconds
         plan, shardings = parallelism(c), self.sharding(c)
-        memory = self.evaluator.memory(self.with_stages(c, plan), shardings, self.cuts[c])
+        own, enough = self.with_stages(c, plan), limit or self.limit
+        memory = self.evaluator.memory(own, shardings, self.cuts[c], enough)
         tight = memory > self.limit and not self._policies
         recut = cut_layers_to_fit(self.evaluator, plan, shardings, self.limit) if tight else None
         if recut is None:
             return Floor(seconds, memory)
-        self.cuts[c] = recut
-        seconds = self.evaluator.floor(plan, shardings, recut)
-        return Floor(seconds, self.evaluator.memory(plan, shardings, recut))
+        self.cuts[c], seconds = recut, self.evaluator.floor(plan, shardings, recut)
+        return Floor(seconds, self.evaluator.memory(plan, shardings, recut, enough))

@@ -32,7 +32,7 @@ def polished(
             if evaluator.floor(plan, shardings, moved) >= LESS * best:
                 continue
             seconds = evaluator.seconds(plan, shardings, moved)
-            if seconds < LESS * best and evaluator.memory(plan, shardings, moved) <= limit:
+            if seconds < LESS * best and evaluator.memory(plan, shardings, moved, limit) <= limit:
                 cuts, best, improving = moved, seconds, True
     return cuts, estimate if cuts == start[0] else evaluator.estimate(plan, shardings, cuts)
 
