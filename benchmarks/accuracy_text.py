@@ -225,7 +225,9 @@ FAR_OFF = """\
 
 Step time, dense:
 
-* **Long sequences on Hopper** (TRL +14 to +23 %, ml-engineering +37 %): attention, see above.
+* **Long sequences on Hopper** (TRL +11 %, ml-engineering +37 %): attention, see above. A clock that falls less under
+  attention would explain them, but not the rest
+  ([decision 11](decisions/0011-one-share-for-products-and-attention.md)).
 * **YaFSDP on A100** with 2,048 tokens a device: -45 to -49 % (with 8,192 -10 %), on links that are not stated.
 * **MI300X under TransformerEngine** of October 2024: -24 to -55 %, H100 and H200 in the same issues -31 to +7 %.
 * **torchprime's 405B**: -26 and -28 %; its tensor ranks are squares of chips that share what layers hand on.
@@ -266,8 +268,9 @@ Step time, mixtures of experts:
 
 Memory:
 
-* **ATorch's FSDP**: -47 to -62 %. Its script runs fp32 weights under autocast, so that layers hand on fp32, and by
-  `use_cache` keeps every layer's keys and values.
+* **ATorch's FSDP**: -33 to -45 %, and its steps +8 to +22 %. Its script runs fp32 weights under autocast, which is how
+  they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
+  are not counted.
 * **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.
 * **Long sequences of Llama-3.1-8B** on H200 and B200 (ml-engineering): +10 to +19 %.
 * **Called impossible**: Llama-4 Scout of torchtitan, as printed (inputs of its products alone are 270 of 173 GiB); a
