@@ -79,8 +79,13 @@ def sums_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
 
 
 def reduces_after(plan: Parallelism, software: SoftwareSpec) -> bool:
-    """Whether gradients of sharded states are summed whole, all at once after the last backward."""
-    return plan.zero_stage > 0 and sums_whole(plan, software) and software.sums_copies != "always"
+    """Whether gradients are summed whole, all at once after the last backward.
+
+    Those of sharded states are, and all where a stack sums none beside the backward, as it flattens them into one
+    buffer (NVIDIA/Megatron-LM v2.2 megatron/model/distributed.py allreduce_gradients).
+    """
+    at_once = plan.zero_stage > 0 or not software.overlap_data
+    return at_once and sums_whole(plan, software) and software.sums_copies != "always"
 
 
 def lie_whole(plan: Parallelism, software: SoftwareSpec) -> bool:
