@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from planner.graph import Graph, count_parameters
+from planner.flops import Counting
+from planner.graph import Graph, count_parameters, has_scans
 from planner.models.catalog import build_graph, load_model, sequence_length
 from planner.models.families import ARCHITECTURES, FAMILIES
 from planner.models.model import Model
+from planner.operators import backward_flops, forward_flops
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -95,14 +97,17 @@ def framework_parameters(graph: Graph) -> dict[str, int]:
     return dict(found)
 
 
+def small_graph(row: dict[str, Any]) -> Graph:
+    model = Model(name="small", family=row["config"]["model_type"], config=row["config"])
+    return build_graph(model, sequence_length(model) or row.get("tokens", 8))
+
+
 @pytest.mark.parametrize(
     "row", rows("hf_parameters"), ids=lambda row: f"{row['class']}-{len(row['parameters'])}"
 )
 def test_every_parameter_of_the_class_is_there(row: dict[str, Any]) -> None:
     """Name by name, element by element; a fused parameter is the sum of its parts."""
-    model = Model(name="small", family=row["config"]["model_type"], config=row["config"])
-    graph = build_graph(model, sequence_length(model) or 8)
-    assert framework_parameters(graph) == row["parameters"]
+    assert framework_parameters(small_graph(row)) == row["parameters"]
 
 
 def test_every_family_is_compared_with_its_class() -> None:
@@ -110,6 +115,28 @@ def test_every_family_is_compared_with_its_class() -> None:
     compared = {row["config"]["model_type"] for row in rows("hf_parameters")}
     assert set(FAMILIES) - compared == {"dit", "kimi_k2", "transformer"}
     assert set(ARCHITECTURES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in rows("hf_parameters") if "tokens" in row],
+    ids=lambda row: f"{row['class']}-{row['fwd_flops']}-{len(row['parameters'])}",
+)
+def test_flops_of_the_class_are_what_torch_counts(row: dict[str, Any]) -> None:
+    """Exactly: eager attention, which multiplies whole matrices (benchmarks/counting_families.py)."""
+    graph, eager = small_graph(row), Counting(causal=False, attention_kernel="plain")
+    assert forward_flops(graph, 1, eager) == row["fwd_flops"]
+    assert backward_flops(graph, 1, eager) == row["bwd_flops"]
+
+
+def test_flops_of_every_decoder_are_compared() -> None:
+    """But those of linear recurrences (tests/planner/test_scans.py), and of Llama 4, whose class runs all experts."""
+    language = [
+        row for row in rows("hf_parameters") if ARCHITECTURES[row["config"]["model_type"]] == "decoder"
+    ]
+    others = {row["config"]["model_type"] for row in language if "tokens" not in row}
+    scans = {row["config"]["model_type"] for row in language if has_scans(small_graph(row))}
+    assert others == scans | {"llama4_text"}
 
 
 def test_minimax_m2_has_the_parameters_of_its_class() -> None:

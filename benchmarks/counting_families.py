@@ -1,0 +1,73 @@
+"""FLOPs that torch counts of transformers' small models, kept beside their parameters.
+
+    pip install torch==2.13.0 transformers==5.23.0
+    python benchmarks/counting_families.py    # write tests/data/hf_parameters.jsonl again
+
+Models run on the CPU with eager attention, which multiplies whole matrices of scores, and experts of which each takes
+only the tokens that chose it. The backward is that of all parameters.
+
+Source: ``torch.utils.flop_counter.FlopCounterMode``.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.graph import has_scans
+from planner.models.catalog import build_graph
+from planner.models.model import Model
+
+TRUTH = Path(__file__).parents[1] / "tests" / "data" / "hf_parameters.jsonl"
+
+TOKENS = 16
+"""Of the one sequence that is counted; no small model has room for fewer."""
+
+LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+"""Ends of the names of classes that take tokens and their labels."""
+
+EVERY_EXPERT = frozenset({"llama4_text"})
+"""Families whose class multiplies every token with every expert, to forget what was not chosen."""
+
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+"""Tokens within the small vocabularies, unlike those of the classes' defaults."""
+
+
+def is_counted(row: Mapping[str, Any]) -> bool:
+    """Whether the class runs what it is counted for; linear recurrences have counts of their own (scan_flops)."""
+    family = row["config"]["model_type"]
+    if family in EVERY_EXPERT or not row["class"].endswith(LANGUAGE):
+        return False
+    return not has_scans(build_graph(Model(name="small", family=family, config=row["config"]), TOKENS))
+
+
+def counted(row: Mapping[str, Any]) -> dict[str, int]:
+    """FLOPs of one sequence, forward and backward."""
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    build = getattr(transformers, row["class"])
+    sizes = {name: value for name, value in row["config"].items() if name != "model_type"}
+    config = build.config_class(**ENDS | sizes, attn_implementation="eager", experts_implementation="eager")
+    model, tokens = build(config), torch.arange(TOKENS)[None]
+    with FlopCounterMode(display=False) as forward:
+        loss = model(input_ids=tokens, labels=tokens).loss
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    return {
+        "tokens": TOKENS,
+        "fwd_flops": forward.get_total_flops(),
+        "bwd_flops": backward.get_total_flops(),
+    }
+
+
+def main() -> None:
+    """Count every row again."""
+    rows = [json.loads(line) for line in TRUTH.read_text().splitlines()]
+    found = [{**row, **counted(row)} if is_counted(row) else row for row in rows]
+    TRUTH.write_text("".join(json.dumps(row) + "\n" for row in found))
+
+
+if __name__ == "__main__":
+    main()
