@@ -1,7 +1,7 @@
 """Models as the run format describes them (sizes in one flat table) -> `Model`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from planner.graph import count_parameters
 from planner.models.config import Experts, LatentAttention, LayerKind, TransformerConfig
@@ -9,6 +9,8 @@ from planner.models.decoders import MOST_LAYERS
 from planner.models.model import Model
 from planner.models.reading import ConfigReader, expert_groups
 from planner.models.transformer import transformer_graph
+
+W = TypeVar("W", bound=str)
 
 RUN_FIELDS = frozenset(
     {
@@ -21,6 +23,10 @@ RUN_FIELDS = frozenset(
         "ffn_hidden",
         "d_ff",
         "gated_mlp",
+        "activation",
+        "norm",
+        "bias",
+        "positions",
         "qk_norm",
         "vocab",
         "seq",
@@ -51,8 +57,20 @@ RUN_FIELDS = frozenset(
 QK_NORMS: tuple[Literal["none"], Literal["head"], Literal["full"]] = ("none", "head", "full")
 """What queries and keys are normalised over: each head by itself, or all of them together."""
 
+NORMS: tuple[Literal["rms"], Literal["layer"], Literal["layer_no_bias"]] = ("rms", "layer", "layer_no_bias")
+
+POSITIONS: tuple[Literal["rotary"], Literal["learned"], Literal["none"]] = ("rotary", "learned", "none")
+"""Queries and keys are rotated, or a table is added to the embedding; ``none`` is ALiBi, too, inside attention."""
+
+ACTIVATIONS: tuple[Literal["silu"], Literal["gelu"], Literal["relu"], Literal["relu2"]] = (
+    "silu",
+    "gelu",
+    "relu",
+    "relu2",
+)
+
 FAMILY = "transformer"
-"""Family of models given by sizes alone: rotary positions, RMS norms, no biases."""
+"""Family of models given by sizes alone: with gates as Llama, without as GPT, unless fields say otherwise."""
 
 
 def transformer_from_run(fields: Mapping[str, Any]) -> Model:
@@ -90,8 +108,10 @@ def _nearest_tying(config: TransformerConfig, printed: float) -> bool:
 def read_run_model(read: ConfigReader, name: str) -> TransformerConfig:
     """Sizes of the run format -> `TransformerConfig`.
 
-    ``gated_mlp`` is taken as true where absent, and the embeddings as tied in GPT-like models (those without
-    gates), as Megatron-LM has them by default (``--untie-embeddings-and-output-weights`` is off).
+    ``gated_mlp`` is taken as true where absent. Models without gates are GPT-like where nothing else is said, as
+    Megatron-LM has them by default: tied embeddings (``--untie-embeddings-and-output-weights`` is off), learned
+    positions as long as ``seq`` (``--position-embedding-type``), biases (``--disable-bias-linear`` is off),
+    layer norms (``--normalization``) and GELU.
     """
     hidden, heads = read.integer("hidden"), read.integer("heads")
     if not read.has("head_dim") and hidden % heads:
@@ -100,8 +120,10 @@ def read_run_model(read: ConfigReader, name: str) -> TransformerConfig:
     if heads % kv_heads:
         raise read.fail("kv_heads", f"must divide the {heads} heads, found {kv_heads}")
     gated = read.flag("gated_mlp", default=True)
-    layers = _layers(read)
     latent = _latent(read)
+    bias = read.flag("bias", default=not gated)
+    positions = _word(read, "positions", POSITIONS, "rotary" if gated else "learned")
+    layers = _layers(read, rotary=positions == "rotary")
     return TransformerConfig(
         name=name,
         layers=layers,
@@ -113,24 +135,30 @@ def read_run_model(read: ConfigReader, name: str) -> TransformerConfig:
         vocab=read.integer("vocab"),
         tied=read.flag("tied", default=not gated),
         gated=gated,
+        activation=_word(read, "activation", ACTIVATIONS, "silu" if gated else "gelu"),
+        norm=_word(read, "norm", NORMS, "rms" if gated else "layer"),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        positions=read.integer("seq", default=0, least=0) if positions == "learned" else 0,
         window=read.integer("sliding_window", default=0, least=0),
         experts=_experts(read),
         latent=latent,
-        qk_norm=_qk_norm(read),
+        qk_norm=_word(read, "qk_norm", QK_NORMS, "none"),
         scheme="deepseek" if latent else "llama",
         mtp_layers=read.integer("mtp_layers", default=0, least=0, most=len(layers)),
     )
 
 
-def _qk_norm(read: ConfigReader) -> Literal["none", "head", "full"]:
-    word = read.text("qk_norm", default="none")
-    for known in QK_NORMS:
-        if word == known:
-            return known
-    raise read.fail("qk_norm", f"must be {', '.join(QK_NORMS[:-1])} or {QK_NORMS[-1]}, found {word!r}")
+def _word(read: ConfigReader, key: str, known: tuple[W, ...], default: W) -> W:
+    word = read.text(key, default=default)
+    for choice in known:
+        if word == choice:
+            return choice
+    raise read.fail(key, f"must be {', '.join(known[:-1])} or {known[-1]}, found {word!r}")
 
 
-def _layers(read: ConfigReader) -> tuple[LayerKind, ...]:
+def _layers(read: ConfigReader, *, rotary: bool) -> tuple[LayerKind, ...]:
     count = read.integer("layers", most=MOST_LAYERS)
     windowed = 0
     if read.integer("sliding_window", default=0, least=0):
@@ -140,6 +168,7 @@ def _layers(read: ConfigReader) -> tuple[LayerKind, ...]:
         LayerKind(
             attention="window" if (i + 1) * windowed // count > i * windowed // count else "full",
             mlp="moe" if i in moe else "dense",
+            rotary=rotary,
         )
         for i in range(count)
     )

@@ -1,21 +1,26 @@
 """What a run trains: its `Model`, with what its sizes leave unsaid."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster_specs.errors import InputError
 from planner.models.model import Model
 from planner.runs.assumptions import Assumptions
 from planner.runs.record import RunFile
 
-NORMED_QUERIES: Sequence[tuple[str, str]] = (
-    (r"qwen-?3(?![.-]?(5|next))|gemma-?3", "head"),
-    (r"olmo-?2|olmoe", "full"),
+FAMILIES: Sequence[tuple[str, Mapping[str, str | bool]]] = (
+    (r"qwen-?3(?![.-]?(5|next))|gemma-?3", {"qk_norm": "head"}),
+    (r"olmo-?2|olmoe", {"qk_norm": "full"}),
+    (r"nemotron-?4|nemotron-(8|15|22)b", {"positions": "rotary", "bias": False, "activation": "relu2"}),
+    (r"gpt-?neox|pythia", {"positions": "rotary"}),
+    (r"falcon-\d+b", {"positions": "rotary", "bias": False}),
+    (r"bloom", {"positions": "none"}),
 )
-"""Families by their names -> ``qk_norm`` where a run gives sizes alone.
+"""Families by their names -> what they have where a run gives sizes alone.
 
 Source: huggingface/transformers ``modeling_qwen3.py``, ``modeling_qwen3_moe.py``, ``modeling_gemma3.py`` (``q_norm``
-of a head's dims), ``modeling_olmo2.py``, ``modeling_olmoe.py`` (of all heads).
+of a head's dims), ``modeling_olmo2.py``, ``modeling_olmoe.py`` (of all heads), ``modeling_gpt_neox.py``,
+``modeling_falcon.py``, ``modeling_bloom.py`` (ALiBi); arXiv:2402.16819, section 2.1 (Nemotron-4).
 """
 
 
@@ -34,16 +39,16 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
         if vocabulary_multiple and isinstance(rows, int) and rows % vocabulary_multiple:
             sizes["vocab"] = vocabulary_multiple * (rows // vocabulary_multiple + 1)
             assume.made.append(f"vocab={sizes['vocab']} (as the stack pads {rows})")
-        family = _normed_queries(run)
-        if "qk_norm" not in sizes and family is not None:
-            sizes["qk_norm"] = family
-            assume.made.append(f"qk_norm={family} (as {run.model.name} has it)")
+        for field, usual in _of_family(run).items():
+            if field not in sizes:
+                sizes[field] = usual
+                assume.made.append(f"{field}={usual} (as {run.model.name} has it)")
         return model_of_run(sizes)
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
     return load_model(run.model.name)
 
 
-def _normed_queries(run: RunFile) -> str | None:
+def _of_family(run: RunFile) -> Mapping[str, str | bool]:
     name = run.model.name or ""
-    return next((norm for pattern, norm in NORMED_QUERIES if re.match(pattern, name, re.IGNORECASE)), None)
+    return next((has for pattern, has in FAMILIES if re.match(pattern, name, re.IGNORECASE)), {})
