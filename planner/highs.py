@@ -27,6 +27,19 @@ class RowProgram(NamedTuple):
     values: Vector
 
 
+class Silent(highspy.Highs):  # type: ignore[misc]  # (highspy has no types)
+    """HiGHS that prints nothing.
+
+    From 1.16 on the first of a process prints its name as callbacks are set, which is before its maker can ask for
+    silence. With a log that goes nowhere the name counts as said, for solvers that others make, too.
+    """
+
+    def enableCallbacks(self) -> None:  # noqa: N802 (highspy's name)
+        """Set callbacks, with the log closed first."""
+        self.setOptionValue("log_to_console", False)
+        super().enableCallbacks()
+
+
 def release_threads() -> None:
     """Let the next solver choose its threads: the first solve fixes them for the process, a caller's own too."""
     highspy.Highs.resetGlobalScheduler(True)
@@ -54,7 +67,7 @@ def loaded(program: RowProgram, options: Mapping[str, Any]) -> Any:
     model.a_matrix_.start_, model.a_matrix_.index_ = program.starts, program.columns
     model.a_matrix_.value_ = program.values
     release_threads()
-    solver = highspy.Highs()
+    solver = Silent()
     solver.silent()
     for option, value in {**REPEATABLE, **options}.items():
         solver.setOptionValue(option, value)

@@ -279,9 +279,10 @@ def _solver(seconds: float, gap: float) -> tuple[Any, Method]:
     import pulp
 
     if pulp.HiGHS(msg=False).available():
-        from planner.highs import REPEATABLE, release_threads
+        from planner.highs import REPEATABLE, Silent, release_threads
 
         release_threads()
+        Silent()  # so that the one that PuLP makes has no name left to print
         return pulp.HiGHS(msg=False, **REPEATABLE, timeLimit=seconds, gapRel=gap), "highs"
     path = shutil.which("cbc") or pulp.PULP_CBC_CMD.pulp_cbc_path
     return pulp.COIN_CMD(msg=False, threads=1, timeLimit=seconds, gapRel=gap, path=path), "cbc"

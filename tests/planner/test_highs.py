@@ -1,4 +1,7 @@
-"""HiGHS under Ctrl-C."""
+"""HiGHS under Ctrl-C, and silent."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -37,3 +40,17 @@ def test_ctrl_c_ends_the_solver_before_it_is_passed_on() -> None:
     assert not solver.is_solver_running()
     run(solver)  # and can be used again
     assert solver.getInfo().objective_function_value == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "from planner.highs import Silent; Silent()",
+        "from planner.intra_op.ilp import _solver; _solver(1.0, 0.0)",
+    ],
+)
+def test_prints_nothing_in_a_fresh_process_nor_does_the_solver_that_pulp_makes_next(make: str) -> None:
+    """HiGHS 1.16 prints its name as the first solver of a process is made: standard output is the caller's."""
+    code = f"{make}; import highspy; highspy.Highs()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b""
