@@ -1,12 +1,14 @@
 """A graph as PyTorch's autocast runs it over fp32 weights: products in 16 bits, what layers hand on in fp32.
 
-Embeddings, norms and learned positions make fp32 of fp32 weights; a sum has the widest type of its terms, so that what
-layers hand on stays in it. Rotary tables have that type as well. Each module casts what it multiplies, and its weight;
-the backward reads these casts, not what they were made of.
+Embeddings, norms and learned positions make fp32 of fp32 weights, but for norms that return the type that they were
+given (batch norms, and Gemma's); a sum has the widest type of its terms, so that what layers hand on stays in it.
+Rotary tables have that type as well. Each module casts what it multiplies, and its weight; the backward reads these
+casts, not what they were made of. Grouped products of experts are none of the operators that autocast knows.
 
 Source: PyTorch documentation, "Automatic Mixed Precision package" (ops that autocast to the lower type, and promotion);
 pytorch/pytorch ``aten/src/ATen/autocast_mode.cpp`` (``cached_cast``: casts of weights are shared, those of activations
-are not); huggingface/transformers modeling_llama.py (``LlamaRotaryEmbedding``: tables in the type of the embedding).
+are not); huggingface/transformers modeling_llama.py (``LlamaRotaryEmbedding``: tables in the type of the embedding),
+modeling_gemma3.py (``Gemma3RMSNorm``: ``type_as``), integrations/moe.py (``grouped_mm`` is not autocast-enabled).
 """
 
 from collections.abc import Mapping
@@ -46,13 +48,13 @@ def _wide(block: Block, receives: bool) -> frozenset[str]:
     wide = {t.name for t in block.tensors if t.dtype == "fp32"} | set(block.inputs if receives else ())
     for op in block.ops:
         arithmetic = operator_rule(op).arithmetic
-        if arithmetic in UNKNOWN:
+        if arithmetic in UNKNOWN or any("experts" in block.tensor[name].dims for name in _factors(op, block)):
             raise Unsupported(
                 f"operator {op.name!r} of block {block.name} is not priced under autocast: leave autocast out, so that "
                 "weights are cast as they are gathered"
             )
-        rotates = receives and _rotates(op)
-        if arithmetic not in LOWERED and (rotates or op.weights or not wide.isdisjoint(op.inputs)):
+        widens = _widens(op, block) or (receives and _rotates(op))
+        if arithmetic not in LOWERED and (widens or not wide.isdisjoint(op.inputs)):
             wide |= {name for name in op.outputs if block.tensor[name].dtype == "compute"}
     return frozenset(wide)
 
@@ -80,6 +82,14 @@ def _cast(block: Block, wide: frozenset[str]) -> Block:
         ops.append(op)
     fields = {name: getattr(block, name) for name in Block.model_fields}
     return Block(**fields | {"tensors": tuple(tensors.values()), "ops": tuple(ops)})
+
+
+def _widens(op: Op, block: Block) -> bool:
+    """Whether it makes fp32 of fp32 weights, whatever it reads."""
+    if op.kind != "norm":
+        return bool(op.weights)
+    spanned = {dim for name in op.weights for dim in block.tensor[name].dims}
+    return not spanned.isdisjoint(str(op.attributes["over"]).split()) and not op.attributes.get("wide")
 
 
 def _rotates(op: Op) -> bool:

@@ -37,18 +37,12 @@ def test_a_llama_hands_on_fp32_and_multiplies_16_bits() -> None:
 
 
 def test_every_module_casts_its_input_and_its_weight() -> None:
-    block = layer(cast("llama-3.2-1b"))
-    casts = {op.name: op.attributes["casts"] for op in block.ops if "casts" in op.attributes}
-    assert sorted(casts.values()) == [
-        1,
-        1,
-        2,
-        3,
-    ]  # queries and keys of attention; gate and up; queries, keys, values
-    graph, copies = (
-        cast("llama-3.2-1b"),
-        [t for t in block.tensors if t.name.startswith("w") and "_cast" in t.name],
-    )
+    """Queries and keys of attention; gate and up; queries, keys and values."""
+    graph = cast("llama-3.2-1b")
+    block = layer(graph)
+    casts = [op.attributes["casts"] for op in block.ops if "casts" in op.attributes]
+    assert sorted(casts) == [1, 1, 2, 3]
+    copies = [t for t in block.tensors if t.name.startswith("w") and "_cast" in t.name]
     hidden, wide, ffn = 2048, 512, 8192
     assert sum(map(graph.elements, copies)) == 2 * hidden**2 + 2 * hidden * wide + 3 * hidden * ffn
 
@@ -58,23 +52,36 @@ def test_a_fused_product_casts_its_input_once() -> None:
     assert all(op.attributes["casts"] == 1 for op in block.ops if "casts" in op.attributes)
 
 
-def test_what_begins_with_a_product_hands_on_16_bits() -> None:
-    """ResNet: convolutions come first, and fp32 is nowhere but in norms."""
-    graph = autocast(build_graph(load_model("resnet-50"), 1))
-    made = {
-        t.dtype
-        for b in graph.blocks
-        for op in b.ops
-        if op.kind == "conv"
-        for t in map(b.tensor.get, op.outputs)
-        if t
+def made_in_fp32(graph: Graph, kind: str) -> set[str]:
+    """Operators of a kind that make fp32 of what are activations."""
+    return {
+        op.name
+        for block in graph.blocks
+        for op in block.ops
+        if op.kind == kind and any(block.tensor[name].dtype == "fp32" for name in op.outputs)
     }
-    assert made == {"compute"}
 
 
-def test_kernels_of_others_are_refused() -> None:
+@pytest.mark.parametrize("kind", ["conv", "norm", "add"])
+def test_what_begins_with_a_product_stays_in_16_bits(kind: str) -> None:
+    """ResNet: convolutions come first, batch norms return the type that they were given."""
+    assert made_in_fp32(autocast(build_graph(load_model("resnet-50"), 1)), kind) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [("gemma-3-12b", {"attn_norm", "mlp_norm"}), ("qwen3-8b", {"attn_norm", "mlp_norm", "q_norm", "k_norm"})],
+)
+def test_norms_that_return_the_type_given_widen_nothing(name: str, wide: set[str]) -> None:
+    """Gemma's ``type_as``: only what reads the fp32 that layers hand on is fp32, not norms of products."""
+    norms = {op.name for op in layer(cast(name)).ops if op.kind == "norm"}
+    assert made_in_fp32(cast(name), "norm") & norms == wide
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "mixtral-8x7b"])
+def test_kernels_that_autocast_does_not_know_are_refused(name: str) -> None:
     with pytest.raises(Unsupported, match="not priced under autocast"):
-        cast("nemotron-h-8b")
+        cast(name)
 
 
 @pytest.mark.parametrize(
