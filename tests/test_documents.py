@@ -14,14 +14,15 @@ from cluster_specs.shipped import fabrics
 from planner.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    (?:.*&& )?(meshwright .+)$", re.MULTILINE)
 SAID = re.compile(r"`(meshwright [^`]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def blocks(path: Path, language: str) -> str:
@@ -33,6 +34,13 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def need_frameworks(code: str) -> None:
+    """Skip the test where a framework that the code imports is not installed."""
+    for framework in ("torch", "transformers", "jax"):
+        if re.search(rf"^(?:import|from) {framework}\b", code, re.MULTILINE):
+            pytest.importorskip(framework)
+
+
 def run(*command: str, cwd: Path = ROOT) -> str:
     result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
     assert result.returncode == 0, result.stderr
@@ -41,6 +49,7 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p, "python")], ids=relative)
 def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+    need_frameworks(blocks(path, "python"))
     run(sys.executable, "-W", "error", "-c", blocks(path, "python"), cwd=tmp_path)
 
 
@@ -92,16 +101,22 @@ def test_commands_and_their_options_exist(path: Path) -> None:
             assert set(OPTION.findall(options)) <= offered | {"--help"}, line
 
 
+def sections(path: Path) -> list[str]:
+    """Anchors of a document's headings, as GitHub makes them."""
+    return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in HEADING.findall(path.read_text())]
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
 def test_links_lead_somewhere(path: Path) -> None:
-    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+    for file, section in LINK.findall(path.read_text()):
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        assert not section or section in sections(target), f"{file}#{section}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_examples_print_what_they_say(path: Path) -> None:
-    for framework in ("torch", "transformers", "jax"):
-        if re.search(rf"^(?:import|from) {framework}\b", path.read_text(), re.MULTILINE):
-            pytest.importorskip(framework)
+    need_frameworks(path.read_text())
     printed = run(sys.executable, str(path))
     expected = path.with_suffix(".out")
     if expected.exists():
