@@ -1,4 +1,4 @@
-"""FLOPs that torch counts of transformers' small models, kept beside their parameters.
+"""FLOPs that torch counts of transformers' small models, and which layers have windows, beside their parameters.
 
     pip install torch==2.13.0 transformers==5.23.0
     python benchmarks/counting_families.py    # write tests/data/hf_parameters.jsonl again
@@ -41,8 +41,8 @@ def is_counted(row: Mapping[str, Any]) -> bool:
     return not has_scans(build_graph(Model(name="small", family=family, config=row["config"]), TOKENS))
 
 
-def counted(row: Mapping[str, Any]) -> dict[str, int]:
-    """FLOPs of one sequence, forward and backward."""
+def counted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """FLOPs of one sequence, forward and backward, and kinds of attention as the class has worked them out."""
     import torch
     import transformers
     from torch.utils.flop_counter import FlopCounterMode
@@ -55,11 +55,13 @@ def counted(row: Mapping[str, Any]) -> dict[str, int]:
         loss = model(input_ids=tokens, labels=tokens).loss
     with FlopCounterMode(display=False) as backward:
         loss.backward()
-    return {
+    found = {
         "tokens": TOKENS,
         "fwd_flops": forward.get_total_flops(),
         "bwd_flops": backward.get_total_flops(),
     }
+    kinds = getattr(config, "layer_types", None)
+    return found | ({"attention": kinds} if kinds else {})
 
 
 def main() -> None:

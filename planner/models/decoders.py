@@ -174,12 +174,12 @@ def gemma2(read: ConfigReader, name: str) -> TransformerConfig:
         norm_placement="sandwich",
         qkv_bias=bias,
         out_bias=bias,
-        score_cap=_capped(read, "attn_logit_softcapping", default=True),
-        logit_cap=_capped(read, "final_logit_softcapping", default=True),
+        score_cap=capped(read, "attn_logit_softcapping", default=True),
+        logit_cap=capped(read, "final_logit_softcapping", default=True),
     )
 
 
-def _capped(read: ConfigReader, key: str, *, default: bool) -> bool:
+def capped(read: ConfigReader, key: str, *, default: bool) -> bool:
     """Whether ``key`` has a cap: null is none, and absent what the class has, ``default``."""
     return read.has(key) or (default and key not in read.used())
 
@@ -189,8 +189,8 @@ def gemma3(read: ConfigReader, name: str) -> TransformerConfig:
     period = read.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     layers = dense_layers(read, periodic_window(period))
     caps = {
-        "score_cap": _capped(read, "attn_logit_softcapping", default=False),
-        "logit_cap": _capped(read, "final_logit_softcapping", default=False),
+        "score_cap": capped(read, "attn_logit_softcapping", default=False),
+        "logit_cap": capped(read, "final_logit_softcapping", default=False),
     }
     return gemma2(read, name).model_copy(update={"layers": layers, "qk_norm": "head", **caps})
 

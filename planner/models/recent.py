@@ -3,17 +3,21 @@
 What an absent key means is the class's behaviour, as in `planner.models.decoders`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from planner.models.config import LayerKind, TransformerConfig
 from planner.models.decoders import (
+    AttentionKind,
     alternating_window,
     attention_kinds,
+    capped,
     common,
     dense_layers,
     gemma2,
     llama,
     modern,
+    num_layers,
     olmo2,
     periodic_window,
     window_where_set,
@@ -27,10 +31,25 @@ def attention_bias(read: ConfigReader) -> dict[str, bool]:
     return {"qkv_bias": bias, "out_bias": bias}
 
 
-def unrotated_where_full(read: ConfigReader, period: int) -> tuple[LayerKind, ...]:
-    """Windows and rotary positions; every ``period``-th layer full and without; all rotated where none has one."""
+def exaone_windows(read: ConfigReader) -> Callable[[int], AttentionKind]:
+    """By a period, or by letters for layers in turn, L with a window and G full, of which the last one always is.
+
+    Source: huggingface/transformers configuration_exaone4.py (``sliding_window_pattern``).
+    """
+    pattern, last = read.get("sliding_window_pattern"), num_layers(read) - 1
+    if not isinstance(pattern, str):
+        return periodic_window(read.integer("sliding_window_pattern", default=4, least=0))
+    if not pattern or set(pattern) - set("LG"):
+        raise read.fail("sliding_window_pattern", f"must be a number, or letters L and G, found {pattern!r}")
+    return lambda i: "window" if pattern[i % len(pattern)] == "L" and i < last else "full"
+
+
+def unrotated_where_full(
+    read: ConfigReader, windows: Callable[[int], AttentionKind]
+) -> tuple[LayerKind, ...]:
+    """Windows and rotary positions, full layers without; all are full and rotated where there is no window."""
     windowed = read.has("sliding_window")
-    kinds = attention_kinds(read, periodic_window(period if windowed else 0))
+    kinds = attention_kinds(read, windows if windowed else periodic_window(0))
     return tuple(LayerKind(attention=kind, rotary=kind == "window" or not windowed) for kind in kinds)
 
 
@@ -46,7 +65,7 @@ def cohere2(read: ConfigReader, name: str) -> TransformerConfig:
     return modern(
         read,
         common(read, name, tied=True),
-        layers=unrotated_where_full(read, read.integer("sliding_window_pattern", default=4)),
+        layers=unrotated_where_full(read, periodic_window(read.integer("sliding_window_pattern", default=4))),
         parallel=True,
         norm="layer_no_bias",
         **attention_bias(read),
@@ -65,7 +84,7 @@ def exaone4(read: ConfigReader, name: str) -> TransformerConfig:
     return modern(
         read,
         common(read, name, kv_default=False),
-        layers=unrotated_where_full(read, read.integer("sliding_window_pattern", default=4, least=0)),
+        layers=unrotated_where_full(read, exaone_windows(read)),
         norm_placement="output",
         qk_norm="head",
     )
@@ -104,7 +123,7 @@ def nanochat(read: ConfigReader, name: str) -> TransformerConfig:
         qk_norm="plain",
         embedding_norm=True,
         gated=False,
-        logit_cap=read.has("final_logit_softcapping"),
+        logit_cap=capped(read, "final_logit_softcapping", default=True),
         **attention_bias(read),
     )
 

@@ -17,7 +17,7 @@ from planner.models.mixtures import (
     routed_and_shared,
 )
 from planner.models.reading import ConfigReader
-from planner.models.recent import attention_bias, unrotated_where_full
+from planner.models.recent import attention_bias, exaone_windows, unrotated_where_full
 
 
 def afmoe(read: ConfigReader, name: str) -> TransformerConfig:
@@ -89,7 +89,7 @@ def ernie_moe(read: ConfigReader, name: str) -> TransformerConfig:
 def exaone_moe(read: ConfigReader, name: str) -> TransformerConfig:
     """K-EXAONE: EXAONE 4's attention behind norms, DeepSeek's mixture."""
     sparse = has_experts(read)
-    kinds = unrotated_where_full(read, read.integer("sliding_window_pattern", default=4, least=0))
+    kinds = unrotated_where_full(read, exaone_windows(read))
     layers = tuple(
         kind.model_copy(update={"mlp": "moe" if sparse(i) else "dense"}) for i, kind in enumerate(kinds)
     )

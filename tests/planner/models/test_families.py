@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from planner.errors import InputError
 from planner.flops import Counting
 from planner.graph import Graph, count_parameters, has_scans
 from planner.models.catalog import build_graph, load_model, sequence_length
@@ -127,6 +128,53 @@ def test_flops_of_the_class_are_what_torch_counts(row: dict[str, Any]) -> None:
     graph, eager = small_graph(row), Counting(causal=False, attention_kernel="plain")
     assert forward_flops(graph, 1, eager) == row["fwd_flops"]
     assert backward_flops(graph, 1, eager) == row["bwd_flops"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in rows("hf_parameters") if "attention" in row],
+    ids=lambda row: f"{row['class']}-{row['fwd_flops']}",
+)
+def test_layers_have_windows_where_those_of_the_class_have(row: dict[str, Any]) -> None:
+    graph = small_graph(row)
+    windows = [
+        any(op.attributes.get("window") for op in graph.block[name].ops if op.kind == "attention")
+        for name in graph.sequence
+    ]
+    assert windows == [kind == "sliding_attention" for kind in row["attention"]]
+
+
+LETTERS = {
+    "model_type": "exaone4",
+    "num_hidden_layers": 10,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 100,
+    "sliding_window": 8,
+}
+
+
+def test_letters_say_which_layers_have_windows() -> None:
+    """As configuration_exaone4.py has it: ``LLLG`` is every fourth layer, and the last one is full whatever it says."""
+    config = {**LETTERS, "sliding_window_pattern": "LLLG"}
+    graph = build_graph(Model(name="small", family="exaone4", config=config), 16)
+    full = [i for i, name in enumerate(graph.sequence) if not name.startswith("window")]
+    assert full == [3, 7, 9]
+    with pytest.raises(InputError, match="letters L and G, found 'LXG'"):
+        build_graph(
+            Model(name="small", family="exaone4", config=LETTERS | {"sliding_window_pattern": "LXG"}), 16
+        )
+
+
+@pytest.mark.parametrize(("cap", "capped"), [({}, True), ({"final_logit_softcapping": None}, False)])
+def test_nanochat_caps_its_logits_unless_told_not_to(cap: dict[str, Any], capped: bool) -> None:
+    row = next(row for row in rows("hf_parameters") if row["config"]["model_type"] == "nanochat")
+    without = {key: value for key, value in row["config"].items() if key != "final_logit_softcapping"}
+    graph = build_graph(Model(name="small", family="nanochat", config=without | cap), 16)
+    assert graph.last is not None
+    assert capped == any(op.name == "logit_cap" for op in graph.block[graph.last].ops)
 
 
 def test_flops_of_every_decoder_are_compared() -> None:
