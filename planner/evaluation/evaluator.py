@@ -119,7 +119,7 @@ class Evaluator:
     def assignment(self, plan: Parallelism, block: str, shardings: Shardings) -> Assignment:
         """The block's assignment: given, and the named layout of operators of which nothing is given."""
         given, whole = shardings.get(block, {}), self.graph.block[block]
-        if len(given) == len(whole.ops):
+        if all(op.name in given for op in whole.ops):
             return given
         sizes = self.pricer(plan).sizes
         return {**named_layout(whole, sizes, plan.sequence_parallel, plan.experts_over_tensor), **given}

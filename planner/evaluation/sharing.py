@@ -73,7 +73,8 @@ class Kept:
     def entries(self) -> int:
         """How much is kept."""
         flat: list[Sized] = [self.prices, self.derived, self.terms, self.blocks, self.syncs, self.units]
-        nested: list[Sized] = [*(known.stages for known in self.stages.values()), *self.searched.values()]
+        nested: list[Sized] = [table for known in self.stages.values() for table in known]
+        nested += self.searched.values()
         return sum(map(len, [*flat, *nested]))
 
     def searched_as(self, name: str) -> dict[Key, Any]:

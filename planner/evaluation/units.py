@@ -198,7 +198,7 @@ def timed(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host)
 
 
 def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tuple[float, dict[str, float]]:
-    """What a unit's gathers bring in a step, and what is sent for them as rings and sums [bytes]."""
+    """What a unit's gathers bring for one micro-batch, and what is sent for them as rings and sums [bytes]."""
     first = gathers_weights(plan, software)[0]
     _, again = gathered_again(unit.sync, unit.place, plan, software)
     times = first + gathers_again(unit.place, plan, software)

@@ -44,5 +44,5 @@ def cuts_columns(rows: float, columns: float, ranks: int, buffer: float) -> bool
     most = math.floor(buffer / TILE_BYTES / (ranks + FURTHER_CHUNKS))
     if across * down <= most:
         return True
-    chunks = range(math.ceil(most // LEAST_CHUNK / across), most // across + 1)
-    return any(down % chunk == 0 for chunk in chunks if chunk)
+    least = max(1, math.ceil(most // LEAST_CHUNK / across))
+    return any(down % chunk == 0 for chunk in range(least, most // across + 1))

@@ -207,11 +207,11 @@ class Pricer:
         if product.name not in (self.software.sums_apart or ()):
             return moved
         modules = len(depths(self.graph, block, product, backward=True))
-        whole = (c.collective == "all_reduce" and c.axes == ("tensor",) for c in moved.backward)
-        summed = (
-            c for c, again in zip(moved.backward, whole, strict=True) for _ in range(modules if again else 1)
-        )
-        return moved._replace(backward=tuple(summed))
+
+        def times(sent: Comm) -> int:
+            return modules if sent[:2] == ("all_reduce", ("tensor",)) else 1
+
+        return moved._replace(backward=tuple(c for c in moved.backward for _ in range(times(c))))
 
     def situation(self, strategy: Strategy) -> tuple[object, ...]:
         """What a price depends on: where data and expert ranks only split the batch, not how many they are."""
