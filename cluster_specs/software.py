@@ -46,6 +46,8 @@ class SoftwareSpec(Record):
     loss_forward_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of the loss: one for each kernel that goes over the logits, two if in fp32."""
     loss_backward_passes: float = Field(gt=0)
+    biases_in_products: bool | None = None
+    """Gradients of biases come with the product that makes those of weights; None: sums by kernels of their own."""
     routing_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of sorting tokens by expert and back."""
     routing_kernels: RoutingKernels | None = None

@@ -83,6 +83,30 @@ def in_one_kernel(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, co
 
 
 def with_biases(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of a product with the gradient of its bias: a sum over tokens, which reads the gradient of what it made.
+
+    The bias itself is added as the product is written, or by the kernel that reads it next. Stacks that sum as they
+    multiply for the weights' gradient have no kernel for it (`SoftwareSpec.biases_in_products`).
+    Source: pytorch/pytorch ``tools/autograd/derivatives.yaml`` (``addmm``); NVIDIA/Megatron-LM
+    ``megatron/model/fused_bias_gelu.py``, whose gradient autograd sums to the bias's shape.
+    """
+    if op.inputs and "experts" in block.tensor[op.inputs[0]].dims:
+        return _with_biases_of_experts(pricer, block, op, strategy, cost)
+    if pricer.software.biases_in_products or operator_rule(op).arithmetic != "matmul":
+        return cost
+    made = [block.tensor[name] for name in op.outputs]
+    trained = [frozenset(block.tensor[name].dims) for name in trained_weights(op, block)]
+    biased = [t for t in made if any(dims <= set(t.dims) for dims in trained)]
+    if not biased:
+        return cost
+    read = sum(pricer.tensor_bytes(t, pricer.output(block, op, t, strategy)) for t in biased)
+    summed = stream_seconds(read, pricer.mesh.cluster.device).seconds
+    return cost._replace(backward_weight=cost.backward_weight + summed)
+
+
+def _with_biases_of_experts(
+    pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost
+) -> OpCost:
     """``cost`` of a product of experts with what kernels of their own do with its bias, unless layers are fused.
 
     Experts that have biases are GPT-OSS's, whose gates are clamped as well: what the first product makes is copied once
@@ -90,9 +114,8 @@ def with_biases(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost
     """
     biased = pricer.software.biased_experts
     made = [block.tensor[name] for name in op.outputs]
-    per_expert = "experts" in block.tensor[op.inputs[0]].dims if op.inputs else False
     biases = [name for name in op.weights if set(block.tensor[name].dims) <= set(made[0].dims)]
-    if biased is None or not (per_expert and biases) or fuses_experts(pricer):
+    if biased is None or not biases or fuses_experts(pricer):
         return cost
     elements = sum(pricer.sizes.elements(t, pricer.output(block, op, t, strategy)) for t in made)
     gates = "expert_ffn" in made[0].dims

@@ -95,6 +95,29 @@ def test_sizes_give_the_same_parameters_as_the_configuration(name: str, fields: 
     assert count_parameters(build_graph(model, 128)) == model.parameters
 
 
+def test_sizes_without_gates_are_those_of_gpt() -> None:
+    """The parameters that OpenAI's GPT-2 XL has: learned positions, layer norms, biases of every product."""
+    fields = {"layers": 48, "hidden": 1600, "heads": 25, "ffn_hidden": 6400, "vocab": 50257, "seq": 1024}
+    model = transformer_from_run(fields | {"gated_mlp": False})
+    assert model.parameters == 1_557_611_200
+    kinds = [(op.kind, op.name) for op in build_graph(model, 1024).block["layer"].ops]
+    assert kinds == [(op.kind, op.name) for op in build_graph(load_model("gpt2-xl"), 1024).block["layer"].ops]
+
+
+@pytest.mark.parametrize(
+    ("change", "fewer"),
+    [
+        ({"positions": "none"}, 32 * 64),
+        ({"norm": "layer_no_bias"}, (2 * 4 + 1) * 64),
+        ({"bias": False}, 4 * (3 * 64 + 64 + 96 + 64)),
+        ({"gated_mlp": True, "tied": True}, 32 * 64 + 9 * 64 + 4 * (4 * 64 + 96 + 64) - 4 * 96 * 64),
+    ],
+)
+def test_what_runs_say_that_gpt_has_not(change: dict[str, Any], fewer: int) -> None:
+    gpt = DENSE | {"gated_mlp": False, "seq": 32}
+    assert transformer_from_run(gpt).parameters - transformer_from_run(gpt | change).parameters == fewer
+
+
 def published_models() -> list[dict[str, Any]]:
     rows = [json.loads(line)["model"] for line in SAMPLE.read_text().splitlines()]
     return list({json.dumps(row, sort_keys=True): row for row in rows if row.get("layers")}.values())

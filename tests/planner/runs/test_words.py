@@ -7,7 +7,6 @@ import pytest
 
 from planner.errors import InputError
 from planner.evaluation import evaluate
-from planner.models.catalog import build_graph
 from planner.plans import Plan
 from planner.runs import parse_run, plan_from_run
 from planner.runs.files import load_rows
@@ -354,17 +353,6 @@ def test_whole_logits_are_those_of_the_last_stage(pipeline: int) -> None:
     whole = plan_from_run({**row, "parallel": {**row["parallel"], "loss_parallel": False}})[0]
     assert [bool(stage.sharding) for stage in whole.plan.stages] == [False] * (pipeline - 1) + [True]
     assert evaluate(whole).step_time_s > evaluate(plan_from_run(row)[0]).step_time_s
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "norms"),
-    [("Qwen3-4B", {}, True), ("Qwen2.5-7B", {}, False), ("Qwen3-4B", {"qk_norm": "none"}, False)],
-)
-def test_families_normalise_queries_and_keys(name: str, given: dict[str, Any], norms: bool) -> None:
-    sizes = {"layers": 4, "hidden": 64, "heads": 8, "ffn_hidden": 128, "vocab": 128, "seq": 32}
-    plan, assumed = plan_from_run({**ROW, "model": {"name": name} | sizes | given})
-    assert any("qk_norm=head" in made for made in assumed) == norms
-    assert any(op.name == "q_norm" for op in build_graph(plan.model, 32).block["layer"].ops) == norms
 
 
 def test_splash_is_the_kernel_that_tpus_rates_are_of() -> None:

@@ -51,6 +51,22 @@ def test_biases_of_experts_are_kernels_of_their_own() -> None:
     assert compute(GPT_OSS) - compute(without) == pytest.approx(moved, rel=0.01)
 
 
+GPT: dict[str, Any] = {
+    "model": {"layers": 2, "hidden": 4096, "heads": 32, "ffn_hidden": 16384, "vocab": 512, "seq": 2048,
+              "gated_mlp": False},
+    "hardware": {"gpu": "A100-SXM4-80GB", "n_gpus": 1},
+    "parallel": {"dp": 1, "tp": 1, "pp": 1, "micro_batch": 4, "global_batch": 4, "recompute": "none"},
+}  # fmt: skip
+
+
+def test_gradients_of_biases_read_what_products_made_once() -> None:
+    """Of 8,192 rows: 3 h of queries, keys and values, h of attention, 4 h and h of the MLP, in 16 bits."""
+    without = {**GPT, "model": {**GPT["model"], "bias": False}}
+    megatron, nemo = (compute(GPT, stack=s) - compute(without, stack=s) for s in ("megatron", "nemo"))
+    assert megatron == pytest.approx(2 * 8192 * 9 * 4096 * 2 / (2039e9 * 0.88), rel=0.02)
+    assert nemo == pytest.approx(0.0, abs=1e-9)
+
+
 def test_fused_experts_add_biases_as_they_multiply() -> None:
     fused = published("bridge/26.06/gpt-oss-120b/DGX-GB300")
     without = {**fused, "model": {**fused["model"], "expert_bias": False}}
