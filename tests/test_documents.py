@@ -59,9 +59,23 @@ def test_readme_shows_the_api() -> None:
 
 def test_readme_first_command_recommends_a_plan() -> None:
     command = next(iter(COMMAND.findall((ROOT / "README.md").read_text())))
-    printed = run(sys.executable, "-m", "planner.cli", *command.split()[1:])
-    assert "128 x" in printed
-    assert "step time" in printed
+    printed = iter(run(sys.executable, "-m", "planner.cli", *command.split()[1:]).splitlines())
+    shown = [line for line in blocks(ROOT / "README.md", "text").splitlines() if line not in ("", "...")]
+    assert any("step time" in line for line in shown)
+    for line in shown:
+        assert line in printed, f"not printed, or not in this order: {line}"
+
+
+def test_the_page_on_programs_shows_what_is_printed(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    page = ROOT / "docs" / "tracing.md"
+    (tmp_path / "train.py").write_text(
+        next(code for name, code in BLOCK.findall(page.read_text()) if name == "python")
+    )
+    command = next(iter(COMMAND.findall(page.read_text())))
+    assert run(sys.executable, "-m", "planner.cli", *command.split()[1:], cwd=tmp_path) == blocks(
+        page, "text"
+    )
 
 
 def test_readme_run_file_evaluates(tmp_path: Path) -> None:
@@ -103,7 +117,9 @@ def test_commands_and_their_options_exist(path: Path) -> None:
 
 def sections(path: Path) -> list[str]:
     """Anchors of a document's headings, as GitHub makes them."""
-    return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in HEADING.findall(path.read_text())]
+    return [
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in HEADING.findall(path.read_text())
+    ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
