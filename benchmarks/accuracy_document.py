@@ -171,21 +171,24 @@ def use_of(row: Judged) -> str:
     return "tensor over nodes" if most == "tensor" and plan.tensor > node else most
 
 
+KINDS = {"dense": "dense", "experts": "mixtures of experts"}
+"""Kind of models of an interval -> what it is called."""
+
+
 def interval_section(rows: Sequence[Judged]) -> str:
-    """Widths by stack, and how many runs lie inside by kind."""
-    derived = intervals.widths(rows)
-    alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for (stack, experts), width in derived.items():
-        kind = "mixtures" if experts else "dense"
-        alike[kind, f"{width:.3f}", f"{intervals.shipped((stack, experts)):.2f}"].append(stack)
-    widths = [[", ".join(stacks), *key] for key, stacks in alike.items()]
+    """Widths by kind of models, and how many runs lie inside."""
+    shipped = intervals.shipped()
+    widths = [
+        [KINDS[kind], *map(percent, derived), *map(percent, shipped[kind])]
+        for kind, derived in intervals.widths(rows).items()
+    ]
     covered = [
         [kind, *(cell for n, share in by_split.values() for cell in (str(n), percent(share)))]
         for kind, by_split in intervals.coverage(rows).items()
     ]
     return (
         INTERVALS
-        + table(("stacks", "models", "derived", "shipped"), widths)
+        + table(("models", "less: derived", "more: derived", "less: shipped", "more: shipped"), widths)
         + "\n"
         + table(("inside the interval", "fit", "", "report", ""), covered)
         + held_section(rows)
@@ -203,7 +206,7 @@ def held_section(rows: Iterable[Judged]) -> str:
             shares = [statistics.mean(of) for of in inside]
             cells = [*intervals.spreads(chosen.values()), statistics.mean(shares)]
             runs = [ran for of in inside for ran in of]
-            name = f"{kind}: {split}, {len(chosen)} series"
+            name = f"{KINDS[kind]}: {split}, {len(chosen)} series"
             lines.append([name, *map(percent, cells), percent(statistics.mean(runs))])
     head = ("series left out", "between", "within", "inside: series alike", "inside: runs alike")
     return HELD + table(head, lines)

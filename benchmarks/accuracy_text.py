@@ -105,20 +105,23 @@ INTERVALS = """\
 
 ### Intervals
 
-An interval is `[t / (1 + u), t (1 + u)]`, and 0.25 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
+An interval is `[t / (1 + f), t (1 + s)]`, and 0.25 s longer where PyTorch's FSDP2 runs: two sources of torchtitan have
 short steps that take 0.2 to 0.35 s longer than their parts, whatever the precision and recomputation, and nothing says
-why. `u` is for a source that was never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): the 80 %
-quantile of errors (beyond these seconds) on runs of the fit split, each as if its series had been left out, every
-source weighing the same. Of dense models one source that was not seen is reckoned with, as constants were fitted on
-most of theirs; of mixtures none, as nothing was fitted on ten of their thirteen series. With one unseen, mixtures would
-have 0.85 and hold 97 % of the report split: both were seen before this was chosen. All stacks have the width of all
-series: when each had that of its own (0.09 to 0.17), 46 % of the fourth round's runs lay inside.
+why. Its ends are for a source that was never seen (`benchmarks/intervals.py`, [formulas.md](formulas.md#intervals)): 90
+% quantiles, on either side, of errors (beyond these seconds) on runs of the fit split, each as if its series had been
+left out, every source weighing the same. Of dense models one source that was not seen is reckoned with, as constants
+were fitted on most of theirs; of mixtures none, as nothing was fitted on ten of their thirteen series. All stacks have
+the widths of all series.
+
+The ends have been two numbers since the sixth round, when six of its eight dense series took longer than predicted and
+52 % of its runs lay inside an interval as wide on both sides (0.19; mixtures 0.42); the report split was seen when this
+was chosen. When each stack had the width of its own series (0.09 to 0.17), 46 % of the fourth round's runs lay inside.
 
 """
 
 HELD = """\
 
-With a series left out, each is judged by the width that all other series of the fit split give. "Between" is
+With a series left out, each is judged by the interval that all other series of the fit split give. "Between" is
 what four fifths of series are off by at most in the median, "within" what four fifths of runs differ from the median of
 theirs, every series weighing the same. Series that constants were fitted on differ less from each other than those that
 they were not: the second line is the one to expect of a new source.

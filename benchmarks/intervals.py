@@ -2,14 +2,13 @@
 
     python benchmarks/intervals.py    # print widths and coverage
 
-A user's runs are a draw of a source and then of its runs, and sources differ more than runs of one do (`spreads`). A
-width is therefore the 80 % quantile of the errors of runs of the fit split, each as if its series had been left out
-(`left_out`), every source weighing the same, and one that was not seen as much as any: it may err by anything, so that
-the others have to hold its share too (hierarchical conformal prediction, arXiv:2306.06342). Of a stack with
-``unexplained`` seconds, the errors are those beyond these. A source is a series; no stack is shown by the four that its
-own width would take, so that all stacks have the width of all series, dense models and mixtures of experts apart. On
-most series of mixtures (`judging.MOVED_SERIES`) nothing was fitted, so that they are as new sources are: of mixtures no
-other is reckoned with.
+A user's runs are a draw of a source and then of its runs, and sources differ more than runs of one do (`spreads`). The
+ends of an interval are therefore 90 % quantiles, on either side, of the errors of runs of the fit split, each as if its
+series had been left out (`left_out`), every source weighing the same, and one that was not seen as much as any: it may
+err by anything, to either side alike, so that the others have to hold half its share on each (hierarchical conformal
+prediction, arXiv:2306.06342). Of a stack with ``unexplained`` seconds, the errors are those beyond these. A source is a
+series; all stacks have the widths of all series, dense models and mixtures of experts apart. On most series of mixtures
+(`judging.MOVED_SERIES`) nothing was fitted, so that they are as new sources are: of mixtures no other is reckoned with.
 """
 
 import math
@@ -19,56 +18,50 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from judging import RUNS, Judged, LeftOut, grouped, inside, judge, left_out
 
 from cluster_specs.software import load_software
+from cost_models.intervals import Spread, spread
 
 SHARE = 0.8
 """Of measurements that are to lie inside."""
 
-UNSEEN = {"dense": 1, "mixtures": 0}
+UNSEEN = {"dense": 1, "experts": 0}
 """Kind of models -> sources not seen that may err by anything."""
 
-Stack = tuple[str, bool]
-"""Name, and whether models have experts."""
+
+def widths(rows: Iterable[Judged]) -> dict[str, Spread]:
+    """Spread by kind of models, of the fit split."""
+    return {
+        kind: spread_over(of_split(sources, "fit").values(), UNSEEN[kind])
+        for kind, sources in of_kinds(rows).items()
+    }
 
 
-def stack_of(row: Judged) -> Stack:
-    """What a run's interval depends on."""
-    assert row.plan is not None
-    return row.plan.job.stack, row.mixture
-
-
-def shipped(stack: Stack) -> float:
-    """Width that estimates have."""
-    software = load_software(stack[0])
-    return software.uncertainty_experts if stack[1] else software.uncertainty
-
-
-def widths(rows: Iterable[Judged]) -> dict[Stack, float]:
-    """Width by stack, of the stacks that the fit split shows."""
-    found: dict[Stack, float] = {}
-    for kind, sources in of_kinds(rows).items():
-        fit = list(of_split(sources, "fit").values())
-        stacks = sorted({stack_of(run.row) for runs in fit for run in runs})
-        found |= dict.fromkeys(stacks, quantile(fit, UNSEEN[kind]))
-    return found
+def shipped() -> dict[str, Spread]:
+    """Those that estimates have."""
+    return {"dense": spread("dense"), "experts": spread("experts")}
 
 
 def beyond(run: LeftOut) -> float:
-    """Logarithm of what was predicted over what was measured, less the seconds that may stay unexplained."""
+    """Logarithm of what was measured, less the seconds that may stay unexplained, over what was predicted."""
+    assert run.row.plan is not None
     measured = run.row.row.predicted.step_time_s / (1 + run.error) if run.row.row.predicted else math.nan
     predicted = measured * (1 + run.without)
-    excess = max(0.0, measured - predicted)
-    allowed = min(excess, load_software(stack_of(run.row)[0]).unexplained or 0.0)
-    return abs(math.log(predicted / (measured - allowed)))
+    allowed = min(max(0.0, measured - predicted), load_software(run.row.plan.job.stack).unexplained or 0.0)
+    return math.log((measured - allowed) / predicted)
 
 
-def quantile(series: Sequence[Sequence[LeftOut]], unseen: int = 0) -> float:
-    """Relative half-width that holds the share of all runs, every series weighing the same, those unseen too."""
-    return _weighted([(beyond(run), 1 / len(runs)) for runs in series for run in runs], unseen)
+def spread_over(series: Iterable[Sequence[LeftOut]], unseen: int = 0) -> Spread:
+    """What holds the share of all runs, every series weighing the same, half of the others beyond either end."""
+    errors = [(beyond(run), 1 / len(runs)) for runs in series for run in runs]
+    level = (1 + SHARE) / 2
+    return Spread(
+        faster=max(0.0, quantile([(-error, weight) for error, weight in errors], level, unseen / 2)),
+        slower=max(0.0, quantile(errors, level, unseen / 2)),
+    )
 
 
-def _weighted(errors: Sequence[tuple[float, float]], unseen: int = 0) -> float:
-    """Of (logarithm of an error, weight) the least that holds `SHARE` of the weight, and of ``unseen`` beside it."""
-    least, reached = SHARE * (sum(weight for _, weight in errors) + unseen), 0.0
+def quantile(errors: Sequence[tuple[float, float]], share: float, unseen: float = 0.0) -> float:
+    """Of (logarithm of an error, weight) the least that holds the share of the weight, and of ``unseen`` beside it."""
+    least, reached = share * (sum(weight for _, weight in errors) + unseen), 0.0
     for error, weight in sorted(errors):
         reached += weight
         if reached >= least - 1e-9:
@@ -89,7 +82,7 @@ def of_kinds(rows: Iterable[Judged]) -> dict[str, Series]:
             for n, runs in found.items()
             if (chosen := [r for r in runs if r.row.mixture == mixture])
         }
-        for kind, mixture in (("dense", False), ("mixtures", True))
+        for kind, mixture in (("dense", False), ("experts", True))
     }
 
 
@@ -99,12 +92,13 @@ def of_split(series: Series, split: str) -> Series:
 
 
 def held(series: Series, unseen: int) -> dict[str, list[bool]]:
-    """Series -> of each run whether it is inside the width that all other series of the fit split give."""
+    """Series -> of each run whether it is inside the interval that all other series of the fit split give."""
     fit = of_split(series, "fit")
     found = {}
     for name, runs in series.items():
-        width = quantile([others for other, others in fit.items() if other != name], unseen)
-        found[name] = [math.expm1(beyond(run)) <= width for run in runs]
+        off = spread_over([others for other, others in fit.items() if other != name], unseen)
+        least, most = -math.log1p(off.faster), math.log1p(off.slower)
+        found[name] = [least <= beyond(run) <= most for run in runs]
     return found
 
 
@@ -117,7 +111,7 @@ def spreads(series: Iterable[Sequence[LeftOut]]) -> tuple[float, float]:
         median = statistics.median(errors)
         between.append((abs(median), 1.0))
         within += [(abs(error - median), 1 / len(runs)) for error in errors]
-    return _weighted(between), _weighted(within)
+    return quantile(between, SHARE), quantile(within, SHARE)
 
 
 def coverage(rows: Sequence[Judged]) -> dict[str, dict[str, tuple[int, float]]]:
@@ -150,8 +144,8 @@ KINDS: Mapping[str, Callable[[Judged], bool]] = {
 
 if __name__ == "__main__":
     ROWS = [row for name in RUNS for row in judge(name)[0]]
-    for one, width in widths(ROWS).items():
-        print(f"{one[0]:20} {'experts' if one[1] else 'dense':8} {width:.3f}, shipped {shipped(one):.2f}")
+    for kind, derived in widths(ROWS).items():
+        print(f"{kind:8} derived {derived}, shipped {shipped()[kind]}")
     for kind, SERIES in of_kinds(ROWS).items():
         HELD = held(SERIES, UNSEEN[kind])
         for split in ("fit", "report"):

@@ -217,10 +217,6 @@ class SoftwareSpec(Record):
     """Relative slow-down for every doubling of the number of nodes."""
     experts_nearest: bool
     """Ranks of expert layers are numbered without regard to context ranks: they are neighbours, or even these."""
-    uncertainty: float = Field(ge=0)
-    """Relative half-width of the 80 % interval of step time, which is [t / (1 + u), t (1 + u) + unexplained]."""
-    uncertainty_experts: float = Field(ge=0)
-    """The same of models with experts."""
     unexplained: Seconds | None = None
     """What a step may take longer, however short it is, for a reason that is not known [s]; None: nothing."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.topology import pool_of
 from cost_models.compute import product_peak
+from cost_models.intervals import interval
 from planner.evaluation import sites
 from planner.evaluation.blocks import BlockCost, block_cost
 from planner.evaluation.checks import check_degrees
@@ -312,12 +313,10 @@ class Evaluator:
         tokens = batch * self.graph.dims[self.graph.token_dim]
         useful, repeated = model_flops(self.graph, batch), self._repeated_flops(plan)
         rate = 1 / (step.total * plan.num_devices)
-        spread = 1 + spread_of(self.graph, self.software)
         return Estimate(
             step_time_s=step.total,
-            step_time_interval_s=(
-                step.total / spread,
-                step.total * spread + (self.software.unexplained or 0.0),
+            step_time_interval_s=interval(
+                step.total, spread_of(self.graph), self.software.unexplained or 0.0
             ),
             tokens_per_s=tokens / step.total,
             tokens_per_s_per_device=tokens * rate,

@@ -17,6 +17,7 @@ from cluster_specs.software import (
     usual_stack,
 )
 from cost_models.compute import newton_schulz_flops
+from cost_models.intervals import Spread, spread
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters, has_scans
 from planner.models.adapters import adapted
@@ -66,11 +67,9 @@ def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:
     return software if job.fused_optimizer is None else updating(software, job.fused_optimizer)
 
 
-def spread_of(graph: Graph, software: SoftwareSpec) -> float:
-    """Error within which four in five runs of such a model are: the wider of two where kernels are rooflines alone."""
-    if has_scans(graph):
-        return max(software.uncertainty, software.uncertainty_experts)
-    return software.uncertainty_experts if "experts" in graph.dims else software.uncertainty
+def spread_of(graph: Graph) -> Spread:
+    """What such models may be off by: as those with experts where kernels are rooflines alone."""
+    return spread("experts" if "experts" in graph.dims or has_scans(graph) else "dense")
 
 
 def caveats(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:

@@ -150,29 +150,31 @@ def test_leaving_a_series_out_takes_away_what_the_others_err_by() -> None:
     assert pairs["torchtitan"] == [pytest.approx((0.21, 0.1))]
 
 
-def test_a_width_holds_the_share_of_sources_and_of_those_not_seen() -> None:
+def test_ends_hold_the_share_of_sources_and_of_those_not_seen() -> None:
     def source(*errors: float) -> list[judging.LeftOut]:
         return [left_out_by(error) for error in errors]
 
-    found = [source(0.1), source(0.2, 0.4), source(0.3), source(0.05, 0.06, 0.07)]
-    assert intervals.quantile(found) == pytest.approx(0.3)  # 3.2 of 4
-    assert intervals.quantile(found, unseen=1) == pytest.approx(0.4)  # 4 of 5
+    found = [source(0.1), source(0.2, 0.4), source(0.3), source(0.05, 0.06, 0.07), source(-0.2)]
+    off = intervals.spread_over(found)
+    assert off.faster == pytest.approx(0.3)  # 4.5 of five sources took no less than 1 / 1.3: half of one did
+    assert off.slower == pytest.approx(0.25)  # one took 1 / 0.8
+    assert intervals.spread_over(found, unseen=1).faster == pytest.approx(0.4)  # 4.95 of five and a half
     with pytest.raises(ValueError, match="no runs"):
-        intervals.quantile(found[:3], unseen=1)
+        intervals.spread_over(found[:4], unseen=1)
 
 
 def test_a_series_is_held_to_what_the_others_differ_by() -> None:
     fit = {
-        name: [left_out_by(0.1)]
-        for name in ("llm-foundry", "torchtitan", "vTrain single-node", "Alpa OSDI22")
+        name: [left_out_by(0.1), left_out_by(-0.1)]
+        for name in ("llm-foundry", "torchtitan", "vTrain single-node", "Alpa OSDI22", "Zero-bubble PP")
     }
     new = [left_out_by(0.2, "report"), left_out_by(-0.05, "report")]
-    series = fit | {"Zero-bubble PP": [left_out_by(0.3)], "new": new}
+    series = fit | {"BLOOM topology study": [left_out_by(0.3)], "new": new}
     held = intervals.held(series, unseen=1)
-    assert held["Zero-bubble PP"] == [False]  # the four others give 0.1
-    assert held["llm-foundry"] == [True]
-    assert held["new"] == [True, True]  # 4.8 of five need the one that errs by 0.3
-    between, within = intervals.spreads([series["new"], series["Zero-bubble PP"]])
+    assert held["BLOOM topology study"] == [False]  # the five others give 0.1
+    assert held["llm-foundry"] == [True, True]
+    assert held["new"] == [True, True]  # 5.85 of six need the one that errs by 0.3
+    between, within = intervals.spreads([series["new"], series["BLOOM topology study"]])
     assert between == pytest.approx(0.3)
     assert within == pytest.approx((1.2 / 0.95) ** 0.5 - 1)
 
@@ -194,10 +196,9 @@ def left_out_by(error: float, split: str = "fit") -> judging.LeftOut:
 
 def test_intervals_are_those_of_sources_left_out(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
     judged, _ = measured
-    found = intervals.widths(row for name in judging.RUNS for row in judged[name])
-    for stack, width in found.items():
-        least = max(width, found.get((stack[0], False), 0.0))  # experts are no easier to predict
-        assert intervals.shipped(stack) == pytest.approx(least, abs=0.01)
+    derived = intervals.widths(row for name in judging.RUNS for row in judged[name])
+    for kind, off in derived.items():
+        assert intervals.shipped()[kind] == pytest.approx(off, abs=0.01)
 
 
 def test_intervals_hold_for_series_that_they_were_not_derived_from(
@@ -206,7 +207,7 @@ def test_intervals_hold_for_series_that_they_were_not_derived_from(
     judged, _ = measured
     kinds = intervals.of_kinds(row for name in judging.RUNS for row in judged[name])
     # Of twelve series of mixtures one standard error is 12 %.
-    for kind, fewest, least, most in (("dense", 40, 0.75, 0.9), ("mixtures", 9, 0.68, 0.92)):
+    for kind, fewest, least, most in (("dense", 40, 0.75, 0.9), ("experts", 9, 0.68, 0.92)):
         held = intervals.held(kinds[kind], intervals.UNSEEN[kind])
         report = [held[name] for name in intervals.of_split(kinds[kind], "report")]
         assert len(report) > fewest

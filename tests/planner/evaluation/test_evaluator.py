@@ -1,10 +1,12 @@
 """An estimate's parts add up, and its communication is what one counts by hand."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from cost_models.intervals import spread
 from planner.evaluation.blocks import block_cost
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.terms import block_terms
@@ -99,14 +101,14 @@ def test_embedding_and_head_are_on_one_stage_each(cuts: tuple[int, ...]) -> None
     assert sum(stage.seconds for stage in stages) == pytest.approx(sum(stage.seconds for stage in even))
 
 
-@pytest.mark.parametrize(("model", "kind"), [("llama-3.1-8b", ""), ("mixtral-8x7b", "_experts")])
-def test_intervals_are_wider_where_experts_are(model: str, kind: str) -> None:
-    evaluator = evaluator_of(model, 8, stack="nemo")
-    found = evaluator.estimate(Parallelism(data=8, zero_stage=1, shard_degree=8))
-    spread = 1 + getattr(evaluator.software, f"uncertainty{kind}")
+@pytest.mark.parametrize(("model", "kind"), [("llama-3.1-8b", "dense"), ("mixtral-8x7b", "experts")])
+def test_intervals_are_those_of_models_with_and_without_experts(
+    model: str, kind: Literal["dense", "experts"]
+) -> None:
+    found = evaluator_of(model, 8, stack="nemo").estimate(Parallelism(data=8, zero_stage=1, shard_degree=8))
     low, high = found.step_time_interval_s
-    assert (low * spread, high / spread) == pytest.approx((found.step_time_s, found.step_time_s))
-    assert evaluator.software.uncertainty < evaluator.software.uncertainty_experts
+    assert low * (1 + spread(kind).faster) == pytest.approx(found.step_time_s)
+    assert high / (1 + spread(kind).slower) == pytest.approx(found.step_time_s)
 
 
 def test_short_steps_may_take_longer_by_seconds_that_nothing_explains() -> None:
@@ -114,9 +116,10 @@ def test_short_steps_may_take_longer_by_seconds_that_nothing_explains() -> None:
     evaluator = evaluator_of("llama-3.1-8b", 8, stack="torch-fsdp2")
     found = evaluator.estimate(Parallelism(data=8, zero_stage=3, sharding="FULL_SHARD", shard_degree=8))
     low, high = found.step_time_interval_s
-    spread = found.step_time_s / low
-    assert spread == pytest.approx(1 + evaluator.software.uncertainty)
-    assert high - found.step_time_s * spread == pytest.approx(evaluator.software.unexplained)
+    assert found.step_time_s / low == pytest.approx(1 + spread("dense").faster)
+    assert high - found.step_time_s * (1 + spread("dense").slower) == pytest.approx(
+        evaluator.software.unexplained
+    )
     assert evaluator.software.unexplained == pytest.approx(0.25)
 
 
