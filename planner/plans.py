@@ -101,6 +101,14 @@ class Job(Given):
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)
     """Share of device memory that a recommended plan leaves free."""
 
+    @model_validator(mode="after")
+    def _has_a_token_for_each_tile(self) -> "Job":
+        if self.mlp_tiles > self.seq_len:
+            raise ValueError(
+                f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has no more parts than tokens"
+            )
+        return self
+
     @property
     def attention_kernel(self) -> Literal["flash", "plain"]:
         """Whether attention is fused, whatever its rate."""

@@ -155,7 +155,7 @@ class JobOptions:
         seq_len = self.seq_len if self.seq_len is not None else usual.get("seq_len")
         if seq_len is None:
             raise InputError(
-                f"--seq-len: {model.name} takes sequences of any length; say how many tokens one has"
+                f"--seq-len: {model.name} takes sequences of many lengths; say how many tokens one has"
             )
         return from_options(
             Job,

@@ -1,6 +1,7 @@
 """Two plans side by side."""
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,7 +10,7 @@ from rich.text import Text
 from cluster_specs.units import format_bytes, format_seconds
 from planner.analysis.comparison import Comparison
 from planner.models.catalog import counted
-from planner.plans import Estimate, Plan
+from planner.plans import Estimate, Job, Plan
 from planner.report.console import columns, heading
 from planner.report.plans import describe_choices
 
@@ -24,13 +25,18 @@ FIGURES: Mapping[str, Callable[[Estimate], str]] = {
 
 DIFFERENT = "~"
 
+PURPOSE = {"model", "cluster", *Job.model_fields} - {"adapter", "token_exchange"}
+"""Names of differences that the phrases for a plan's choices leave to the heading of its own report."""
+
+WORDS: Mapping[str, str] = {"True": "yes", "False": "no", "None": "usual"}
+
 
 def comparison_report(first: Plan, second: Plan, answer: Comparison) -> RenderableType:
     """The verdict, then what two plans choose and give, the lines that differ marked."""
     parts: list[RenderableType] = [
         Text(answer.verdict, style="bold"),
         Text(),
-        _side_by_side(dict(describe_choices(first)), dict(describe_choices(second))),
+        _side_by_side(_described(first, answer, "a"), _described(second, answer, "b")),
     ]
     a, b = first.estimate, second.estimate
     if a is not None and b is not None:
@@ -42,6 +48,18 @@ def comparison_report(first: Plan, second: Plan, answer: Comparison) -> Renderab
             _parts(a.communication, b.communication, format_bytes),
         ]
     return Group(*parts)
+
+
+def _described(plan: Plan, answer: Comparison, side: Literal["a", "b"]) -> Mapping[str, str]:
+    """What a plan is for, as far as the other is for something else, and all that it chooses."""
+    unlike = (choice for choice in answer.choices if choice.name in PURPOSE)
+    return {choice.name.replace("_", " "): _word(getattr(choice, side)) for choice in unlike} | dict(
+        describe_choices(plan)
+    )
+
+
+def _word(value: str | float) -> str:
+    return WORDS.get(value, value) if isinstance(value, str) else f"{value:,.12g}"
 
 
 def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Table:

@@ -47,12 +47,14 @@ def plan_report(plan: Plan, assumed: Sequence[str] = ()) -> RenderableType:
 
 def _job(plan: Plan) -> Text:
     job, cluster = plan.job, plan.cluster
+    types = job.precision + (" under autocast" if job.autocast else "")
     weights = "" if job.master_weights else ", no fp32 master weights"
+    tiles = f", feed-forward layers in {job.mlp_tiles} parts of a sequence" if job.mlp_tiles > 1 else ""
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in cluster.pools)
     return Text(
         f"{plan.model.name} on {devices} ({cluster.name}), "
-        f"{batch_name(plan.model, job)}, {job.precision}, {job.optimizer}{weights}, "
-        f"{job.stack}",
+        f"{batch_name(plan.model, job)}, {types}, {job.optimizer}{weights}, "
+        f"{job.stack}{tiles}",
         style="bold",
     )
 

@@ -20,7 +20,7 @@ from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
 from planner.runs.models import model_of
-from planner.runs.record import RunFile, parse_run
+from planner.runs.record import ParallelSection, RunFile, parse_run
 from planner.runs.releases import variant
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
 from planner.runs.vocabulary import UNSAID, Habits, Origin
@@ -261,6 +261,7 @@ def _shards(
     stage, hybrid = parallel.zero_stage, parallel.dp_replicate is not None and parallel.dp_replicate > 1
     if parallel.sharding is not None:
         meaning = vocabulary.mean_sharding(parallel.sharding)
+        _check_sharding(parallel, meaning)
         if stage is None or meaning.exact:
             stage = meaning.zero_stage if meaning.zero_stage is not None else stage
         hybrid = hybrid or meaning.hybrid
@@ -272,6 +273,15 @@ def _shards(
     shard = _shard_degree(run, degrees, cluster, assume) if hybrid else ranks
     name = "HYBRID_SHARD" if shard < ranks and stage == 3 else vocabulary.SHARDING_NAMES[stage]
     return Shards(stage, name, shard, ranks // shard, _secondary_degree(run, stage, shard))
+
+
+def _check_sharding(parallel: ParallelSection, meaning: vocabulary.ShardingMeaning) -> None:
+    said, meant = parallel.zero_stage, meaning.zero_stage
+    if meaning.exact and None not in (said, meant) and said != meant:
+        raise InputError(
+            f"parallel.sharding {parallel.sharding} is ZeRO {meant}, and parallel.zero_stage says {said}: "
+            "leave out one of them"
+        )
 
 
 def _secondary_degree(run: RunFile, stage: int, shard: int) -> int | None:

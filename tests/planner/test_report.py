@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planner import explain
 from planner import plan as planned
 from planner.analysis import FitReport, Remedy, compare
+from planner.models.catalog import load_model
 from planner.plans import Estimate, Optimality, Parallelism, Plan, StagePlan
 from planner.report import (
     catalogue_report,
@@ -137,7 +138,14 @@ def test_optimality_is_never_overstated() -> None:
     assert "Proven" not in optimality_statement(stopped)
 
 
-def test_comparisons_mark_what_differs(plan: Plan, estimate: Estimate) -> None:
+@pytest.fixture
+def readable(plan: Plan) -> Plan:
+    """The same of a model whose graph can be asked for what is in it, as comparisons do."""
+    return plan.model_copy(update={"model": load_model("llama-3.1-8b")})
+
+
+def test_comparisons_mark_what_differs(readable: Plan, estimate: Estimate) -> None:
+    plan = readable
     slower = estimate.model_copy(update={"step_time_s": 12.75, "tokens_per_s": 1.0, "time": {"bubble": 1.5}})
     choice = plan.plan.model_copy(update={"recompute": "full"})
     other = plan.model_copy(update={"plan": choice, "estimate": slower})
@@ -145,6 +153,23 @@ def test_comparisons_mark_what_differs(plan: Plan, estimate: Estimate) -> None:
     assert [line.split()[1] for line in text.splitlines() if line.startswith("~")] == ["recompute"]
     assert "+250 ms" in text
     assert text.startswith("A is")
+
+
+def test_comparisons_say_what_plans_are_for_where_that_differs(readable: Plan) -> None:
+    plan = readable
+    other = plan.model_copy(
+        update={"job": plan.job.model_copy(update={"autocast": True, "global_batch": 2048})}
+    )
+    text = to_text(comparison_report(plan, other, compare(plan, other)))
+    marked = [" ".join(line.split()[1:]) for line in text.splitlines() if line.startswith("~")]
+    assert marked == [f"global batch {plan.job.global_batch:,} 2,048", "autocast no yes"]
+
+
+def test_what_a_job_asks_for_beyond_the_usual_is_in_its_heading(plan: Plan) -> None:
+    job = plan.job.model_copy(update={"autocast": True, "mlp_tiles": 4})
+    text = " ".join(to_text(plan_report(plan.model_copy(update={"job": job}))).split())
+    assert "bf16 under autocast, adamw" in text
+    assert "feed-forward layers in 4 parts of a sequence" in text
 
 
 def test_a_fit_report_says_what_helps(plan: Plan, estimate: Estimate) -> None:

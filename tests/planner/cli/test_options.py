@@ -42,7 +42,7 @@ def test_what_is_no_whole_number_is_refused_in_our_words(cli: Cli, text: str) ->
 def test_models_of_images_fix_how_long_an_input_is() -> None:
     assert JobOptions(global_batch="64").to_job(load_model("resnet-50"), "dgx-h100:1").seq_len == 1
     assert JobOptions(global_batch="64").to_job(load_model("vit-l-16"), "dgx-h100:1").seq_len == 197
-    with pytest.raises(InputError, match="--seq-len: gpt2 takes sequences of any length"):
+    with pytest.raises(InputError, match="--seq-len: gpt2 takes sequences of many lengths"):
         JobOptions(global_batch="64").to_job(MODEL, "dgx-h100:1")
 
 

@@ -318,7 +318,7 @@ def test_a_version_by_month_says_which_release_a_run_had(source: str, stack: str
     assert variant(Origin("nemo-unfused"), {}, source).stack == "nemo-unfused"
 
 
-SHARDED = {"tp": 2, "dp": 4, "sharding": "FULL_SHARD"}
+SHARDED = {"tp": 2, "dp": 4, "sharding": "FULL_SHARD", "zero_stage": None}
 
 
 @pytest.mark.parametrize(
