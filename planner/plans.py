@@ -43,8 +43,8 @@ Degree = Annotated[int, Field(gt=0)]
 class Job(Given):
     """What is trained, and how: everything that is neither model, cluster nor parallelism."""
 
-    global_batch: int = Field(gt=0)
-    """Sequences per optimizer step."""
+    global_batch: int = Field(gt=0, le=10**12)
+    """Sequences per optimizer step. Larger numbers are taken for mistakes: to find what divides them takes for ever."""
     seq_len: int = Field(gt=0)
     """Tokens per sequence (of the decoder, where there are two)."""
     precision: Annotated[Precision, SMALL] = "bf16"

@@ -32,6 +32,12 @@ def test_whole_numbers_are_read_as_they_are_written(text: str, number: int) -> N
     assert whole_number("--global-batch", text) == number
 
 
+def test_a_batch_without_end_is_refused(cli: Cli) -> None:
+    result = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", "1e30", "--seq-len", "1024")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: --global-batch: must be less than or equal to 1000000000000, found 1")
+
+
 @pytest.mark.parametrize("text", ["64.5", "many", "inf", "nan", ""])
 def test_what_is_no_whole_number_is_refused_in_our_words(cli: Cli, text: str) -> None:
     result = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", text, "--seq-len", "1024")
