@@ -230,7 +230,9 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("torch-fsdp2", "torch-async-tp", "torch-compiled-loss", "torch-eager", "torch-no-sync"),
         Habits(zero_stage=3, splits_local_batch=True),
     ),
-    **dict.fromkeys(("torch-fsdp1", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)),
+    **dict.fromkeys(
+        ("torch-fsdp1", "fast-llm", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)
+    ),
     **dict.fromkeys(
         ("megatron", "megatron-llama"),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
@@ -326,7 +328,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
-    (r"fms-fsdp|TinyLlama|Fast-LLM", Origin("torch-fsdp1")),
+    (r"fms-fsdp|TinyLlama", Origin("torch-fsdp1")),
+    (r"Fast-LLM", Origin("fast-llm")),
     (r"fms|nnScaler|KempnerForge|prime-rl", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
