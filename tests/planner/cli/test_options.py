@@ -35,7 +35,9 @@ def test_whole_numbers_are_read_as_they_are_written(text: str, number: int) -> N
 def test_a_batch_without_end_is_refused(cli: Cli) -> None:
     result = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", "1e30", "--seq-len", "1024")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: --global-batch: must be less than or equal to 1000000000000, found 1")
+    assert result.stderr.startswith(
+        "error: --global-batch: must be less than or equal to 1000000000000, found 1"
+    )
 
 
 @pytest.mark.parametrize("text", ["64.5", "many", "inf", "nan", ""])
