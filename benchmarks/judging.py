@@ -101,6 +101,7 @@ SIXTH = (
     "Mesh Transformer JAX",
     "NeMo issue 8059",
     "PaddleNLP",
+    "PaddleNLP in FlagPerf",
     "Pai-Megatron-Patch issue 643",
     "nanoGPT",
     "nanochat",
