@@ -20,6 +20,7 @@ from planner.tracing.applying.parts import (
     added_in_turn,
     added_up,
     each_part,
+    is_grouped,
     product_in_parts,
     sums_in_turn,
 )
@@ -264,7 +265,7 @@ class _Runner:
                 return [self.put(run_apart(equation, operands, loops), site.lies(site.writes[0]))]
             if site.sharding.parts and not site.operation.addends:
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
-            sums = self._sums(site) if equation.primitive.name == "dot_general" else []
+            sums = self._sums(equation, site)
             if sums:
                 return [self._in_turn(equation, operands, site, sums)]
         found = bound(equation, [plain(x) for x in operands])
@@ -272,16 +273,21 @@ class _Runner:
             return self._seen_through(equation, operands, found)
         return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
 
-    def _sums(self, site: _Site) -> list[Sum]:
-        """Of a product, where XLA would not do them as they are priced if it were only told how the result lies.
+    def _sums(self, equation: Any, site: _Site) -> list[Sum]:
+        """Of a matrix product, where XLA would not do them as priced if it were only told how the result lies.
 
         Sums that end in several places it does whole; where an axis does nothing, it may split the work over it, and
-        change places afterwards; a dim that the product has in parts already it gathers before it cuts it further.
+        change places afterwards; a dim that the product has in parts already it gathers before it cuts it further. Rows
+        by group it gathers before it sums over them.
         """
+        grouped = is_grouped(equation)
+        if not grouped and equation.primitive.name != "dot_general":
+            return []
         split, left = site.sharding.split, self._left(site)[0]
         sums = sums_in_turn(split, site.reads, site.writes[0], left)
         further = any({*axes} & {*one.axes} and {*axes} - {*one.axes} for one in sums for axes in left)
-        return sums if len(sums) > 1 or len(split) < len(self.mesh.shape) or further else []
+        anew = grouped or len(sums) > 1 or len(split) < len(self.mesh.shape) or further
+        return sums if anew else []
 
     def _in_turn(self, equation: Any, operands: list[Any], site: _Site, sums: Sequence[Sum]) -> Any:
         """A product whose sums end in several places."""

@@ -36,8 +36,24 @@ def product_in_parts(equation: Any, operands: Sequence[Any], loops: Loops, axes:
     import jax
 
     cut = [_cut(plain(x), dims, loops, axes) for x, dims in zip(operands, loops.reads, strict=True)]
+    if is_grouped(equation) and loops.split[axes[0]] == loops.reads[0][0][0]:
+        cut[2] = _lie(sizes_in_parts(cut[2], cut[0].shape[1]), loops, axes, loops.reads[2])
     made = jax.vmap(functools.partial(equation.primitive.bind, **equation.params))(*cut)
     return Parts(_lie(made, loops, axes, loops.writes))
+
+
+def is_grouped(equation: Any) -> bool:
+    """Whether it multiplies rows by group."""
+    return bool(equation.primitive.name == "ragged_dot_general")
+
+
+def sizes_in_parts(sizes: Any, rows: int) -> Any:
+    """How many rows of each group are among the ``rows`` of each part, of sizes [part, group] of the groups."""
+    import jax.numpy as jnp
+
+    first = rows * jnp.arange(len(sizes), dtype=sizes.dtype)[:, None]
+    ends = jnp.clip(jnp.cumsum(sizes, axis=1, dtype=sizes.dtype), first, first + rows)
+    return jnp.diff(ends, axis=1, prepend=first)
 
 
 def each_part(equation: Any, operands: Sequence[Any]) -> list[Parts]:
@@ -59,6 +75,15 @@ def added_up(parts: Parts) -> Any:
 
     zero = jax.numpy.zeros((), parts.array.dtype)
     return jax.lax.reduce(parts.array, zero, jax.lax.add, (0,))
+
+
+def as_parts(array: Any, known: Any) -> Any:
+    """``array`` as the first of as many parts as another array is in, if that is in parts; the others are zero."""
+    import jax.numpy as jnp
+
+    if not isinstance(known, Parts) or isinstance(array, Parts):
+        return array
+    return Parts(jnp.zeros((len(known.array), *array.shape), array.dtype).at[0].set(array))
 
 
 class Sum(NamedTuple):

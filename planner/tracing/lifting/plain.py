@@ -9,6 +9,7 @@ from planner.tracing.cleaning.draft import Draft, Unmatched, cut_alike, renamed
 from planner.tracing.cleaning.redundant import drop_dead, merge_equal
 from planner.tracing.cleaning.views import absorb_views
 from planner.tracing.lifting.batches import batched, is_key, is_of_one
+from planner.tracing.lifting.grouped import by_group
 from planner.tracing.lifting.unmapped import unmapped
 from planner.tracing.program import Operation, Program, elements
 
@@ -83,7 +84,7 @@ def plain(program: Program) -> Plain:
 
     Raises ``Unsupported`` where it holds a backward pass.
     """
-    cleaned = unmapped(program)
+    cleaned = by_group(unmapped(program))
     for step in PASSES:
         cleaned = step(cleaned)
     parameters = {v.name for v in cleaned.values if v.role == "parameter"}

@@ -37,13 +37,14 @@ def grouped_product(
 
     ``[rows, depth] x [groups, depth, columns] -> [rows, columns]``, or, for the gradient of the matrices,
     ``[rows, depth] x [rows, columns] -> [groups, depth, columns]``; ``contracting`` says which dims are the depth.
-    Groups are taken to have equally many rows.
+    Groups are taken to have equally many rows for their arithmetic. How many they have is known only when it runs, so
+    rows are split wherever they lie, with the matrices of all groups: those of one device may be of any group.
     """
     if len(left) != 2 or left[0] % groups or len(right) + len(result) != 5:
         return None
     loops = Loops()
     group = loops.new(groups)
-    rows = (*group, *loops.new(left[0] // groups))
+    rows = (*loops.new(left[0] // groups), *group)
     depth, columns = loops.new(left[1]), loops.new(result[-1])
     matrices = (group, depth, columns) if contracting[1] < 2 else (group, columns, depth)
     pair = (matrices, (rows, columns)) if len(right) == 3 else ((rows, columns), matrices)

@@ -210,7 +210,7 @@ def expert_models() -> dict[str, Callable[[], Any]]:
     ],
 )
 def test_experts_of_transformers_have_gradients(name: str, dtype: str) -> None:
-    """Two products by expert forward, each twice more backward; every one may be split by experts."""
+    """Two products by expert forward, each twice more backward; all may be split by rows, wherever experts end."""
     module = on_meta(expert_models()[name]).to(getattr(torch, dtype))
     x = torch.empty(2, 16, HIDDEN, dtype=getattr(torch, dtype), device="meta")
     program = clean(from_torch(module, x, gradient=True))
@@ -221,7 +221,10 @@ def test_experts_of_transformers_have_gradients(name: str, dtype: str) -> None:
     sizes = sorted(elements(op.sizes) for op in grouped)
     assert sizes == [rows * HIDDEN * INNER] * 3 + [rows * HIDDEN * 2 * INNER] * 3
     for op in grouped:
-        assert EXPERTS in {op.sizes[f] for f in splittable(op)}
+        row, *within = op.reads[0][0]
+        assert (op.sizes[row], [op.sizes[f] for f in within]) == (rows // EXPERTS, [EXPERTS])
+        assert row in splittable(op)
+        assert not {*within} & {*splittable(op)}
     shapes = {v.path: v.shape for v in program.values if v.role == "parameter"}
     assert len(program.ties) == len(shapes)
 

@@ -13,6 +13,7 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
+from planner.tracing.applying.parts import sizes_in_parts  # noqa: E402
 from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.program import Operation  # noqa: E402
 from planner.tracing.reading.from_jax import from_jax  # noqa: E402
@@ -169,16 +170,23 @@ def test_updates_of_a_table_split_into_sums() -> None:
     np.testing.assert_allclose(parts[0] + parts[1], zeros.at[at].add(updates), rtol=1e-6)
 
 
-def test_rows_by_group_are_split_by_group() -> None:
-    """As tokens by expert: a half of the groups, with their rows, gives a half of the result."""
+def test_rows_by_group_are_split_wherever_groups_end() -> None:
+    """As tokens by expert: a half of the rows, with all matrices, gives a half of the result."""
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(16, 6)).astype("f4"), rng.normal(size=(4, 6, 2)).astype("f4")
-    sizes = np.full(4, 4, "i4")
+    sizes = np.array([1, 9, 0, 6], "i4")
     loss = jax.value_and_grad(lambda w, x, n: (jax.lax.ragged_dot(x, w, n) ** 2).sum(), (0, 1))
     products = [op for op in clean(from_jax(loss, w, x, sizes)).operations if op.kind == "product"]
     assert [sorted(op.sizes) for op in products] == [[2, 4, 4, 6]] * 3
-    group = products[0].reads[1][0][0]
-    assert [d[0] for d in (products[0].reads[0][0], products[0].writes[0][0])] == [group] * 2
-    whole = jax.lax.ragged_dot(x, w, sizes)
-    halves = [jax.lax.ragged_dot(x[i : i + 8], w[i // 4 :][:2], sizes[:2]) for i in (0, 8)]
-    np.testing.assert_allclose(np.concatenate(halves), whole, rtol=1e-4)
+    forward = products[0]
+    row = forward.reads[0][0][0]
+    assert forward.writes[0][0][0] == row
+    assert place(forward.reads[1], row) is None
+    group = forward.reads[1][0][0]
+    assert group not in splittable(forward)
+    gradient = next(op for op in products if len(op.writes[0]) == 3)
+    assert place(gradient.writes[0], gradient.reads[0][0][0]) is None  # a sum over rows
+    in_halves = np.asarray(sizes_in_parts(jnp.broadcast_to(sizes, (2, 4)), 8))
+    np.testing.assert_array_equal(in_halves, [[1, 7, 0, 0], [0, 2, 0, 6]])
+    halves = [jax.lax.ragged_dot(x[8 * i :][:8], w, in_halves[i]) for i in (0, 1)]
+    np.testing.assert_allclose(np.concatenate(halves), jax.lax.ragged_dot(x, w, sizes), rtol=1e-4)
