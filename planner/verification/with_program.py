@@ -4,6 +4,7 @@ Its numbers must be those of one device; its compiled collectives are set beside
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -79,7 +80,8 @@ def verify_program(
     size = math.prod(sharded.mesh.values())
     task = {"function": target, "devices": devices, "most_bytes": MOST_BYTES}
     found = _run("jax_sharded", {"sharded.json": sharded.to_json()}, task, size, python)
-    compiled = [CollectiveUse(axes=(), seconds=0.0, **made) for made in found["compiled"]]
+    every = [CollectiveUse(axes=(), seconds=0.0, **made) for made in found["compiled"]]
+    compiled = [use for use in every if runs_as_planned(use.operator, sharded.program)]
     return Verification(
         tool="jax",
         versions=(f"jax {found['version']}",),
@@ -87,8 +89,19 @@ def verify_program(
         checks=tuple(_checks(found.get("outputs", ()), _limit(sharded.program))),
         comparisons=tuple(_comparisons(sharded, compiled)),
         operators=tuple(differences(sharded.collectives, compiled)),
-        notes=tuple(_notes(sharded, found)),
+        notes=(*_notes(sharded, found), *_branch_notes([use for use in every if use not in compiled])),
     )
+
+
+def runs_as_planned(operator: str, program: Program) -> bool:
+    """Whether ``operator`` is in no branch beside the one that the plan takes of a ``cond``: only one of them runs."""
+    members = [m.name for op in program.operations for m in op.members]
+    for branch in re.finditer(r"/branch\.\d+/", operator):
+        own, any_of_them = operator[: branch.end()], f"{operator[: branch.start()]}/branch."
+        planned = [name for name in members if name.startswith(any_of_them)]
+        if planned and not any(name.startswith(own) for name in planned):
+            return False
+    return True
 
 
 def differences(
@@ -166,6 +179,15 @@ def _comparisons(sharded: ShardedProgram, compiled: Sequence[CollectiveUse]) -> 
     yield Comparison(name="operators that exchange", unit="count", predicted=len(ours), found=len(theirs))
     count = len(list(differences(sharded.collectives, compiled)))
     yield Comparison(name="operators that differ", unit="count", predicted=0, found=count)
+
+
+def _branch_notes(elsewhere: Sequence[CollectiveUse]) -> Iterator[str]:
+    if elsewhere:
+        moved = sum(use.full_bytes * use.times for use in elsewhere)
+        yield (
+            f"branches that the plan does not take have {len(elsewhere)} collectives more, of {moved:,.0f} bytes, "
+            "and are left out: one branch of each runs"
+        )
 
 
 def _notes(sharded: ShardedProgram, found: Mapping[str, Any]) -> Iterator[str]:

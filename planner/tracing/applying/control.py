@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.tracing.applying.literals import plain
 from planner.tracing.applying.manual import mapped
+from planner.tracing.applying.parts import Parts, added_up, as_parts
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.views import partition_of
 from planner.tracing.reading.jax_calls import branch_name
@@ -85,7 +86,10 @@ def shard_map(runner: Any, equation: Any, title: str, operands: list[Any]) -> li
 
 
 def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
-    """All branches; the planned one finds its operators, and the others leave what they make where it does."""
+    """All branches; the planned one finds its operators, and the others leave what they make where it does.
+
+    Sums that the planned one leaves in parts are one part and nothing else in the others.
+    """
     import jax
 
     index, *given = map(plain, operands)
@@ -93,14 +97,27 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     planned = _planned(runner, title, len(branches))
     left: list[Any] = []
 
+    def alike(made: Sequence[Any]) -> list[Any]:
+        """What every branch must hand on: arrays of the same shapes and types, where the planned one has them."""
+        parts = [as_parts(plain(x), known) for x, known in zip(made, left, strict=True)]
+        arrays = (x.array if isinstance(x, Parts) else x for x in parts)
+        typed = [jax.numpy.asarray(x, v.aval.dtype) for x, v in zip(arrays, equation.outvars, strict=True)]
+        return _lying_as(runner, left, typed)
+
     def taken(number: int) -> Callable[[], list[Any]]:
+        name, body = branch_name(title, number), branches[number]
+
         def run() -> list[Any]:
-            inside, body = _from_outside(runner, given), branches[number]
-            made = runner.in_body().body(body.jaxpr, body.consts, inside, branch_name(title, number))
             if number == planned:
-                left[:] = map(plain, made)
-            pairs = zip(map(plain, made), equation.outvars, strict=True)
-            return _lying_as(runner, left, [jax.numpy.asarray(x, v.aval.dtype) for x, v in pairs])
+                left[:] = map(plain, inside(given))
+                return alike(left)
+            with jax.named_scope(scope_of(name)):
+                return alike(inside([added_up(x) if isinstance(x, Parts) else x for x in given]))
+
+        def inside(arrays: Sequence[Any]) -> list[Any]:
+            found = _from_outside(runner, arrays)
+            made: list[Any] = runner.in_body().body(body.jaxpr, body.consts, found, name)
+            return made
 
         return run
 
@@ -110,7 +127,7 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     results = _lying_as(runner, left, made)
     for array, inside in zip(results, left, strict=True):
         runner.copies.pinned(array, inside)
-    return results
+    return [Parts(x) if isinstance(inside, Parts) else x for x, inside in zip(results, left, strict=True)]
 
 
 def _planned(runner: Any, title: str, count: int) -> int:

@@ -29,6 +29,47 @@ def routed_groups() -> Case:
     return jax.value_and_grad(loss), params, f(128, width), f(128, width)
 
 
+def experts_in_order() -> Case:
+    """Tokens sorted by expert and sorted back: as many rows as there are, wherever their groups begin."""
+    width, experts = 64, 8
+
+    def layer(x: Any, p: Any) -> tuple[Any, None]:
+        odds, which = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+        order = jnp.argsort(which.reshape(-1))
+        sizes = jnp.bincount(which.reshape(-1), length=experts)
+        rows = x[order // 2]
+        hidden = jax.nn.silu(jax.lax.ragged_dot(rows, p["gate"], sizes))
+        made = jax.lax.ragged_dot(hidden * jax.lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
+        return x + (made[jnp.argsort(order)].reshape(-1, 2, width) * odds[..., None]).sum(1), None
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((jax.lax.scan(layer, x, p["layers"])[0] @ p["head"] - y) ** 2).mean()
+
+    up, down = f(2, experts, width, 128), f(2, experts, 128, width)
+    layers = {"router": f(2, width, experts), "gate": up, "up": up, "down": down}
+    return jax.value_and_grad(loss), {"layers": layers, "head": f(width, 256)}, f(256, width), f(256, 256)
+
+
+def shared_experts() -> Case:
+    """The same experts twice, rows added where they came from: gradients over rows by group, summed and added up."""
+    experts, width = 4, 32
+
+    def mixture(p: Any, x: Any) -> Any:
+        odds, which = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+        order = jnp.argsort(which.reshape(-1))
+        sizes = jnp.bincount(which.reshape(-1), length=experts)
+        hidden = jax.nn.silu(jax.lax.ragged_dot(x[order // 2], p["up"], sizes))
+        rows = jax.lax.ragged_dot(hidden, p["down"], sizes)
+        return jnp.zeros_like(x).at[order // 2].add(rows * odds.reshape(-1)[order][:, None])
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        once = x + mixture(p, x)
+        return ((once + mixture(p, once) - y) ** 2).mean()
+
+    params = {"router": f(width, experts), "up": f(experts, width, 64), "down": f(experts, 64, width)}
+    return jax.value_and_grad(loss), params, f(128, width), f(128, width)
+
+
 def switched_flow() -> Case:
     """Steps of a differential equation: one of three fields by number, and a shorter step where it moved far."""
 
@@ -49,6 +90,30 @@ def switched_flow() -> Case:
 
     params = {"in": f(16, 32), "a": f(32, 64), "t": f(64), "b": f(64, 32), "out": f(32, 16)}
     return jax.value_and_grad(loss), params, f(16, 16), jax.ShapeDtypeStruct((), jnp.int32), f(16, 16)
+
+
+def either_product() -> Case:
+    """Branches that swap what they make: gradients of a branch's operands are sums that end outside it."""
+
+    def loss(p: Any, x: Any) -> Any:
+        h = x @ p["in"]
+        pairs = h.T @ h
+        first, second = jax.lax.cond(
+            jnp.abs(h).max() > 1, lambda: (pairs @ p["a"], pairs), lambda: (pairs, pairs @ p["a"])
+        )
+        return (first @ second).mean()
+
+    return jax.value_and_grad(loss), {"in": f(64, 128), "a": f(128, 128)}, f(128, 64)
+
+
+def orthogonal() -> Case:
+    """A layer whose weight is the exponential of a skew matrix: branches by its norm, of which one is planned."""
+
+    def loss(p: Any, x: Any) -> Any:
+        turned = jnp.tanh(x @ p["in"]) @ jax.scipy.linalg.expm(p["a"] - p["a"].T)
+        return ((turned @ p["out"]) ** 2).mean()
+
+    return jax.value_and_grad(loss), {"in": f(64, 128), "a": f(128, 128), "out": f(128, 32)}, f(128, 64)
 
 
 def denoiser() -> Case:

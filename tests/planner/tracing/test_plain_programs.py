@@ -14,6 +14,7 @@ from test_proof import slow_cluster  # noqa: E402
 
 from planner import from_jax, shard  # noqa: E402
 from planner.tracing.applying.views import View  # noqa: E402
+from planner.tracing.cleaning.passes import clean  # noqa: E402
 from planner.tracing.factors import reshaped, transposed  # noqa: E402
 from planner.verification import with_program  # noqa: E402
 from planner.verification.with_program import verify_program  # noqa: E402
@@ -21,13 +22,16 @@ from planner.verification.with_program import verify_program  # noqa: E402
 HERE = Path(__file__).parent
 
 
+MIXED = [
+    "routed_groups", "experts_in_order", "shared_experts", "switched_flow", "either_product", "orthogonal", "denoiser",
+]  # fmt: skip
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video",
 ]  # fmt: skip
 CASES = [
     *((plain_programs, name) for name in NAMES),
-    *((mixed_programs, name) for name in ("routed_groups", "switched_flow", "denoiser")),
+    *((mixed_programs, name) for name in MIXED),
     *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations")),
 ]
 
@@ -44,6 +48,18 @@ def test_a_program_exchanges_what_is_priced(
     answer = verify_program(plan, f"{HERE / module.__name__}.py:{name}")
     assert answer.passed, answer.failures()
     assert not answer.operators
+
+
+@pytest.mark.jax
+def test_only_branches_that_are_not_planned_are_left_out() -> None:
+    program = clean(from_jax(*mixed_programs.orthogonal()))
+    members = [m.name for op in program.operations for m in op.members]
+    planned = next(name for name in members if "/branch.2/" in name)
+    assert with_program.runs_as_planned(planned, program)
+    assert with_program.runs_as_planned("dot_general.0", program)
+    assert with_program.runs_as_planned(planned.replace("/branch.2/", "/branch.2/unknown."), program)
+    assert not with_program.runs_as_planned(planned.replace("/branch.2/", "/branch.0/"), program)
+    assert with_program.runs_as_planned("cond.99/branch.0/dot_general.0", program)  # nothing of it is planned
 
 
 def test_a_view_says_where_what_it_shows_must_lie() -> None:
