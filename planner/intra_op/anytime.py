@@ -17,6 +17,7 @@ from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
 from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
 from planner.intra_op.first_choice import first_choice, frugal
 from planner.intra_op.guessing import guess
+from planner.intra_op.halves import halves_of
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided, hubs_of
 from planner.intra_op.memory_branches import MemoryTree
@@ -45,7 +46,9 @@ REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.4, 0.2
 and into one guess."""
 
 BEFORE = 0.15
-"""Share of the time left that goes into messages before hubs are decided."""
+"""Share of the time left that goes into messages before hubs are decided, or a network is halved."""
+IN_HALVES = 0.45, 0.8
+"""Shares of the time left that go into one half of a network, and then into the other."""
 TURNS, IN_HASTE = ((0.4, 0.3), (0.6, 0.8)), (0.0, 0.5)
 """Shares of the time left that go into branches on hubs, and then into what the best decision leaves, turn by turn: the
 first parts on hubs alone; the second, on memory too, has a better decision, or looks in the same one below the choice
@@ -157,6 +160,7 @@ class _Anytime:
         """Everything, in turns, until the best choice is proven or time is up."""
         try:
             self._start()
+            self._halve()
             self._part()
             while self._open() and self.proof.size > SMALL:
                 settled = self._relax(self._soon(RELAXING))
@@ -260,6 +264,26 @@ class _Anytime:
                 search.improve(deadline, PATIENCE)
             finally:  # Ctrl-C keeps what was found
                 self.found = search.found
+
+    def _halve(self) -> None:
+        """Solve the halves of what nearly falls apart in time, each by itself."""
+        if self.proof.size <= LARGE or halves_of(self.relaxation) is None:
+            return
+        if not self._open() or not self._time_for(LOOKS_PER_BRANCHES):
+            return
+        self._relax(self._soon(BEFORE))
+        halves = halves_of(self.relaxation)
+        assert halves is not None
+        bound, choice, prices = halves.apart, dict[int, int](), self.relaxation.known_prices
+        for half, share in zip((halves.early, halves.late), IN_HALVES, strict=True):
+            try:
+                answer = solve_network(half, self._soon(share), prices=prices)
+            except SolverStopped:
+                return
+            bound += answer.lower_bound
+            choice |= answer.choice
+        self._prove(bound)
+        self._consider(Found(choice, np.inf))
 
     def _part(self) -> None:
         """Decide hubs, and solve what is left then: little ties it together."""
