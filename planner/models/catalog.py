@@ -38,7 +38,7 @@ BIASED_EXPERTS = frozenset({"gpt_oss"})
 GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 """Keys that tell a graph file from a configuration."""
 
-TRACE = "trace the model as FILE.py:NAME instead (docs/tracing.md)"
+TRACE = "trace the model as FILE.py:NAME instead (docs/traced-models.md)"
 """What to do with a family that no builder knows."""
 
 FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
