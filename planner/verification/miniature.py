@@ -93,6 +93,9 @@ KEYS: Mapping[str, int] = MappingProxyType(
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
+PATTERNS = ("hybrid_override_pattern",)
+"""Keys of a letter for each layer."""
+
 HEADS, WINDOW, CHOSEN_EXPERTS, LAYERS = 8, 8, 2, 2
 
 DROPPED = (
@@ -213,7 +216,7 @@ def scaled_config(plan: Plan, layers: int) -> Model:
     count = build_graph(plan.model, plan.job.seq_len).num_layers
     heads, kv_heads = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads"))
     for key, value in config.items():
-        if isinstance(value, list | str) and len(value) == count:
+        if (isinstance(value, list) or key in PATTERNS) and len(value) == count:
             config[key] = value[:layers]
         elif key == "num_key_value_heads" and heads and kv_heads:
             config[key] = max(2, HEADS * kv_heads // heads)

@@ -141,7 +141,9 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
     "gelu_new": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "tanh": jnp.tanh,
 }
 

@@ -35,6 +35,7 @@ def build(task: Task, dtype: Any) -> Any:
         config = AutoConfig.for_model(task["family"], **keys)
         config.use_cache = False
         config.initializer_range = INITIAL_SPREAD
+        config.pad_token_id = None  # a family's own is beyond a small vocabulary
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (KeyError, ValueError) as error:

@@ -17,6 +17,11 @@ needs_jax = [pytest.mark.jax, pytest.mark.skipif(not installed("jax"), reason="j
 FULL: dict[str, Any] = {"data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 8}
 
 
+def of_configured(family: str, degrees: dict[str, Any], **config: Any) -> Plan:
+    plan = tiny_plan(tiny_model(model_type=family, **config), **degrees)
+    return plan.model_copy(update={"job": plan.job.model_copy(update={"seq_len": 32})})
+
+
 def of_shipped(name: str, **degrees: Any) -> Plan:
     plan = tiny_plan(load_model(name), **degrees)
     return plan.model_copy(update={"job": plan.job.model_copy(update={"seq_len": 512})})
@@ -33,6 +38,9 @@ PLANS = {
     "latent attention, shared experts": lambda: of_shipped("deepseek-v2-lite", **FULL),
     "arrays of several weights over tensor": lambda: of_shipped(
         "gpt-neox-20b", **FULL | {"data": 2, "shard_degree": 2, "tensor": 4}
+    ),
+    "squared ReLU over tensor": lambda: of_configured(
+        "nanochat", FULL | {"data": 2, "shard_degree": 2, "tensor": 4}, hidden_act="relu2"
     ),
     "layers of two kinds, hybrid": lambda: of_shipped(
         "gpt-oss-120b",

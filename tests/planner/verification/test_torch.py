@@ -11,6 +11,7 @@ from planner.exporters.reductions import priced_type
 from planner.models.catalog import load_model
 from planner.plans import Plan
 from planner.verification import with_torch
+from planner.verification.miniature import scaled_config
 from planner.verification.tools import verify
 
 pytestmark = [
@@ -86,6 +87,24 @@ def test_context_and_experts_train_as_one_process_does(case: str, monkeypatch: p
     for axis in ("context", "expert"):
         assert (f"{axis} 2" in answer.what) == (degrees.get(axis, 1) == 2)
     assert answer.checks[1].expected < answer.checks[0].expected
+
+
+def test_a_small_model_keeps_names_and_has_no_token_beyond_its_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name of a function may have as many letters as a model has layers; GLM-4 pads with token 151329."""
+    monkeypatch.setattr(with_torch, "_memory", lambda plan, python: ((), ()))
+    model = tiny_model(model_type="glm4", num_hidden_layers=4, hidden_act="silu")
+    model = model.model_copy(update={"architecture": "decoder"})
+    answer = verify(tiny_plan(model, **SHARDED), "torch")
+    assert answer.passed, answer.failures()
+
+
+def test_layers_that_a_pattern_names_are_cut_with_it() -> None:
+    model = load_model("nemotron-h-8b")
+    config = scaled_config(tiny_plan(model), 2).config
+    pattern = "hybrid_override_pattern"
+    assert config[pattern] == model.config[pattern][:2]
 
 
 def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
