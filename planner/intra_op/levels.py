@@ -41,12 +41,22 @@ class Tables(NamedTuple):
     """[the neighbour's strategy, edge, own strategy]: what is taken over all neighbours' strategies runs fast so."""
     own: Numbers | slice
     """[edge, own strategy]: place of the message into the node; of one edge alone, all its places."""
-    other: Numbers
-    """[the neighbour's strategy, edge, 1]: place of the message into the neighbour."""
+    other: Numbers | slice
+    """[the neighbour's strategy, edge]: place of the message into the neighbour; of one edge alone, all its places."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
     classes: Classes | None
     """Of the neighbours' strategies, where these have any."""
+
+    def theirs(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """[the neighbour's strategy, edge, 1]: what of numbers, one per message, belongs to those into neighbours."""
+        if isinstance(self.other, slice):
+            return numbers[self.other, None, None]
+        return numbers.take(self.other)[:, :, None]
+
+    def put_theirs(self, numbers: Array, new: Array) -> None:
+        """Set these of ``numbers``; ``new`` is [the neighbour's strategy, edge]."""
+        numbers[self.other] = new[:, 0] if isinstance(self.other, slice) else new
 
     def shown(self, choice: Numbers) -> Array:
         """[edge, own strategy]: costs beside what a choice, by position, takes at the neighbour."""
@@ -206,15 +216,14 @@ class Layout:
 
     def _tables(self, edges: list[tuple[int, int]]) -> Tables:
         costs = self._costs(edges)
-        own = [self.place[v][w] for v, w in edges]
-        other = np.array([[self.place[w][v]] for v, w in edges])
         rows, _, columns = costs.shape
-        alone = slice(own[0], own[0] + columns)
+        own = _places([self.place[v][w] for v, w in edges], columns)
+        other = _places([self.place[w][v] for v, w in edges], rows)
         return Tables(
             edges,
             costs,
-            alone if len(edges) == 1 else np.array(own)[:, None] + np.arange(columns),
-            other + np.arange(rows)[:, None, None],
+            own,
+            other if isinstance(other, slice) else other.T,
             np.array([self.position[w] for _, w in edges]),
             self._classes(edges),
         )
@@ -262,6 +271,11 @@ class Pieces:
         change = np.bincount(self.rows[:, 0], bytes_, self.num_rows + 1)
         change -= np.bincount(self.rows[:, 1], bytes_, self.num_rows + 1)
         return np.asarray(np.cumsum(change)[:-1], dtype=np.float64)
+
+
+def _places(first: list[int], num: int) -> Numbers | slice:
+    """[message, number]: places of so many numbers of each message; of one message alone, all of them."""
+    return slice(first[0], first[0] + num) if len(first) == 1 else np.array(first)[:, None] + np.arange(num)
 
 
 def _shares(eager: float, ahead: int, edges: int) -> tuple[float, float]:

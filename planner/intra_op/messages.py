@@ -186,7 +186,7 @@ class Relaxation:
             rest = self._rest(tables)
             rest -= rest.min(axis=(0, 2), keepdims=True)
             rest += margins[self._layout.slots.strategy_of[tables.own]] - lift[tables.own]
-            rest += margins[self._layout.slots.strategy_of[tables.other]] - lift[tables.other]
+            rest += margins[tables.theirs(self._layout.slots.strategy_of)] - tables.theirs(lift)
             dear = (rest > slack) & np.isfinite(tables.costs)
             for edge in np.flatnonzero(dear.any(axis=(0, 2))):
                 self.network.forbid(*tables.edges[edge], dear[:, edge].T)
@@ -327,7 +327,7 @@ class Relaxation:
     def _collect(self, edges: list[Tables]) -> None:
         """Take into nodes all that their edges can give."""
         for tables in edges:
-            given = tables.costs - self._into.take(tables.other)
+            given = tables.costs - tables.theirs(self._into)
             self._into[tables.own] = np.minimum.reduce(given, axis=0)
 
     def _hand_on(self, level: Level, share: Array) -> None:
@@ -346,7 +346,8 @@ class Relaxation:
             mine, theirs = rest.min(axis=0), rest.min(axis=2)
             least = mine.min(axis=1)
             value += float(least.sum())
-            lift[tables.own], lift[tables.other] = mine - least[:, None], (theirs - least)[:, :, None]
+            lift[tables.own] = mine - least[:, None]
+            tables.put_theirs(lift, theirs - least)
         return value, theta - self._least(theta)[self._layout.owner] + self._per_strategy(lift), lift
 
     def _of_nodes(self, theta: Array) -> float:
@@ -369,7 +370,7 @@ class Relaxation:
     def _rest(self, tables: Tables) -> Array:
         """What messages leave in the edges, [the neighbour's strategy, edge, own strategy]."""
         rest: Array = tables.costs - self._into[tables.own]
-        rest -= self._into.take(tables.other)
+        rest -= tables.theirs(self._into)
         return rest
 
     def _decode(self) -> tuple[Numbers, Array]:
