@@ -109,7 +109,7 @@ def load_cluster(source: str | Path) -> ClusterSpec:
 
 
 def _named(text: str) -> ClusterSpec:
-    name, _, size = text.partition(":")
+    name, colon, size = text.partition(":")
     if text.rpartition(":")[0].lower().endswith(SUFFIXES):
         path, _, size = text.rpartition(":")
         nodes, *part = _PART.split(size, maxsplit=1)
@@ -122,7 +122,7 @@ def _named(text: str) -> ClusterSpec:
         if not shape:
             raise InputError(f"{name} needs a slice shape, such as {name}:{file.slices.usual[-1]}")
         return assemble(file, _count(slices or "1", text), parse_shape(shape), text.lower())
-    nodes, *part = _PART.split(size or "1", maxsplit=1)
+    nodes, *part = _PART.split(size if colon else "1", maxsplit=1)
     return _part(assemble(file, _count(nodes, text), None, text.lower()), name.lower(), part, text)
 
 
@@ -134,7 +134,7 @@ def _part(spec: ClusterSpec, name: str, per_node: Sequence[str], where: str) -> 
 def _count(text: str, where: str, of: str = "node") -> int:
     """Positive whole number of nodes, slices, or devices of a node."""
     try:
-        count = int(text)
+        count = int(text.encode("ascii"))  # of text it would read the digits of any script
     except ValueError:
         raise InputError(f"{where!r}: {text!r} is not a {of} count; write it as in {EXAMPLES[of]}") from None
     if count < 1:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from cluster_specs.record import Record
+from cluster_specs.units import format_seconds
 from planner.analysis.questions import known
 from planner.models.catalog import counted
 from planner.plans import Job, Parallelism, Plan
@@ -101,10 +102,14 @@ def _because(a: Plan, b: Plan, faster: str) -> str:
     losses = {p: slow.time.get(p, 0.0) * scale - fast.time.get(p, 0.0) for p in parts}
     worst = max(sorted(losses), key=lambda p: losses[p])
     total = sum(losses.values())
-    share = f"{losses[worst]:.3g} s of the {total:.3g} s" + (
-        "" if abs(scale - 1) < 1e-9 else " at equal tokens"
+    regained = losses[worst] - total
+    share = (
+        f"{format_seconds(losses[worst])} of the {format_seconds(total)}"
+        if regained <= 0
+        else f"{format_seconds(losses[worst])}, of which other parts give back {format_seconds(regained)}"
     )
-    return f", mostly by {worst.replace('_', ' ')} ({share})"
+    tokens = "" if abs(scale - 1) < 1e-9 else " at equal tokens"
+    return f", mostly by {worst.replace('_', ' ')} ({share}{tokens})"
 
 
 def _choices(a: Plan, b: Plan) -> Iterator[Difference]:

@@ -25,8 +25,9 @@ FIGURES: Mapping[str, Callable[[Estimate], str]] = {
 
 DIFFERENT = "~"
 
-PURPOSE = {"model", "cluster", *Job.model_fields} - {"adapter", "token_exchange"}
-"""Names of differences that the phrases for a plan's choices leave to the heading of its own report."""
+PURPOSE = {"model", "cluster", *Job.model_fields} - {"adapter", "token_exchange", "memory_headroom"}
+"""Names of differences that the phrases for a plan's choices leave to the heading of its own report; what a search left
+free is no property of a plan."""
 
 WORDS: Mapping[str, str] = {"True": "yes", "False": "no", "None": "usual"}
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from cluster_specs.software import SoftwareSpec
+from cluster_specs.units import format_seconds
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import caveats, caveats_of, software_of
 from planner.graph import Graph
@@ -58,6 +59,10 @@ def set_apart(other: Parallelism, best: Parallelism) -> str:
     return ", ".join(changed) or "the same degrees"
 
 
+NOTABLE = 0.01
+"""What a plan loses by is named down to this share of what it loses most by."""
+
+
 def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
     """Parts of the step in which ``estimate`` differs from ``best`` [s], the largest loss first."""
     names = {*estimate.time, *best.time}
@@ -68,8 +73,11 @@ def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
 def alternative(other: Answer, best: Estimate, objective: Objective) -> Alternative:
     """A plan that is not the best one, with what it loses by."""
     slower = other.estimate.step_time_s / best.step_time_s - 1
+    apart = differences(other.estimate, best)
     losses = [
-        f"{name.replace('_', ' ')} +{s:.2f} s" for name, s in differences(other.estimate, best)[:2] if s > 0
+        f"{name.replace('_', ' ')} +{format_seconds(s, 2)}"
+        for name, s in apart[:2]
+        if s > 0 and s >= NOTABLE * apart[0][1]
     ]
     reason = f"{slower:+.1%} step time: " + (", ".join(losses) or "no single part stands out")
     if objective != "time":
@@ -178,7 +186,7 @@ def _next_best(best: Answer, other: Answer) -> str:
     name, seconds = differences(other.estimate, best.estimate)[0]
     part = name.replace("_", " ")
     apart = set_apart(other.plan, best.plan)
-    return f"The next best ({apart}) is {loss:.1%} slower, mostly by {part} (+{seconds:.2f} s)."
+    return f"The next best ({apart}) is {loss:.1%} slower, mostly by {part} (+{format_seconds(seconds, 2)})."
 
 
 def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:

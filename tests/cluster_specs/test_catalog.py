@@ -76,6 +76,8 @@ def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
         ("dgx-h100:0", "at least 1 node, got 0"),
         ("dgx-h100:-2", "at least 1 node, got -2"),
         ("dgx-h100:many", "'many' is not a node count"),
+        ("dgx-h100:", "'' is not a node count"),
+        ("dgx-h100:\uff12", "'\uff12' is not a node count"),
         ("dgx-h100:1.5", "'1.5' is not a node count"),
         ("dgx-h10:4", "did you mean.*dgx-h100"),
         ("tpu-v5p", "needs a slice shape, such as tpu-v5p:16x16x24"),

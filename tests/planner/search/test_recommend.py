@@ -50,6 +50,10 @@ def test_alternatives_are_no_better_and_say_why(name: str) -> None:
     times = [step_time(answer), *(other.estimate.step_time_s for other in answer.alternatives)]
     assert times == sorted(times)
     assert all("step time" in other.loses_because for other in answer.alternatives)
+    losses = re.findall(
+        r"\+([\d.]+) [num]?s\b", " ".join(other.loses_because for other in answer.alternatives)
+    )
+    assert all(float(loss) > 0 for loss in losses)  # not +0.00 s, where a step takes milliseconds
 
 
 @pytest.mark.parametrize("name", CASES)
