@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec, Efficiency, LinkSpec
+from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Alternative, Estimate, Job, Optimality, Parallelism, Plan, StagePlan
 
@@ -124,3 +125,9 @@ def megatron() -> dict[str, str]:
 def hears_interrupts() -> dict[str, Callable[[], Any]]:
     """For `Popen`: a child that ends on Ctrl-C also where the tests run in the background, which ignores it."""
     return {"preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL)}
+
+
+@pytest.fixture
+def readable(plan: Plan) -> Plan:
+    """The same of a model whose graph can be asked for what is in it, as comparisons do."""
+    return plan.model_copy(update={"model": load_model("llama-3.1-8b")})

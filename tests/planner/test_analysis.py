@@ -282,20 +282,20 @@ def test_differences_add_up(found: Plan, worse: Plan) -> None:
     assert all(getattr(found.plan, n) != getattr(worse.plan, n) for n in changed - {"layers_per_stage"})
 
 
-def test_a_plan_that_fits_beats_a_faster_one_that_does_not(plan: Plan, estimate: Estimate) -> None:
+def test_a_plan_that_fits_beats_a_faster_one_that_does_not(readable: Plan, estimate: Estimate) -> None:
     from planner.analysis import compare as weigh
 
     fast = estimate.model_copy(update={"fits": False, "tokens_per_s": 2 * estimate.tokens_per_s})
-    result = weigh(plan, plan.model_copy(update={"estimate": fast}))
+    result = weigh(readable, readable.model_copy(update={"estimate": fast}))
     assert result.better == "A"
     assert "A fits and the other does not" in result.verdict
 
 
-def test_jobs_of_different_sizes_compare_by_throughput(plan: Plan, estimate: Estimate) -> None:
+def test_jobs_of_different_sizes_compare_by_throughput(readable: Plan, estimate: Estimate) -> None:
     from planner.analysis import compare as weigh
 
     double = {"step_time_s": 2 * estimate.step_time_s, "time": {k: 2 * v for k, v in estimate.time.items()}}
-    result = weigh(plan, plan.model_copy(update={"estimate": estimate.model_copy(update=double)}))
+    result = weigh(readable, readable.model_copy(update={"estimate": estimate.model_copy(update=double)}))
     assert result.better == "neither"
 
 

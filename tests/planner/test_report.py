@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from planner import explain
 from planner import plan as planned
 from planner.analysis import FitReport, Remedy, compare
-from planner.models.catalog import load_model
 from planner.plans import Estimate, Optimality, Parallelism, Plan, StagePlan
 from planner.report import (
     catalogue_report,
@@ -136,12 +135,6 @@ def test_optimality_is_never_overstated() -> None:
     assert "3.4%" in optimality_statement(stopped)
     assert "60 s" in optimality_statement(stopped)
     assert "Proven" not in optimality_statement(stopped)
-
-
-@pytest.fixture
-def readable(plan: Plan) -> Plan:
-    """The same of a model whose graph can be asked for what is in it, as comparisons do."""
-    return plan.model_copy(update={"model": load_model("llama-3.1-8b")})
 
 
 def test_comparisons_mark_what_differs(readable: Plan, estimate: Estimate) -> None:
