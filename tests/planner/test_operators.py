@@ -332,3 +332,13 @@ def test_unknown_policy_is_an_error() -> None:
 def test_every_kind_occurs_in_a_shipped_model() -> None:
     kinds = {op.kind for name in list_models() for block in shipped_graph(name).blocks for op in block.ops}
     assert kinds == set(OPERATORS) - {"product", "recurrence", "view"}  # of traced models only
+
+
+def test_a_changed_copy_of_a_block_keeps_what_its_own_operators_read() -> None:
+    """Answers are kept with the block that was asked; a copy of other operators is another block."""
+    block = build_graph(load_model("llama-3.2-1b"), 128).block["layer"]
+    whole = set(saved_tensors(block, "none"))
+    front = block.model_copy(update={"ops": block.ops[:3]})
+    assert set(saved_tensors(front, "none")) < whole
+    assert set(front.producer) < set(block.producer)
+    assert set(saved_tensors(block, "none")) == whole
