@@ -271,7 +271,8 @@ class _Anytime:
             return
         if not self._open() or not self._time_for(LOOKS_PER_BRANCHES):
             return
-        self._relax(self._soon(BEFORE))
+        if not self._relax(self._soon(BEFORE)):
+            return  # messages still gain, and say little yet of what tables between the halves cost
         halves = halves_of(self.relaxation)
         assert halves is not None
         bound, choice, prices = halves.apart, dict[int, int](), self.relaxation.known_prices
