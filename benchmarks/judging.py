@@ -110,6 +110,21 @@ SIXTH = (
 )
 """Series that were transcribed sixth, by name; all are in the report split."""
 
+SEVENTH = (
+    "Cluster Toolkit's MaxText guide",
+    "ColossalAI issues 4551 and 4744",
+    "EasyContext",
+    "FSDP and DeepSpeed on Falcon-7B",
+    "Lambda's guide to 405B",
+    "MarinFold, Levanter on H100",
+    "MarinFold, NeMo",
+    "MaxText's guide to logs",
+    "Megatron-LM sweep on MI355X",
+    "fms-acceleration",
+    "torchtitan issue 1789",
+)
+"""Series that were transcribed seventh, by name; all are in the report split."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -156,13 +171,14 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed fourth": FOURTH_DENSE | FOURTH_MIXTURES,
     "transcribed fifth": frozenset(FIFTH),
     "transcribed sixth": frozenset(SIXTH),
+    "transcribed seventh": frozenset(SEVENTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
 
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
-    "runs_mixtures": "published mixtures, transcribed fourth to sixth",
+    "runs_mixtures": "published mixtures, transcribed fourth to seventh",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }
