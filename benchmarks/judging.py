@@ -113,6 +113,7 @@ SIXTH = (
 SEVENTH = (
     "Cluster Toolkit's MaxText guide",
     "ColossalAI issues 4551 and 4744",
+    "Composer, MosaicGPT of 2022",
     "EasyContext",
     "FSDP and DeepSpeed on Falcon-7B",
     "Lambda's guide to 405B",
