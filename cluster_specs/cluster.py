@@ -55,6 +55,9 @@ class DeviceSpec(Given):
     """Streaming multiprocessors, compute units or matrix units: one output tile each at a time."""
     tile: tuple[int, int] = (128, 256)
     """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
+    tile_fill: Seconds | None = Field(default=None, ge=0)
+    """Time of each output tile in which its unit multiplies nothing, as operands arrive and results leave [s]; None:
+    not told apart from the rate."""
     lanes: int = Field(default=1, gt=0)
     """Elements to a multiple of which the innermost dim of an array is padded in memory."""
     channels: int = Field(default=24, gt=0)

@@ -38,7 +38,7 @@ def matmul_seconds(
         arithmetic = systolic_seconds(m, n, k, batch, rate, device.tile)
     else:
         share = alignment_share(n, k, bytes_per_element, device.efficiency.unaligned)
-        arithmetic = tiled_seconds(m, n, k, batch, device, rate * share)
+        arithmetic = tiled_seconds(m, n, k, batch, device, rate, share)
     traffic = batch * (m * k + k * n + m * n) * bytes_per_element
     return kernel_time(arithmetic, memory_seconds(traffic, device), device.kernel_launch)
 
@@ -58,24 +58,27 @@ def cast_seconds(elements: float, device: DeviceSpec, dtype: str) -> ComputeTime
     return stream_seconds(elements * constants("kernels")[dtype]["cast_bytes"], device)
 
 
-def tiled_seconds(m: float, n: float, k: float, batch: float, device: DeviceSpec, rate: float) -> float:
-    """Arithmetic on a GPU, by the best tile [s].
+def tiled_seconds(
+    m: float, n: float, k: float, batch: float, device: DeviceSpec, rate: float, share: float = 1.0
+) -> float:
+    """Arithmetic on a GPU, by the best tile [s], of kernels that keep ``share`` of the speed.
 
-    The result is cut in tiles of ``rows x columns``, one per unit at a time; edge tiles are computed in full.
-    Full waves take one tile's time each. The tiles of a last, part-filled wave take as long, or are shared by
-    all units along ``k``, if that pays for writing and reading partial sums.
+    The result is cut in tiles of ``rows x columns``, one per unit at a time; edge tiles are computed in full, and each
+    takes the device's ``tile_fill`` beside its products. Full waves take one tile's time each. The tiles of a last,
+    part-filled wave take as long, or are shared by all units along ``k``, if that pays for writing and reading partial
+    sums.
     """
-    units = device.compute_units
+    units, fill = device.compute_units, (device.tile_fill or 0.0) / share
     best = inf
-    for rows, columns, share in tile_shapes(device.tile):
+    for rows, columns, reused in tile_shapes(device.tile):
         tiles = batch * ceil(m / rows) * ceil(n / columns)
-        seconds = 2.0 * rows * columns * k / (rate * share / units)
+        seconds = 2.0 * rows * columns * k / (rate * share * reused / units)
         waves, rest = divmod(tiles, units)
         last = 0.0
         if rest:
             partial_sums = memory_seconds(2 * units * rows * columns * ACCUMULATOR_BYTES, device)
-            last = min(seconds, seconds * rest / units + partial_sums)
-        best = min(best, waves * seconds + last)
+            last = fill + min(seconds, seconds * rest / units + partial_sums)
+        best = min(best, waves * (seconds + fill) + last)
     return best
 
 

@@ -32,22 +32,22 @@ def products_seconds(shapes: Counts, device: DeviceSpec, dtype: str, bytes_per_e
         arithmetic = _systolic_seconds(shapes, rate, device.tile)
     else:
         shares = _alignment_shares(n, k, bytes_per_element, device.efficiency.unaligned)
-        arithmetic = _tiled_seconds(shapes, device, rate * shares)
+        arithmetic = _tiled_seconds(shapes, device, rate, shares)
     memory = batch * (m * k + k * n + m * n) * bytes_per_element / sustained_bandwidth(device)
     longest = np.maximum(np.maximum(arithmetic, memory), device.kernel_launch)
     return np.where(shapes.min(axis=1) <= 0, 0.0, longest)
 
 
-def _tiled_seconds(shapes: Counts, device: DeviceSpec, rate: Seconds) -> Seconds:
+def _tiled_seconds(shapes: Counts, device: DeviceSpec, rate: float, shares: Seconds) -> Seconds:
     """By the best tile; arrays are [tile, product]."""
     m, n, k, batch = shapes.T
-    units = device.compute_units
-    rows, columns, share = (np.array(each)[:, None] for each in zip(*tile_shapes(device.tile), strict=True))
+    units, fill = device.compute_units, (device.tile_fill or 0.0) / shares
+    rows, columns, reused = (np.array(each)[:, None] for each in zip(*tile_shapes(device.tile), strict=True))
     waves, rest = np.divmod(batch * -(-m // rows) * -(-n // columns), units)
-    seconds = 2.0 * rows * columns * k / (rate * share / units)
+    seconds = 2.0 * rows * columns * k / (rate * shares * reused / units)
     partial_sums = 2 * units * rows * columns * ACCUMULATOR_BYTES / sustained_bandwidth(device)
-    last = np.where(rest > 0, np.minimum(seconds, seconds * rest / units + partial_sums), 0.0)
-    return np.asarray((waves * seconds + last).min(axis=0))
+    last = np.where(rest > 0, fill + np.minimum(seconds, seconds * rest / units + partial_sums), 0.0)
+    return np.asarray((waves * (seconds + fill) + last).min(axis=0))
 
 
 def _systolic_seconds(shapes: Counts, rate: float, tile: tuple[int, int]) -> Seconds:

@@ -21,8 +21,16 @@ from cost_models.matmul import (
     tiled_seconds,
     visited_rows,
 )
+from cost_models.roofline import element_bytes
 
-DEVICES = {"b200": "b200-sxm-180g", "h200": "h200-sxm-141g", "tpu-v7x": "tpu-v7x"}
+DEVICES = {
+    "b200": "b200-sxm-180g",
+    "gb300": "gb300-288g",
+    "h100": "h100-sxm-80g",
+    "h200": "h200-sxm-141g",
+    "h800": "h800-sxm-80g",
+    "tpu-v7x": "tpu-v7x",
+}
 SIDE = st.integers(1, 20000)
 
 
@@ -47,6 +55,33 @@ def test_the_last_wave_is_shared_when_that_pays(device: DeviceSpec) -> None:
     sums = 2 * 128 * 128 * 256 * 4 / 3.6e12
     assert tiled_seconds(m, n, k, 1, device, 0.8e15) == pytest.approx(wave * (1 + 1 / 128) + sums)
     assert tiled_seconds(m, n, 512, 1, device, 0.8e15) == pytest.approx(2 * wave / 128)  # sums cost more
+
+
+def test_every_tile_is_filled_and_written_out(device: DeviceSpec) -> None:
+    filled = device.model_copy(update={"tile_fill": 1e-6})
+    for m in (2048, 3 * 2048):  # one wave of 16 x 8 tiles on 128 units, and three
+        bare = tiled_seconds(m, 2048, 512, 1, device, 0.8e15)
+        assert tiled_seconds(m, 2048, 512, 1, filled, 0.8e15) == pytest.approx(bare + m / 2048 * 1e-6)
+    shared = tiled_seconds(
+        128, 129 * 256, 65536, 1, device, 0.8e15
+    )  # a last wave of one tile fills all units, too
+    assert tiled_seconds(128, 129 * 256, 65536, 1, filled, 0.8e15) == pytest.approx(shared + 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kept"), [("h800", "fp8", 1263 / 1484), ("gb300", "bf16", 1749 / 1812)]
+)
+def test_little_depth_costs_hopper_a_share_of_its_rate(name: str, dtype: str, kept: float) -> None:
+    """At 1,536 beside 16,384, as published of DeepGEMM on H800 and of cuBLAS on GB300 (between 1,024 and 2,048).
+
+    Hopper's constant is from cuBLAS on H100.
+    """
+    device, width = load_device(DEVICES[name]), element_bytes(dtype)
+    little, great = (
+        matmul_seconds(8192, 8192, k, device, dtype, bytes_per_element=width).seconds / k
+        for k in (1536, 16384)
+    )
+    assert great / little == pytest.approx(kept, rel=0.05)
 
 
 def test_a_few_rows_are_bound_by_reading_the_weights(device: DeviceSpec) -> None:
@@ -131,8 +166,11 @@ def test_measured_products(rows: Any) -> None:
         if row["kind"] != "matmul":
             continue
         m, n, k = row["m"], row["n"], row["k"]
-        measured = 2 * m * n * k / (row["tflops"] * 1e12)
-        ratio = seconds(load_device(DEVICES[row["device"]]), m, n, k) / measured
+        dtype = row.get("dtype", "bf16")
+        product = matmul_seconds(
+            m, n, k, load_device(DEVICES[row["device"]]), dtype, bytes_per_element=element_bytes(dtype)
+        )
+        ratio = product.seconds * row["tflops"] * 1e12 / (2 * m * n * k)
         assert 0.3 < ratio < 1.5, row
         if m >= 4096:
             assert 0.9 < ratio < 1.1, row
