@@ -17,8 +17,8 @@ from typing import NamedTuple
 from judging import Judged
 
 from planner.evaluation import evaluate
+from planner.runs.origins import LEANER
 from planner.runs.unpublished import TOLD
-from planner.runs.vocabulary import LEANER
 from planner.validation import spearman
 
 FACTOR = 2.0

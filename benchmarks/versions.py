@@ -16,8 +16,8 @@ from judging import Judged
 from stalls import MIN_RUNS, run_of
 
 from planner.evaluation import evaluate
+from planner.runs.origins import LEANER
 from planner.runs.unpublished import TOLD
-from planner.runs.vocabulary import LEANER
 from planner.validation import spearman
 
 SLOWER: Mapping[str, str] = {**LEANER, "nanotron-checked": "nanotron-polling"}

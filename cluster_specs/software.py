@@ -290,6 +290,21 @@ def usual_stack(device: DeviceSpec) -> str:
     return USUAL_STACKS.get(device.vendor.lower(), OTHER_STACKS[device.kind])
 
 
+UNASKED: Mapping[str, str] = MappingProxyType({"torch-fsdp2": "torch-eager"})
+"""Stack that is planned for -> what runs that name none have: PyTorch compiles nothing unless it is told to.
+
+Source: ``torch.compile`` is a call; by default it is off in huggingface/transformers (``torch_compile``),
+pytorch/torchtitan (``CompileConfig.enable``), pytorch/torchtune (``compile`` of recipes/configs@bd2a0fc) and
+huggingface/accelerate (``dynamo_backend``).
+"""
+
+
+def unasked_stack(device: DeviceSpec) -> str:
+    """The stack of runs on such a device of which nobody knows the program."""
+    usual = usual_stack(device)
+    return UNASKED.get(usual, usual)
+
+
 def list_software() -> tuple[SoftwareSpec, ...]:
     """All shipped stacks, by name."""
     return tuple(_stacks().values())

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from planner.runs.origins import Origin
 from planner.runs.record import RunFile
-from planner.runs.vocabulary import Meaning, Origin, Table, mean
+from planner.runs.vocabulary import Meaning, Table, mean
 
 DISPATCHERS: Table = (
     (r"all[-_ ]?to[-_ ]?all|nccl", Meaning("all_to_all")),

@@ -9,9 +9,9 @@ from planner.plans import Job
 from planner.runs import experts, vocabulary
 from planner.runs.assumptions import Assumptions
 from planner.runs.graphs import read_graphs
+from planner.runs.origins import Origin
 from planner.runs.record import RunFile
 from planner.runs.releases import fuses_update
-from planner.runs.vocabulary import Origin
 
 USUAL_PRECISIONS = ("bf16", "fp16", "fp32")
 """What is trained in where no source says so: the first that the device has a rate for."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
-from cluster_specs.software import usual_stack
+from cluster_specs.software import unasked_stack
 from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
 from planner.models.model import Model
@@ -20,10 +20,11 @@ from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
 from planner.runs.jobs import job_of
 from planner.runs.models import model_of
+from planner.runs.origins import Origin, find_origin
 from planner.runs.record import ParallelSection, RunFile, parse_run
 from planner.runs.releases import variant
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
-from planner.runs.vocabulary import UNSAID, Habits, Origin
+from planner.runs.vocabulary import UNSAID, Habits
 
 MICROBATCHES_PER_STAGE = 4
 """Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
@@ -122,7 +123,7 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
     """The run's software: as it says, as its source had, or the usual one on ``device``."""
     stack = run.parallel.stack
     if stack is not None:
-        known = Origin(stack) if stack in vocabulary.STACK_HABITS else vocabulary.find_origin(stack)
+        known = Origin(stack) if stack in vocabulary.STACK_HABITS else find_origin(stack)
         if known is None:
             raise UnknownName(
                 "stack",
@@ -133,16 +134,17 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
         return known
     size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
-    found = vocabulary.find_origin(words)
+    found, flags = find_origin(words), run.parallel.model_extra or {}
     if run.parallel.wrap == "titan":
         # torchtitan itself reduces every micro-batch
         own_loop = found is not None and found.stack in ("hf-fsdp", "torch-blocks")
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
-        usual = "megatron" if model_parallel and device.kind == "gpu" else usual_stack(device)
-        found = Origin(assume.default("stack", None, usual))
-    return variant(found, run.parallel.model_extra or {}, str(run.source))
+        usual = "megatron" if model_parallel and device.kind == "gpu" else unasked_stack(device)
+        found = variant(Origin(usual), flags, str(run.source))
+        assume.default("stack", None, found.stack)
+    return variant(found, flags, str(run.source))
 
 
 def _graph(model: Model, job: Job) -> Graph:

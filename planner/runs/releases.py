@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from planner.runs.vocabulary import Origin
+from planner.runs.origins import Origin
 
 VARIANTS: Mapping[tuple[str, str, bool], str] = {
     ("torch-fsdp2", "compile", False): "torch-eager",
+    ("torch-compiled-loss", "compile", False): "torch-eager",
+    ("torch-eager", "compile", True): "torch-compiled-loss",
     ("torch-fsdp2", "async_tp", True): "torch-async-tp",
 }
 """(stack, flag of a run, its value) -> the stack that the run had."""

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Self
 
 from cluster_specs.units import GIB
 from planner.plans import Estimate, Plan
+from planner.runs.origins import LEANER
 from planner.runs.record import RunFile
-from planner.runs.vocabulary import LEANER, UNSAID
+from planner.runs.vocabulary import UNSAID
 
 TOLD = "as its memory tells"
 """Why a version was chosen."""
