@@ -174,7 +174,7 @@ def export(
     from planner.api import judged
     from planner.exporters.registry import export as translate
     from planner.exporters.registry import nearest
-    from planner.exporters.unsaid import unsaid
+    from planner.exporters.registry import notes as notes_of
 
     described = judged(read_plan(plan)[0])  # so that the files say what is predicted, by this version
     expressible = described if exact else nearest(described, target)
@@ -182,7 +182,7 @@ def export(
     files = {folder / name: text for name, text in translate(expressible, target).items()}
     write_files(files)
     names = [str(path) for path in files]
-    notes = list(unsaid(expressible, target))
+    notes = list(notes_of(expressible, target))
     _warn((*changes, *notes), output)
     answer = {
         "schema": "meshwright/export/1",

@@ -24,6 +24,7 @@ from planner.exporters.adapters import check_adapter, peft_files
 from planner.exporters.limits import Limits, expresses, refused
 from planner.exporters.nearest import nearest_within
 from planner.exporters.scans import check_known, check_scans
+from planner.exporters.stacks import priced_apart
 from planner.exporters.unsaid import unsaid
 from planner.plans import Plan
 
@@ -215,7 +216,8 @@ def targets() -> tuple[Target, ...]:
 def export(plan: Plan, target: str) -> dict[str, str]:
     """The files of ``target`` for ``plan``: name -> text.
 
-    What the target has no word for and can do without stands in the header (`planner.exporters.unsaid`).
+    What the target has no word for and can do without stands in the header (`planner.exporters.unsaid`), and what a
+    priced plan takes where the target starts other software than it was priced for (`planner.exporters.stacks`).
 
     Raises ``UnknownName`` for a target that is not in `EXPORTERS`, ``Unsupported`` with the reason for a plan
     that the target cannot express.
@@ -225,8 +227,14 @@ def export(plan: Plan, target: str) -> dict[str, str]:
     _refuse_unlike(plan, target)
     check_adapter(plan, target)
     check_scans(plan, target)
-    noted = plan.model_copy(update={"warnings": (*plan.warnings, *unsaid(plan, target))})
+    noted = plan.model_copy(update={"warnings": (*plan.warnings, *notes(plan, target))})
     return {**EXPORTERS[target].export(noted), **peft_files(plan, target)}
+
+
+def notes(plan: Plan, target: str) -> tuple[str, ...]:
+    """What the files of ``target`` say beside the plan: what they cannot, and, of a priced plan, what they start."""
+    apart = priced_apart(plan, target) if plan.estimate is not None else ()
+    return (*unsaid(plan, target), *apart)
 
 
 def _refuse_unlike(plan: Plan, target: str) -> None:

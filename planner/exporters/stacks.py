@@ -1,0 +1,56 @@
+"""Which software a file starts: its header says so where the plan was priced for another."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from cluster_specs.errors import InputError
+from cluster_specs.software import load_software
+from cluster_specs.units import GIB
+from planner.evaluation import evaluate
+from planner.plans import Plan
+
+JAX = ("jax-xla", "libtpu-0.0.51")
+TRANSFORMERS = ("hf-fsdp",)
+TORCHTITAN = ("torch-compiled-loss", "torch-fsdp2", "torch-async-tp", "torch-eager")
+
+RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "jax": JAX,
+        "fsdp2": ("transformers-fsdp2", "torch-eager"),
+        "fsdp1": TRANSFORMERS,
+        "accelerate": TRANSFORMERS,
+        "accelerate-fsdp1": TRANSFORMERS,
+        "hf-trainer": TRANSFORMERS,
+        "deepspeed": ("deepspeed", "deepspeed-liger"),
+        "torchtitan": TORCHTITAN,
+        "torchtitan-0.2": TORCHTITAN,
+        "megatron-lm": ("megatron",),
+        "megatron-bridge": ("nemo", "megatron"),
+        "maxtext": JAX,
+        "levanter": JAX,
+        "nanotron": ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
+        "axolotl": TRANSFORMERS,
+    }
+)
+"""Target -> stacks that its files start, the usual one first.
+
+The scripts compile nothing, nor do accelerate, Trainer and axolotl unless they are told to; torchtitan's files compile
+blocks and loss.
+"""
+
+
+def priced_apart(plan: Plan, target: str) -> Iterator[str]:
+    """Sentences for the header of a file of ``target``: its time and memory as what it starts has them."""
+    if plan.job.stack in RUNS_AS[target]:
+        return
+    usual = RUNS_AS[target][0]
+    priced = f"predicted for {plan.job.stack}, while this starts {usual} ({load_software(usual).summary})"
+    try:
+        found = evaluate(plan.model_copy(update={"job": plan.job.model_copy(update={"stack": usual})}))
+    except InputError:
+        yield f"{priced}; plan with --stack {usual} for its numbers"
+        return
+    yield (
+        f"{priced}, predicted to take {found.step_time_s:.4g} s a step and {found.memory_bytes / GIB:.1f} GiB; "
+        f"--stack {usual} plans for it"
+    )

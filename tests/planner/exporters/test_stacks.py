@@ -1,0 +1,46 @@
+"""A file says what it starts where that is not what its plan was priced for."""
+
+import pytest
+
+from cluster_specs.software import load_software
+from planner.api import plan as find_plan
+from planner.evaluation import evaluate
+from planner.exporters.registry import EXPORTERS, export
+from planner.exporters.stacks import RUNS_AS, priced_apart
+from planner.plans import Plan
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    """A priced plan of the stack that nobody named."""
+    return find_plan("llama-3.2-1b", "dgx-h100:1", global_batch=64, seq_len=4096, tensor=1, zero_stage=3)
+
+
+def test_every_target_starts_software_that_is_known() -> None:
+    assert set(RUNS_AS) == set(EXPORTERS)
+    for name in {name for stacks in RUNS_AS.values() for name in stacks}:
+        assert load_software(name).name == name
+
+
+@pytest.mark.parametrize(("target", "stack"), [("hf-trainer", "hf-fsdp"), ("fsdp2", "transformers-fsdp2")])
+def test_what_is_not_compiled_is_told_apart_from_what_was_priced(
+    found: Plan, target: str, stack: str
+) -> None:
+    job = found.job.model_copy(update={"stack": stack})
+    own = evaluate(found.model_copy(update={"job": job}))
+    (said,) = priced_apart(found, target)
+    assert f"this starts {stack} " in said
+    assert f" {own.step_time_s:.4g} s a step" in said
+    assert found.estimate is not None
+    assert own.step_time_s > found.estimate.step_time_s
+    assert any(said in text for text in export(found, target).values())
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "torchtitan-0.2"])
+def test_torchtitans_files_start_what_was_priced(found: Plan, target: str) -> None:
+    assert list(priced_apart(found, target)) == []
+
+
+def test_a_plan_for_what_is_started_says_nothing(found: Plan) -> None:
+    own = found.model_copy(update={"job": found.job.model_copy(update={"stack": "hf-fsdp"})})
+    assert list(priced_apart(own, "hf-trainer")) == []
