@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from cluster_specs.errors import InputError
-from cluster_specs.software import load_software
 from cluster_specs.units import GIB
 from planner.evaluation import evaluate
 from planner.plans import Plan
@@ -41,16 +40,18 @@ blocks and loss.
 
 def priced_apart(plan: Plan, target: str) -> Iterator[str]:
     """Sentences for the header of a file of ``target``: its time and memory as what it starts has them."""
-    if plan.job.stack in RUNS_AS[target]:
+    stacks = RUNS_AS.get(target, ())
+    if not stacks or plan.job.stack in stacks:
         return
-    usual = RUNS_AS[target][0]
-    priced = f"predicted for {plan.job.stack}, while this starts {usual} ({load_software(usual).summary})"
+    usual = stacks[0]
+    priced = f"predicted for {plan.job.stack}, while this starts {usual}"
     try:
         found = evaluate(plan.model_copy(update={"job": plan.job.model_copy(update={"stack": usual})}))
     except InputError:
-        yield f"{priced}; plan with --stack {usual} for its numbers"
+        yield f"{priced}: plan with --stack {usual} for its numbers"
         return
+    room = "" if found.fits else f", more than the {found.memory_limit_bytes / GIB:.1f} GiB that there are"
     yield (
-        f"{priced}, predicted to take {found.step_time_s:.4g} s a step and {found.memory_bytes / GIB:.1f} GiB; "
-        f"--stack {usual} plans for it"
+        f"{priced}, predicted to take {found.step_time_s:.4g} s a step and {found.memory_bytes / GIB:.1f} GiB{room}: "
+        f"plan with --stack {usual} for its best"
     )

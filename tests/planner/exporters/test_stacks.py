@@ -29,7 +29,7 @@ def test_what_is_not_compiled_is_told_apart_from_what_was_priced(
     job = found.job.model_copy(update={"stack": stack})
     own = evaluate(found.model_copy(update={"job": job}))
     (said,) = priced_apart(found, target)
-    assert f"this starts {stack} " in said
+    assert f"this starts {stack}, " in said
     assert f" {own.step_time_s:.4g} s a step" in said
     assert found.estimate is not None
     assert own.step_time_s > found.estimate.step_time_s
@@ -44,3 +44,14 @@ def test_torchtitans_files_start_what_was_priced(found: Plan, target: str) -> No
 def test_a_plan_for_what_is_started_says_nothing(found: Plan) -> None:
     own = found.model_copy(update={"job": found.job.model_copy(update={"stack": "hf-fsdp"})})
     assert list(priced_apart(own, "hf-trainer")) == []
+
+
+def test_what_would_not_fit_is_said() -> None:
+    """Blocks that are compiled keep less: 8B fits into 80 GB with nothing recomputed, as Trainer runs it does not."""
+    large = find_plan(
+        "llama-3.1-8b", "dgx-h100:1", global_batch=64, seq_len=4096, tensor=1, pipeline=1, micro_batch=4
+    )
+    job = large.job.model_copy(update={"stack": "hf-fsdp"})
+    (said,) = priced_apart(large, "hf-trainer")
+    assert not evaluate(large.model_copy(update={"job": job})).fits
+    assert "GiB that there are" in said
