@@ -37,6 +37,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
+    (r"Paddle", Origin("paddle")),
     (r"BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed-2022", "plain")),
     (r"DeepSpeed Azure", Origin("deepspeed", "plain")),
     (

@@ -237,6 +237,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("megatron", "megatron-llama"),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
+    "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
     **dict.fromkeys(("aleph-alpha-scaling", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
     "megatron-2021": Habits(
