@@ -61,6 +61,8 @@ class SoftwareSpec(Record):
     """Nothing runs beside sums of gradients inside a slice of a torus, unless they are rings."""
     fused_softmax: bool
     """Where attention is not one kernel, scale, mask and softmax are."""
+    whole_heads: int | None = None
+    """Heads on TPUs whose dims are no multiples of this have attention in loops over tiles rather than in a kernel."""
     fused_optimizer: bool
     """The optimizer step is one kernel per tensor group, without temporaries."""
     optimizer_temporaries: float = Field(ge=0)

@@ -13,7 +13,7 @@ from cost_models.costs import ComputeTime, kernel_time
 from cost_models.matmul import matmul_seconds
 from cost_models.roofline import element_bytes, memory_seconds, product_dtype, product_peak, stream_seconds
 
-KERNELS = ("flash", "plain", "fused_softmax")
+KERNELS = ("flash", "plain", "fused_softmax", "tiled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def attention_flops(shape: AttentionShape, backward: bool = False) -> float:
 def attention_seconds(
     shape: AttentionShape, device: DeviceSpec, dtype: str, kernel: str = "flash", backward: bool = False
 ) -> ComputeTime:
-    """One attention call, forward or backward [s]; ``kernel`` is ``flash`` (fused) or ``plain``.
+    """One attention call, forward or backward [s]; ``kernel`` is ``flash`` (fused), ``plain``, or ``tiled`` (a loop).
 
     Raises ``UnknownName`` for the kernel, ``InputError`` where the device has no rate for ``dtype``.
     """
@@ -73,6 +73,8 @@ def attention_seconds(
     if kernel == "flash":
         return _flash(shape, device, dtype, backward)
     score_bytes = constants("kernels")[kernel]["backward_bytes" if backward else "forward_bytes"]
+    if kernel == "tiled":
+        return _tiled(shape, device, dtype, score_bytes, backward)
     return _plain(shape, device, dtype, score_bytes, backward)
 
 
@@ -167,6 +169,21 @@ def _plain(
     """Whole score matrices, masked or not: batched products, and the passes of scale, mask and softmax."""
     scores = shape.batch * shape.heads * shape.q_len * shape.kv_len
     return sum(plain_products(shape, device, dtype, backward), stream_seconds(scores * score_bytes, device))
+
+
+def _tiled(
+    shape: AttentionShape, device: DeviceSpec, dtype: str, score_bytes: float, backward: bool
+) -> ComputeTime:
+    """A compiler's products, tile by tile of the scores, of tiles that hold any pair that is not masked.
+
+    Backward makes the scores again. Sequences that are shorter than a tile are one.
+    """
+    side = ceil(min(constants("kernels")["tiled"]["block"], shape.q_len, shape.kv_len))
+    whole = ceil(shape.q_len / side) * ceil(shape.kv_len / side)
+    tiles = visited_blocks(shape, side) if shape.causal else whole
+    tiled = replace(shape, batch=shape.batch * tiles, q_len=side, kv_len=side, causal=False, window=None)
+    again = plain_products(tiled, device, dtype)[:1] if backward else ()
+    return sum(again, _plain(tiled, device, dtype, score_bytes, backward))
 
 
 def plain_products(

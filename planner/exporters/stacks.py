@@ -26,7 +26,7 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "megatron-lm": ("megatron",),
         "megatron-bridge": ("nemo", "megatron"),
         "maxtext": JAX,
-        "levanter": JAX,
+        "levanter": ("levanter", *JAX),
         "nanotron": ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         "axolotl": TRANSFORMERS,
     }

@@ -34,6 +34,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
     (r"torchprime", Origin("torch-xla", sequence_parallel=True)),
     (r"torch[-_]xla|PyTorch/XLA", Origin("torch-xla")),
+    (r"Levanter|Marin", Origin("levanter")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3|ColossalAI", Origin("deepspeed")),
@@ -93,7 +94,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"OLMo-core", Origin("torch-compiled-loss")),
     (r"torchtune", Origin("torch-eager")),
     (r"MosaicML|Composer", Origin("composer-2023")),
-    (r"Levanter|T5X|Flax|EasyLM", Origin("jax-xla")),
+    (r"T5X|Flax|EasyLM", Origin("jax-xla")),
     (r"FSDP", Origin("torch-eager")),
 )
 """Found in "series id gpu sharding devices tensor pipeline" of a row; the first match wins. Before 2022 attention was

@@ -76,6 +76,8 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
     kernel: str = pricer.job.attention_kernel
     if kernel == "plain" and pricer.software.fused_softmax:
         kernel = "fused_softmax"
+    elif kernel == "flash" and _tiles(shape, pricer):
+        kernel = "tiled"
     query_bytes, *kv_bytes = (
         pricer.tensor_bytes(t, input_spec(graph, t, strategy)) for t in (query, key, value)
     )
@@ -94,6 +96,13 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
     if degree == 1:
         return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
     return EXCHANGES[pricer.exchange](split)
+
+
+def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:
+    """Whether the stack's kernel does not take such heads, and a loop over tiles takes its place."""
+    whole = pricer.software.whole_heads
+    on_tpu = pricer.mesh.cluster.device.kind == "tpu"
+    return whole is not None and on_tpu and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))
 
 
 def _reach(op: Op) -> float | None:

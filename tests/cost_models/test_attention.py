@@ -102,6 +102,18 @@ def test_plain_attention_is_its_products_and_passes(device: DeviceSpec) -> None:
     assert time > attention_seconds(LONG, device, "bf16").seconds
 
 
+@pytest.mark.parametrize(("causal", "tiles"), [(True, 10), (False, 16)])
+def test_tiles_that_hold_no_pair_are_left_out(device: DeviceSpec, causal: bool, tiles: int) -> None:
+    """Four tiles a side; passes over scores of 6 bytes forward, 8 backward, which multiplies five times."""
+    shape = replace(LONG, q_len=4096, kv_len=4096, qk_dim=64, v_dim=64, causal=causal)
+    product = matmul_seconds(1024, 1024, 64, device, "bf16", batch=32 * tiles, bytes_per_element=2).seconds
+    across = matmul_seconds(1024, 64, 1024, device, "bf16", batch=32 * tiles, bytes_per_element=2).seconds
+    scores = 32 * tiles * 1024**2
+    there, back = (attention_seconds(shape, device, "bf16", "tiled", b).seconds for b in (False, True))
+    assert there == pytest.approx(product + across + 6 * scores / memory_rate(device))
+    assert back == pytest.approx(2 * product + 3 * across + 8 * scores / memory_rate(device))
+
+
 def test_plain_backward_has_twice_the_products(device: DeviceSpec) -> None:
     # 28 bytes per score: cast 2+4, softmax 4+4+4, cast 4+2, scale 2+2.
     time = attention_seconds(LONG, device, "bf16", kernel="plain", backward=True).seconds
