@@ -19,7 +19,7 @@ from planner.intra_op.problem import Array
 
 Numbers = npt.NDArray[np.intp]
 
-LARGE = 2048
+LARGE = 8192
 """Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
 
 

@@ -18,6 +18,7 @@ and O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class _Known:
 
     def __init__(self, network: Network, deadline: float, messages: Messages | None = None) -> None:
         self.network, self.deadline = network, deadline
-        self.relaxation = Relaxation(network, {}, messages or {})
+        self._messages = messages or {}
         self.limit = np.inf
         """What is looked for costs at most so much."""
         self.pace = 0
@@ -128,6 +129,16 @@ class _Known:
         """What every choice costs at least, rounding allowed for."""
         self.most = _dearest(network) if network.rows.size else np.inf
         """No choice costs more: where prices on memory prove that every one does, there is none."""
+
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """Messages and prices, laid out only where some are sent."""
+        return Relaxation(self.network, {}, self._messages)
+
+    @property
+    def messages(self) -> Messages:
+        """The last ones: those to start from, where none were sent since."""
+        return self.relaxation.messages if self.values else self._messages
 
     def within(self, slack: float) -> bool:
         """Whether a choice is known that costs at most so much, of the bound, above the bound."""
@@ -252,7 +263,7 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
     """
     value, margins = known.margins()
     below = np.inf if known.best is None else known.best.cost
-    messages: Messages | None = None
+    messages: Messages = {}
     try:
         part = known.network.narrowed({v: np.flatnonzero(value + m <= target) for v, m in margins.items()})
         if part.rows.size:
@@ -269,7 +280,7 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
         return NetworkAnswer({}, np.inf, -np.inf)
 
 
-def _without_memory(whole: _Known, part: Network, messages: Messages | None, target: float) -> NetworkAnswer:
+def _without_memory(whole: _Known, part: Network, messages: Messages, target: float) -> NetworkAnswer:
     """The best choice of at most ``target``: by messages, else along frontiers, or by guesses of the cost.
 
     A better choice that frontiers find without a proof leaves a smaller part, where messages and frontiers go on.
@@ -299,7 +310,7 @@ def _along_frontiers(known: _Known) -> bool:
     """Take the first choice that is better, by messages that run as the frontier does; whether there is no other."""
     nodes = order(known.network)
     number = {v: k for k, v in enumerate(nodes)}
-    network, sent = known.network.renumbered(nodes), known.relaxation.messages
+    network, sent = known.network.renumbered(nodes), known.messages
     relaxation = Relaxation(network, {}, {(number[v], number[w]): m for (v, w), m in sent.items()})
     for _ in range(SWEEPS_ALONG):
         relaxation.sweep()
