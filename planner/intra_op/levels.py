@@ -6,7 +6,7 @@ strategy, or per class of strategies where its table is of these (`planner.intra
 """
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ LARGE = 8192
 """Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
 
 
+Edge = tuple[int, int]
+
+
 class Classes(NamedTuple):
     """Of strategies, as edges to other nodes see them."""
 
@@ -35,18 +38,22 @@ class Classes(NamedTuple):
 class Tables(NamedTuple):
     """Tables of one shape, and where the numbers that belong to them lie."""
 
-    edges: list[tuple[int, int]]
+    edges: list[Edge]
     """Node and neighbour."""
     costs: Array
     """[the neighbour's strategy, edge, own strategy]: what is taken over all neighbours' strategies runs fast so."""
-    own: Numbers | slice
-    """[edge, own strategy]: place of the message into the node; of one edge alone, all its places."""
+    own: slice
+    """Places of the messages into the nodes, edge by edge."""
     other: Numbers | slice
     """[the neighbour's strategy, edge]: place of the message into the neighbour; of one edge alone, all its places."""
     neighbour: Numbers
     """[edge]: position of the neighbour."""
     classes: Classes | None
     """Of the neighbours' strategies, where these have any."""
+
+    def mine(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """[edge, own strategy]: a view of what of numbers, one per message, belongs to those into nodes."""
+        return numbers[self.own].reshape(len(self.edges), -1)
 
     def theirs(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """[the neighbour's strategy, edge, 1]: what of numbers, one per message, belongs to those into neighbours."""
@@ -91,6 +98,23 @@ class Slots(NamedTuple):
         return slots if self.first is None else np.minimum.reduceat(slots, self.first)
 
 
+class Groups(NamedTuple):
+    """Edges of a level, node and neighbour, as they are worked on together."""
+
+    behind: list[list[Edge]]
+    ahead: list[list[Edge]]
+
+
+class Share(NamedTuple):
+    """What messages ahead of a level, or behind it, take of what their strategies cost."""
+
+    messages: slice
+    slots: Slots
+    """Strategies counted within the level, messages among these."""
+    of: Array
+    """Per message."""
+
+
 class Level(NamedTuple):
     """Nodes that are worked on together."""
 
@@ -106,10 +130,10 @@ class Level(NamedTuple):
     """Edges to nodes of lower levels,"""
     ahead: list[Tables]
     """and to nodes of higher ones."""
-    forward: Array
-    """Per message, the share of its strategies' cost that it takes ahead,"""
-    backward: Array
-    """or back."""
+    forward: Share
+    """What goes ahead,"""
+    backward: Share
+    """and back."""
 
 
 class Layout:
@@ -128,18 +152,24 @@ class Layout:
         """Per strategy, its node's position."""
         self.costs = _joined([network.costs[v] for v in self.nodes])
         """Per strategy."""
-        self.place: dict[int, dict[int, int]] = {}
+        runs = list(_runs([level_of[v] for v in self.nodes]))
+        grouped = [self._grouped(level_of, nodes) for nodes in runs]
+        self.place: dict[int, dict[int, int]] = {v: {} for v in self.nodes}
         """Node -> neighbour -> place of the message from their edge into the node."""
         self._large: dict[tuple[int, ...], Array] = {}
         """Large tables, by `_address`."""
-        self._seen_from: dict[int, dict[int, int]] = {}
+        self._seen_from: dict[int, dict[int, int]] = {v: {} for v in self.nodes}
         """Node -> neighbour -> place of the first strategy of the node, as their edge sees it."""
         self._class_of: Numbers | None = None
         """Of all strategies as all edges see them, of networks that have classes."""
-        self.slots = self._place_messages()
-        self.levels = [self._level(level_of, nodes) for nodes in _runs([level_of[v] for v in self.nodes])]
-        self.is_behind = _joined([level.backward > 0 for level in self.levels]).astype(np.bool_)
+        self.slots = self._place_messages(
+            list(itertools.chain(*(e for groups in grouped for side in groups for e in side)))
+        )
+        self.levels = [self._level(nodes, groups) for nodes, groups in zip(runs, grouped, strict=True)]
+        self.is_behind = np.zeros(self.slots.num_messages, np.bool_)
         """Per message, whether its edge leads to a lower level."""
+        for level in self.levels:
+            self.is_behind[level.backward.messages] = True
         self.pieces = Pieces(network, dict(zip(self.nodes, self.first.tolist(), strict=False)))
 
     def strategies(self, v: int) -> slice:
@@ -152,23 +182,27 @@ class Layout:
         for level in self.levels:
             yield from level.ahead
 
-    def _place_messages(self) -> Slots:
-        places, slots = 0, 0
-        strategies: list[Numbers] = []
-        for k, v in enumerate(self.nodes):
-            self.place[v], self._seen_from[v] = {}, {}
-            own = np.arange(self.first[k], self.first[k + 1])
+    def _grouped(self, level_of: Mapping[int, int], nodes: slice) -> Groups:
+        behind: dict[object, list[Edge]] = defaultdict(list)
+        ahead: dict[object, list[Edge]] = defaultdict(list)
+        for v in self.nodes[nodes]:
             for w, table in self.network.tables[v].items():
-                self.place[v][w], self._seen_from[v][w] = places, slots
-                strategies.append(own)
-                places, slots = places + len(table), slots + own.size
-        of = _joined(strategies).astype(np.intp)
-        return self._by_class(of, places) if isinstance(self.network, Compact) else Slots(of)
+                (ahead if level_of[w] > level_of[v] else behind)[_likeness(table)].append((v, w))
+        return Groups(list(behind.values()), list(ahead.values()))
 
-    def _by_class(self, of: Numbers, num_messages: int) -> Slots:
+    def _place_messages(self, edges: list[Edge]) -> Slots:
+        """One edge's after the other's."""
+        places, slots = 0, 0
+        own = {v: np.arange(self.first[k], self.first[k + 1]) for k, v in enumerate(self.nodes)}
+        for v, w in edges:
+            self.place[v][w], self._seen_from[v][w] = places, slots
+            places, slots = places + len(self.network.tables[v][w]), slots + own[v].size
+        of = _joined([own[v] for v, _ in edges]).astype(np.intp)
+        return self._by_class(edges, of, places) if isinstance(self.network, Compact) else Slots(of)
+
+    def _by_class(self, edges: list[Edge], of: Numbers, num_messages: int) -> Slots:
         """Slots of messages into classes of strategies; notes the classes."""
         assert isinstance(self.network, Compact)
-        edges = [(v, w) for v, near in self.place.items() for w in near]
         classes = [self.network.classes[v][w] for v, w in edges]
         self._class_of = _joined(classes).astype(np.intp)
         first = np.repeat([self.place[v][w] for v, w in edges], [c.size for c in classes])
@@ -178,57 +212,48 @@ class Layout:
         message_of = message_of[by_message]
         return Slots(of[by_message], message_of, np.flatnonzero(np.diff(message_of, prepend=-1)))
 
-    def _slots(self, first: int, last: int) -> tuple[slice, Slots]:
-        """The messages into a run of strategies, and their slots."""
+    def _slots(self, messages: slice, first: int) -> Slots:
+        """Those of some messages, into strategies that are counted from the ``first``."""
         of, message_of, starts = self.slots
-        begin, end = np.searchsorted(
-            of, [first, last]
-        )  # slots of earlier nodes stand before those of later ones
         if message_of is None or starts is None:
-            return slice(int(begin), int(end)), Slots(of[begin:end] - first)
-        messages = slice(*np.searchsorted(starts, [begin, end]).tolist())
+            return Slots(of[messages] - first)
+        begin, end = np.searchsorted(message_of, [messages.start, messages.stop])
         own = message_of[begin:end] - messages.start
-        return messages, Slots(of[begin:end] - first, own, starts[messages] - begin)
+        return Slots(of[begin:end] - first, own, starts[messages] - begin)
 
-    def _level(self, level_of: Mapping[int, int], nodes: slice) -> Level:
+    def _level(self, nodes: slice, groups: Groups) -> Level:
         first, last = int(self.first[nodes.start]), int(self.first[nodes.stop])
-        messages, slots = self._slots(first, last)
-        behind: dict[object, list[tuple[int, int]]] = defaultdict(list)
-        ahead: dict[object, list[tuple[int, int]]] = defaultdict(list)
-        forward: list[float] = []
-        backward: list[float] = []
-        sizes: list[int] = []
-        for v in self.nodes[nodes]:
-            tables = self.network.tables[v]
-            higher = [level_of[w] > level_of[v] for w in tables]
-            ahead_share, behind_share = _shares(self.network.eager, sum(higher), len(higher))
-            forward += [ahead_share * is_ahead for is_ahead in higher]
-            backward += [behind_share * (not is_ahead) for is_ahead in higher]
-            for (w, table), is_ahead in zip(tables.items(), higher, strict=True):
-                sizes.append(len(table))
-                (ahead if is_ahead else behind)[_likeness(table)].append((v, w))
-        return Level(
-            nodes, slice(first, last), messages, slots,
-            [self._tables(edges) for edges in behind.values()],
-            [self._tables(edges) for edges in ahead.values()],
-            np.repeat(np.array(forward), sizes), np.repeat(np.array(backward), sizes),
-        )  # fmt: skip
+        behind, ahead = ([self._tables(edges) for edges in side] for side in groups)
+        num_ahead = Counter(v for edges in groups.ahead for v, _ in edges)
+        shares = {
+            v: _shares(self.network.eager, num_ahead[v], len(self.network.tables[v]))
+            for v in self.nodes[nodes]
+        }
 
-    def _tables(self, edges: list[tuple[int, int]]) -> Tables:
+        def share(tables: list[Tables], way: int) -> Share:
+            of = [np.repeat([shares[v][way] for v, _ in t.edges], t.costs.shape[2]) for t in tables]
+            messages = _span(tables)
+            return Share(messages, self._slots(messages, first), _joined(of))
+
+        messages = _span([*behind, *ahead])
+        slots, forward, backward = self._slots(messages, first), share(ahead, 0), share(behind, 1)
+        return Level(nodes, slice(first, last), messages, slots, behind, ahead, forward, backward)
+
+    def _tables(self, edges: list[Edge]) -> Tables:
         costs = self._costs(edges)
         rows, _, columns = costs.shape
-        own = _places([self.place[v][w] for v, w in edges], columns)
+        start = self.place[edges[0][0]][edges[0][1]]
         other = _places([self.place[w][v] for v, w in edges], rows)
         return Tables(
             edges,
             costs,
-            own,
+            slice(start, start + len(edges) * columns),
             other if isinstance(other, slice) else other.T,
             np.array([self.position[w] for _, w in edges]),
             self._classes(edges),
         )
 
-    def _costs(self, edges: list[tuple[int, int]]) -> Array:
+    def _costs(self, edges: list[Edge]) -> Array:
         """[the neighbour's strategy, edge, own strategy], in this order: another makes minima take twice as long."""
         v, w = edges[0]
         first = self.network.tables[w][v]
@@ -240,7 +265,7 @@ class Layout:
             return costs if len(edges) == 1 else np.broadcast_to(costs, (rows, len(edges), columns))
         return np.ascontiguousarray(np.stack([self.network.tables[w][v] for v, w in edges], axis=1))
 
-    def _classes(self, edges: list[tuple[int, int]]) -> Classes | None:
+    def _classes(self, edges: list[Edge]) -> Classes | None:
         if self._class_of is None:
             return None
         return Classes(self._class_of, np.array([self._seen_from[w][v] for v, w in edges]))
@@ -271,6 +296,11 @@ class Pieces:
         change = np.bincount(self.rows[:, 0], bytes_, self.num_rows + 1)
         change -= np.bincount(self.rows[:, 1], bytes_, self.num_rows + 1)
         return np.asarray(np.cumsum(change)[:-1], dtype=np.float64)
+
+
+def _span(tables: list[Tables]) -> slice:
+    """Places of all messages into nodes, of tables side by side."""
+    return slice(tables[0].own.start, tables[-1].own.stop) if tables else slice(0, 0)
 
 
 def _places(first: list[int], num: int) -> Numbers | slice:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.levels import Layout, Level, Numbers, Tables
+from planner.intra_op.levels import Layout, Level, Numbers, Share, Tables
 from planner.intra_op.liveness import violated
 from planner.intra_op.network import Network, prices_of
 from planner.intra_op.problem import Array
@@ -185,7 +185,7 @@ class Relaxation:
         for tables in self._layout.edges():
             rest = self._rest(tables)
             rest -= rest.min(axis=(0, 2), keepdims=True)
-            rest += margins[self._layout.slots.strategy_of[tables.own]] - lift[tables.own]
+            rest += margins[tables.mine(self._layout.slots.strategy_of)] - tables.mine(lift)
             rest += margins[tables.theirs(self._layout.slots.strategy_of)] - tables.theirs(lift)
             dear = (rest > slack) & np.isfinite(tables.costs)
             for edge in np.flatnonzero(dear.any(axis=(0, 2))):
@@ -328,13 +328,13 @@ class Relaxation:
         """Take into nodes all that their edges can give."""
         for tables in edges:
             given = tables.costs - tables.theirs(self._into)
-            self._into[tables.own] = np.minimum.reduce(given, axis=0)
+            np.minimum.reduce(given, axis=0, out=tables.mine(self._into))
 
-    def _hand_on(self, level: Level, share: Array) -> None:
-        into = self._into[level.messages]
+    def _hand_on(self, level: Level, share: Share) -> None:
         theta = self._priced[level.strategies].copy()
-        theta += np.bincount(level.slots.strategy_of, level.slots.spread(into), theta.size)
-        into -= share * level.slots.least(theta)
+        into = level.slots.spread(self._into[level.messages])
+        theta += np.bincount(level.slots.strategy_of, into, theta.size)
+        self._into[share.messages] -= share.of * share.slots.least(theta)
 
     def _bound(self) -> tuple[float, Array, Array]:
         """The bound, the margin of each strategy, and the part of it that lies in the edge of each message."""
@@ -346,7 +346,7 @@ class Relaxation:
             mine, theirs = rest.min(axis=0), rest.min(axis=2)
             least = mine.min(axis=1)
             value += float(least.sum())
-            lift[tables.own] = mine - least[:, None]
+            tables.mine(lift)[:] = mine - least[:, None]
             tables.put_theirs(lift, theirs - least)
         return value, theta - self._least(theta)[self._layout.owner] + self._per_strategy(lift), lift
 
@@ -369,7 +369,7 @@ class Relaxation:
 
     def _rest(self, tables: Tables) -> Array:
         """What messages leave in the edges, [the neighbour's strategy, edge, own strategy]."""
-        rest: Array = tables.costs - self._into[tables.own]
+        rest: Array = tables.costs - tables.mine(self._into)
         rest -= tables.theirs(self._into)
         return rest
 
@@ -384,7 +384,7 @@ class Relaxation:
     def _take(self, level: Level, edges: list[Tables], seen: Array, choice: Numbers) -> None:
         """Let nodes of a level choose: beside what is chosen along some edges, and by messages along the others."""
         for tables in edges:
-            seen[tables.own] = tables.shown(choice)
+            tables.mine(seen)[:] = tables.shown(choice)
         slots, num = level.slots, level.strategies.stop - level.strategies.start
         messages = slots.spread(seen[level.messages])
         scores = self._priced[level.strategies] + np.bincount(slots.strategy_of, messages, num)
