@@ -20,7 +20,7 @@ from planner.models.catalog import load_model
 from planner.plans import Job, Pins
 from planner.search import plan
 from planner.search.best_first import Search
-from planner.search.floors import parallelism
+from planner.search.candidates import parallelism
 from planner.search.space import candidates
 
 

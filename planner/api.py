@@ -17,6 +17,7 @@ from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.evaluation.setting import caveats_of, usual_job
 from planner.exporters.scans import unsplit
+from planner.garbage import uncollected
 from planner.models.model import Model
 from planner.plans import SCHEMA, Estimate, Job, Objective, Pins, Plan
 from planner.search.best_first import USUAL_TOP
@@ -37,6 +38,7 @@ class Described(NamedTuple):
     assumed: tuple[str, ...]
 
 
+@uncollected()
 def plan(
     model: AnyModel,
     cluster: AnyCluster,

@@ -16,9 +16,10 @@ from planner.errors import Indivisible, Infeasible
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Objective, Optimality, Parallelism, Pins
 from planner.search.assignments import splits_sequence
-from planner.search.floors import Floors, parallelism
+from planner.search.candidates import Candidate, Family, parallelism
+from planner.search.floors import Floors
 from planner.search.rounding import rounder_clusters, said
-from planner.search.space import Candidate, candidates, families, left_out, searches_pipelines
+from planner.search.space import candidates, families, left_out, searches_pipelines
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -63,11 +64,9 @@ class Entry(NamedTuple):
     """Of the candidates; of a family, the first one's."""
     level: int
     """How many of the tighter, dearer bounds are already in ``bound``; a family has only what all have in common."""
-    candidates: tuple[Candidate, ...]
+    candidates: Family | tuple[Candidate, ...]
     """One, or all that have the bound in common: a family, and then those of it that are alike (`Floors.alike`)."""
 
-
-Family = tuple[Candidate, ...]
 
 UNSPLIT, FAMILY = -2, -1
 """Levels of families that are not looked into yet: their operators are priced alone, or split together."""
@@ -208,8 +207,8 @@ class Search:
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left.
         """
-        heap, tight = self._queue(pipelines)
-        total = len(tight) + sum(len(entry.candidates) for entry in heap)
+        heap, tight = self._queue(pipelines), list[Candidate]()
+        total = sum(len(entry.candidates) for entry in heap)
         kept = Shortlist(top, (below,), self._within)
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
@@ -217,8 +216,8 @@ class Search:
             looked += 1
             if progress is not None and looked % PROGRESS_EVERY == 0:
                 progress(looked, total)
-            if entry.level <= FAMILY:
-                self._look_into(heap, tight, entry)
+            if isinstance(entry.candidates, Family):
+                self._look_into(heap, tight, entry, entry.candidates)
                 continue
             if entry.level < len(self.floors.levels):
                 self._tighten(heap, tight, entry)
@@ -250,11 +249,11 @@ class Search:
 
     def may_be_below(self, below: float, pipelines: bool) -> bool:
         """Whether bounds leave room for a step of less than ``below`` seconds, before any layers are cut."""
-        heap, tight = self._queue(pipelines)
+        heap, tight = self._queue(pipelines), list[Candidate]()
         while heap and heap[0].bound < (below,):
             entry = heapq.heappop(heap)
-            if entry.level <= FAMILY:
-                self._look_into(heap, tight, entry)
+            if isinstance(entry.candidates, Family):
+                self._look_into(heap, tight, entry, entry.candidates)
             elif entry.level < self.floors.before_cuts:
                 self._tighten(heap, tight, entry)
             else:
@@ -293,28 +292,28 @@ class Search:
         else:
             heapq.heappush(heap, Entry(entry.bound, entry.orders, 0, (c._replace(lean=True),)))
 
-    def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
-        """Families as a heap by their cheapest bounds, and what cannot fit however it is split."""
-        heap, tight, order = list[Entry](), list[Candidate](), 0
+    def _queue(self, pipelines: bool) -> list[Entry]:
+        """Families as a heap by their cheapest bounds."""
+        heap, order = list[Entry](), 0
         everything = families(self.evaluator, self.pins, self.objective, pipelines)
         for family in everything if self._space is None else self._space:
+            one = family[0]
+            heap.append(Entry(self._bound(self.floors.alone(one), one), (order,), UNSPLIT, family))
+            order += len(family)
+        heapq.heapify(heap)
+        return heap
+
+    def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry, family: Family) -> None:
+        """Bound a family that came to the front more tightly; the second time, queue what is alike together."""
+        if entry.level == UNSPLIT:
             if self.floors.too_large(family):
                 tight += family
             else:
-                bound = self._bound(self.floors.alone(family[0]), family[0])
-                heap.append(Entry(bound, (order,), UNSPLIT, family))
-            order += len(family)
-        heapq.heapify(heap)
-        return heap, tight
-
-    def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry) -> None:
-        """Bound a family that came to the front more tightly; the second time, queue what is alike together."""
-        if entry.level == UNSPLIT:
-            first = self._bound(self.floors.first(entry.candidates[0]), entry.candidates[0])
-            heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
+                first = self._bound(self.floors.first(family[0]), family[0])
+                heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
             return
         groups: dict[Hashable, list[tuple[int, Candidate]]] = {}
-        for order, c in enumerate(entry.candidates, entry.orders[0]):
+        for order, c in enumerate(family, entry.orders[0]):
             groups.setdefault(self.floors.alike(c), []).append((order, c))
         for group in groups.values():
             orders, alike = zip(*group, strict=True)

@@ -20,7 +20,7 @@ from planner.evaluation.stages import StageCost
 from planner.evaluation.step import through_all
 from planner.graph import Block, tied_share
 from planner.plans import Job, Parallelism
-from planner.search.space import Candidate
+from planner.search.candidates import Candidate
 from planner.sharding.pricing import Pricer
 
 

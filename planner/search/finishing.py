@@ -10,12 +10,13 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Parallelism, StagePlan
 from planner.search.best_first import VALUES, Found, Outcome, Search, family_of
 from planner.search.branches import Answer
+from planner.search.candidates import Candidate
 from planner.search.mixing import worth_mixing
 from planner.search.placing import sharding_of
 from planner.search.polishing import polished
 from planner.search.recomputing import is_cut_anew, relaxed
 from planner.search.scheduling import tailored_schedule
-from planner.search.space import SEARCHED_POLICIES, Candidate, families, searches_pipelines
+from planner.search.space import SEARCHED_POLICIES, families, searches_pipelines
 
 MOST_MOVED = 0.02
 """Share of a step that finishing may save beyond what it saves for the best of the same family."""

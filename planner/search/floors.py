@@ -3,8 +3,7 @@
 The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from planner.evaluation.blocks import left_gathered
@@ -34,9 +33,10 @@ from planner.search.bounds import (
     pipeline_seconds,
     unavoidable,
 )
+from planner.search.candidates import Candidate, Family, alternates, parallelism, splits_backward
 from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
-from planner.search.space import Candidate, alternates, policies, splits_backward, stage_policies
+from planner.search.space import policies, stage_policies
 from planner.search.stages import cut_layers, cut_layers_to_fit
 
 ROUNDING = 1e-9
@@ -89,31 +89,6 @@ class RankLoads(NamedTuple):
     beside: float
 
 
-@lru_cache(maxsize=1 << 12)
-def parallelism(candidate: Candidate) -> Parallelism:
-    """The candidate as the record that the evaluator prices; stages are added to the winners only."""
-    c = candidate
-    return Parallelism.model_construct(
-        data=c.data,
-        tensor=c.tensor,
-        pipeline=c.pipeline,
-        context=c.context,
-        expert=c.expert,
-        virtual_stages=c.virtual_stages,
-        micro_batch=c.micro_batch,
-        num_microbatches=c.num_microbatches,
-        zero_stage=c.zero_stage,
-        sharding=c.sharding,
-        shard_degree=c.shard_degree,
-        replicate_degree=max(1, c.data * c.context // c.shard_degree),
-        sequence_parallel=True,
-        recompute=c.recompute,
-        schedule=c.schedule,
-        stages=(),
-        offload=c.offload,
-    )
-
-
 class Floors:
     """The bounds of one search; what they have in common is derived once."""
 
@@ -160,17 +135,18 @@ class Floors:
         if states not in self._held:
             self._held[states] = held_per_weight(parallelism(c), self.evaluator.job, self.evaluator.software)
         held, in_flight = self._held[states], most_in_flight(c)
-        key = (c.tensor, c.context, c.expert, c.pipeline, c.micro_batch, c.recompute, held, in_flight)
+        degrees = (c.tensor, c.context, c.expert, c.pipeline, c.data > 1)
+        key = (*degrees, c.micro_batch, c.recompute, held, in_flight)
         if key not in self._early:
             least = min(self._policies, key=self._unavoidable.saved, default=c.recompute)
-            own = c._replace(recompute=least)
+            own = c._replace(recompute=least) if self._policies else c
             self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator)
         return self._early[key]
 
-    def too_large(self, family: Sequence[Candidate]) -> bool:
+    def too_large(self, family: Family) -> bool:
         """Whether none of a family of the space can fit: those that keep least of their layers cannot."""
-        lightest = min({c.recompute for c in family}, key=self._unavoidable.saved)
-        return all(self.early(c) > self.limit for c in reversed(family) if c.recompute == lightest)
+        lightest = min(family.policies, key=self._unavoidable.saved)
+        return all(self.early(c) > self.limit for c in reversed(family.under(lightest)))
 
     def on_host(self, c: Candidate) -> float:
         """Memory of a node's host [bytes]."""
@@ -185,12 +161,15 @@ class Floors:
             self._alone[key] = self._assignments.seconds_alone(parallelism(c._replace(recompute="none")))
         return self._around(c, self._alone[key])
 
-    def _main(self, c: Candidate) -> float:
-        """Seconds of the main layers alone under the candidate's policy."""
-        c = c._replace(recompute="none") if self._policies else c
-        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute)
+    def _fastest(self, c: Candidate) -> str:
+        """The candidate's policy; none where its stages have policies of their own."""
+        return "none" if self._policies else c.recompute
+
+    def _main(self, c: Candidate, policy: str) -> float:
+        """Seconds of the main layers alone under the policy."""
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, policy)
         if key not in self._least:
-            self._least[key] = self._assignments.least_seconds(parallelism(c))
+            self._least[key] = self._assignments.least_seconds(parallelism(c._replace(recompute=policy)))
         return self._around(c, self._least[key])
 
     def _around(self, c: Candidate, work: float) -> float:
@@ -204,12 +183,11 @@ class Floors:
 
     def first(self, c: Candidate) -> float:
         """The same under no policy, which is faster than any: all that a family of the space has in common [s]."""
-        none = c._replace(recompute="none")
-        return max(self._main(none), self.operators(none).seconds)
+        return max(self._main(c, "none"), self._all_operators(c, "none"))
 
     def main(self, c: Candidate) -> Floor:
         """Seconds without other blocks and without what ZeRO adds."""
-        return Floor(self._main(c), 0.0)
+        return Floor(self._main(c, self._fastest(c)), 0.0)
 
     def alike(self, c: Candidate) -> Hashable:
         """What tells apart those of a family of which the bounds before `whole` differ."""
@@ -220,14 +198,16 @@ class Floors:
 
     def operators(self, c: Candidate) -> Floor:
         """Seconds of the operators of all blocks, whatever moves between them, but for the main layers' moves."""
-        fastest = c._replace(recompute="none") if self._policies else c
-        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, fastest.recompute)
+        return Floor(self._all_operators(c, self._fastest(c)), 0.0)
+
+    def _all_operators(self, c: Candidate, policy: str) -> float:
+        key = (c.tensor, c.context, c.expert, c.data, c.micro_batch, policy)
         if key not in self._operators:
-            plan = parallelism(fastest)
+            plan = parallelism(c._replace(recompute=policy))
             others = self._assignments.others_alone(plan)
             self._operators[key] = self._assignments.least_seconds(plan) + others
         work = self._operators[key] * (1 - ROUNDING)
-        return Floor(self.step(c, least_pipeline(work, c, alternates(c))), 0.0)
+        return self.step(c, least_pipeline(work, c, alternates(c)))
 
     # --- the whole model as one stage -----------------------------------------------------------------
 

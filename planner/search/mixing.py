@@ -31,8 +31,9 @@ from planner.search.bounds import (
     pipeline_seconds,
     waits_behind,
 )
-from planner.search.floors import Floors, RankLoads, parallelism
-from planner.search.space import SEARCHED_POLICIES, Candidate, splits_backward
+from planner.search.candidates import Candidate, Family, parallelism, splits_backward
+from planner.search.floors import Floors, RankLoads
+from planner.search.space import SEARCHED_POLICIES
 
 Array = npt.NDArray[np.float64]
 
@@ -57,22 +58,19 @@ class Lines(NamedTuple):
     """Of each of these layers."""
 
 
-def worth_mixing(
-    floors: Floors, space: Iterable[Sequence[Candidate]], least: float
-) -> list[tuple[float, Candidate]]:
+def worth_mixing(floors: Floors, space: Iterable[Family], least: float) -> list[tuple[float, Candidate]]:
     """Candidates of ``space`` that may take less than ``least`` [s] with a policy for each stage, by their bounds.
 
     No mixture is faster than no recomputation at all, if that fitted.
     """
     found = []
     for family in space:
-        fastest = [c for c in family if c.recompute == SEARCHED_POLICIES[0]]
         one = family[0]
-        if one.pipeline == 1 or schedule_entry(one.schedule).copies > 1 or not fastest:
+        if one.pipeline == 1 or schedule_entry(one.schedule).copies > 1:
             continue
-        if floors.too_large(family) or floors.alone(one) >= least or floors.first(one) >= least:
+        if floors.alone(one) >= least or floors.too_large(family) or floors.first(one) >= least:
             continue
-        for none in fastest:
+        for none in family.under(SEARCHED_POLICIES[0]):
             fullest = none._replace(recompute=SEARCHED_POLICIES[-1])
             may_fit = floors.early(fullest) <= floors.limit
             if may_fit and all(bound(none).seconds < least for bound in (floors.policy, floors.whole)):

@@ -17,8 +17,8 @@ faster. Of adapters, all ranks are data-parallel.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
-from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
@@ -27,6 +27,7 @@ from planner.graph import Graph, has_scans
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
+from planner.search.candidates import Candidate, Family
 from planner.search.numbers import divisors, powers_of_two
 
 MIN_CONTEXT_TOKENS = 2048
@@ -58,32 +59,6 @@ def stage_policies(pins: Pins) -> tuple[str, ...]:
 def commonest(policies: Sequence[str]) -> str:
     """The policy that most stages have; a plan's own."""
     return Counter(policies).most_common(1)[0][0]
-
-
-class Candidate(NamedTuple):
-    """One point of the space, before layers are cut into stages."""
-
-    data: int
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    virtual_stages: int
-    micro_batch: int
-    num_microbatches: int
-    zero_stage: ZeroStage
-    sharding: Sharding
-    shard_degree: int
-    recompute: str
-    schedule: str
-    offload: tuple[Offload, ...] = ()
-    lean: bool = False
-    """Operators are split to keep the fewest activations instead of to be fastest."""
-
-    @property
-    def num_devices(self) -> int:
-        """Devices used."""
-        return self.data * self.tensor * self.pipeline * self.context
 
 
 def scale_up_size(cluster: ClusterSpec) -> int:
@@ -246,13 +221,15 @@ def brings_weights(zero: ZeroStage, ranks: int) -> bool:
     return zero == 3 or (zero == 0 and ranks == 1)
 
 
-def offloaded(family: Sequence[Candidate], offload: tuple[Offload, ...]) -> tuple[Candidate, ...]:
+def offloaded(family: Family, offload: tuple[Offload, ...]) -> Family:
     """Those of a family that can leave so much to the host, which do."""
-    return tuple(
-        c._replace(offload=offload)
-        for c in family
-        if "weights" not in offload or brings_weights(c.zero_stage, c.data * c.context)
+    one = family[0]
+    choices = tuple(
+        (states, policy)
+        for states, policy in family.choices
+        if "weights" not in offload or brings_weights(states[0], one.data * one.context)
     )
+    return replace(family, choices=choices, offload=offload)
 
 
 def searched_schedules(software: SoftwareSpec, pins: Pins) -> tuple[str, ...]:
@@ -313,7 +290,7 @@ def candidates(
 
 def families(
     evaluator: Evaluator, pins: Pins, objective: Objective, pipelines: bool | None = None
-) -> Iterator[tuple[Candidate, ...]]:
+) -> Iterator[Family]:
     """The same, those together that differ only in how states are sharded and what is recomputed."""
     pipelines = searches_pipelines(evaluator, pins) if pipelines is None else pipelines
     offload = pins.offload or ()
@@ -322,21 +299,8 @@ def families(
         if evaluator.job.adapter is not None:
             layouts = _data_parallel(evaluator, pins, devices)
         for d, t, p, c, e in layouts:
-            choices = list(product(_zero_choices(evaluator, pins, d, t, p, c), policies(pins)))
+            choices = tuple(product(_zero_choices(evaluator, pins, d, t, p, c), policies(pins)))
             for b in micro_batches(evaluator.job, d, p, pins):
                 m = evaluator.job.global_batch // (d * b)
                 for schedule, v in _pipelines(evaluator, pins, p, m) if choices else ():
-                    yield tuple(
-                        Candidate(d, t, p, c, e, v, b, m, zero, sharding, degree, policy, schedule, offload)
-                        for (zero, sharding, degree), policy in choices
-                    )
-
-
-def splits_backward(c: Candidate) -> bool:
-    """Whether the candidate's pipeline makes gradients of inputs and of weights in passes of their own."""
-    return c.pipeline > 1 and schedule_entry(c.schedule).splits_backward
-
-
-def alternates(c: Candidate) -> bool:
-    """Whether the candidate's pipeline has every stage once, and whole backwards."""
-    return schedule_entry(c.schedule).copies == 1 and not splits_backward(c)
+                    yield Family((d, t, p, c, e, v, b, m), choices, schedule, offload)

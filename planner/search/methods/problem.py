@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from planner.errors import Infeasible
 from planner.search.best_first import Found, Search
-from planner.search.space import Candidate, candidates
+from planner.search.candidates import Candidate
+from planner.search.space import candidates
 
 Choices = tuple[object, ...]
 """One value for each of `FIELDS`."""

@@ -11,7 +11,8 @@ from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Job, Objective, Pins
 from planner.search.best_first import Found, Search
-from planner.search.space import Candidate, candidates
+from planner.search.candidates import Candidate
+from planner.search.space import candidates
 
 LLAMA = {
     "model_type": "llama",

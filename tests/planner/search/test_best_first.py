@@ -8,7 +8,8 @@ from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_candi
 
 from planner.plans import Estimate, Job, Objective, Offload, Parallelism, Pins
 from planner.search import plan
-from planner.search.space import Candidate, families
+from planner.search.candidates import Candidate
+from planner.search.space import families
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 

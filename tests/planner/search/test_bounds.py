@@ -20,7 +20,7 @@ from planner.search.bounds import (
     pipeline_seconds,
     waits_behind,
 )
-from planner.search.space import Candidate
+from planner.search.candidates import Candidate
 
 BACKWARD = 1.5
 """Of its inputs and of its weights, each against one forward."""

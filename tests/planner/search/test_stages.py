@@ -5,7 +5,7 @@ from small_cases import CASES, every_candidate
 
 from planner.evaluation.cuts import even_cuts
 from planner.evaluation.step import Around, critical_path, step_floor
-from planner.search.floors import parallelism
+from planner.search.candidates import parallelism
 from planner.search.stages import cut_layers, moved_by_one
 
 
