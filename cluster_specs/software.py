@@ -189,8 +189,11 @@ class SoftwareSpec(Record):
     """Bytes that the allocator reserves over those in use, of tensors that come and go, minus one; None: what it holds
     is said by ``unplaced_arrays``."""
     unplaced_arrays: float | None = Field(default=None, ge=0)
-    """Where streams have pools of their own: arrays as large as the largest that comes and goes for which the allocator
-    holds more than is alive, as they find no place in what is free. None: ``fragmentation`` says it."""
+    """Arrays as large as the largest that comes and goes for which the allocator holds more than is alive, as they find
+    no place in what is free. None: ``fragmentation`` says it."""
+    stream_pools: bool | None = None
+    """Gathers are copied, and shards of gradients made, on streams of their own, whose memory no other stream is given;
+    None: ``fragmentation`` says it."""
     fragments_logits: bool
     """Logits leave holes as other tensors do, rather than having blocks of their own."""
     reclaimable: float = Field(ge=0, le=1)

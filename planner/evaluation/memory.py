@@ -274,13 +274,13 @@ def device_memory(
 
 
 def unused(rank: Rank, moments: Sequence[Moment], fullest: Moment) -> float:
-    """What the allocator holds at its fullest beside live tensors [bytes]: by streams, or a share of what passes."""
+    """What the allocator holds at its fullest beside live tensors [bytes]: by arrays, or a share of what passes."""
     software = rank.software
     if software.unplaced_arrays is not None:
-        return held_by_pools(rank, moments, software.unplaced_arrays)
+        return held_by_flat(rank, moments) + held_by_pools(rank, moments, software.unplaced_arrays)
     assert software.fragmentation is not None  # a stack has either
     large = 0.0 if software.fragments_logits else fullest.passing.get("logits_and_loss", 0.0)
-    return held_by_flat(rank, moments) + software.fragmentation * (sum(fullest.passing.values()) - large)
+    return software.fragmentation * (sum(fullest.passing.values()) - large)
 
 
 def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:

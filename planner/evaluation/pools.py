@@ -2,7 +2,8 @@
 
 Memory that one stream freed is not given to another. FSDP2 gathers on a stream of its own and makes sharded gradients
 on another, so that buffers of gathers and of these gradients are there even where the peak has neither. In the main
-pool the largest arrays find no place between smaller ones that were put where they had been.
+pool the largest arrays find no place between smaller ones that were put where they had been; these holes do not grow
+with the number of layers whose inputs are kept.
 
 Source: pytorch/pytorch ``c10/cuda/CUDACachingAllocator.cpp`` and ``torch/distributed/fsdp/_fully_shard``; replayed by
 ``benchmarks/replaying.py``.
@@ -16,10 +17,16 @@ from planner.sharding.widths import DTYPE_BYTES
 
 def held_by_pools(rank: Rank, moments: Sequence[Moment], unplaced_arrays: float) -> float:
     """Bytes over the live tensors of the fullest moment; ``unplaced_arrays`` of the largest that comes and goes."""
+    streams = _held_by_streams(rank, moments) if rank.software.stream_pools else 0.0
+    return streams + unplaced_arrays * largest_array(rank)
+
+
+def _held_by_streams(rank: Rank, moments: Sequence[Moment]) -> float:
+    """Bytes in the pools of gathers and reductions that are not alive at the fullest moment."""
     main = max(sum(at.passing.values()) - _reduced(rank, at) for at in moments)
     live = max(sum(at.passing.values()) for at in moments)
     reduced = rank.gradients if rank.frees_gradients else 0.0
-    return main - live + reduced + gather_pool(rank) + unplaced_arrays * largest_array(rank)
+    return main - live + reduced + gather_pool(rank)
 
 
 def _reduced(rank: Rank, at: Moment) -> float:
@@ -44,11 +51,12 @@ def gather_pool(rank: Rank) -> float:
 
 
 def largest_array(rank: Rank) -> float:
-    """Logits, gradients of a unit as they are reduced, or an activation [bytes].
+    """Logits, gradients of a unit, or of a weight, as they are reduced, or an activation [bytes].
 
     Where the loss makes no copies of logits it is compiled, and they are in the training type.
     """
     unit = max(rank.largest, rank.head if rank.software.wraps_ends else rank.ends)
+    unit = unit if rank.software.stream_pools else rank.largest_weight
     narrow = rank.software.loss_copies == 0
     logits = rank.logits * (rank.weight / DTYPE_BYTES["fp32"] if narrow else 1.0)
     return max(logits, unit * rank.reduced if rank.frees_gradients else 0.0, rank.boundary)

@@ -18,6 +18,17 @@ def test_no_more_is_alive_than_was_reserved(run: str) -> None:
     assert estimate.fits
 
 
+@pytest.mark.parametrize("run", LONG)
+def test_holes_are_of_a_few_arrays_and_no_share_of_the_kept_inputs(run: str) -> None:
+    """Inputs of all layers have memory of their own all through the backward, in the order in which they were made."""
+    row = LONG[run]
+    half = {**row, "model": {**row["model"], "layers": 16}}
+    whole, less = predicted(run, LONG), predicted("half", {"half": half})
+    assert whole.memory["activations"] == pytest.approx(2 * less.memory["activations"], rel=1e-4)
+    assert whole.memory["fragmentation"] == less.memory["fragmentation"]
+    assert whole.reserved_bytes / 2**30 == pytest.approx(row["measured"]["memory_gib_per_gpu"], rel=0.03)
+
+
 def test_gradients_of_a_gate_are_none_of_their_own() -> None:
     """Two arrays of 14,336 numbers a token in 16 bits less than with kernels that make them anew."""
     run = next(run for run in LONG if run.endswith("128k"))
