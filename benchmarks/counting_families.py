@@ -23,20 +23,23 @@ TRUTH = Path(__file__).parents[1] / "tests" / "data" / "hf_parameters.jsonl"
 TOKENS = 16
 """Of the one sequence that is counted; no small model has room for fewer."""
 
-LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
 """Ends of the names of classes that take tokens and their labels."""
+
+SOUND = frozenset({"whisper"})
+"""Families that take something else."""
 
 EVERY_EXPERT = frozenset({"llama4_text"})
 """Families whose class multiplies every token with every expert, to forget what was not chosen."""
 
-ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
 """Tokens within the small vocabularies, unlike those of the classes' defaults."""
 
 
 def is_counted(row: Mapping[str, Any]) -> bool:
     """Whether the class runs what it is counted for; linear recurrences have counts of their own (scan_flops)."""
     family = row["config"]["model_type"]
-    if family in EVERY_EXPERT or not row["class"].endswith(LANGUAGE):
+    if family in EVERY_EXPERT | SOUND or not row["class"].endswith(LANGUAGE):
         return False
     return not has_scans(build_graph(Model(name="small", family=family, config=row["config"]), TOKENS))
 

@@ -19,6 +19,8 @@ class LayerKind(Record):
     rotary: bool = True
     bias_table: bool = False
     """Holds the table of relative position biases that all layers of its stack use (T5)."""
+    normed: bool = True
+    """Has a norm before its attention where others of its family have one (not the first of ModernBERT)."""
 
 
 class LatentAttention(Record):
@@ -108,7 +110,7 @@ class TransformerConfig(Record):
     tied: bool = False
     causal: bool = True
     window: int = Field(default=0, ge=0)
-    """Keys that a query of a ``window`` layer sees."""
+    """Keys that a query of a ``window`` layer sees: up to its own, or of both sides where none is ``causal``."""
     chunk: int = Field(default=0, ge=0)
     """Length of the chunks that a ``chunk`` layer attends within."""
     gated: bool = True

@@ -68,9 +68,12 @@ def common(
 
 
 def attention_kinds(
-    read: ConfigReader, otherwise: Callable[[int], AttentionKind]
+    read: ConfigReader, otherwise: Callable[[int], AttentionKind], *, window: str = "sliding_window"
 ) -> tuple[AttentionKind, ...]:
-    """Kind of attention of each layer: as ``layer_types`` lists them, or by the family's rule."""
+    """Kind of attention of each layer: as ``layer_types`` lists them, or by the family's rule.
+
+    The key ``window`` must be there where some layers have one.
+    """
     count = num_layers(read)
     listed = read.items("layer_types")
     if listed is None:
@@ -83,7 +86,7 @@ def attention_kinds(
             raise read.fail("layer_types", f"lists {len(listed)} layers, num_hidden_layers says {count}")
         kinds = tuple(LAYER_TYPES[word] for word in listed)
     if "window" in kinds:
-        read.integer("sliding_window")
+        read.integer(window)
     return kinds
 
 

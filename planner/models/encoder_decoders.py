@@ -1,11 +1,13 @@
-"""T5 and Whisper: an encoder, a bridge that starts the decoder, a decoder that attends to both."""
+"""T5, BART and Whisper: an encoder, a bridge that starts the decoder, a decoder that attends to both."""
+
+from typing import Any, Literal, NamedTuple
 
 from planner.graph import BATCH, Block, Graph
 from planner.models.attention import cross_attention, self_attention
 from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import LayerKind, TransformerConfig
 from planner.models.decoders import MOST_LAYERS
-from planner.models.ends import language_model_head, learned_positions, token_embedding
+from planner.models.ends import embedded, embedding_block, language_model_head, token_embedding
 from planner.models.mlp import dense_mlp
 from planner.models.reading import ConfigReader
 from planner.models.transformer import (
@@ -22,14 +24,22 @@ PLAIN = LayerKind(rotary=False)
 FIRST = LayerKind(rotary=False, bias_table=True)
 
 
-def t5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+def t5_graph(
+    read: ConfigReader,
+    name: str,
+    seq_len: int,
+    *,
+    feed_forward: str = "relu",
+    later: LayerKind = PLAIN,
+) -> Graph:
     """T5: both sequences of ``seq_len`` tokens, one embedding for encoder, decoder and head.
 
-    The first layer of each stack holds the table of relative position biases (32 buckets in the class). The
+    ``feed_forward`` is what an absent ``feed_forward_proj`` means, ``later`` what the layers behind the first are. That
+    first layer of each stack holds the table of relative position biases (32 buckets in the class). The
     class ties the head whatever ``tie_word_embeddings`` says: the key only rescales the decoder's result. Its norms
     keep their input beside a copy in fp32, which is what norms keep that multiply in fp32.
     """
-    encoder, decoder = _t5_stacks(read, name)
+    encoder, decoder = _t5_stacks(read, name, feed_forward, later)
     check_length(decoder, seq_len)
     return Graph(
         name=name,
@@ -48,15 +58,27 @@ def t5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     )
 
 
-def _t5_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, TransformerConfig]:
+def mt5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """mT5: T5 whose MLP is gated unless it says otherwise."""
+    return t5_graph(read, name, seq_len, feed_forward="gated-gelu")
+
+
+def umt5_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """UMT5: mT5 with a table of relative position biases in every layer."""
+    return t5_graph(read, name, seq_len, feed_forward="gated-gelu", later=FIRST)
+
+
+def _t5_stacks(
+    read: ConfigReader, name: str, feed_forward: str, later: LayerKind
+) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder."""
-    gated = read.text("feed_forward_proj", default="relu").startswith("gated")
+    gated = read.text("feed_forward_proj", default=feed_forward).startswith("gated")
     heads = read.integer("num_heads")
     depth = read.integer("num_layers", most=MOST_LAYERS)
     encoder = TransformerConfig(
         name=name,
         scheme="t5_encoder_gated" if gated else "t5_encoder",
-        layers=(FIRST, *(PLAIN,) * (depth - 1)),
+        layers=(FIRST, *(later,) * (depth - 1)),
         hidden=read.integer("d_model"),
         heads=heads,
         kv_heads=heads,
@@ -74,10 +96,84 @@ def _t5_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, Transf
     depth = read.integer("num_decoder_layers", default=depth, most=MOST_LAYERS)
     changes = {
         "scheme": "t5_decoder_gated" if gated else "t5_decoder",
-        "layers": (FIRST, *(PLAIN,) * (depth - 1)),
+        "layers": (FIRST, *(later,) * (depth - 1)),
         "causal": True,
     }
     return encoder, encoder.model_copy(update=changes)
+
+
+class BartFamily(NamedTuple):
+    """What tells BART's descendants apart."""
+
+    spare_positions: int
+    """Rows of the position table that no token uses."""
+    placement: Literal["pre", "post"]
+    """Of norms; a stack with norms before its halves ends with one."""
+    embedding_norm: bool
+
+
+BART = BartFamily(2, "post", embedding_norm=True)
+MBART = BartFamily(2, "pre", embedding_norm=True)
+MARIAN = BartFamily(0, "post", embedding_norm=False)
+PEGASUS = BartFamily(0, "pre", embedding_norm=False)
+
+
+def bart_graph(read: ConfigReader, name: str, seq_len: int, *, family: BartFamily = BART) -> Graph:
+    """BART and its kin: both sequences of ``seq_len`` tokens, one embedding for encoder, decoder and head.
+
+    Marian's and Pegasus' tables of positions are sines that are not trained, but counted as their classes do.
+    """
+    if not read.flag("tie_word_embeddings", default=True):
+        raise read.fail("tie_word_embeddings", "must be true: tables of their own are not supported")
+    encoder, decoder = _bart_stacks(read, name, family)
+    check_length(decoder, seq_len)
+    lengths = {"encoder_seq": seq_len, "kv_encoder_seq": seq_len}
+    return Graph(
+        name=name,
+        dims=transformer_dims(decoder, seq_len) | lengths,
+        follows=FOLLOWS,
+        blocks=(embedding_block(encoder, "encoder_seq"), *_stack_blocks(encoder, decoder), _head(decoder)),
+        layers=fold(_stack(encoder, decoder)),
+        first="embedding",
+        last="head",
+        tied=(("embedding.weight", "bridge.weight"), ("embedding.weight", "head.weight")),
+    )
+
+
+def mbart_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """mBART: BART with norms before each half."""
+    return bart_graph(read, name, seq_len, family=MBART)
+
+
+def marian_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """Marian's translators: BART without norms of embeddings."""
+    if not read.flag("share_encoder_decoder_embeddings", default=True):
+        raise read.fail("share_encoder_decoder_embeddings", "must be true: two tables are not supported")
+    return bart_graph(read, name, seq_len, family=MARIAN)
+
+
+def pegasus_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """Pegasus: BART with norms before each half, and none of embeddings."""
+    return bart_graph(read, name, seq_len, family=PEGASUS)
+
+
+def _bart_stacks(
+    read: ConfigReader, name: str, family: BartFamily
+) -> tuple[TransformerConfig, TransformerConfig]:
+    """Encoder and decoder, whose heads and widths must be equal."""
+    return _stacks(
+        read,
+        name,
+        "bart",
+        "max_position_embeddings",
+        family.spare_positions,
+        activation=read.text("activation_function", default="gelu"),
+        norm_placement=family.placement,
+        final_norm=family.placement == "pre",
+        embedding_norm=family.embedding_norm,
+        narrow_loss=True,
+        tied=True,
+    )
 
 
 def whisper_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
@@ -108,39 +204,56 @@ def whisper_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 
 def _whisper_stacks(read: ConfigReader, name: str) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder, whose heads and widths must be equal."""
+    return _stacks(
+        read,
+        name,
+        "whisper",
+        "max_target_positions",
+        activation=read.text("activation_function", default="gelu"),
+        key_bias=False,
+        tied=read.flag("tie_word_embeddings", default=True),
+    )
+
+
+def _stacks(
+    read: ConfigReader, name: str, scheme: str, positions: str, spare: int = 0, **more: Any
+) -> tuple[TransformerConfig, TransformerConfig]:
+    """Encoder and decoder with layer norms, plain MLPs, and biases, of equal heads and widths.
+
+    The table of positions has ``spare`` rows more than the key ``positions`` says.
+    """
     for key in ("attention_heads", "ffn_dim"):
         if read.integer(f"encoder_{key}") != read.integer(f"decoder_{key}"):
             raise read.fail(f"decoder_{key}", f"must equal encoder_{key}")
     heads, hidden = read.integer("encoder_attention_heads"), read.integer("d_model")
     if hidden % heads:
         raise read.fail("d_model", f"{hidden} is not a multiple of {heads} heads")
-    positions = read.integer("max_target_positions")
-    encoder = TransformerConfig(
-        name=name,
-        scheme="whisper_encoder",
-        layers=(PLAIN,) * read.integer("encoder_layers", most=MOST_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn=read.integer("encoder_ffn_dim"),
-        vocab=read.integer("vocab_size"),
-        tied=read.flag("tie_word_embeddings", default=True),
-        causal=False,
-        gated=False,
-        activation=read.text("activation_function", default="gelu"),
-        narrow_softmax=True,
-        norm="layer",
-        qkv_bias=True,
-        key_bias=False,
-        out_bias=True,
-        mlp_bias=True,
-        positions=positions,
-        max_seq=positions,
+    longest = read.integer(positions)
+    fields: dict[str, Any] = {
+        "positions": longest + spare,
+        "max_seq": longest,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn": read.integer("encoder_ffn_dim"),
+        "vocab": read.integer("vocab_size"),
+        "gated": False,
+        "narrow_softmax": True,
+        "norm": "layer",
+        **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True),
+    }
+    encoder, decoder = (
+        TransformerConfig(
+            name=name,
+            scheme=f"{scheme}_{stack}",
+            layers=(PLAIN,) * read.integer(f"{stack}_layers", most=MOST_LAYERS),
+            causal=stack == "decoder",
+            **fields | more,
+        )
+        for stack in ("encoder", "decoder")
     )
-    layers = (PLAIN,) * read.integer("decoder_layers", most=MOST_LAYERS)
-    changes = {"scheme": "whisper_decoder", "layers": layers, "causal": True}
-    return encoder, encoder.model_copy(update=changes)
+    return encoder, decoder
 
 
 def _block_name(stack: str, kind: LayerKind) -> str:
@@ -170,12 +283,12 @@ def _encoder_layer(config: TransformerConfig, kind: LayerKind) -> Block:
 
 
 def _bridge(encoder: TransformerConfig, decoder: TransformerConfig) -> Block:
-    """The encoder's final norm, and the embedding of the decoder's tokens."""
+    """The encoder's final norm where it has one, and the embedding of the decoder's tokens."""
     b = BlockBuilder("bridge", parameter_paths(decoder.scheme))
-    x = b.receive("x", BATCH, "encoder_seq", "hidden")
-    memory = b.norm("encoder_norm", x, "memory", style=encoder.norm, role="encoder_norm")
-    y = token_embedding(b, decoder)
-    return b.build(learned_positions(b, y) if decoder.positions else y, memory)
+    memory = b.receive("x", BATCH, "encoder_seq", "hidden")
+    if encoder.final_norm:
+        memory = b.norm("encoder_norm", memory, "memory", style=encoder.norm, role="encoder_norm")
+    return b.build(embedded(b, decoder), memory)
 
 
 def _decoder_layer(config: TransformerConfig, kind: LayerKind) -> Block:

@@ -31,7 +31,7 @@ ENCODER_LAYER = LayerKind(rotary=False)
 
 def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """BERT with the head of the class named under ``architectures`` (masked tokens where it is absent)."""
-    masked, pooled = _head(read, BERT_HEADS)
+    masked, pooled = head_of(read, BERT_HEADS)
     config = _bert(
         read,
         name,
@@ -45,7 +45,7 @@ def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 
 def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions are counted from behind that of padding."""
-    masked, pooled = _head(read, ROBERTA_HEADS)
+    masked, pooled = head_of(read, ROBERTA_HEADS)
     config = _bert(
         read,
         name,
@@ -59,12 +59,12 @@ def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 
 def distilbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """DistilBERT: BERT without segments."""
-    masked, pooled = _head(read, DISTILBERT_HEADS)
+    masked, pooled = head_of(read, DISTILBERT_HEADS)
     config = _bert(read, name, scheme="distilbert", ffn="hidden_dim")
     return _with_head(config, seq_len, masked, pooled)
 
 
-def _head(read: ConfigReader, known: Mapping[str, tuple[bool, bool]]) -> tuple[bool, bool]:
+def head_of(read: ConfigReader, known: Mapping[str, tuple[bool, bool]]) -> tuple[bool, bool]:
     """Of the class named under ``architectures``; of the first that is known where it is absent."""
     classes = read.items("architectures") or list(known)
     if classes[0] not in known:
@@ -119,7 +119,7 @@ def _bert_head(config: TransformerConfig, masked: bool, pooled: bool) -> Block:
     x = b.receive("x", BATCH, "seq", "hidden")
     outputs = []
     if masked:
-        transformed = _dense(b, "transform", x)
+        transformed = dense_layer(b, "transform", x)
         normed = b.norm(
             "transform_norm",
             transformed,
@@ -132,18 +132,18 @@ def _bert_head(config: TransformerConfig, masked: bool, pooled: bool) -> Block:
             language_model_loss(b, normed, width="transform", bias=True, narrow=config.narrow_loss)
         )
     if pooled:
-        pooled_state = _dense(b, "pooler", first_token(b, x))
+        pooled_state = dense_layer(b, "pooler", first_token(b, x))
         outputs.append(_next_sentence(b, pooled_state) if masked else pooled_state)
     return b.build(*outputs)
 
 
-def _dense(b: BlockBuilder, name: str, x: str) -> str:
+def dense_layer(b: BlockBuilder, name: str, x: str, *, bias: bool = True, function: str = "gelu") -> str:
     """Append a square product (its output dim has a name of its own) and its activation."""
     product = b.tensor(f"{name}_product", *b.dims(x)[:-1], "transform")
-    weights = b.linear_weights(f"w_{name}", "transform", "hidden", role=name, columns=1, bias=True)
+    weights = b.linear_weights(f"w_{name}", "transform", "hidden", role=name, columns=1, bias=bias)
     b.op(name, "matmul", (x,), (product,), weights)
     activated = b.tensor(f"{name}_activated", *b.dims(product))
-    return b.op(f"{name}_activation", "elementwise", (product,), (activated,), function="gelu")
+    return b.op(f"{name}_activation", "elementwise", (product,), (activated,), function=function)
 
 
 def _next_sentence(b: BlockBuilder, x: str) -> str:

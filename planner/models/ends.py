@@ -5,15 +5,20 @@ from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import TransformerConfig
 
 
-def embedding_block(config: TransformerConfig) -> Block:
+def embedding_block(config: TransformerConfig, seq: str = "seq") -> Block:
     """Token embedding, with learned positions and a norm where the model has them."""
     b = BlockBuilder("embedding", parameter_paths(config.scheme))
-    x = token_embedding(b, config)
+    return b.build(embedded(b, config, seq))
+
+
+def embedded(b: BlockBuilder, config: TransformerConfig, seq: str = "seq") -> str:
+    """Append what `embedding_block` has."""
+    x = token_embedding(b, config, seq)
     if config.positions:
         x = learned_positions(b, x, token_types=bool(config.token_types))
     if config.embedding_norm:
         x = b.norm("embedding_norm", x, "embedding_normed", style=config.norm, role="embedding_norm")
-    return b.build(x)
+    return x
 
 
 def token_embedding(b: BlockBuilder, config: TransformerConfig, seq: str = "seq") -> str:

@@ -13,6 +13,7 @@ from planner.models import (
     encoders,
     hybrids,
     mixtures,
+    modern_encoders,
     recent,
     recent_mixtures,
     resnet,
@@ -123,13 +124,21 @@ SAME_TOWER: Mapping[str, str] = MappingProxyType(
 
 OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
     {
+        "bart": encoder_decoders.bart_graph,
         "bert": encoders.bert_graph,
         "camembert": encoders.roberta_graph,
         "distilbert": encoders.distilbert_graph,
         "dit": diffusion.dit_graph,
+        "eurobert": modern_encoders.eurobert_graph,
+        "marian": encoder_decoders.marian_graph,
+        "mbart": encoder_decoders.mbart_graph,
+        "modernbert": modern_encoders.modernbert_graph,
+        "mt5": encoder_decoders.mt5_graph,
+        "pegasus": encoder_decoders.pegasus_graph,
         "resnet": resnet.resnet_graph,
         "roberta": encoders.roberta_graph,
         "t5": encoder_decoders.t5_graph,
+        "umt5": encoder_decoders.umt5_graph,
         "vit": encoders.vit_graph,
         "whisper": encoder_decoders.whisper_graph,
         "xlm-roberta": encoders.roberta_graph,
@@ -186,12 +195,16 @@ FAMILIES: Mapping[str, GraphBuilder] = MappingProxyType(
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         **dict.fromkeys((*DECODERS, FAMILY), "decoder"),
-        **dict.fromkeys(("bert", "camembert", "distilbert", "roberta", "xlm-roberta"), "encoder"),
+        **dict.fromkeys(
+            ("bert", "camembert", "distilbert", "eurobert", "modernbert", "roberta", "xlm-roberta"),
+            "encoder",
+        ),
         "dit": "other",
         "resnet": "other",
-        "t5": "encoder-decoder",
+        **dict.fromkeys(
+            ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"), "encoder-decoder"
+        ),
         "vit": "encoder",
-        "whisper": "encoder-decoder",
     }
 )
 """``model_type`` -> what kind of model it is."""

@@ -73,7 +73,11 @@ def block_names(layers: tuple[LayerKind, ...]) -> dict[LayerKind, str]:
     """A name for each kind of layer, from what tells the kinds apart (``layer`` when there is one)."""
     kinds = list(dict.fromkeys(layers))
     fields = [f for f in LayerKind.model_fields if len({getattr(k, f) for k in kinds}) > 1]
-    words = {"rotary": ("unrotated", "rotary"), "bias_table": ("later", "first")}
+    words = {
+        "rotary": ("unrotated", "rotary"),
+        "bias_table": ("later", "first"),
+        "normed": ("unnormed", "normed"),
+    }
     labels = {k: [words[f][getattr(k, f)] if f in words else getattr(k, f) for f in fields] for k in kinds}
     return {k: "_".join([*(word for word in labels[k] if word != "none"), "layer"]) for k in kinds}
 
@@ -180,7 +184,8 @@ def _prediction_module(b: BlockBuilder, config: TransformerConfig, x: str) -> st
 def serial_layer(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> str:
     """Append attention or what is in its place, then the MLP, each with its residual; returns ``y``."""
     if mixes_tokens(kind):
-        mixed = _mixed_tokens(b, config, kind, norm_before(b, config, "attn", x))
+        normed = norm_before(b, config, "attn", x) if kind.normed else x
+        mixed = _mixed_tokens(b, config, kind, normed)
         x = add_residual(b, config, "attn", x, mixed, output="y" if kind.mlp == "none" else "attn_residual")
     if kind.mlp == "none":
         return x

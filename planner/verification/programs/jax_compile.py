@@ -178,12 +178,11 @@ def _degree(mesh: Any, entry: Any) -> int:
 def _mask(q: Any, k: Any, attributes: Mapping[str, Any]) -> Any:
     """Which keys each query sees, over the whole sequence."""
     shape = (q.shape[1], k.shape[1])
-    if not attributes["causal"]:
-        mask: Any = masks.FullMask(shape)
-    elif window := attributes.get("window"):
-        mask = masks.LocalMask(shape, (window - 1, 0), 0)
+    window, causal = attributes.get("window"), attributes["causal"]
+    if window:
+        mask: Any = masks.LocalMask(shape, (window - 1, 0) if causal else (window // 2, window // 2), 0)
     else:
-        mask = masks.CausalMask(shape)
+        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
     if attributes.get("chunk"):
         mask = mask & masks.ChunkedCausalMask(shape, attributes["chunk"])
     return mask

@@ -199,11 +199,11 @@ def plain_attention(q: Any, k: Any, v: Any, attributes: Mapping[str, Any], name:
 
 
 def mask_of(queries: int, keys: int, attributes: Mapping[str, Any]) -> Any:
-    """Which keys a query sees: causal, in a window, in its chunk."""
+    """Which keys a query sees: causal, in a window (of both sides where it is not causal), in its chunk."""
     q, k = jnp.arange(queries)[:, None], jnp.arange(keys)[None, :]
     seen = (k <= q) if attributes["causal"] else jnp.ones((queries, keys), bool)
-    if attributes.get("window"):
-        seen &= q - k < attributes["window"]
+    if window := attributes.get("window"):
+        seen &= (q - k < window) if attributes["causal"] else (abs(q - k) <= window // 2)
     if attributes.get("chunk"):
         seen &= q // attributes["chunk"] == k // attributes["chunk"]
     return seen
