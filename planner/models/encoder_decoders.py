@@ -72,7 +72,8 @@ def _t5_stacks(
     read: ConfigReader, name: str, feed_forward: str, later: LayerKind
 ) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder."""
-    gated = read.text("feed_forward_proj", default=feed_forward).startswith("gated")
+    mlp = read.text("feed_forward_proj", default=feed_forward)
+    gated, function = mlp.startswith("gated-"), mlp.removeprefix("gated-")
     heads = read.integer("num_heads")
     depth = read.integer("num_layers", most=MOST_LAYERS)
     encoder = TransformerConfig(
@@ -88,7 +89,7 @@ def _t5_stacks(
         tied=True,
         causal=False,
         gated=gated,
-        activation="gelu" if gated else "relu",
+        activation="gelu_new" if mlp == "gated-gelu" else function,
         norm="rms_wide",
         narrow_softmax=True,
         narrow_loss=True,
@@ -171,7 +172,6 @@ def _bart_stacks(
         norm_placement=family.placement,
         final_norm=family.placement == "pre",
         embedding_norm=family.embedding_norm,
-        narrow_loss=True,
         tied=True,
     )
 

@@ -54,7 +54,7 @@ def run_apart(equation: Any, operands: list[Any], loops: Loops) -> Any:
         return PartitionSpec(*spec_arguments(partition_of(dims, loops.split)))
 
     params = dict(equation.params)
-    if "feature_group_count" in params:
+    if params.get("feature_group_count", 1) > 1:
         group = _group(equation, loops)
         params["feature_group_count"] //= elements(
             loops.mesh.shape[a] for a, f in loops.split.items() if f == group

@@ -44,6 +44,7 @@ def separated(
             gone.add(id(draft))
     drafts = (made.get(id(d), [d]) for d in found.drafts if id(d) not in gone)
     found.drafts[:] = [d for group in drafts for d in group]
+    found.prepared |= {part for part, whole in parts.items() if whole in found.prepared}
     return parts
 
 

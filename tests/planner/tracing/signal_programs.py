@@ -67,3 +67,16 @@ def rotations() -> Case:
         return ((x @ p["out"] - y) ** 2).mean()
 
     return jax.value_and_grad(loss), {"skew": f(8, 64, 64), "out": f(64, 16)}, f(4096, 64), f(4096, 16)
+
+
+def framed() -> Case:
+    """Sound of one channel under a convolution whose windows just fit, as wav2vec 2.0 begins: no axis splits it."""
+
+    def loss(p: Any, wave: Any, y: Any) -> Any:
+        windows = jax.lax.conv_general_dilated(
+            wave[..., None], p["first"], (4,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return ((jax.nn.gelu(normed(windows)) @ p["out"] - y) ** 2).mean()
+
+    params = {"first": f(8, 1, 16), "out": f(16, 16)}
+    return jax.value_and_grad(loss), params, f(3, 256), f(3, 63, 16)

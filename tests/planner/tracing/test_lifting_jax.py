@@ -85,6 +85,21 @@ def test_what_is_made_may_be_patches() -> None:
     assert forward_flops(graph, 1) == 16 * 2 * (2 * 16 * WIDTH + 2 * 2 * WIDTH * 64)
 
 
+def test_a_gated_layer_may_be_as_wide_as_what_it_is_added_to() -> None:
+    """Halves of one weight (a GLU), each of which makes what it sums over."""
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        value, gate = jnp.split(x @ w, 2, -1)
+        return x + value * jax.nn.sigmoid(gate), None
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return ((jax.lax.scan(layer, x @ params["in"], params["layers"])[0] - y) ** 2).mean()
+
+    params = {"in": f(SMALL, 8, WIDTH), "layers": f(SMALL, 2, WIDTH, 2 * WIDTH)}
+    graph = whole(from_jax(loss, params, f(SMALL, BATCH, 16, 8), f(SMALL, BATCH, 16, WIDTH)))
+    assert forward_flops(graph, 1) == 16 * 2 * (8 * WIDTH + 2 * 2 * WIDTH**2)
+
+
 def test_frames_of_sound_are_the_positions_of_an_encoder() -> None:
     """Behind a convolution; a decoder reads the first rows of a table that is longer, and what the encoder makes."""
     frames, tokens, heads, ffn, vocab = 12, 16, 4, 128, 64

@@ -32,7 +32,7 @@ NAMES = [
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
-    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations")),
+    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations", "framed")),
 ]
 
 
