@@ -15,7 +15,8 @@ from planner.importers.torchtitan import even_but_ends
 from planner.plans import NARROW
 from planner.runs.graphs import read_graphs
 
-STACK = "megatron"
+OVERLAPPING = ("overlap-grad-reduce", "use-megatron-fsdp", "use-torch-fsdp2", "use-custom-fsdp")
+"""Flags of which any has gradients reduced beside the backward, which is off by default."""
 
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 
@@ -64,7 +65,7 @@ IGNORED = (
     "eval-.*", "save.*", "load", "ckpt-.*", "no-(load|save)-.*", "use-dist-ckpt", "dist-ckpt-.*", "async-save",
     "exit-.*", "override-opt.*", "use-checkpoint.*", "finetune", "log-.*", "tensorboard-.*", "wandb-.*",
     "timing-.*", "profile.*", "distributed-(backend|timeout.*)", "manual-gc.*",
-    "overlap-(grad-reduce|param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*",
+    "overlap-(param-gather|p2p.*|moe.*)", "no-overlap.*", "tp-comm-overlap.*",
     "use-precision-aware-optimizer", "optimizer-offload.*", "cross-entropy-.*",
     "accumulate-allreduce-grads-in-fp32", "fp[48]-(margin|interval|amax.*|recipe)", "no-check-for-nan.*",
     "align-.*", "expert-tensor-parallel-size",
@@ -81,7 +82,7 @@ def read_megatron(keys: Keys, around: Surroundings) -> Settings:
     tensor, expert = keys.degree("tensor-model-parallel-size"), keys.degree("expert-model-parallel-size")
     whole = tensor > 1 and expert % tensor == 0 and keys.integer("expert-tensor-parallel-size") == 1
     settings = Settings(
-        STACK,
+        "megatron" if any(keys.flag(key) for key in OVERLAPPING) else "megatron-serial",
         devices=nodes * per_node if nodes and per_node else None,
         tensor=tensor,
         pipeline=keys.degree("pipeline-model-parallel-size"),

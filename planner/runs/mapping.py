@@ -141,7 +141,7 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
     if found is None:
         model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
-        usual = "megatron" if model_parallel and device.kind == "gpu" else unasked_stack(device)
+        usual = "megatron-serial" if model_parallel and device.kind == "gpu" else unasked_stack(device)
         found = variant(Origin(usual), flags, str(run.source))
         assume.default("stack", None, found.stack)
     return variant(found, flags, str(run.source))

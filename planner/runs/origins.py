@@ -78,6 +78,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
+    (r"FlagPerf", Origin("megatron-serial")),
     (
         r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
         Origin("megatron"),

@@ -234,7 +234,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("torch-fsdp1", "fast-llm", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)
     ),
     **dict.fromkeys(
-        ("megatron", "megatron-llama"),
+        ("megatron", "megatron-llama", "megatron-serial"),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
     "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),

@@ -124,7 +124,7 @@ def test_the_dispatcher_decides_how_tokens_travel() -> None:
     ("hardware", "tensor", "stack"),
     [
         ("dgx-h100:2", 1, "torch-eager"),
-        ("dgx-h100:2", 2, "megatron"),
+        ("dgx-h100:2", 2, "megatron-serial"),
         ("tpu-v5e:4x4", 1, "jax-xla"),
         ("tpu-v5e:4x4", 2, "jax-xla"),
         ("trn1.32xlarge:1", 2, "neuronx"),

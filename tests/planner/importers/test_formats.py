@@ -97,7 +97,13 @@ def test_embedding_and_loss_may_count_as_layers() -> None:
 
 
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "megatron bf16": ("a.sh", "--bf16", {"precision": "bf16", "grad_dtype": "fp32", "stack": "megatron"}),
+    "megatron bf16": (
+        "a.sh",
+        "--bf16",
+        {"precision": "bf16", "grad_dtype": "fp32", "stack": "megatron-serial"},
+    ),
+    "megatron overlap": ("a.sh", "--bf16 --overlap-grad-reduce", {"stack": "megatron"}),
+    "megatron fsdp": ("a.sh", "--bf16 --use-megatron-fsdp", {"stack": "megatron"}),
     "megatron fp8": ("a.sh", "--bf16 --fp8-format hybrid", {"precision": "fp8"}),
     "megatron fp4": ("a.sh", "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4", {"precision": "fp4"}),
     "megatron fp32": ("a.sh", "--tensor-model-parallel-size 1", {"precision": "fp32"}),
