@@ -57,8 +57,9 @@ def plan_for(
 
     ``model`` is a torch module (in every process, with the same weights, after ``init_process_group``) or a pytree of
     JAX parameters. What it is, is read from its Hugging Face ``config``, or said by ``describe`` (a name, a file or a
-    `Model`). ``optimizer`` is a name, or a function from parameters to a torch optimizer, which is called afterwards.
-    ``cluster`` "auto" is what the framework shows; ``options`` are fields of `Job` and `Pins`.
+    `Model`). A torch module is priced as it is, eager or compiled (`stack_of`). ``optimizer`` is a name, or a function
+    from parameters to a torch optimizer, which is called afterwards. ``cluster`` "auto" is what the framework shows;
+    ``options`` are fields of `Job` and `Pins`.
 
     Raises:
         InputError: the model or the devices are unknown, or processes are missing.
@@ -68,7 +69,7 @@ def plan_for(
     described = _described(model, describe)
     spec = detect(framework) if cluster == "auto" else cluster
     made = {"global_batch": global_batch, "seq_len": seq_len, "optimizer": optimizer_name(optimizer)}
-    stack = {"torch": "torch-fsdp2", "jax": "jax-xla"}[framework]
+    stack = "jax-xla" if framework == "jax" else stack_of(model)
     asked = {"pipeline": 1, "stack": stack, **made, **options}
     if framework == "torch":
         asked = {"context": 1, "expert": 1, **asked}
@@ -94,6 +95,18 @@ def _apply(plan: Plan, model: Any, optimizer: AnyOptimizer) -> Planned:
     mesh = module.apply(model, device_type=next(model.parameters()).device.type) if processes > 1 else None
     made = None if isinstance(optimizer, str) else optimizer(model.parameters())
     return Planned(plan, module, mesh, made)
+
+
+def stack_of(model: Any) -> str:
+    """The software stack that a torch module trains with: compiled only if it is already, as nobody does it here.
+
+    ``Module.compile`` leaves a compiled call, ``torch.compile`` a module around the one that it is given (torch 2.13
+    torch/nn/modules/module.py, torch/_dynamo/eval_frame.py).
+    """
+    marks = ("_compiled_call_impl", "_orig_mod")
+    if any(getattr(module, mark, None) is not None for module in model.modules() for mark in marks):
+        return "torch-fsdp2"
+    return "transformers-fsdp2" if type(model).__module__.startswith("transformers.") else "torch-eager"
 
 
 def _first(found: Plan, export: Callable[[Plan], Any]) -> Plan:

@@ -12,7 +12,7 @@ from planner import plan_for
 from planner.errors import InputError, Unsupported
 from planner.exporters.fsdp import to_fsdp2
 from planner.plans import Alternative, Plan
-from planner.training.planning import _described, _first, optimizer_name
+from planner.training.planning import _described, _first, optimizer_name, stack_of
 
 IN_JAX = """
 import jax, jax.numpy as jnp
@@ -62,6 +62,26 @@ def test_the_fastest_plan_that_can_be_applied_is_taken() -> None:
     assert _first(best.model_copy(update={"alternatives": (spare,)}), to_fsdp2).plan.zero_stage == 3
     with pytest.raises(Unsupported, match="plan again with --zero 2 or 3"):
         _first(best, to_fsdp2)
+
+
+@pytest.mark.skipif(not installed("torch"), reason="torch is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when torch.compile is first called
+def test_a_module_is_compiled_only_if_somebody_compiled_it() -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    assert stack_of(model) == "torch-eager"
+    assert stack_of(torch.compile(model)) == "torch-fsdp2"
+    model[1].compile()
+    assert stack_of(model) == "torch-fsdp2"
+
+
+@pytest.mark.skipif(not installed("transformers"), reason="transformers is not installed")
+def test_a_module_of_transformers_trains_as_these_do() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"), 2)
+    assert stack_of(LlamaForCausalLM(LlamaConfig(num_attention_heads=1, **sizes))) == "transformers-fsdp2"
 
 
 @pytest.mark.jax
