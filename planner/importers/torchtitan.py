@@ -13,8 +13,6 @@ from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings, states_on_host
 from planner.pipeline.generators import SCHEDULES
 
-STACK = "torch-fsdp2"
-
 SCHEDULE_NAMES: Mapping[str, str] = {
     entry.torch_name: name for name, entry in SCHEDULES.items() if entry.torch_name
 }
@@ -34,7 +32,7 @@ PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 
 IGNORED = (
     r"(job|profiling|metrics|lr_scheduler|checkpoint|comm|debug|experimental|validation|fault_tolerance)\..*",
-    r"model\.(name|flavor|hf_assets_path|tokenizer_path|converters|print_after_conversion)", r"compile\..*",
+    r"model\.(name|flavor|hf_assets_path|tokenizer_path|converters|print_after_conversion)", r"compile\.backend",
     r"optimizer\.(lr|eps|beta1|beta2|weight_decay|implementation|early_step_in_backward)",
     r"training\.(dataset|dataset_path|steps|max_norm|gc_.*|seed|deterministic)", r"training\.dataloader\..*",
     r"activation_checkpoint\.(early_stop|preserve_rng_state|.*debug.*)",
@@ -52,7 +50,7 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
         tensor > 1 and expert % tensor == 0 and keys.degree("parallelism.expert_tensor_parallel_degree") == 1
     )
     settings = Settings(
-        STACK,
+        _stack(keys),
         tensor=tensor,
         context=context,
         expert=expert // tensor if whole else expert,
@@ -67,6 +65,17 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
     settings = _offload(_states(settings, keys), keys)
     keys.ignore(*IGNORED)
     return replace(settings, unknown=keys.unknown())
+
+
+def _stack(keys: Keys) -> str:
+    """Eager unless it is compiled, the loss too unless only other components are named.
+
+    Source: pytorch/torchtitan@v0.2.2 torchtitan/config/job_config.py, ``Compile``.
+    """
+    compiled, components = keys.flag("compile.enable"), keys.get("compile.components") or ("model", "loss")
+    if not compiled or "model" not in components:
+        return "torch-eager"
+    return "torch-compiled-loss" if "loss" in components else "torch-fsdp2"
 
 
 def _positive(value: int | None) -> int | None:

@@ -155,7 +155,17 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torchtitan": (
         "a.toml",
         '[training]\nlocal_batch_size = 1\nseq_len = 4096\ndtype = "bfloat16"\n',
-        {"precision": "bf16", "master_weights": False, "grad_dtype": "bf16", "stack": "torch-fsdp2"},
+        {"precision": "bf16", "master_weights": False, "grad_dtype": "bf16", "stack": "torch-eager"},
+    ),
+    "torchtitan compiled": (
+        "a.toml",
+        "[training]\nseq_len = 4096\n[compile]\nenable = true\n",
+        {"stack": "torch-compiled-loss"},
+    ),
+    "torchtitan layers": (
+        "a.toml",
+        '[training]\nseq_len = 4096\n[compile]\nenable = true\ncomponents = ["model"]\n',
+        {"stack": "torch-fsdp2"},
     ),
     "maxtext": (
         "a.yml",
