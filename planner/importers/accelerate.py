@@ -3,6 +3,7 @@
 Keys are those of accelerate 1.15, accelerate/commands/config/cluster.py and accelerate/parallelism_config.py.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.errors import InputError
@@ -27,10 +28,17 @@ def read_accelerate(keys: Keys, around: Surroundings) -> Settings:
     settings = keys.word("distributed_type", readers, _replicas)(keys, around)
     precision = keys.word("mixed_precision", PRECISIONS, "fp32")
     devices = keys.integer("num_processes")
+    job = {**settings.job, "precision": precision}
+    assumed = (*settings.assumed, *_not_compiled(keys, settings.stack))
     keys.ignore(*IGNORED)
-    return replace(
-        settings, devices=devices, job={**settings.job, "precision": precision}, unknown=keys.unknown()
-    )
+    return replace(settings, devices=devices, job=job, assumed=assumed, unknown=keys.unknown())
+
+
+def _not_compiled(keys: Keys, stack: str) -> Iterator[str]:
+    """That a compiler is asked for, which the stack has none of; ``no`` is accelerate's default."""
+    backend = keys.get("dynamo_config.dynamo_backend") or keys.get("dynamo_backend")
+    if str(backend or "no").lower() != "no":
+        yield f"stack={stack} (models compiled by dynamo_backend {backend} are not priced)"
 
 
 def _replicas(keys: Keys, around: Surroundings) -> Settings:

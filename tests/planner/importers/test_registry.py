@@ -226,3 +226,11 @@ def test_a_format_can_be_named() -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(InputError, match=r"nowhere.yaml: no such file"):
         import_plan("nowhere.yaml", MODEL, NODES[1])
+
+
+@pytest.mark.parametrize(("backend", "said"), [("no", False), ("'NO'", False), ("INDUCTOR", True)])
+def test_a_compiler_that_accelerate_is_given_is_said_not_to_be_priced(backend: str, said: bool) -> None:
+    text = f"distributed_type: FSDP\nnum_processes: 8\ndynamo_config:\n  dynamo_backend: {backend}\n"
+    assumed = read("a.yaml", text).assumed
+    wanted = ("stack=hf-fsdp (models compiled by dynamo_backend INDUCTOR are not priced)",)
+    assert assumed == (wanted if said else ())
