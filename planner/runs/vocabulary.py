@@ -237,6 +237,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("megatron", "megatron-llama", "megatron-serial"),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
+    "colossalai": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16"),
     "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
     **dict.fromkeys(("aleph-alpha-scaling", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
@@ -272,6 +273,10 @@ STACK_HABITS: Mapping[str, Habits] = {
     "alpa": Habits(zero_stage=3, sequence_parallel=False, grad_dtype="bf16"),
     "neuronx": Habits(zero_stage=1),
 }
-"""Defaults of each stack: its documentation's recommended data-parallel sharding. Gradients of Alpa's weights have the
-type of these, in which it steps (alpa-projects/alpa@256631b alpa/model/model_util.py, ``apply_gradients``). Tensor
-ranks of InternEvo share no sequence unless told so (InternLM/InternEvo@c628a8c configs/7B_sft.py: ``mtp``)."""
+"""Defaults of each stack: its documentation's recommended data-parallel sharding.
+
+Gradients of Paddle's and ColossalAI's weights have the type of these (paddle.amp level O2 without master_grad;
+hpcaitech/ColossalAI@4f9953b colossalai/zero/low_level/low_level_optim.py), as do Alpa's, in which it steps
+(alpa-projects/alpa@256631b alpa/model/model_util.py, ``apply_gradients``). Tensor ranks of InternEvo share no sequence
+unless told so (InternLM/InternEvo@c628a8c configs/7B_sft.py: ``mtp``).
+"""

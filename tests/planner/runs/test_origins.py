@@ -36,6 +36,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),
         ("PaddleNLP in FlagPerf paddle/1 A100 ZeRO-2 8 devices tensor 2 pipeline 1", "paddle"),
         ("Marin speedruns marin/1 TPU v5p 16 devices tensor 1 pipeline 1", "levanter"),
+        ("ColossalAI colossal/1 B200 ZeRO-1 16 devices tensor 2 pipeline 4", "colossalai"),
         ("transformers my-run H100 8 devices tensor 1 pipeline 1", "hf-fsdp"),
         ("LLaMA-Factory sft H100 FULL_SHARD 8 devices tensor 1 pipeline 1", "hf-fsdp"),
         ("LLaMA-Factory sft H100 ZeRO-3 8 devices tensor 1 pipeline 1", "deepspeed"),
