@@ -88,6 +88,14 @@ class Slots(NamedTuple):
         """Numbers that all messages have together."""
         return (self.strategy_of if self.first is None else self.first).size
 
+    def part(self, messages: slice) -> "Slots":
+        """Those of some of the messages."""
+        if self.message_of is None or self.first is None:
+            return Slots(self.strategy_of[messages])
+        begin, end = np.searchsorted(self.message_of, [messages.start, messages.stop])
+        own = self.message_of[begin:end] - messages.start
+        return Slots(self.strategy_of[begin:end], own, self.first[messages] - begin)
+
     def spread(self, messages: Array) -> Array:
         """Per slot, what the message says."""
         return messages if self.message_of is None else messages[self.message_of]
@@ -212,15 +220,6 @@ class Layout:
         message_of = message_of[by_message]
         return Slots(of[by_message], message_of, np.flatnonzero(np.diff(message_of, prepend=-1)))
 
-    def _slots(self, messages: slice, first: int) -> Slots:
-        """Those of some messages, into strategies that are counted from the ``first``."""
-        of, message_of, starts = self.slots
-        if message_of is None or starts is None:
-            return Slots(of[messages] - first)
-        begin, end = np.searchsorted(message_of, [messages.start, messages.stop])
-        own = message_of[begin:end] - messages.start
-        return Slots(of[begin:end] - first, own, starts[messages] - begin)
-
     def _level(self, nodes: slice, groups: Groups) -> Level:
         first, last = int(self.first[nodes.start]), int(self.first[nodes.stop])
         behind, ahead = ([self._tables(edges) for edges in side] for side in groups)
@@ -230,13 +229,20 @@ class Layout:
             for v in self.nodes[nodes]
         }
 
-        def share(tables: list[Tables], way: int) -> Share:
-            of = [np.repeat([shares[v][way] for v, _ in t.edges], t.costs.shape[2]) for t in tables]
-            messages = _span(tables)
-            return Share(messages, self._slots(messages, first), _joined(of))
+        every = [*behind, *ahead]
+        messages = slice(every[0].own.start, every[-1].own.stop) if every else slice(0, 0)
+        middle = ahead[0].own.start if ahead else messages.stop
+        slots = self.slots.part(messages)
+        slots = slots._replace(strategy_of=slots.strategy_of - first)
 
-        messages = _span([*behind, *ahead])
-        slots, forward, backward = self._slots(messages, first), share(ahead, 0), share(behind, 1)
+        def share(tables: list[Tables], part: slice, way: int) -> Share:
+            of = np.array([shares[v][way] for t in tables for v, _ in t.edges])
+            sizes = [t.costs.shape[2] for t in tables for _ in t.edges]
+            own = slots.part(slice(part.start - messages.start, part.stop - messages.start))
+            return Share(part, own, np.repeat(of, np.array(sizes, np.intp)))
+
+        forward = share(ahead, slice(middle, messages.stop), 0)
+        backward = share(behind, slice(messages.start, middle), 1)
         return Level(nodes, slice(first, last), messages, slots, behind, ahead, forward, backward)
 
     def _tables(self, edges: list[Edge]) -> Tables:
@@ -296,11 +302,6 @@ class Pieces:
         change = np.bincount(self.rows[:, 0], bytes_, self.num_rows + 1)
         change -= np.bincount(self.rows[:, 1], bytes_, self.num_rows + 1)
         return np.asarray(np.cumsum(change)[:-1], dtype=np.float64)
-
-
-def _span(tables: list[Tables]) -> slice:
-    """Places of all messages into nodes, of tables side by side."""
-    return slice(tables[0].own.start, tables[-1].own.stop) if tables else slice(0, 0)
 
 
 def _places(first: list[int], num: int) -> Numbers | slice:
