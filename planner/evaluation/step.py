@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -40,6 +41,10 @@ class StepTime(NamedTuple):
         return sum(self.parts.values())
 
 
+_DEGREES = attrgetter(*(name for name in Parallelism.model_fields if name not in ("recompute", "stages")))
+"""All of a plan but what its stages are."""
+
+
 class Around:
     """What steps have around their stages' passes, on one cluster: most of it is the same however layers are cut.
 
@@ -55,7 +60,7 @@ class Around:
         self, setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
     ) -> tuple[tuple[float, ...], tuple[Tail, ...]]:
         """Seconds at each boundary between stages, and the tail of each rank."""
-        degrees = tuple(value for name, value in plan if name not in ("recompute", "stages"))
+        degrees = _DEGREES(plan)
         tails = tails_of(setting, plan, mesh, stages, self._tails.setdefault(degrees, {}))
         if plan.pipeline == 1:
             return (), tails
@@ -138,8 +143,8 @@ def step_floor(
     copies = copies_of(plan)
     split = plan.pipeline > 1 and splits_backward(plan.schedule)
     span = before = 0.0
-    on_rank = ranks_of(plan)
-    work = [sum(stages[s].seconds for s in ss) for ss in on_rank]
+    on_rank, seconds = ranks_of(plan), [stage.seconds for stage in stages]
+    work = [sum(seconds[s] for s in ss) for ss in on_rank]
     for ss, own, waits in zip(on_rank, work, _waits_behind(plan, work, sends), strict=True):
         span = max(span, plan.num_microbatches / copies * own + waits + before)
         stage = stages[ss[0]]
@@ -149,7 +154,9 @@ def step_floor(
                 stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
             )
     if copies == 1 and not split:
-        longest = max(max(stage.forward, stage.seconds - stage.forward) for stage in stages)
+        longest = max(
+            max(stage.forward, own - stage.forward) for stage, own in zip(stages, seconds, strict=True)
+        )
         span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
     if paths:
         times = stage_times(split_stages(stages, plan, setting.software))

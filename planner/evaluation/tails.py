@@ -55,9 +55,9 @@ def tails_of(
 ) -> tuple[Tail, ...]:
     """The tail of every rank; ranks that run the same stages have the same. New ones are added to ``known``."""
     known = {} if known is None else known
-    found = []
+    found, ids, several = [], [id(stage) for stage in stages], copies_of(plan) > 1
     for rank, ss in enumerate(ranks_of(plan)):
-        same = (*(id(stages[s]) for s in ss), abs(plan.pipeline - 1 - 2 * rank) * (copies_of(plan) > 1))
+        same = (*[ids[s] for s in ss], abs(plan.pipeline - 1 - 2 * rank) if several else 0)
         if same not in known:
             beside = shared_seconds(setting, plan, mesh, [stages[s] for s in ss], rank)
             known[same] = tail_of(setting, plan, mesh, [stages[s] for s in ss], beside)

@@ -131,7 +131,7 @@ def seconds_alone(pricer: Pricer, block: Block, policy: str) -> float:
     """Of the operators, each in its own fastest way, whatever has to move between them: no choice takes less [s]."""
     table = _Table(pricer, block, Situation(policy))
     choices = table.options("roles").options
-    return sum(float(table.row(op, own)[0].min()) for op, own in zip(block.ops, choices, strict=True))
+    return sum(float(min(table.row(op, own)[0].tolist())) for op, own in zip(block.ops, choices, strict=True))
 
 
 class _Options(NamedTuple):

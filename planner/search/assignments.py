@@ -41,6 +41,10 @@ class Assignments:
         self._distinct: dict[Key, Assignment] = evaluator.kept.searched_as("distinct")
         self._alone: dict[Key, float] = evaluator.kept.searched_as("alone")
         self._counts_replicas = not all_have_batch(evaluator.graph)
+        graph, main = evaluator.graph, evaluator.main_layer
+        self._main_layers = graph.sequence.count(main)
+        self._other_layers = [(name, n) for name, n in counted(graph.sequence) if name != main]
+        self._ends = [name for name in (graph.first, graph.last) if name is not None]
 
     def sharding(self, plan: Parallelism, lean: bool) -> Shardings:
         """Strategies for every block on the plan's mesh."""
@@ -56,20 +60,16 @@ class Assignments:
         """
         graph, main = self._evaluator.graph, self._evaluator.main_layer
         solved = self._optimise(plan, graph.block[main], plan.recompute, Ends(), lean=False)
-        return graph.sequence.count(main) * solved.seconds
+        return self._main_layers * solved.seconds
 
     def seconds_alone(self, plan: Parallelism) -> float:
         """The same without what moves between operators, before any choice is made [s]."""
-        main = self._evaluator.main_layer
-        return self._evaluator.graph.sequence.count(main) * self._block_alone(plan, main, plan.recompute)
+        return self._main_layers * self._block_alone(plan, self._evaluator.main_layer, plan.recompute)
 
     def others_alone(self, plan: Parallelism) -> float:
         """The same of all blocks but the main layers [s]."""
-        evaluator = self._evaluator
-        layers = ((name, n) for name, n in counted(evaluator.graph.sequence) if name != evaluator.main_layer)
-        ends = (name for name in (evaluator.graph.first, evaluator.graph.last) if name is not None)
-        within = sum(n * self._block_alone(plan, name, plan.recompute) for name, n in layers)
-        return within + sum(self._block_alone(plan, name, "none") for name in ends)
+        within = sum(n * self._block_alone(plan, name, plan.recompute) for name, n in self._other_layers)
+        return within + sum(self._block_alone(plan, name, "none") for name in self._ends)
 
     def _block_alone(self, plan: Parallelism, name: str, policy: str) -> float:
         key = (*self._degrees(plan), plan.expert, name, policy)
