@@ -50,21 +50,11 @@ class _Branch(NamedTuple):
     prices: Prices
 
 
-def solve_branches(
-    network: Network, deadline: float, below: float, prices: Prices, solve: Solve
-) -> NetworkAnswer:
-    """The cheapest choice below ``below`` of a ``network``, which is used up, found before the ``deadline``.
-
-    It costs ``inf`` where there is none, or none was found; the bound says which. ``prices`` are where messages
-    start from, ``solve`` solves what is left without memory.
-    """
-    return MemoryTree(network, prices, solve).explore(below, deadline)
-
-
 class MemoryTree:
     """The branches of a network that are left, to be explored for as long as there is time, and again."""
 
     def __init__(self, network: Network, prices: Prices, solve: Solve) -> None:
+        """Start from ``network``, which is used up, and ``prices``; what is left without memory is for ``solve``."""
         self.solve = solve
         self.deadline = self.cutoff = np.inf
         self.best = NOTHING
@@ -78,7 +68,10 @@ class MemoryTree:
         return self.open[0].bound if self.open else np.inf
 
     def explore(self, below: float, deadline: float) -> NetworkAnswer:
-        """The cheapest choice below ``below`` found before the ``deadline``, and what is proven by then."""
+        """The cheapest choice below ``below`` found before the ``deadline``, and what is proven by then.
+
+        It costs ``inf`` where there is none, or none was found; the bound says which.
+        """
         self.cutoff, self.deadline = min(self.cutoff, below), deadline
         while self.bound <= self.cutoff - WHOLE and time.monotonic() < deadline:
             self._explore()

@@ -16,7 +16,6 @@ and O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", 
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -30,7 +29,6 @@ from planner.intra_op.compact import Compact
 from planner.intra_op.folding import fold
 from planner.intra_op.frontier import cheapest, order
 from planner.intra_op.liveness import demand, one_hot, settle, violated
-from planner.intra_op.memory_branches import solve_branches
 from planner.intra_op.messages import MARGIN, Bound, Messages, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import drop_forbidden, shrink
@@ -69,7 +67,7 @@ LEAST_GAIN, LEAST_GAIN_UNDER_MEMORY = 1e-4, 3e-3
 """The same of the bound where there is no such choice, or by so many changes of prices."""
 
 SHARE = 0.5
-"""Of the time left, what a part under memory may take; and of that, guesses before branches."""
+"""Of the time left, what a part under memory may take."""
 
 
 def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
@@ -272,7 +270,7 @@ def _within(known: _Known, target: float, deadline: float) -> NetworkAnswer:
             drop_forbidden(part)
             messages = known.relaxation.seen_in(part)
         if part.rows.size:
-            return _by_turns(part, deadline, below, known.relaxation.known_prices)
+            return solve_network(part, deadline, below, known.relaxation.known_prices)
         return _without_memory(known, part, messages, min(target, below - 1))
     except Infeasible:
         return NetworkAnswer({}, np.inf, below)
@@ -323,19 +321,3 @@ def _along_frontiers(known: _Known) -> bool:
         if proven or found is not None:
             break
     return proven
-
-
-def _by_turns(part: Network, deadline: float, below: float, prices: Mapping[int, float]) -> NetworkAnswer:
-    """By guesses of the cost, and where these come to nothing in time, by branches on memory."""
-    now = time.monotonic()
-    soon = now + SHARE * (deadline - now)
-    try:
-        first = solve_network(part.fork(), soon, below, prices)
-    except SolverStopped:
-        first = NetworkAnswer({}, np.inf, -np.inf)
-    best = min(first.cost, below)
-    if first.lower_bound > best - 1:
-        return first
-    second = solve_branches(part, deadline, best, prices, solve_network)
-    cheaper = second if second.choice else first
-    return replace(cheaper, lower_bound=max(first.lower_bound, second.lower_bound))

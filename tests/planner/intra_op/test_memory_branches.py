@@ -13,7 +13,7 @@ from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
-from planner.intra_op.memory_branches import MemoryTree, solve_branches
+from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.shrinking import shrink
 
 
@@ -23,7 +23,7 @@ def solved(problem: ContestProblem, below: float = math.inf, seconds: float = 20
         shrink(network)
     except Infeasible:
         return NetworkAnswer({}, math.inf, below)
-    return solve_branches(network, time.monotonic() + seconds, below, {}, solve_network)
+    return MemoryTree(network, {}, solve_network).explore(below, time.monotonic() + seconds)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,10 +8,11 @@ import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
 
-from planner.errors import Infeasible, SolverStopped
-from planner.intra_op import narrowing
+from planner.errors import Infeasible
+from planner.intra_op import anytime, narrowing
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.contest import network_of, solve_contest_problem
+from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.network import Network, Piece
@@ -118,16 +119,16 @@ def test_slow_is_what_needs_many_sweeps_to_close_a_small_gap():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
-    problem = random_contest_problem(12, 4, seed=seed, share=0.4)
+    problem = random_contest_problem(40, 6, seed=seed, share=0.1)
     expected = solve_contest_problem(problem, time.monotonic() + 20)
-
-    def solve_network(*_):
-        if seed % 2:
-            raise SolverStopped("no choice was found")
-        return NetworkAnswer({}, np.inf, -np.inf)
-
-    monkeypatch.setattr(narrowing, "solve_network", solve_network)
+    explored, explore = [], MemoryTree._explore
+    monkeypatch.setattr(MemoryTree, "_explore", lambda tree: explored.append(tree) or explore(tree))
+    for unused in ("_guess", "_search", "_decide"):
+        monkeypatch.setattr(anytime._Anytime, unused, lambda *_: None)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
+    assert explored
     assert answer.cost == answer.lower_bound == expected.cost == expected.lower_bound
 
 
