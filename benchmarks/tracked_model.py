@@ -275,8 +275,11 @@ def split(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
     for block in model.layers:
         own = {f"feed_forward{name}": style for name, style in block.feed_forward.styles(between).items()}
         parts.append((block, layer | own))
+    tied = model.head.weight is model.embedding.weight
     for module, styles in parts:
         parallelize_module(module, mesh, {name: style for name, style in styles.items() if style})
+    if tied:  # each module has made a weight of its own
+        model.head.weight = model.embedding.weight
 
 
 def parallelised(model: Any, plan: Mapping[str, Any], mesh: Any, layers: Iterable[Any] | None = None) -> None:

@@ -183,6 +183,26 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "seq": 512, "shard": 4, "replicate": 2, "recompute": "full", "wrap": "titan", "reshard": False,
         "grad_accum": 4,
     },
+    "1b-6/dp8-tp4-none-1024-tied": {"seq": 1024, "tp": 4, "tied": True},
+    "3b-4/dp4-tp2-full-1024-tied-accumulated": {
+        "seq": 1024, "tp": 2, "shard": 4, "recompute": "full", "grad_accum": 2, "tied": True,
+    },
+    "8b-4/dp4-tp8-full-256-tied": {"seq": 256, "tp": 8, "shard": 4, "recompute": "full", "tied": True},
+    "1b-6/dp8-tp4-full-256-ends": {"seq": 256, "tp": 4, "recompute": "full", "wrap": "titan"},
+    "8b-4/dp8-tp8-full-256-ends-accumulated": {
+        "seq": 256, "tp": 8, "recompute": "full", "wrap": "titan", "grad_accum": 2,
+    },
+    "1b-6/dp8-tp4-full-256-ends-accumulated": {
+        "seq": 256, "tp": 4, "recompute": "full", "wrap": "titan", "grad_accum": 4,
+    },
+    "70b-4/dp8-tp8-full-2048-ends-clipped": {
+        "seq": 2048, "tp": 8, "recompute": "full", "wrap": "titan", "clip": True,
+    },
+    "7b-6/dp8-tp4-every_2nd_layer-4096": {"seq": 4096, "tp": 4, "recompute": "full every 2nd layer"},
+    "70b-6/dp8-tp8-every_3rd_layer-8192-ends": {
+        "seq": 8192, "tp": 8, "recompute": "full every 3rd layer", "wrap": "titan",
+    },
+    "8b-6/dp8-tp4-full-1024-foreach": {"seq": 1024, "tp": 4, "recompute": "full", "optim": "adamw_foreach"},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 

@@ -152,9 +152,10 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
             rank.elements - embedding - rank.largest
         )
         yield passing(left, ahead, layer, 0.0) | rank.sharded(rank.elements - embedding - rank.largest)
-        made = _of_embedding(rank) * rank.weight + rank.last_reduced * rank.reduced
+        made = rank.looked_up * rank.weight + rank.last_reduced * rank.reduced
         yield passing(left, ahead, made, 0.0) | rank.sharded(others + rank.head)
-        yield passing(left, 0.0, _last_reduced(rank, embedding), 0.0) | rank.sharded(others + rank.head)
+        last = _last_reduced(rank, embedding) + _made_whole(rank) * rank.weight
+        yield passing(left, 0.0, last, 0.0) | rank.sharded(others + rank.head)
         return
     root = rank.root if rank.shards_weights else 0.0
     yield passing(left, root, rank.head * rank.weight + layer, 0.0) | rank.sharded(others - rank.largest)
@@ -163,22 +164,37 @@ def _backward_done(rank: Rank) -> Iterator[dict[str, float]]:
 
 
 def _of_ends(rank: Rank) -> float:
-    """Gradients of the root as a backward ends [bytes]; of a table that both ends use, two and their sum."""
-    ends = rank.head + _of_embedding(rank)
-    return max(ends, 3 * sum(stage.shared_elements for stage in rank.stages)) * rank.weight
+    """Gradients of the root as a backward ends [bytes]; of a table that both ends use, two and their sum.
+
+    Beside these is the one that tensor ranks make whole, of which each takes its part.
+    """
+    shared = sum(stage.shared_elements for stage in rank.stages)
+    whole = rank.plan.tensor * shared if rank.plan.tensor > 1 else 0.0
+    part = rank.ends - rank.head if _made_whole(rank) else 0.0
+    return max(rank.head + rank.looked_up + part, whole + 3 * shared) * rank.weight
 
 
-def _of_embedding(rank: Rank) -> float:
-    """Elements of its gradient; of one that tensor ranks make whole, with the part that each takes."""
-    own = rank.ends - rank.head
-    return rank.looked_up + (own if rank.looked_up > own else 0.0)
+def _made_whole(rank: Rank) -> float:
+    """Elements of the embedding's gradient that tensor ranks make whole; 0 where each makes its part.
+
+    It is dealt out as it is reduced (``FSDPParam._get_grad_inner_tensor``), which a unit of its own is while autograd
+    still holds it; the root is reduced once the backward is over.
+    """
+    return rank.looked_up if rank.looked_up > rank.ends - rank.head else 0.0
 
 
 def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
-    """The end of a backward beside the sums of all gradients, which only the last micro-batch reduces."""
+    """The end of a backward beside the sums of all gradients, which only the last micro-batch reduces.
+
+    The first one's gradients become the sums; where these are wider, the last unit's are there in both types.
+    """
+    apart = rank.software.wraps_ends
+    if apart and rank.reduced > rank.weight:
+        kept = rank.whole if rank.plan.zero_stage == 2 else 0.0
+        made = rank.looked_up * rank.weight
+        yield passing(rank.earlier_activations, kept, made, 0.0) | rank.sharded(rank.elements)
     if rank.plan.num_microbatches > 2:
-        apart = rank.software.wraps_ends
-        made = _of_embedding(rank) * rank.weight if apart else _of_ends(rank)
+        made = rank.looked_up * rank.weight if apart else _of_ends(rank)
         last = rank.root - rank.gathered_head if apart else rank.root
         gathered = last if rank.shards_weights else 0.0
         if rank.plan.zero_stage == 2:
