@@ -196,7 +196,7 @@ class Naming:
         data = {x for x, name in self.names.items() if name in POSITIONS}
         data |= {x for group, name in self.together.items() if name in POSITIONS for x in group}
         data |= self._name_attended(kernel, data)
-        heads = [x for x in queries if x not in data and x not in inner]
+        heads = self._without_positions([x for x in queries if x not in data and x not in inner])
         shared = [x for x in heads if x in keys and x in values]
         for loop in inner:
             self._give(loop, "head_dim")
@@ -213,6 +213,16 @@ class Naming:
             self.narrow[kernel.inputs[1]] = each
         elif len(heads) == 1:
             self._give(heads[0], "heads")
+
+    def _without_positions(self, beside: Sequence[Class]) -> list[Class]:
+        """Of what attention does ``beside`` each other, its heads.
+
+        Weights make heads; where some are made so, others are positions (frames beside pixels, windows beside others).
+        """
+        heads = [x for x in beside if x in self._learned] or [*beside]
+        for loop in (x for x in beside if x not in heads and x not in self._formed):
+            self._give(loop, "pixels")
+        return heads
 
     def _name_attended(self, kernel: Kernel, known: Set[Class]) -> Set[Class]:
         """Positions of queries and of keys: known ones, those that both have, or all that only one has."""
