@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from planner.tracing.lifting.kernels import NUMBER, Kernel, Lifted
+from planner.tracing.lifting.kernels import NUMBER, PRODUCTS, Kernel, Lifted
 from planner.tracing.lifting.plain import no_graph
 
 
@@ -120,6 +120,8 @@ class _Slots:
             at += 1
         at = max(at, *own, 0)
         kernel.weights = [w for w, slot in zip(kernel.weights, own, strict=True) if slot in (0, at)]
+        if own and not kernel.weights and kernel.role in PRODUCTS:
+            raise no_graph(f"operator {kernel.drafts[0].name} is of a layer that began before another did")
         self.made.update(dict.fromkeys(kernel.outputs, at))
         self.stages[at].kernels += [self.views[n] for n in kernel.inputs if n in self.views]
         self.stages[at].kernels.append(kernel)

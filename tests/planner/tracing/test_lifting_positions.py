@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from planner import from_torch  # noqa: E402
+from planner.errors import Unsupported  # noqa: E402
 from planner.graph import count_parameters  # noqa: E402
 from planner.operators import Counting, backward_flops, forward_flops  # noqa: E402
 from planner.tracing.lifting.model import graph_of  # noqa: E402
@@ -99,3 +100,26 @@ def test_flops_are_those_that_pytorch_counts(name: str) -> None:
     assert attentions
     assert {graph.dims[d] for block in graph.blocks for op in block.ops if op.kind == "attention"
             for d in block.tensor[op.inputs[0]].dims if d.startswith("heads")} == {HEADS}  # fmt: skip
+
+
+class InTurns(nn.Module):  # type: ignore[misc]
+    """Layers of two lists, one of each after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = nn.ModuleList(Attention() for _ in range(2))
+        self.spaces = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        for time, space in zip(self.times, self.spaces, strict=True):
+            x = x + time(x.transpose(1, 2)).transpose(1, 2)
+            x = x + space(x)
+        return functional.mse_loss(x, y)
+
+
+def test_layers_in_turns_are_refused() -> None:
+    """A stack has one list of layers, which run one after the other."""
+    with torch.device("meta"):
+        program = from_torch(InTurns(), *[torch.zeros(BATCH, 4, 16, WIDTH)] * 2)
+    with pytest.raises(Unsupported, match="is of a layer that began before another did"):
+        graph_of(program)
