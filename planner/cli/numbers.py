@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+import typer
+
 from planner.errors import InputError
 
 
@@ -24,3 +26,11 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
         except ValueError:
             raise InputError(f"{option} {text!r}: {word.strip()!r} is no number; write 1 or 1,1,2") from None
     return tuple(numbers)
+
+
+def whole_option(value: int | str) -> int:
+    """`whole_number` as typer's ``parser``: its refusal names the option."""
+    try:
+        return whole_number("", str(value))
+    except InputError as error:
+        raise typer.BadParameter(str(error).strip()) from None

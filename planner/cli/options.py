@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from planner.cli.numbers import whole_number
+from planner.cli.numbers import whole_number, whole_option
 from planner.cli.thresholds import check_names, read_condition
 from planner.errors import InputError
 
@@ -96,7 +96,13 @@ class JobOptions:
         str, _job("--global-batch", help="Sequences per optimizer step.", metavar="INTEGER")
     ]
     seq_len: Annotated[
-        int | None, _job("--seq-len", help="Tokens per sequence; not for models of images, which fix it.")
+        int | None,
+        _job(
+            "--seq-len",
+            help="Tokens per sequence; not for models of images, which fix it.",
+            parser=whole_option,
+            metavar="INTEGER",
+        ),
     ] = None
     tokens: Annotated[bool, _job("--tokens", help="--global-batch counts tokens, not sequences.")] = False
     precision: Annotated[str, _job("--precision", help="bf16, fp16, fp8, fp4 or fp32.")] = "bf16"

@@ -47,6 +47,15 @@ def test_what_is_no_whole_number_is_refused_in_our_words(cli: Cli, text: str) ->
     assert result.stderr == f"error: --global-batch {text!r} is no whole number; write 1024 or 4e6\n"
 
 
+def test_sequences_are_as_long_as_they_are_written(cli: Cli) -> None:
+    """``4e3`` is 4000, here longer than the table of positions that refuses it; half a token is none."""
+    short = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", "8", "--seq-len", "4e3")
+    assert (short.exit_code, "a sequence of 4000 tokens is longer" in short.stderr) == (2, True)
+    half = cli("plan", "gpt2", "dgx-h100:1", "--global-batch", "8", "--seq-len", "0.5")
+    assert half.exit_code == 2
+    assert "'0.5' is no whole number; write 1024 or 4e6" in " ".join(half.stderr.split())
+
+
 def test_models_of_images_fix_how_long_an_input_is() -> None:
     assert JobOptions(global_batch="64").to_job(load_model("resnet-50"), "dgx-h100:1").seq_len == 1
     assert JobOptions(global_batch="64").to_job(load_model("vit-l-16"), "dgx-h100:1").seq_len == 197
