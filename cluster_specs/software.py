@@ -63,6 +63,9 @@ class SoftwareSpec(Record):
     """Where attention is not one kernel, scale, mask and softmax are."""
     whole_heads: int | None = None
     """Heads on TPUs whose dims are no multiples of this have attention in loops over tiles rather than in a kernel."""
+    unpads: bool | None = None
+    """A kernel of attention gets the rows of queries, keys and values that a mask of padding leaves, taken from and put
+    back among all rows by kernels of their own."""
     fused_optimizer: bool
     """The optimizer step is one kernel per tensor group, without temporaries."""
     optimizer_temporaries: float = Field(ge=0)

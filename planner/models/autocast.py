@@ -30,7 +30,7 @@ WIDENED_PASSES: Mapping[str, float] = MappingProxyType({"norm": 28 / 8, "rotary"
 
 Bytes per element in modeling_llama.py: of a norm square 4+4, mean 4+0, product with the root 4+4, with the weight 4+4;
 of rotary positions product with the cosine 2+4, negated half 1+1, concatenation 2+2, product with the sine 2+4, sum
-8+4.
+8+4. Layer norms, which have two statistics a row, are one kernel of PyTorch's own in any type.
 """
 
 
@@ -65,7 +65,7 @@ def _cast(block: Block, wide: frozenset[str]) -> Block:
     tensors = {t.name: t.model_copy(update=widened) if t.name in wide else t for t in block.tensors}
     ops: list[Op] = []
     for op in block.ops:
-        passes = WIDENED_PASSES.get("rotary" if _rotates(op) else op.kind)
+        passes = None if _centres(op, block) else WIDENED_PASSES.get("rotary" if _rotates(op) else op.kind)
         if passes and not wide.isdisjoint(op.outputs):
             op = op.model_copy(update={"attributes": {**op.attributes, "eager_passes": passes}})
         if operator_rule(op).arithmetic in LOWERED:
@@ -90,6 +90,12 @@ def _widens(op: Op, block: Block) -> bool:
         return bool(op.weights)
     spanned = {dim for name in op.weights for dim in block.tensor[name].dims}
     return not spanned.isdisjoint(str(op.attributes["over"]).split()) and not op.attributes.get("wide")
+
+
+def _centres(op: Op, block: Block) -> bool:
+    """Whether it is a norm that subtracts the mean, of which its backward needs another number a row."""
+    statistics = op.attributes.get("statistics")
+    return statistics is not None and block.tensor[str(statistics)].scale > 1
 
 
 def _rotates(op: Op) -> bool:

@@ -95,6 +95,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"OLMo-core", Origin("torch-compiled-loss")),
     (r"torchtune", Origin("torch-eager")),
+    (r"MosaicGPT", Origin("composer-2022")),
     (r"MosaicML|Composer", Origin("composer-2023")),
     (r"T5X|Flax|EasyLM", Origin("jax-xla")),
     (r"FSDP", Origin("torch-eager")),

@@ -247,7 +247,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     "megatron-2022": Habits(
         zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
     ),
-    "composer-2023": Habits(zero_stage=3),
+    **dict.fromkeys(("composer-2022", "composer-2023"), Habits(zero_stage=3)),
     "deepspeed-2022": Habits(
         zero_stage=1,
         sequence_parallel=False,

@@ -4,7 +4,8 @@ import math
 from typing import TYPE_CHECKING
 
 from cost_models.attention import AttentionShape
-from cost_models.compute import matmul_seconds
+from cost_models.compute import matmul_seconds, stream_seconds
+from cost_models.constants import constants
 from planner.errors import InputError
 from planner.flops import reduced_dims, union_dims
 from planner.graph import BATCH, TOKEN_DIMS, Block, Op
@@ -94,8 +95,22 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         kv_bytes=sum(kv_bytes),
     )
     if degree == 1:
-        return OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
-    return EXCHANGES[pricer.exchange](split)
+        found = OpCost(split.seconds(shape), split.seconds(shape, backward=True), 0.0)
+    else:
+        found = EXCHANGES[pricer.exchange](split)
+    return _unpadded(split, found) if pricer.software.unpads and kernel == "flash" else found
+
+
+def _unpadded(split: Split, cost: OpCost) -> OpCost:
+    """``cost`` with what takes the rows that a kernel gets, and puts its results back; backward the other way round."""
+    facts = constants("kernels")["unpadding"]
+    read = split.query_bytes + split.kv_bytes
+    made = split.query_bytes * split.shape.v_dim / split.shape.qk_dim
+    forward, backward = (
+        stream_seconds(facts["take"] * taken + facts["put_back"] * put, split.device).seconds
+        for taken, put in ((read, made), (made, read))
+    )
+    return cost._replace(forward=cost.forward + forward, backward_input=cost.backward_input + backward)
 
 
 def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:

@@ -107,3 +107,10 @@ def test_casts_take_time_and_memory() -> None:
     after = evaluate(under)
     assert after.tensor_bytes > 1.2 * found.estimate.tensor_bytes
     assert after.step_time_s > 1.02 * found.estimate.step_time_s
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("gpt2", 1), ("llama-3.2-1b", 3.5)])
+def test_a_layer_norm_is_one_kernel_in_any_type(name: str, kernels: float) -> None:
+    """torch.nn.functional.layer_norm; transformers writes the norms of Llama operator by operator."""
+    norms = [op for op in layer(cast(name)).ops if op.kind == "norm"]
+    assert {op.attributes.get("eager_passes", 1) for op in norms} == {kernels}

@@ -31,6 +31,8 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("AMD Primus primus/zero-bubble MI355X 8 devices tensor 1 pipeline 4", "megatron"),
         ("ATorch 3D atorch/1 A100 DeepSpeed ZeRO-1 8 devices tensor 2 pipeline 2", "atorch-deepspeed"),
         ("llm.c llm.c/gpt2-124m A100 8 devices tensor 1 pipeline 1", "llm-c"),
+        ("Composer, MosaicGPT of 2022 mosaicgpt/7b A100 8 devices tensor 1 pipeline 1", "composer-2022"),
+        ("Composer, llm-foundry issue 1153 a H100 8 devices tensor 1 pipeline 1", "composer-2023"),
         ("Fast-LLM fast-llm/llama3.1-8b-h100 H100 32 devices tensor 1 pipeline 1", "fast-llm"),
         ("Megatron-LLaMA megatron-llama/13b-32 A100 32 devices tensor 2 pipeline 1", "megatron-llama"),
         ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),

@@ -85,3 +85,11 @@ def test_fused_experts_add_biases_as_they_multiply() -> None:
 def test_a_run_has_the_biases_of_the_model_of_its_name(changes: dict[str, Any], biased: bool) -> None:
     model = plan_from_run({**GPT_OSS, "model": {**GPT_OSS["model"], **changes}})[0].model
     assert bool(model.config.get("expert_bias")) is biased
+
+
+def test_rows_are_taken_from_a_batch_and_put_back_into_it() -> None:
+    """Of FlashMHA with a mask of padding: five passes over queries, keys, values and results; a loss made thrice."""
+    unpadded, plain = (compute(GPT, attention="flash", stack=f"composer-{year}") for year in (2022, 2023))
+    rows = 2 * 8192 * 4 * 4096 * 2 * (2 + 3)
+    loss = 8192 * 512 * (2 * (21 - 1.4) + 4 * (5.5 - 1.4))
+    assert unpadded - plain == pytest.approx((rows + loss) / (2039e9 * 0.88), rel=0.02)
