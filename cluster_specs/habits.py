@@ -77,6 +77,7 @@ class OnGPU(Record):
     overlap_slowdown: float = Field(ge=0)
     straggler: float = Field(ge=0)
     grouped_tile: int = Field(ge=0)
+    tiles_attention: bool
 
 
 class Partitioner(Record):

@@ -63,6 +63,8 @@ class SoftwareSpec(Record):
     """Where attention is not one kernel, scale, mask and softmax are."""
     whole_heads: int | None = None
     """Heads on TPUs whose dims are no multiples of this have attention in loops over tiles rather than in a kernel."""
+    tiles_attention: bool | None = None
+    """Attention is a loop over tiles, whatever the heads, unless a job has the device's own kernel."""
     unpads: bool | None = None
     """A kernel of attention gets the rows of queries, keys and values that a mask of padding leaves, taken from and put
     back among all rows by kernels of their own."""

@@ -114,7 +114,9 @@ def _unpadded(split: Split, cost: OpCost) -> OpCost:
 
 
 def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:
-    """Whether the stack's kernel does not take such heads, and a loop over tiles takes its place."""
+    """Whether the stack has no kernel for such heads on such devices, and a loop over tiles takes its place."""
+    if pricer.software.tiles_attention:
+        return pricer.job.attention != "native"
     whole = pricer.software.whole_heads
     on_tpu = pricer.mesh.cluster.device.kind == "tpu"
     return whole is not None and on_tpu and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from cluster_specs.catalog import load_device
+from cluster_specs.software import in_training
+from cost_models.attention import AttentionShape, attention_seconds
 from planner.evaluation import evaluate
 from planner.plans import Plan
 from planner.runs.mapping import plan_from_run
@@ -93,3 +96,15 @@ def test_rows_are_taken_from_a_batch_and_put_back_into_it() -> None:
     rows = 2 * 8192 * 4 * 4096 * 2 * (2 + 3)
     loss = 8192 * 512 * (2 * (21 - 1.4) + 4 * (5.5 - 1.4))
     assert unpadded - plain == pytest.approx((rows + loss) / (2039e9 * 0.88), rel=0.02)
+
+
+def test_levanter_goes_over_tiles_on_gpus_unless_it_is_given_a_kernel() -> None:
+    shape = AttentionShape(batch=4, heads=32, q_len=2048, kv_len=2048, qk_dim=128, v_dim=128, kv_heads=32)
+    device = in_training(load_device("a100-sxm-80g"))
+    tiled, fused = (
+        sum(attention_seconds(shape, device, "bf16", kernel, backward=back).seconds for back in (False, True))
+        for kernel in ("tiled", "flash")
+    )
+    loops, native = (compute(GPT, attention=kernel, stack="levanter") for kernel in ("flash", "native"))
+    assert loops - native == pytest.approx(2 * (tiled - fused))
+    assert native == compute(GPT, attention="flash", stack="jax-xla")
