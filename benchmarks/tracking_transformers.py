@@ -68,6 +68,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-27b/full-512-mb2": {"attn": "plain", "recompute": "full", "micro_batch": 2, "shard": 32},
     "phi-2/none-512-mb4": {"attn": "plain", "micro_batch": 4},
     "gpt-neox-20b/none-1024": {"shard": 32},
+    "bert-large/full-512-mb32-bf16": {"recompute": "full", "micro_batch": 32, "master_dtype": "bfloat16"},
+    "gpt2-medium/none-1024-accumulated": {"grad_accum": 4, "micro_batch": 2},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
