@@ -1,0 +1,32 @@
+"""Families, whose candidates are made when they are asked for."""
+
+import pytest
+from small_cases import CASES
+
+from planner.plans import Offload
+from planner.search.space import families, offloaded
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_families_part_the_space(name: str) -> None:
+    search = CASES[name].search("devices")
+    found = list(families(search.evaluator, search.pins, search.objective))
+    assert len({c for family in found for c in family}) == sum(map(len, found))
+    for family in found:
+        assert [family[n] for n in range(len(family))] == list(family)
+        assert family.policies == {c.recompute for c in family}
+        for policy in family.policies:
+            assert family.under(policy) == [c for c in family if c.recompute == policy]
+
+
+@pytest.mark.parametrize("offload", [("activations",), ("optimizer", "weights")])
+def test_offload_changes_nothing_else_of_a_family(offload: tuple[Offload, ...]) -> None:
+    """Weights leave only where they are brought for each layer."""
+    seen = set[bool]()
+    for search in (case.search("devices") for case in CASES.values()):
+        for family in families(search.evaluator, search.pins, search.objective):
+            hosted = list(offloaded(family, offload))
+            alike = [c for c in family if c._replace(offload=offload) in hosted]
+            assert hosted == [c._replace(offload=offload) for c in alike]
+            seen.add(len(hosted) < len(family))
+    assert seen == ({False, True} if "weights" in offload else {False})
