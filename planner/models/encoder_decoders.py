@@ -161,7 +161,11 @@ def pegasus_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 def _bart_stacks(
     read: ConfigReader, name: str, family: BartFamily
 ) -> tuple[TransformerConfig, TransformerConfig]:
-    """Encoder and decoder, whose heads and widths must be equal."""
+    """Encoder and decoder, whose heads and widths must be equal.
+
+    Their logits are fp32 when the loss takes them: a buffer (``final_logits_bias``) is added, which stays in that type
+    where weights are gathered in another.
+    """
     return _stacks(
         read,
         name,

@@ -153,6 +153,10 @@ UNPRICED: Mapping[str, str] = MappingProxyType(
         "zamba2": "has attention layers that share their weights",
         "kimi_linear": "has linear attention that decays each channel of its keys by itself",
         "minimax": "has lightning attention, which decays but does not learn how fast",
+        **dict.fromkeys(("lfm2", "lfm2_moe"), "has short gated convolutions in place of most attention"),
+        **dict.fromkeys(
+            ("deberta", "deberta-v2"), "has scores that add products with vectors of relative positions"
+        ),
         "olmo_hybrid": "has norms before its gated delta rule, but after its attention",
         **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "has recurrent layers"),
         **dict.fromkeys(
