@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What bounds every cut of a candidate."""
+    """What bounds the time of every cut of a candidate."""
 
     stage: StageCost
     """The model as one stage."""
@@ -77,8 +77,14 @@ class Whole(NamedTuple):
     """Seconds of forward and backward, and the number of layers that take at least as long."""
     end_seconds: tuple[float, float]
     """Of embedding and head."""
+
+
+class Parts(NamedTuple):
+    """What bounds the memory of every cut of a candidate."""
+
     layers: tuple[Part, ...]
     ends: tuple[Part | None, Part | None]
+    """Embedding and head."""
 
 
 class RankLoads(NamedTuple):
@@ -107,6 +113,7 @@ class Floors:
         self._policies = stage_policies(pins)
         self._unavoidable = unavoidable(evaluator.pricer(ALONE), self._policies or policies(pins))
         self._wholes: dict[tuple[object, ...], Whole] = evaluator.kept.searched_as("wholes")
+        self._parts: dict[tuple[object, ...], Parts] = evaluator.kept.searched_as("parts")
         self._loads: dict[tuple[object, ...], RankLoads] = evaluator.kept.searched_as("loads")
         self._least: dict[tuple[object, ...], float] = evaluator.kept.searched_as("least")
         self._operators: dict[tuple[object, ...], float] = evaluator.kept.searched_as("operators")
@@ -212,7 +219,7 @@ class Floors:
     # --- the whole model as one stage -----------------------------------------------------------------
 
     def _key(self, c: Candidate) -> tuple[object, ...]:
-        """All that `Whole` depends on."""
+        """All that `Whole` and `Parts` depend on."""
         mesh = (c.tensor, c.context, c.expert, c.data, c.micro_batch, c.recompute, c.lean)
         return (*mesh, c.zero_stage, c.shard_degree, c.pipeline > 1, c.offload, self._policies)
 
@@ -227,10 +234,6 @@ class Floors:
             whole = evaluator.stage(plan, shape, fastest, shardings)
             single = [evaluator.block(plan, name, fastest, shardings) for name, _ in layers]
             lightest = min(b.forward + sum(b.comm_forward.values()) for b in single)
-            parts = tuple(self._part(plan, name, count, shardings) for name, count in layers)
-            first, last = (
-                self._part(plan, name, 1, shardings) if name else None for name in (graph.first, graph.last)
-            )
             within = [(evaluator.seconds_within(plan, name, fastest, shardings), n) for name, n in layers]
             slowest = tuple(
                 (least, sum(n for seconds, n in within if seconds >= least)) for least, _ in within
@@ -239,8 +242,20 @@ class Floors:
                 evaluator.seconds_within(plan, name, "none", shardings) if name else 0.0
                 for name in (graph.first, graph.last)
             )
-            self._wholes[key] = Whole(whole, lightest, slowest, (embedding, head), parts, (first, last))
+            self._wholes[key] = Whole(whole, lightest, slowest, (embedding, head))
         return self._wholes[key]
+
+    def _held_by(self, c: Candidate) -> Parts:
+        """Layers, embedding and head, before any of them is timed."""
+        key = self._key(c)
+        if key not in self._parts:
+            plan, shardings, graph = parallelism(c), self.sharding(c), self.evaluator.graph
+            layers = [self._part(plan, name, count, shardings) for name, count in counted(graph.sequence)]
+            first, last = (
+                self._part(plan, name, 1, shardings) if name else None for name in (graph.first, graph.last)
+            )
+            self._parts[key] = Parts(tuple(layers), (first, last))
+        return self._parts[key]
 
     def _part(self, plan: Parallelism, name: str, count: int, shardings: Shardings) -> Part:
         evaluator = self.evaluator
@@ -265,7 +280,7 @@ class Floors:
         key = (*self._key(c), c.num_microbatches > 1, c.virtual_stages)
         if key not in self._loads:
             plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
-            *_, layers, ends = self.as_one(c)
+            layers, ends = self._held_by(c)
 
             def held(part: Part | None, looked_up: bool = False) -> float:
                 if part is None:
@@ -327,15 +342,19 @@ class Floors:
             self._spans[key] = self._span(whole, self.as_one(whole))
         return Floor(self.step(c, self._spans[key]), 0.0)
 
+    def uncut(self, c: Candidate) -> float:
+        """What no cut of this candidate takes less than [s]."""
+        return self.step(c, self._span(c, self.as_one(c)))
+
     def whole(self, c: Candidate) -> Floor:
-        """What no cut of this candidate can be below."""
+        """What no cut of this candidate can be below; the time of one that cannot fit is `policy`'s."""
         layers, ends, beside = self.rank_loads(c)
         memory = (
             fullest_rank(layers, ends, c)
             + beside
             + overhead(c, self.evaluator.software, self.evaluator.cluster.device)
         )
-        return Floor(self.step(c, self._span(c, self.as_one(c))), memory)
+        return Floor(self.uncut(c) if memory <= self.limit else self.policy(c).seconds, memory)
 
     def states(self, c: Candidate) -> float:
         """Memory without any activations [bytes], however operators are split."""

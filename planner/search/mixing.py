@@ -73,7 +73,7 @@ def worth_mixing(floors: Floors, space: Iterable[Family], least: float) -> list[
         for none in family.under(SEARCHED_POLICIES[0]):
             fullest = none._replace(recompute=SEARCHED_POLICIES[-1])
             may_fit = floors.early(fullest) <= floors.limit
-            if may_fit and all(bound(none).seconds < least for bound in (floors.policy, floors.whole)):
+            if may_fit and floors.policy(none).seconds < least and floors.uncut(none) < least:
                 found += list(_below(floors, none, least))
     return sorted(found)
 

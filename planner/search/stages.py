@@ -143,6 +143,7 @@ def _most_layers(
     """Layers of the largest kind that fit on a stage; memory grows by the same bytes with every layer."""
     first, last = stage == 0, stage == plan.pipeline - 1
 
+    @cache
     def total(name: str, count: int) -> float:
         shape = StageShape(((name, count),), first, last)
         cost: StageCost = evaluator.stage(plan, shape, plan.recompute, shardings)
