@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from cluster_specs.record import Record
-from cluster_specs.units import Bytes
+from cluster_specs.units import Bytes, Seconds
 
 
 class AttentionRate(Record):
@@ -71,13 +71,27 @@ class FlatBuffers(Record):
     """Least elements of the equal parts in which updated weights are gathered, each into an array of its own."""
 
 
+class GroupedGrid(Record):
+    """How a kernel of grouped products is laid out whose grid has every block of rows once for every group.
+
+    A program whose block has no rows of its group leaves as soon as it has read where the group begins and ends.
+    """
+
+    rows: int = Field(gt=0)
+    """Of a block."""
+    columns: int = Field(gt=0)
+    share: float = Field(gt=0, le=1)
+    """Of the rate of the library's products that its own have."""
+    leaving: Seconds = Field(ge=0)
+    """Of a program without rows, on one unit of the device [s]."""
+
+
 class OnGPU(Record):
     """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
 
     overlap_slowdown: float = Field(ge=0)
     straggler: float = Field(ge=0)
     grouped_tile: int = Field(ge=0)
-    tiles_attention: bool
 
 
 class Partitioner(Record):

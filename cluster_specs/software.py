@@ -16,6 +16,7 @@ from cluster_specs.habits import (
     AttentionRate,
     BiasedExperts,
     FlatBuffers,
+    GroupedGrid,
     OnGPU,
     Partitioner,
     RoutingKernels,
@@ -55,6 +56,8 @@ class SoftwareSpec(Record):
     grouped_tile: int | None = Field(default=None, ge=0)
     """Rows of a tile of grouped products, which every group that begins inside it computes again; None or 0: each group
     is padded by itself."""
+    grouped_grid: Mapping[str, GroupedGrid] = {}
+    """Pattern of device names -> grid of the kernel of grouped products, where it is not a library's."""
     routes_by_masks: bool | None = None
     """Where experts have a capacity, products with masks sort tokens by expert and back."""
     sums_alone: bool | None = None
@@ -64,7 +67,7 @@ class SoftwareSpec(Record):
     whole_heads: int | None = None
     """Heads on TPUs whose dims are no multiples of this have attention in loops over tiles rather than in a kernel."""
     tiles_attention: bool | None = None
-    """Attention is a loop over tiles, whatever the heads, unless a job has the device's own kernel."""
+    """On GPUs attention is a loop over tiles, whatever the heads, unless a job has the device's own kernel."""
     unpads: bool | None = None
     """A kernel of attention gets the rows of queries, keys and values that a mask of padding leaves, taken from and put
     back among all rows by kernels of their own."""

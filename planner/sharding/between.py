@@ -115,11 +115,10 @@ def _unpadded(split: Split, cost: OpCost) -> OpCost:
 
 def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:
     """Whether the stack has no kernel for such heads on such devices, and a loop over tiles takes its place."""
-    if pricer.software.tiles_attention:
-        return pricer.job.attention != "native"
+    if pricer.mesh.cluster.device.kind == "gpu":
+        return bool(pricer.software.tiles_attention) and pricer.job.attention != "native"
     whole = pricer.software.whole_heads
-    on_tpu = pricer.mesh.cluster.device.kind == "tpu"
-    return whole is not None and on_tpu and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))
+    return whole is not None and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))
 
 
 def _reach(op: Op) -> float | None:

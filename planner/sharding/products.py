@@ -7,7 +7,7 @@ from cost_models.compute import cast_seconds, matmul_seconds
 from planner.graph import Block, Op
 from planner.plans import NARROW
 from planner.sharding.costs import OpCost
-from planner.sharding.routing import expert_rows
+from planner.sharding.routing import device_on_grid, expert_rows, grid_on, leaving_seconds
 from planner.sharding.spec import Strategy
 
 if TYPE_CHECKING:
@@ -42,14 +42,20 @@ def matmul_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> O
     grouped = math.prod(sizes.local(d, strategy) for d in batches)
     dtype = pricer.matmul_dtype(block, left, right)
     device, width = pricer.mesh.cluster.device, pricer.element_bytes(left)
+    grid = None
     if "experts" in points.dims:
         rows = expert_rows(pricer, rows * sizes.load(points, strategy), grouped, width)
+        grid = grid_on(pricer.software, device)
+        device = device_on_grid(device, grid)
     forward = dgrad = wgrad = 0.0
     for inner, columns in products.items():
         depth = math.prod(sizes.local(d, strategy) for d in inner)
         forward += matmul_seconds(rows, columns, depth, device, dtype, grouped, width).seconds
         dgrad += matmul_seconds(rows, depth, columns, device, dtype, grouped, width).seconds
         wgrad += matmul_seconds(depth, columns, rows, device, dtype, grouped, width).seconds
+        if grid is not None:
+            forward += leaving_seconds(grid, device, rows, columns, grouped)
+            dgrad += leaving_seconds(grid, device, rows, depth, grouped)
         if dtype in NARROW:
             forward += cast_seconds(grouped * rows * depth, device, dtype).seconds
             dgrad += cast_seconds(grouped * rows * columns, device, dtype).seconds

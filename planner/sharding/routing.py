@@ -1,9 +1,11 @@
 """What routing costs experts beyond their tokens: rows that kernels compute for nobody, masks, and copies."""
 
 import math
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from cluster_specs.habits import RoutingKernels
+from cluster_specs.cluster import DeviceSpec
+from cluster_specs.habits import GroupedGrid, RoutingKernels
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import aligned_rows, matmul_seconds, stream_seconds, visited_rows
 from planner.graph import BATCH, Block, Op
@@ -32,6 +34,31 @@ def expert_rows(pricer: "Pricer", tokens: float, experts: float, element_bytes: 
     if tile and pricer.job.expert_capacity is None:
         return visited_rows(tokens, experts, tile)
     return aligned_rows(tokens, element_bytes)
+
+
+def grid_on(software: SoftwareSpec, device: DeviceSpec) -> GroupedGrid | None:
+    """The grid of grouped products on a device; None where they have all rows of their own."""
+    known = software.grouped_grid.items()
+    return next((grid for pattern, grid in known if fnmatchcase(device.name, pattern)), None)
+
+
+def device_on_grid(device: DeviceSpec, grid: GroupedGrid | None) -> DeviceSpec:
+    """The device with the rate of the products that a grid of groups is made of."""
+    if grid is None:
+        return device
+    slower = device.efficiency.model_copy(update={"matmul": device.efficiency.matmul * grid.share})
+    return device.model_copy(update={"efficiency": slower})
+
+
+def leaving_seconds(
+    grid: GroupedGrid, device: DeviceSpec, rows: float, columns: float, groups: float
+) -> float:
+    """Of programs without rows, where every block of ``groups`` times ``rows`` has one for each group [s].
+
+    Gradients of weights have blocks of their own group only.
+    """
+    blocks = math.ceil(groups * rows / grid.rows) * math.ceil(columns / grid.columns)
+    return blocks * max(0.0, groups - 1) * grid.leaving / device.compute_units
 
 
 def routes_by_masks(pricer: "Pricer", op: Op) -> bool:
