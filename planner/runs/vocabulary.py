@@ -231,7 +231,8 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=3, splits_local_batch=True),
     ),
     **dict.fromkeys(
-        ("torch-fsdp1", "fast-llm", "torch-blocks", "transformers-fsdp2", "hf-fsdp"), Habits(zero_stage=3)
+        ("torch-fsdp1", "fast-llm", "torch-blocks", "transformers-fsdp2", "hf-fsdp", "hf-kernels"),
+        Habits(zero_stage=3),
     ),
     **dict.fromkeys(
         ("megatron", "megatron-llama", "megatron-serial"),
@@ -256,7 +257,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         vocabulary_multiple=128,
     ),
     **dict.fromkeys(
-        ("nemo", "nemo-25.11", "nemo-automodel", "nemo-unfused"),
+        ("nemo", "nemo-25.11", "nemo-automodel", "nemo-plain", "nemo-unfused"),
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
