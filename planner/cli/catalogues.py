@@ -77,14 +77,15 @@ def _schedule(name: str) -> Mapping[str, Any]:
 
 def _targets() -> dict[str, dict[str, Any]]:
     from planner.exporters.registry import EXPORTERS
+    from planner.exporters.stacks import RUNS_AS
 
-    return {name: _fields(entry) for name, entry in EXPORTERS.items()}
+    return {name: {**_fields(entry), "stack": RUNS_AS[name][0]} for name, entry in EXPORTERS.items()}
 
 
 CLUSTERS = Catalogue("cluster", ("device", "devices_per_node", "summary"), _clusters, _cluster)
 MODELS = Catalogue("model", ("family", "architecture", "parameters"), _models, _model)
 SCHEDULES = Catalogue("schedule", ("description", "source"), _schedules, _schedule)
-TARGETS = Catalogue("target", ("description",), _targets)
+TARGETS = Catalogue("target", ("stack", "description"), _targets)
 
 
 def clusters(output: OutputOptions, name: NameArgument = None) -> None:
@@ -103,7 +104,7 @@ def schedules(output: OutputOptions, name: NameArgument = None) -> None:
 
 
 def targets(output: OutputOptions, name: NameArgument = None) -> None:
-    """List the frameworks that `export` can write for."""
+    """List the frameworks that `export` can write for, and the --stack to plan with for each."""
     _show(TARGETS, name, output)
 
 

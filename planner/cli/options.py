@@ -143,7 +143,9 @@ class JobOptions:
     stack: Annotated[
         str | None,
         _job(
-            "--stack", help="Software whose habits count; torch-fsdp2, on TPUs jax-xla, on Trainium neuronx."
+            "--stack",
+            help="Software whose habits count; torch-fsdp2, on TPUs jax-xla, on Trainium neuronx. `meshwright targets` "
+            "names that of exported files.",
         ),
     ] = None
     headroom: Annotated[float, _job("--headroom", help="Share of device memory to leave free.")] = 0.05

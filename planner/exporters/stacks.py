@@ -6,11 +6,12 @@ from types import MappingProxyType
 from cluster_specs.errors import InputError
 from cluster_specs.units import GIB
 from planner.evaluation import evaluate
-from planner.plans import Plan
+from planner.exporters import torchtitan
+from planner.plans import Estimate, Plan
 
 JAX = ("jax-xla", "libtpu-0.0.51")
 TRANSFORMERS = ("hf-fsdp",)
-TORCHTITAN = ("torch-compiled-loss", "torch-fsdp2", "torch-async-tp", "torch-eager")
+TORCHTITAN = ("torch-compiled-loss", "torch-fsdp2", "torch-async-tp")
 
 RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -21,12 +22,12 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accelerate-fsdp1": TRANSFORMERS,
         "hf-trainer": TRANSFORMERS,
         "deepspeed": ("deepspeed", "deepspeed-liger"),
-        "torchtitan": TORCHTITAN,
-        "torchtitan-0.2": TORCHTITAN,
+        torchtitan.TARGET: TORCHTITAN,
+        torchtitan.OLD_TARGET: TORCHTITAN,
         "megatron-lm": ("megatron",),
         "megatron-bridge": ("nemo", "megatron"),
         "maxtext": JAX,
-        "levanter": ("levanter", *JAX),
+        "levanter": ("levanter",),
         "nanotron": ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         "axolotl": TRANSFORMERS,
     }
@@ -34,13 +35,22 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Target -> stacks that its files start, the usual one first.
 
 The scripts compile nothing, nor do accelerate, Trainer and axolotl unless they are told to; torchtitan's files compile
-blocks and loss.
+blocks and loss, unless `torchtitan.compiles` says that they do not.
 """
 
 
-def priced_apart(plan: Plan, target: str) -> Iterator[str]:
-    """Sentences for the header of a file of ``target``: its time and memory as what it starts has them."""
+def started(plan: Plan, target: str) -> tuple[str, ...]:
+    """Stacks that the files of ``target`` start, the usual one first."""
     stacks = RUNS_AS.get(target, ())
+    return stacks if stacks != TORCHTITAN or torchtitan.compiles(plan) else ("torch-eager",)
+
+
+def priced_apart(plan: Plan, target: str) -> Iterator[str]:
+    """Sentences for the header of a file of ``target``: its time and memory as what it starts has them.
+
+    None where they are those that ``plan`` was priced with.
+    """
+    stacks = started(plan, target)
     if not stacks or plan.job.stack in stacks:
         return
     usual = stacks[0]
@@ -50,8 +60,14 @@ def priced_apart(plan: Plan, target: str) -> Iterator[str]:
     except InputError:
         yield f"{priced}: plan with --stack {usual} for its numbers"
         return
+    if plan.estimate is not None and _same(found, plan.estimate):
+        return
     room = "" if found.fits else f", more than the {found.memory_limit_bytes / GIB:.1f} GiB that there are"
     yield (
         f"{priced}, predicted to take {found.step_time_s:.4g} s a step and {found.memory_bytes / GIB:.1f} GiB{room}: "
         f"plan with --stack {usual} for its best"
     )
+
+
+def _same(one: Estimate, other: Estimate) -> bool:
+    return (one.step_time_s, one.memory_bytes) == (other.step_time_s, other.memory_bytes)

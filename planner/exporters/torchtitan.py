@@ -20,7 +20,7 @@ from planner.exporters.script import (
 )
 from planner.exporters.stages import cuts_of
 from planner.pipeline.generators import SCHEDULES, splits_backward
-from planner.plans import Parallelism, Plan
+from planner.plans import Plan
 
 OLD_TARGET, TARGET = "torchtitan-0.2", "torchtitan"
 
@@ -89,7 +89,7 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
         "training": _training(plan),
         "parallelism": parallelism,
         "activation_checkpoint": _checkpointing(policy_of(p), p.recompute_every),
-        "compile": {"enable": compiles(p), "components": ["model", "loss"]},
+        "compile": {"enable": compiles(plan), "components": ["model", "loss"]},
     }
     if base is not None:
         sections = {"model": {"name": base.module, "flavor": base.flavor}, **sections}
@@ -113,12 +113,13 @@ def to_torchtitan(plan: Plan) -> dict[str, str]:
     return {PYTHON_FILE: _python(plan, parallelism), FLAGS_FILE: _flags(plan, parallelism)}
 
 
-def compiles(plan: Parallelism) -> bool:
-    """Whether blocks can be compiled: not where their backward is split, which PyTorch then refuses.
+def compiles(plan: Plan) -> bool:
+    """Whether blocks are compiled: not where the plan is for eager ones, nor where their backward is split.
 
-    Source: pytorch/pytorch issue 161904 and pull request 162511.
+    PyTorch refuses the latter: pytorch/pytorch issue 161904 and pull request 162511.
     """
-    return plan.pipeline == 1 or not splits_backward(plan.schedule)
+    split = plan.plan.pipeline > 1 and splits_backward(plan.plan.schedule)
+    return plan.job.stack != "torch-eager" and not split
 
 
 def _check(plan: Plan, target: str) -> None:
@@ -222,7 +223,7 @@ def _python(plan: Plan, parallelism: Mapping[str, Any]) -> str:
         *(f"        {key}={value!r}," for key, value in parallelism.items()),
         "    )",
         f"    config.activation_checkpoint = {CLASSES[policy_of(plan.plan)]}",
-        f"    config.compile = CompileConfig(enable={compiles(plan.plan)})",
+        f"    config.compile = CompileConfig(enable={compiles(plan)})",
         "    return config",
     ]
     if base is not None:

@@ -63,6 +63,7 @@ def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
         ("schedules", "1f1b", "description"),
         ("schedules", "pipedream-2bw", "asynchronous"),
         ("targets", "jax", "description"),
+        ("targets", "maxtext", "stack"),
     ],
 )
 def test_catalogues_list_and_show(cli: Cli, command: str, name: str, key: str) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from cluster_specs.software import load_software
+from planner.api import judged
 from planner.api import plan as find_plan
 from planner.evaluation import evaluate
 from planner.exporters.registry import EXPORTERS, export
@@ -39,6 +40,34 @@ def test_what_is_not_compiled_is_told_apart_from_what_was_priced(
 @pytest.mark.parametrize("target", ["torchtitan", "torchtitan-0.2"])
 def test_torchtitans_files_start_what_was_priced(found: Plan, target: str) -> None:
     assert list(priced_apart(found, target)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "enabled"), [("torchtitan", "CompileConfig(enable={})"), ("torchtitan-0.2", "enable = {}")]
+)
+@pytest.mark.parametrize("stack", ["torch-fsdp2", "torch-eager"])
+def test_torchtitan_compiles_only_what_was_priced_compiled(
+    found: Plan, stack: str, target: str, enabled: str
+) -> None:
+    own = judged(found.model_copy(update={"job": found.job.model_copy(update={"stack": stack})}))
+    text = "".join(export(own, target).values()).lower()
+    assert enabled.format(stack != "torch-eager").lower() in text
+    assert list(priced_apart(own, target)) == []
+
+
+def test_levanters_tiles_are_told_apart_where_it_has_no_kernel() -> None:
+    """Splash attention takes heads of 128, not of 64: stanford-crfm/levanter@9263f81 layers/attention.py."""
+    small, whole = (
+        judged(
+            find_plan(
+                name, "tpu-v5p:2x2x1", global_batch=16, seq_len=4096, recompute="full", tensor=1, pipeline=1
+            )
+        )
+        for name in ("llama-3.2-1b", "llama-3.2-3b")
+    )
+    (said,) = priced_apart(small, "levanter")
+    assert "while this starts levanter, predicted to take" in said
+    assert list(priced_apart(whole, "levanter")) == []
 
 
 def test_a_plan_for_what_is_started_says_nothing(found: Plan) -> None:
