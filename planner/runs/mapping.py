@@ -134,17 +134,18 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
         return known
     size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"
     words = " ".join(filter(None, (run.series, run.id, run.hardware.gpu, run.parallel.sharding, size)))
-    found, flags = find_origin(words), run.parallel.model_extra or {}
+    found = find_origin(words)
     if run.parallel.wrap == "titan":
         # torchtitan itself reduces every micro-batch
         own_loop = found is not None and found.stack in ("hf-fsdp", "torch-blocks")
         return Origin("torch-no-sync" if own_loop else "torch-fsdp2")
+    model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
+    usual = "megatron-serial" if model_parallel and device.kind == "gpu" else unasked_stack(device)
+    flags = {"compile": run.parallel.compile, "async_tp": run.parallel.async_tp}
+    origin = variant(found or Origin(usual), flags, str(run.source))
     if found is None:
-        model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
-        usual = "megatron-serial" if model_parallel and device.kind == "gpu" else unasked_stack(device)
-        found = variant(Origin(usual), flags, str(run.source))
-        assume.default("stack", None, found.stack)
-    return variant(found, flags, str(run.source))
+        assume.default("stack", None, origin.stack)
+    return origin
 
 
 def _graph(model: Model, job: Job) -> Graph:

@@ -26,9 +26,7 @@ INFORMATIVE: Mapping[str, frozenset[str]] = {
             "dp_inferred",
             "dp_printed",
             "grad_accum_printed",
-            "compile",
             "fp8_recipe",
-            "async_tp",
             "mp_mode",
             "zero_group",
             "vocab_method",
@@ -176,6 +174,10 @@ class ParallelSection(Section):
     attention: str | None = None
     attn: str | None = None
     stack: str | None = None
+    compile: bool | None = None
+    """Whether blocks and loss are compiled, of PyTorch's stacks."""
+    async_tp: bool | None = None
+    """Whether PyTorch gathers and sums over tensor ranks beside products."""
     reshard_after_forward: Any = None
     """PyTorch's word: layers' weights are freed after the forward, kept, or kept in parts by so many ranks."""
     loss_parallel: bool | None = None

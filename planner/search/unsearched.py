@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
-from cluster_specs.software import device_on, load_software
+from cluster_specs.software import device_on, load_software, software_on
 from cluster_specs.units import format_seconds
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
@@ -201,14 +201,17 @@ def _naming_attention(answer: Plan) -> Plan:
     Source of what PyTorch takes: pytorch/pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
     ``check_prefer_cudnn_attention``.
     """
-    software, device = load_software(answer.job.stack), answer.cluster.device
-    if answer.job.attention != "flash" or device_on(device, software) == device:
+    device = answer.cluster.device
+    software = software_on(load_software(answer.job.stack), device)
+    if answer.job.attention != "flash" or not (
+        software.tiles_attention or device_on(device, software) != device
+    ):
         return answer
-    words = (
-        f"attention has the rate that {software.name} was seen to reach on {device.name}; with a kernel written for "
-        "the device this plan"
-    )
+    is_now = f"has the rate that {software.name} was seen to reach on {device.name}"
     kernels = "FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on"
+    if software.tiles_attention:
+        is_now, kernels = f"is a loop over tiles in {software.name}", "Transformer Engine's"
+    words = f"attention {is_now}; with a kernel written for the device this plan"
     return _naming_under(answer, words, "attention", "native", f": --attention native ({kernels})")
 
 

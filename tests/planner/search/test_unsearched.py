@@ -192,6 +192,14 @@ def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_th
     assert attention == [Faster(change="attention", value="native", step_time_s=seconds)]
 
 
+@pytest.mark.parametrize("cluster", ["dgx-a100-80g:1", "dgx-h100:1"])
+def test_a_stack_without_a_kernel_is_not_said_to_have_the_rate_of_one(cluster: str) -> None:
+    answer = plan("llama-3.1-8b", cluster, global_batch=16, seq_len=8192, stack="levanter")
+    [named] = [warning for warning in answer.warnings if "--attention native" in warning]
+    assert "is a loop over tiles in levanter; " in named
+    assert "Transformer Engine" in named
+
+
 @pytest.mark.parametrize(
     ("cluster", "options"),
     [
