@@ -1,9 +1,11 @@
 """Hugging Face configurations of decoders before Llama -> `TransformerConfig`, one function per family."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from planner.models.config import LayerKind, TransformerConfig
-from planner.models.decoders import attention_sizes, common, num_layers
+from planner.models.decoders import AttentionKind, attention_sizes, common, num_layers
 from planner.models.reading import ConfigReader
 
 UNROTATED = LayerKind(rotary=False)
@@ -36,6 +38,60 @@ def gpt2(read: ConfigReader, name: str) -> TransformerConfig:
         narrow_softmax=True,
         **BIASES,
     )
+
+
+def gpt_bigcode(read: ConfigReader, name: str) -> TransformerConfig:
+    """StarCoder and SantaCoder: GPT-2 whose heads share one head of keys and values."""
+    if read.flag("add_cross_attention", default=False):
+        raise read.fail("add_cross_attention", "must be false: attention to an encoder is not supported")
+    config = gpt2(read, name)
+    shared = read.flag("multi_query", default=True)
+    changes: dict[str, Any] = {
+        "kv_heads": 1 if shared else config.heads,
+        "activation": read.text("activation_function", default="gelu_pytorch_tanh"),
+        "narrow_softmax": False,
+    }
+    return config.model_copy(update=changes)
+
+
+def gpt_neo(read: ConfigReader, name: str) -> TransformerConfig:
+    """GPT-Neo: learned positions, no biases of queries, keys and values, a window in the layers called local."""
+    positions = read.integer("max_position_embeddings")
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="gpt_neo",
+        activation="gelu_new",
+        layers=_neo_layers(read),
+        ffn=read.integer("intermediate_size", default=4 * read.integer("hidden_size")),
+        window=read.integer("window_size", default=0, least=0),
+        positions=positions,
+        max_seq=positions,
+        out_bias=True,
+        mlp_bias=True,
+    )
+
+
+NEO_ATTENTION: Mapping[str, AttentionKind] = MappingProxyType({"global": "full", "local": "window"})
+
+
+def _neo_layers(read: ConfigReader) -> tuple[LayerKind, ...]:
+    """As ``attention_types`` lists them, kinds that repeat and how often; else every other layer is local."""
+    count = num_layers(read)
+    listed = read.items("attention_types") or [[["global", "local"], count // 2]]
+    try:
+        words = [word for kinds, times in listed for _ in range(times) for word in kinds]
+        kinds = [NEO_ATTENTION[word] for word in words]
+    except (KeyError, TypeError, ValueError):
+        raise read.fail(
+            "attention_types", f"must list kinds ({', '.join(NEO_ATTENTION)}) and how often they repeat"
+        ) from None
+    if len(kinds) != count:
+        raise read.fail("attention_types", f"lists {len(kinds)} layers, num_layers says {count}")
+    if "window" in kinds:
+        read.integer("window_size")
+    return tuple(LayerKind(rotary=False, attention=kind) for kind in kinds)
 
 
 def gptj(read: ConfigReader, name: str) -> TransformerConfig:

@@ -153,6 +153,8 @@ class TransformerConfig(Record):
     """Rows of a table of segment vectors (BERT); 0: none."""
     embedding_dim: int = Field(default=0, ge=0)
     """Width of the token table where it is not ``hidden`` (OPT-350m); 0: hidden."""
+    widened_last: bool = False
+    """Vectors of a narrow table become ``hidden`` wide behind positions and norm, not before them (ELECTRA)."""
     embedding_norm: bool = False
     mtp_layers: int = Field(default=0, ge=0)
     """Modules of multi-token prediction behind the layers (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""

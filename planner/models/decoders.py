@@ -27,7 +27,7 @@ LAYER_TYPES: dict[str, AttentionKind] = {
 
 def num_layers(read: ConfigReader) -> int:
     """Number of layers."""
-    return read.integer("num_hidden_layers", "n_layer", "n_layers", most=MOST_LAYERS)
+    return read.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MOST_LAYERS)
 
 
 def attention_sizes(
@@ -38,7 +38,7 @@ def attention_sizes(
     A false flag marks a class whose default for the key is a number of some checkpoint: it must be there.
     """
     hidden = read.integer("hidden_size", "n_embd", "d_model", "dim")
-    heads = read.integer("num_attention_heads", "n_head", "n_heads")
+    heads = read.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = read.integer("num_key_value_heads", default=heads if kv_default else None)
     if heads % kv_heads:
         raise read.fail("num_key_value_heads", f"must divide the {heads} attention heads, found {kv_heads}")

@@ -1,4 +1,4 @@
-"""T5, BART and Whisper: an encoder, a bridge that starts the decoder, a decoder that attends to both."""
+"""T5, BART and its kin, Whisper: an encoder, a bridge that starts the decoder, a decoder that attends to both."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -111,12 +111,17 @@ class BartFamily(NamedTuple):
     placement: Literal["pre", "post"]
     """Of norms; a stack with norms before its halves ends with one."""
     embedding_norm: bool
+    table: bool = True
+    """Whether positions are parameters, which limit the length."""
+    activation: str = "gelu"
+    narrow_loss: bool = False
 
 
 BART = BartFamily(2, "post", embedding_norm=True)
 MBART = BartFamily(2, "pre", embedding_norm=True)
 MARIAN = BartFamily(0, "post", embedding_norm=False)
 PEGASUS = BartFamily(0, "pre", embedding_norm=False)
+M2M = BartFamily(0, "pre", embedding_norm=False, table=False, activation="relu", narrow_loss=True)
 
 
 def bart_graph(read: ConfigReader, name: str, seq_len: int, *, family: BartFamily = BART) -> Graph:
@@ -158,21 +163,27 @@ def pegasus_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     return bart_graph(read, name, seq_len, family=PEGASUS)
 
 
+def m2m_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
+    """M2M-100 and NLLB: BART with norms before each half, and sines that are made for any length."""
+    return bart_graph(read, name, seq_len, family=M2M)
+
+
 def _bart_stacks(
     read: ConfigReader, name: str, family: BartFamily
 ) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder, whose heads and widths must be equal.
 
-    Their logits are fp32 when the loss takes them: a buffer (``final_logits_bias``) is added, which stays in that type
-    where weights are gathered in another.
+    Their logits are fp32 when the loss takes them, but for M2M-100's: a buffer (``final_logits_bias``) is added, which
+    stays in that type where weights are gathered in another.
     """
     return _stacks(
         read,
         name,
         "bart",
-        "max_position_embeddings",
+        "max_position_embeddings" if family.table else "",
         family.spare_positions,
-        activation=read.text("activation_function", default="gelu"),
+        activation=read.text("activation_function", default=family.activation),
+        narrow_loss=family.narrow_loss,
         norm_placement=family.placement,
         final_norm=family.placement == "pre",
         embedding_norm=family.embedding_norm,
@@ -224,7 +235,7 @@ def _stacks(
 ) -> tuple[TransformerConfig, TransformerConfig]:
     """Encoder and decoder with layer norms, plain MLPs, and biases, of equal heads and widths.
 
-    The table of positions has ``spare`` rows more than the key ``positions`` says.
+    The table of positions has ``spare`` rows more than the key ``positions`` says; without a key there is none.
     """
     for key in ("attention_heads", "ffn_dim"):
         if read.integer(f"encoder_{key}") != read.integer(f"decoder_{key}"):
@@ -232,7 +243,7 @@ def _stacks(
     heads, hidden = read.integer("encoder_attention_heads"), read.integer("d_model")
     if hidden % heads:
         raise read.fail("d_model", f"{hidden} is not a multiple of {heads} heads")
-    longest = read.integer(positions)
+    longest = read.integer(positions) if positions else 0
     fields: dict[str, Any] = {
         "positions": longest + spare,
         "max_seq": longest,

@@ -32,7 +32,7 @@ ENCODER_LAYER = LayerKind(rotary=False)
 def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """BERT with the head of the class named under ``architectures`` (masked tokens where it is absent)."""
     masked, pooled = head_of(read, BERT_HEADS)
-    config = _bert(
+    config = bert_stack(
         read,
         name,
         scheme="bert" if masked else "bert_model",
@@ -46,7 +46,7 @@ def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions are counted from behind that of padding."""
     masked, pooled = head_of(read, ROBERTA_HEADS)
-    config = _bert(
+    config = bert_stack(
         read,
         name,
         scheme="roberta",
@@ -60,7 +60,7 @@ def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 def distilbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """DistilBERT: BERT without segments."""
     masked, pooled = head_of(read, DISTILBERT_HEADS)
-    config = _bert(read, name, scheme="distilbert", ffn="hidden_dim")
+    config = bert_stack(read, name, scheme="distilbert", ffn="hidden_dim")
     return _with_head(config, seq_len, masked, pooled)
 
 
@@ -72,7 +72,7 @@ def head_of(read: ConfigReader, known: Mapping[str, tuple[bool, bool]]) -> tuple
     return known[classes[0]]
 
 
-def _bert(
+def bert_stack(
     read: ConfigReader,
     name: str,
     *,

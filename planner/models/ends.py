@@ -13,34 +13,47 @@ def embedding_block(config: TransformerConfig, seq: str = "seq") -> Block:
 
 def embedded(b: BlockBuilder, config: TransformerConfig, seq: str = "seq") -> str:
     """Append what `embedding_block` has."""
-    x = token_embedding(b, config, seq)
+    x = token_vectors(b, config, seq) if config.widened_last else token_embedding(b, config, seq)
     if config.positions:
         x = learned_positions(b, x, token_types=bool(config.token_types))
     if config.embedding_norm:
-        x = b.norm("embedding_norm", x, "embedding_normed", style=config.norm, role="embedding_norm")
-    return x
+        over = b.dims(x)[-1]
+        x = b.norm(
+            "embedding_norm", x, "embedding_normed", style=config.norm, role="embedding_norm", over=over
+        )
+    return _widened(b, x, bias=True) if config.widened_last else x
 
 
 def token_embedding(b: BlockBuilder, config: TransformerConfig, seq: str = "seq") -> str:
     """Append the look-up of token vectors, projected to ``hidden`` where the table is narrower."""
+    return _widened(b, token_vectors(b, config, seq), bias=False)
+
+
+def token_vectors(b: BlockBuilder, config: TransformerConfig, seq: str) -> str:
+    """Append the look-up of token vectors."""
     ids = b.data("tokens", BATCH, seq)
     width = "embedding_dim" if config.embedding_dim else "hidden"
     x = b.tensor("embedded", BATCH, seq, width)
     weight = b.weight("weight", "vocab", width, role="embedding", suffix=".weight")
-    b.op("embedding", "embedding", (ids,), (x,), (weight,))
-    if not config.embedding_dim:
+    return b.op("embedding", "embedding", (ids,), (x,), (weight,))
+
+
+def _widened(b: BlockBuilder, x: str, *, bias: bool) -> str:
+    *_, seq, width = b.dims(x)
+    if width == "hidden":
         return x
     projected = b.tensor("projected", BATCH, seq, "hidden")
-    weights = b.linear_weights("w_project_in", "hidden", width, role="project_in", columns=1, bias=False)
+    weights = b.linear_weights("w_project_in", "hidden", width, role="project_in", columns=1, bias=bias)
     return b.op("project_in", "matmul", (x,), (projected,), weights)
 
 
 def learned_positions(b: BlockBuilder, x: str, *, token_types: bool = False) -> str:
     """Append the sum with a table of position vectors, and with one of segment vectors (BERT)."""
-    tables = [b.weight("position_weight", "positions", "hidden", role="positions", suffix=".weight")]
+    width = b.dims(x)[-1]
+    tables = [b.weight("position_weight", "positions", width, role="positions", suffix=".weight")]
     if token_types:
         tables.append(
-            b.weight("token_type_weight", "token_types", "hidden", role="token_types", suffix=".weight")
+            b.weight("token_type_weight", "token_types", width, role="token_types", suffix=".weight")
         )
     out = b.tensor("positioned", *b.dims(x))
     return b.op("positions", "add", (x,), (out,), tuple(tables))

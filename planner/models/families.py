@@ -9,6 +9,7 @@ from planner.models import (
     classics,
     decoders,
     diffusion,
+    electra,
     encoder_decoders,
     encoders,
     hybrids,
@@ -59,6 +60,8 @@ DECODERS: Mapping[str, Callable[[ConfigReader, str], TransformerConfig]] = Mappi
         "glm4_moe": mixtures.glm4_moe,
         "glm4_moe_lite": recent_mixtures.glm4_moe_lite,
         "gpt2": classics.gpt2,
+        "gpt_bigcode": classics.gpt_bigcode,
+        "gpt_neo": classics.gpt_neo,
         "gpt_neox": classics.gpt_neox,
         "gpt_oss": mixtures.gpt_oss,
         "gptj": classics.gptj,
@@ -129,7 +132,9 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
         "camembert": encoders.roberta_graph,
         "distilbert": encoders.distilbert_graph,
         "dit": diffusion.dit_graph,
+        "electra": electra.electra_graph,
         "eurobert": modern_encoders.eurobert_graph,
+        "m2m_100": encoder_decoders.m2m_graph,
         "marian": encoder_decoders.marian_graph,
         "mbart": encoder_decoders.mbart_graph,
         "modernbert": modern_encoders.modernbert_graph,
@@ -200,13 +205,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         **dict.fromkeys((*DECODERS, FAMILY), "decoder"),
         **dict.fromkeys(
-            ("bert", "camembert", "distilbert", "eurobert", "modernbert", "roberta", "xlm-roberta"),
+            (
+                "bert",
+                "camembert",
+                "distilbert",
+                "electra",
+                "eurobert",
+                "modernbert",
+                "roberta",
+                "xlm-roberta",
+            ),  # fmt: skip
             "encoder",
         ),
         "dit": "other",
         "resnet": "other",
         **dict.fromkeys(
-            ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"), "encoder-decoder"
+            ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"),
+            "encoder-decoder",
         ),
         "vit": "encoder",
     }
