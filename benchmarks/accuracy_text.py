@@ -11,8 +11,8 @@ A tenth of the runs of one configuration that was published twice differs by 10 
 """
 
 SHORT = """
-A source that nobody had seen before was priced eight times, and mostly we were further off than on what we had seen:
-dense models 6 to 18 % in the median, 18 % the last time, mixtures 11 to 65 %, mostly as the steps took longer
+A source that nobody had seen before was priced nine times, and mostly we were further off than on what we had seen:
+dense models 6 to 18 % in the median, 12 % the last time, mixtures 11 to 65 %, mostly as steps took longer
 ([what was known when](#what-was-known-when)). The intervals that are printed are for such a source.
 """
 
@@ -242,7 +242,6 @@ Step time, dense:
 * **nanotron of July 2024**: pipelines over two nodes -32 to -70 %, which no version of the sweep explains. On one node
   within 7 % if an odd row left 0.15 of a product's rate in place of the 0.28 that is measured at 8 bytes.
 * **NeMo's launcher of September 2022**, GPT3-175B: -24 to -27 %; in July it printed 29 % more with the same settings.
-* **JAX-Toolbox's Pax**, GPT3-126M on 64 H100: 54 and 62 ms, predicted 26. Neither recomputation nor loss is stated.
 * **Releases**: MLPerf's GPT-3 became 21 % faster in 17 months, AXLearn's 7B on 256 H100 27 % in ten.
 * **The sweep's stalled runs**, up to eightyfold, had another version than the one assumed: under that of its three
   versions that is nearest, 729 of its 787 runs are within 25 %, half of them within 4.7 %. 74 take over 1.5 times as
@@ -259,9 +258,8 @@ Step time, mixtures of experts:
   priced; attention in MXFP8, and what took Qwen3-235B from 26.9 to 22.1 s within a month, are not told apart. GPT-OSS
   had a regression of its attention before 26.06 and in 26.06.01 (NVIDIA/cudnn-frontend issue 256), and in 26.06 and
   26.08 a backward in MXFP8 that takes windows of 128 for whole triangles: 5 % of its step.
-* **Products of little depth**, as experts' are: beside DeepGEMM's own table (fp8, H800) ours have 5 % more rate at a
-  depth of 16,384, 37 % more at 2,048, and 138 % more at 512, as to fill and write out a tile is not priced.
-  With it the rates of all devices would have to be fitted again.
+* **Depth of products** is not what mixtures miss: a tile takes 1.2 us to fill on Hopper and nothing that was seen on
+  Blackwell ([decision 12](decisions/0012-filling-of-tiles.md)), about a point of their error.
 * **Exchanges**: DeepEP's and HybridEP's take what both measured (-10 to +14 %), with which Megatron-Bridge's mixtures
   are off by 10.4 %, notes on Primus by +56 %. `routing_passes` holds more than is known: 28 passes over copies with
   eight experts a token, where Megatron Core's source has 12 (fused) to 18 (NVIDIA/Megatron-LM@d98e8a64
@@ -278,7 +276,6 @@ Memory:
   they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
   are not counted.
 * **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.
-* **Long sequences of Llama-3.1-8B** on H200 and B200 (ml-engineering): +10 to +19 %.
 * **Called impossible**: Llama-4 Scout of torchtitan, as printed (inputs of its products alone are 270 of 173 GiB); a
   row of Megatron-Bridge 26.02.01 with whole weights and gradients on every rank (its recipe has four stages).
 * **DeepSeek-V3's own run** fills its devices to the last byte: DualPipe's two copies of a stage are not counted, and
