@@ -58,6 +58,8 @@ class SoftwareSpec(Record):
     is padded by itself."""
     grouped_grid: Mapping[str, GroupedGrid] = {}
     """Pattern of device names -> grid of the kernel of grouped products, where it is not a library's."""
+    expands_groups: bool | None = None
+    """On GPUs a compiler may make grouped products of experts without a capacity dense ones over all groups."""
     routes_by_masks: bool | None = None
     """Where experts have a capacity, products with masks sort tokens by expert and back."""
     sums_alone: bool | None = None

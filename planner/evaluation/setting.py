@@ -73,10 +73,22 @@ def spread_of(graph: Graph) -> Spread:
 
 
 def caveats(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
-    """What the time of such a model rests on that was never measured, in sentences.
+    """What the time of such a model rests on that was never measured, or that its stack may lack, in sentences."""
+    on_gpu = software.grouped_tile == 0
+    expanded = on_gpu and software.expands_groups and "experts" in graph.dims
+    return (*((EXPANDED,) if expanded else ()), *_of_scans(graph, software))
 
-    Kernels of linear recurrences are Triton's (fla's and mamba_ssm's), which XLA's programs do not call.
-    """
+
+EXPANDED = (
+    "experts are priced with grouped products: without a capacity XLA on GPUs multiplies with all experts of a rank "
+    "instead, as many times slower, unless its flags or the program choose a kernel of cuDNN's, Transformer Engine's "
+    "or Triton's"
+)
+"""Said of programs that XLA compiles for GPUs (`cluster_specs.software.SoftwareSpec.expands_groups`)."""
+
+
+def _of_scans(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
+    """Kernels of linear recurrences are Triton's (fla's and mamba_ssm's), which XLA's programs do not call."""
     if not has_scans(graph):
         return ()
     found = (

@@ -27,7 +27,7 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "megatron-lm": ("megatron",),
         "megatron-bridge": ("nemo", "megatron"),
         "maxtext": JAX,
-        "levanter": ("levanter",),
+        "levanter": ("levanter", "levanter-fa4"),
         "nanotron": ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         "axolotl": TRANSFORMERS,
     }

@@ -58,3 +58,19 @@ def test_targets_that_split_no_recurrences_are_named_with_the_plan() -> None:
     assert "for maxtext and all that shard the modules of a script plan with --tensor 1" in split.warnings[-1]
     whole = plan("nemotron-3-nano-4b", "dgx-h100:1", **JOB, tensor=1)
     assert not any("--tensor 1" in said for said in whole.warnings)
+
+
+@pytest.mark.parametrize(
+    ("stack", "cluster", "doubted"),
+    [
+        ("jax-xla", "dgx-h100:2", True),
+        ("levanter", "dgx-h100:2", False),
+        ("torch-fsdp2", "dgx-h100:2", False),
+        ("jax-xla", "tpu-v5p:2x2x4", False),
+    ],
+)
+def test_xla_on_gpus_has_no_kernel_of_grouped_products_by_itself(
+    stack: str, cluster: str, doubted: bool
+) -> None:
+    found = plan("mixtral-8x7b", cluster, **JOB, tensor=1, pipeline=1, stack=stack)
+    assert any("multiplies with all experts of a rank" in said for said in doubts(found)) is doubted
