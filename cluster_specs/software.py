@@ -329,7 +329,7 @@ def load_software(name: str) -> SoftwareSpec:
     """Shipped stack of this name (``torch-fsdp2``, ``megatron``, ...); raises ``UnknownName``."""
     stacks = _stacks()
     if name.lower() not in stacks:
-        raise UnknownName("software stack", name, stacks, see=f"known are {', '.join(stacks)}")
+        raise UnknownName("software stack", name, stacks, see="`meshwright stacks` lists them")
     return stacks[name.lower()]
 
 

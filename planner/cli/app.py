@@ -51,7 +51,13 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     "Measurements": (commands.validate, calibrate.calibrate),
     "Pipelines by themselves": (pipelines.simulate, pipelines.parameter_server, pipelines.token_slices),
     "Methods": (methods.compare_methods, contest.solve_iopddl),
-    "What is known": (catalogues.clusters, catalogues.models, catalogues.schedules, catalogues.targets),
+    "What is known": (
+        catalogues.clusters,
+        catalogues.models,
+        catalogues.schedules,
+        catalogues.stacks,
+        catalogues.targets,
+    ),
 }
 """Title in the help -> commands, named as their functions."""
 

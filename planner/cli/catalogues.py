@@ -1,5 +1,6 @@
 """Commands that list what is known, with sources, and shell completion from the same lists."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -75,6 +76,23 @@ def _schedule(name: str) -> Mapping[str, Any]:
     return entries[name] if name in entries else _fields(schedule_entry(name))
 
 
+def _stacks() -> dict[str, dict[str, Any]]:
+    from cluster_specs.software import list_software
+
+    return {entry.name: _habits(entry) for entry in list_software()}
+
+
+def _stack(name: str) -> dict[str, Any]:
+    from cluster_specs.software import load_software
+
+    return _habits(load_software(name))
+
+
+def _habits(software: Any) -> dict[str, Any]:
+    """Fields of a stack; what has no limit is the text ``inf``, as JSON has no such number."""
+    return {key: "inf" if value == math.inf else value for key, value in _fields(software).items()}
+
+
 def _targets() -> dict[str, dict[str, Any]]:
     from planner.exporters.registry import EXPORTERS
     from planner.exporters.stacks import RUNS_AS
@@ -85,6 +103,7 @@ def _targets() -> dict[str, dict[str, Any]]:
 CLUSTERS = Catalogue("cluster", ("device", "devices_per_node", "summary"), _clusters, _cluster)
 MODELS = Catalogue("model", ("family", "architecture", "parameters"), _models, _model)
 SCHEDULES = Catalogue("schedule", ("description", "source"), _schedules, _schedule)
+STACKS = Catalogue("stack", ("summary",), _stacks, _stack)
 TARGETS = Catalogue("target", ("stack", "description"), _targets)
 
 
@@ -101,6 +120,11 @@ def models(output: OutputOptions, name: NameArgument = None) -> None:
 def schedules(output: OutputOptions, name: NameArgument = None) -> None:
     """List the pipeline schedules, and the asynchronous pipelines that `simulate` runs."""
     _show(SCHEDULES, name, output)
+
+
+def stacks(output: OutputOptions, name: NameArgument = None) -> None:
+    """List the software whose habits --stack takes, or show one with its sources."""
+    _show(STACKS, name, output)
 
 
 def targets(output: OutputOptions, name: NameArgument = None) -> None:

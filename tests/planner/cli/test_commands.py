@@ -62,6 +62,7 @@ def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
         ("models", "llama-3.1-8b", "family"),
         ("schedules", "1f1b", "description"),
         ("schedules", "pipedream-2bw", "asynchronous"),
+        ("stacks", "paddle", "sources"),
         ("targets", "jax", "description"),
         ("targets", "maxtext", "stack"),
     ],
