@@ -106,7 +106,10 @@ def test_every_source_belongs_to_a_field(path: Path) -> None:
     tables = data.values() if path.name == "fabrics.toml" else [data]
     for table in tables:
         fields = table.get("device", table) if path.parent.name == "devices" else table
-        leaves = [*numbers(fields), *fields]
+        within = [
+            f"{key}.{own}" for key, inner in fields.items() if isinstance(inner, Mapping) for own in inner
+        ]
+        leaves = [*numbers(fields), *fields, *within]
         idle = [p for p in table["sources"] if not any(fnmatchcase(leaf, p) for leaf in leaves)]
         assert not idle
 
