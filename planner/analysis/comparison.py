@@ -105,7 +105,7 @@ def _because(a: Plan, b: Plan, faster: str) -> str:
     regained = losses[worst] - total
     share = (
         f"{format_seconds(losses[worst])} of the {format_seconds(total)}"
-        if regained <= 0
+        if regained <= EQUAL_WITHIN * total
         else f"{format_seconds(losses[worst])}, of which other parts give back {format_seconds(regained)}"
     )
     tokens = "" if abs(scale - 1) < 1e-9 else " at equal tokens"

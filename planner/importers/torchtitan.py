@@ -72,7 +72,11 @@ def _stack(keys: Keys) -> str:
 
     Source: pytorch/torchtitan@v0.2.2 torchtitan/config/job_config.py, ``Compile``.
     """
-    compiled, components = keys.flag("compile.enable"), keys.get("compile.components") or ("model", "loss")
+    compiled, components = keys.flag("compile.enable"), keys.get("compile.components")
+    if components is None:
+        components = ["model", "loss"]
+    if not isinstance(components, list):
+        raise keys.fail("compile.components", 'a list such as ["model", "loss"]')
     if not compiled or "model" not in components:
         return "torch-eager"
     return "torch-compiled-loss" if "loss" in components else "torch-fsdp2"

@@ -94,7 +94,9 @@ def read_contest_problem(path: Path) -> ContestProblem:
 
     Raises `InputError` where there is none or it is no such problem, and ``OSError`` where it cannot be read.
     """
-    if not path.is_file():
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, a file is needed")
+    if not path.exists():
         raise InputError(f"{path}: no such file")
     data = path.read_bytes()
     with uncollected():

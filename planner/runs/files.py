@@ -46,6 +46,8 @@ def parse_mapping(text: str, suffix: str, name: str) -> dict[str, Any]:
         raise InputError(
             f"{name} has {len(text)} characters; a {suffix} run file has at most {MAX_TEXT_BYTES}"
         )
+    if not text.strip():
+        raise InputError(f"{name} is empty; a table of keys was expected")
     try:
         data = PARSERS[suffix](text)
     except RecursionError as error:

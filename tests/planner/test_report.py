@@ -158,17 +158,28 @@ def test_comparisons_say_what_plans_are_for_where_that_differs(readable: Plan) -
     assert marked == [f"global batch {plan.job.global_batch:,} 2,048", "autocast no yes"]
 
 
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (1.5, "1.17 times as fast, mostly by data (1 s, of which other parts give back 500 ms)"),
+        (
+            2.0 - 1e-15,
+            "1.33 times as fast, mostly by data (1 s of the 1 s)",
+        ),  # what rounding leaves is nobody's gain
+    ],
+)
 def test_a_part_that_differs_by_more_than_the_step_is_no_share_of_it(
-    readable: Plan, estimate: Estimate
+    readable: Plan, estimate: Estimate, compute: float, said: str
 ) -> None:
     fast, slow = (
         estimate.model_copy(update={"step_time_s": step, "tokens_per_s": 42 / step, "time": time})
-        for step, time in ((3.0, {"data": 1.0, "compute": 2.0}), (3.5, {"data": 2.0, "compute": 1.5}))
+        for step, time in (
+            (3.0, {"data": 1.0, "compute": 2.0}),
+            (2 + compute, {"data": 2.0, "compute": compute}),
+        )
     )
     a, b = (readable.model_copy(update={"estimate": known}) for known in (fast, slow))
-    assert compare(a, b).verdict == (
-        "A is 1.17 times as fast, mostly by data (1 s, of which other parts give back 500 ms)."
-    )
+    assert compare(a, b).verdict == f"A is {said}."
 
 
 def test_what_a_job_asks_for_beyond_the_usual_is_in_its_heading(plan: Plan) -> None:

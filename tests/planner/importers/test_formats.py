@@ -167,6 +167,16 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
         '[training]\nseq_len = 4096\n[compile]\nenable = true\ncomponents = ["model"]\n',
         {"stack": "torch-fsdp2"},
     ),
+    "torchtitan loss": (
+        "a.toml",
+        '[training]\nseq_len = 4096\n[compile]\nenable = true\ncomponents = ["loss"]\n',
+        {"stack": "torch-eager"},
+    ),
+    "torchtitan nothing": (
+        "a.toml",
+        "[training]\nseq_len = 4096\n[compile]\nenable = true\ncomponents = []\n",
+        {"stack": "torch-eager"},
+    ),
     "maxtext": (
         "a.yml",
         "dtype: bfloat16\nopt_type: sgd\nmax_target_length: 4096\nper_device_batch_size: 1\n"

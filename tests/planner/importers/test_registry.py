@@ -157,6 +157,12 @@ REFUSALS: dict[str, tuple[str, str, str]] = {
         "holds torchtitan's flags, which are not read",
     ),
     "broken": ("a.json", "{", "a.json is not valid JSON"),
+    "empty": ("a.json", " ", "a.json is empty; a table of keys was expected"),
+    "components": (
+        "a.toml",
+        '[training]\nlocal_batch_size = 1\n[compile]\nenable = true\ncomponents = "loss"\n',
+        "compile.components must be a list such as",
+    ),
     "type": (
         "a.yaml",
         "parallelism: {dp: two}",

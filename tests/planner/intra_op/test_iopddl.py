@@ -87,6 +87,8 @@ def test_a_file_of_something_else(tmp_path):
     file.write_text("no problem")
     with pytest.raises(InputError, match="neither JSON nor JSON compressed by gzip"):
         read_contest_problem(file)
+    with pytest.raises(InputError, match="is a folder, a file is needed"):
+        read_contest_problem(tmp_path)
     file.write_bytes(b"\x1f\x8bxx")
     with pytest.raises(InputError, match="neither JSON"):
         read_contest_problem(file)

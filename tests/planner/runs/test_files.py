@@ -125,7 +125,8 @@ def test_bad_fields_are_refused_by_name(tmp_path: Path, change: dict[str, Any], 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("run.json", "", "not valid JSON"),
+        ("run.json", "", "is empty; a table of keys was expected"),
+        ("run.toml", "\n", "is empty; a table of keys was expected"),
         ("run.json", '{"model": ', "not valid JSON"),
         ("run.json", "[1, 2]", "must be a table"),
         ("run.json", "[" * 100_000, "not valid JSON|nested too deeply"),
