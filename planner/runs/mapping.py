@@ -129,7 +129,7 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
                 "stack",
                 stack,
                 vocabulary.STACK_HABITS,
-                see=f"usual are {', '.join(USUAL_STACKS)}",
+                see=f"usual are {', '.join(USUAL_STACKS)}; `meshwright stacks` lists all",
             )
         return known
     size = f"{run.hardware.n_gpus} devices tensor {run.parallel.tp} pipeline {run.parallel.pp}"

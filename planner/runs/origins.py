@@ -127,6 +127,11 @@ their memory (`LEANER`).
 Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
 ``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
 (yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
+
+FlagPerf starts Megatron-LM without ``--overlap-grad-reduce`` (FlagOpen/FlagPerf@8f45ae0
+training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh). OLMo-core's scripts compile model and loss
+(allenai/OLMo-core@04811a4 src/scripts/train/OLMo2-7B.py: ``compile``, ``compile_loss``), torchtune's recipes nothing
+unless ``compile`` is set (pytorch/torchtune@bd2a0fc recipes/configs).
 """
 
 
