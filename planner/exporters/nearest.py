@@ -14,6 +14,7 @@ from planner.evaluation import evaluate
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS, Aspect, Limits, refusals, refuse
 from planner.exporters.reductions import as_reduced_by, priced_type
+from planner.exporters.stacks import started
 from planner.exporters.stages import cuts_of, num_layers
 from planner.pipeline.generators import refusal
 from planner.plans import Estimate, Parallelism, Plan
@@ -123,7 +124,11 @@ def nearest_within(plan: Plan, target: str, limits: Limits, export: Callable[[Pl
     priced = priced or _priced(plan, target, limits, [*options, *spare], export)
     if not priced:
         reason = why or f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
-        raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits")
+        stacks = started(plan, target)
+        own = (
+            "" if plan.job.stack in stacks else f" as {plan.job.stack} runs it; plan with --stack {stacks[0]}"
+        )
+        raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits{own}")
     best, mends = min(priced, key=lambda entry: _seconds(entry[0]))
     return _noted(plan, best, target, [mend.words for mend in mends if mend.words])
 

@@ -126,5 +126,11 @@ def test_degrees_are_not_touched() -> None:
 def test_nothing_that_fits_is_refused() -> None:
     whole = plan_of(pipeline=1, data=8, recompute="full", zero_stage=3, sharding="FULL_SHARD", micro_batch=1)
     large = whole.model_copy(update={"model": load_model("llama-3.1-70b")})
-    with pytest.raises(Unsupported, match="ZeRO 3 .*no plan of the same degrees that it can express fits"):
+    with pytest.raises(
+        Unsupported, match="ZeRO 3 .*no plan of the same degrees that it can express fits"
+    ) as by_other:
         nearest(large, "nanotron")
+    assert str(by_other.value).endswith(f" as {large.job.stack} runs it; plan with --stack nanotron")
+    own = large.model_copy(update={"job": large.job.model_copy(update={"stack": "nanotron"})})
+    with pytest.raises(Unsupported, match="no plan of the same degrees that it can express fits$"):
+        nearest(own, "nanotron")
