@@ -62,7 +62,7 @@ def test_wrong_usage_is_exit_2(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not valid JSON"),
+        ("", "is empty; a table of keys was expected"),
         ("{}", "model"),
         ('{"schema": "meshwright/plan/9"}', "expected 'meshwright/plan/1'"),
         ('{"schema": "meshwright/plan/1"}', "model, cluster, job and plan are missing"),
