@@ -79,6 +79,8 @@ class SoftwareSpec(Record):
     """Bytes per fp32 parameter of the shard that live only during the optimizer step."""
     overlap_data: float = Field(ge=0, le=1)
     """Share of compute time behind which data-parallel communication can hide."""
+    overlap_copies: float | None = Field(default=None, ge=0, le=1)
+    """The same of copies between device and host; None: as ``overlap_data``."""
     overlap_gather: float = Field(ge=0, le=1)
     """Share of the next forward behind which the weights' gather of ZeRO-1 can hide."""
     scatters_gradients: bool

@@ -54,7 +54,8 @@ def _overlapped(compute: float, other: float, hidden: float, copied: float, soft
     Collectives slow what runs beside them, as they use its units; copies have engines of their own.
     """
     moved = hidden + copied
-    beside = min(moved, software.overlap_data * compute)
+    share = software.overlap_data if software.overlap_copies is None else software.overlap_copies
+    beside = min(moved, share * compute)
     slowdown = software.overlap_slowdown * beside * hidden / moved if moved else 0.0
     return _Pass(compute + other + slowdown + moved - beside, moved - beside, slowdown)
 

@@ -47,6 +47,12 @@ DISPATCHERS: Mapping[str, Settings] = MappingProxyType(
 )
 """How tokens reach their experts -> settings; Megatron would gather all tokens unasked."""
 
+FUSED_LOSS: Settings = {"cross_entropy_loss_fusion": True}
+"""Off by default; whose gradients are in bf16 whatever the logits are (core/fusions/fused_cross_entropy.py@d98e8a6)."""
+
+BY_BF16 = ("bf16", "fp8", "fp4")
+"""Precisions of which the logits are in bf16."""
+
 STRATEGIES = MappingProxyType({2: "optim_grads", 3: "optim_grads_params"})
 """ZeRO stage -> ``data_parallel_sharding_strategy`` of Megatron-FSDP."""
 
@@ -132,6 +138,7 @@ def settings(plan: Plan) -> dict[str, Settings]:
         "expert_model_parallel_size": p.expert * (p.tensor if p.experts_over_tensor else 1),
         **_pipeline(plan),
         **RECOMPUTE[policy_of(p)],
+        **(FUSED_LOSS if job.precision in BY_BF16 else {}),
     }
     if p.context > 1 and job.context_exchange is not None:
         model["cp_comm_type"] = EXCHANGES[job.context_exchange]

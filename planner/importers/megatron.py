@@ -18,6 +18,14 @@ from planner.runs.graphs import read_graphs
 OVERLAPPING = ("overlap-grad-reduce", "use-megatron-fsdp", "use-torch-fsdp2", "use-custom-fsdp")
 """Flags of which any has gradients reduced beside the backward, which is off by default."""
 
+STACKS = {
+    (True, True): "megatron",
+    (True, False): "megatron-unfused",
+    (False, True): "megatron-serial-fused",
+    (False, False): "megatron-serial",
+}
+"""Whether gradients are reduced beside the backward, and the loss is fused -> stack."""
+
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -78,11 +86,12 @@ def read_megatron(keys: Keys, around: Surroundings) -> Settings:
     nodes, per_node = keys.integer("nnodes"), keys.integer("nproc_per_node") or keys.integer("nproc-per-node")
     sizes = {name: keys.integer(key) for name, key in SIZES.items()}
     policy, assumed = _recompute(keys, around.layers)
-    assumed += _inexact(keys)
+    overlaps = any(keys.flag(key) for key in OVERLAPPING)
+    assumed += _inexact(keys, overlaps)
     tensor, expert = keys.degree("tensor-model-parallel-size"), keys.degree("expert-model-parallel-size")
     whole = tensor > 1 and expert % tensor == 0 and keys.integer("expert-tensor-parallel-size") == 1
     settings = Settings(
-        "megatron" if any(keys.flag(key) for key in OVERLAPPING) else "megatron-serial",
+        STACKS[overlaps, keys.flag("cross-entropy-loss-fusion")],
         devices=nodes * per_node if nodes and per_node else None,
         tensor=tensor,
         pipeline=keys.degree("pipeline-model-parallel-size"),
@@ -127,15 +136,19 @@ def _job(keys: Keys) -> dict[str, Any]:
     return job | read_graphs(f"{keys.get('cuda-graph-impl') or 'none'}/{scope}")._asdict()
 
 
-def _inexact(keys: Keys) -> list[str]:
+def _inexact(keys: Keys, overlaps: bool) -> list[str]:
+    found = []
+    sharded = keys.flag("use-distributed-optimizer") and not keys.flag("use-megatron-fsdp")
+    if overlaps and sharded and not keys.flag("overlap-param-gather"):
+        found.append("weights gathered beside the forward (overlap-param-gather is not set)")
     experts, tensor = keys.integer("expert-tensor-parallel-size"), keys.degree("tensor-model-parallel-size")
     if (
         keys.degree("expert-model-parallel-size") > 1
         and experts not in (None, tensor)
         and (experts != 1 or keys.degree("expert-model-parallel-size") % tensor)
     ):
-        return [f"experts split over {tensor} tensor ranks (expert-tensor-parallel-size says {experts})"]
-    return []
+        found.append(f"experts split over {tensor} tensor ranks (expert-tensor-parallel-size says {experts})")
+    return found
 
 
 def _recompute(keys: Keys, layers: int) -> tuple[str, list[str]]:

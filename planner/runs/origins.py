@@ -47,7 +47,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         Origin("megatron-2021", "plain"),
     ),
     (r"Korthikanti", Origin("megatron-2022", "plain")),
-    (r"NeMo launcher", Origin("megatron", "plain")),
+    (r"NeMo launcher", Origin("megatron-2022", "plain")),
     (r"Alpa", Origin("alpa", "plain")),
     (r"nanotron[- ]sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
     (r"nanotron[- ]sweep.* (?!8 )\d+ devices tensor \d+ pipeline (?!1$)", Origin("nanotron-checked")),
@@ -80,10 +80,10 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (r"FlagPerf", Origin("megatron-serial")),
-    (
-        r"Megatron|MegaScale|VocabularyParallelism|Kwai|AMD Primus",
-        Origin("megatron"),
-    ),
+    (r"Kwai", Origin("megatron-serial")),
+    (r"Pai-Megatron|xtuner Megatron|AMD Primus primus/qwen3", Origin("megatron-serial-fused")),
+    (r"AMD Primus|Megatron-LM llama example", Origin("megatron")),
+    (r"Megatron|MegaScale|VocabularyParallelism", Origin("megatron-unfused")),
     (
         r"(Hugging ?Face|\bHF\b|transformers|accelerate|axolotl|\bTRL\b|LLaMA-?Factory|swift).*\bZeRO-?[1-3]|xtuner",
         Origin("deepspeed"),
@@ -123,6 +123,13 @@ The sweep of nanotron ran over weeks and versions, which its rows do not name. T
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
 times (0.5 s per micro-batch of two stages, 1 s of more, whatever its size); what runs without a pipeline had, from
 their memory (`LEANER`).
+
+Megatron-LM overlaps what data ranks exchange, and fuses the loss, where it is told to. Scripts of Kwai tell it neither
+(kwai/Megatron-Kwai@b2646e4 ``examples/atc24``); Primus's schedules of its own, and Pai-Megatron-Patch's script of Qwen3
+unless a run says so, the second alone (AMD-AGI/Primus@fd1eeab ``docs_deprecated/tech_blogs/primus_pipeline``,
+alibaba/Pai-Megatron-Patch@0f5c122 ``examples/qwen3/run_mcore_qwen3.sh``, InternLM/xtuner
+``docs/en/benchmark/megatron_moe_benchmark.md``); Primus's configurations, the ModelZoo's and the example of Llama both.
+Other runs are taken to overlap, and not to fuse.
 
 Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
 ``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo

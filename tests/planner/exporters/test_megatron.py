@@ -14,6 +14,8 @@ from planner.evaluation.cuts import sizes_of, with_cuts
 from planner.exporters.megatron import settings
 from planner.exporters.megatron_layout import read_layout, read_pattern, write_layout
 from planner.exporters.registry import export
+from planner.importers.registry import import_text
+from planner.importers.settings import Given
 from planner.models.catalog import load_model
 
 ZERO_1: dict[str, Any] = {"data": 4, "zero_stage": 1, "shard_degree": 4}
@@ -96,6 +98,21 @@ def test_arguments_and_overrides_say_the_same() -> None:
                 assert flag in words
             elif not isinstance(value, bool):
                 assert words[words.index(flag) + 1] == str(value)
+
+
+@pytest.mark.parametrize(
+    ("precision", "fused"), [("bf16", True), ("fp8", True), ("fp16", False), ("fp32", False)]
+)
+def test_a_loss_is_fused_where_its_gradients_may_be_in_bf16(precision: str, fused: bool) -> None:
+    text = export(tiny_plan(data=2, job={"precision": precision}), "megatron-lm")["megatron_args.sh"]
+    assert ("--cross-entropy-loss-fusion" in text) is fused
+
+
+def test_exported_arguments_are_read_as_the_stack_that_was_priced() -> None:
+    plan = tiny_plan(data=2, zero_stage=1, shard_degree=2, job={"precision": "bf16"})
+    text = export(plan, "megatron-lm")["megatron_args.sh"]
+    asked = Given(global_batch=plan.job.global_batch, seq_len=plan.job.seq_len)
+    assert import_text(text, "args.sh", plan.model, plan.cluster, asked).plan.job.stack == "megatron"
 
 
 def test_the_exchange_of_keys_and_values_is_said_where_the_job_chooses_one() -> None:

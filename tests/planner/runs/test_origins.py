@@ -34,6 +34,12 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("Composer, MosaicGPT of 2022 mosaicgpt/7b A100 8 devices tensor 1 pipeline 1", "composer-2022"),
         ("Composer, llm-foundry issue 1153 a H100 8 devices tensor 1 pipeline 1", "composer-2023"),
         ("Fast-LLM fast-llm/llama3.1-8b-h100 H100 32 devices tensor 1 pipeline 1", "fast-llm"),
+        (
+            "AMD Primus primus/qwen3-235b-mi355x-32-1f1b MI355X 32 devices tensor 1 pipeline 4",
+            "megatron-serial-fused",
+        ),
+        ("Megatron-LM issue 756 a H100 16 devices tensor 2 pipeline 1", "megatron-unfused"),
+        ("Kwai ATC24 kwai/1 H800 256 devices tensor 2 pipeline 16", "megatron-serial"),
         ("Megatron-LLaMA megatron-llama/13b-32 A100 32 devices tensor 2 pipeline 1", "megatron-llama"),
         ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),
         ("PaddleNLP in FlagPerf paddle/1 A100 ZeRO-2 8 devices tensor 2 pipeline 1", "paddle"),

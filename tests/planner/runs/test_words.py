@@ -42,7 +42,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("sharding", "zero1", 1),
         ("sharding", "FSDP", 3),
         ("sharding", "none", 0),
-        ("stack", "Megatron-LM", "megatron"),
+        ("stack", "Megatron-LM", "megatron-unfused"),
         ("stack", "torchtitan", "torch-fsdp2"),
     ],
 )
