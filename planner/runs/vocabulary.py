@@ -240,7 +240,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     ),
     "colossalai": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16"),
     "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
-    **dict.fromkeys(("aleph-alpha-scaling", "llm-c"), Habits(zero_stage=1)),
+    **dict.fromkeys(("aleph-alpha-scaling", "flash-attention-2023", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
     "megatron-2021": Habits(
         zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
