@@ -122,6 +122,8 @@ class SoftwareSpec(Record):
     sums_apart: tuple[str, ...] | None = None
     """Operators (``qkv``, ``gate_up``) each of whose products is a module of its own, which sums its part of the
     input's gradient over tensor ranks by itself where these share no sequence; None: none is."""
+    scatters_apart: bool | None = None
+    """They do so too where tensor ranks share the sequence, as each gathers its input by itself; None: they do not."""
     saves_gathered_keys: bool
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     gathers_narrow: bool

@@ -64,7 +64,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
     (r"fms-fsdp|TinyLlama", Origin("torch-fsdp1")),
     (r"Fast-LLM", Origin("fast-llm")),
-    (r"fms|nnScaler|KempnerForge|prime-rl", Origin("torch-fsdp2")),
+    (r"KempnerForge", Origin("kempner-forge")),
+    (r"fms|nnScaler|prime-rl", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
         Origin("nemo", expert_tensor=1, token_exchange="hybridep", fills_stages=True),

@@ -12,6 +12,7 @@ from planner.runs.origins import Origin
 VARIANTS: Mapping[tuple[str, str, bool], str] = {
     ("torch-fsdp2", "compile", False): "torch-eager",
     ("torch-compiled-loss", "compile", False): "torch-eager",
+    ("kempner-forge", "compile", False): "torch-eager",
     ("torch-eager", "compile", True): "torch-compiled-loss",
     ("torch-fsdp2", "async_tp", True): "torch-async-tp",
 }

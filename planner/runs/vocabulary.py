@@ -231,7 +231,15 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=3, splits_local_batch=True),
     ),
     **dict.fromkeys(
-        ("torch-fsdp1", "fast-llm", "torch-blocks", "transformers-fsdp2", "hf-fsdp", "hf-kernels"),
+        (
+            "torch-fsdp1",
+            "fast-llm",
+            "kempner-forge",
+            "torch-blocks",
+            "transformers-fsdp2",
+            "hf-fsdp",
+            "hf-kernels",
+        ),
         Habits(zero_stage=3),
     ),
     **dict.fromkeys(

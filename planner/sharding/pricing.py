@@ -202,14 +202,17 @@ class Pricer:
     def _summed_apart(self, block: Block, product: Op, moved: EdgeCost) -> EdgeCost:
         """Every product of a module of its own sums its part of the input's gradient, where tensor ranks hold it whole.
 
-        What is scattered is the sum of all parts, which is scattered where the input was gathered.
+        What is scattered is the sum of all parts, which is scattered where the input was gathered, unless every
+        module gathers it: a compiler that sees the same gather thrice makes it once (``fx_graph_cse`` of
+        pytorch/pytorch ``torch/_functorch/compile_utils.py``), but their gradients are not the same.
         """
         if product.name not in (self.software.sums_apart or ()):
             return moved
         modules = len(depths(self.graph, block, product, backward=True))
+        apart = ("all_reduce", "reduce_scatter") if self.software.scatters_apart else ("all_reduce",)
 
         def times(sent: Comm) -> int:
-            return modules if sent[:2] == ("all_reduce", ("tensor",)) else 1
+            return modules if sent.collective in apart and sent.axes == ("tensor",) else 1
 
         return moved._replace(backward=tuple(c for c in moved.backward for _ in range(times(c))))
 
