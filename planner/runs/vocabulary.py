@@ -250,11 +250,9 @@ STACK_HABITS: Mapping[str, Habits] = {
     "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
     **dict.fromkeys(("aleph-alpha-scaling", "flash-attention-2023", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
-    "megatron-2021": Habits(
-        zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
-    ),
-    "megatron-2022": Habits(
-        zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128
+    **dict.fromkeys(
+        ("megatron-2021", "megatron-2022", "nemo-2022"),
+        Habits(zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
     ),
     **dict.fromkeys(("composer-2022", "composer-2023"), Habits(zero_stage=3)),
     "deepspeed-2022": Habits(

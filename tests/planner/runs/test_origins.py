@@ -40,6 +40,8 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ),
         ("Megatron-LM issue 756 a H100 16 devices tensor 2 pipeline 1", "megatron-unfused"),
         ("KempnerForge kempner-forge/01 H200 1 devices tensor 1 pipeline 1", "kempner-forge"),
+        ("NeMo launcher, July 2022 a A100 8 devices tensor 2 pipeline 1", "nemo-2022"),
+        ("NeMo launcher, July 2022 a A100 128 devices tensor 8 pipeline 8", "megatron-2022"),
         ("Kwai ATC24 kwai/1 H800 256 devices tensor 2 pipeline 16", "megatron-serial"),
         ("Megatron-LLaMA megatron-llama/13b-32 A100 32 devices tensor 2 pipeline 1", "megatron-llama"),
         ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),
