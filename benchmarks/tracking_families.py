@@ -16,6 +16,8 @@ from typing import Any
 
 import tracking_transformers
 
+from planner.models.families import ARCHITECTURES
+
 TRUTH = Path(__file__).parents[1] / "tests" / "data" / "torch_families.jsonl"
 
 SEQUENCE_TO_SEQUENCE = {
@@ -42,24 +44,45 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 128256, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
         "num_attention_heads": 12, "max_position_embeddings": 8192,
     },
+    "gpt_bigcode": {
+        "vocab_size": 49152, "n_embd": 6144, "n_layer": 40, "n_head": 48, "n_positions": 8192, "n_inner": 24576,
+    },
+    "gpt_neo": {
+        "vocab_size": 50257, "hidden_size": 2048, "num_layers": 24, "num_heads": 16, "max_position_embeddings": 2048,
+        "window_size": 256, "attention_types": [[["global", "local"], 12]],
+    },
+    "m2m_100": {"vocab_size": 256206, "activation_function": "relu", **SEQUENCE_TO_SEQUENCE},
+    "electra": {
+        "vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12,
+        "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": 512, "type_vocab_size": 2,
+        "architectures": ["ElectraForMaskedLM"],
+    },
 }  # fmt: skip
-"""Sizes of BART-large, mBART-large-50, mT5-large, UMT5-small, ModernBERT-large, EuroBERT-210m."""
+"""Sizes of BART-large, mBART-large-50, mT5-large, UMT5-small, ModernBERT-large, EuroBERT-210m, StarCoder, GPT-Neo-1.3B,
+NLLB-200-distilled-600M, and ELECTRA-small with the generator's head."""
 
-ENCODERS = frozenset({"modernbert", "eurobert"})
-BIASED = frozenset({"mt5", "umt5"})
+PLAIN_ONLY = frozenset({"gpt_neo", "mt5", "umt5"})
+"""Families whose class has no flash attention, or runs it only without its bias."""
+
+LENGTHS: Mapping[str, int] = {"eurobert": 1024, "gpt_bigcode": 2048, "gpt_neo": 1024, "modernbert": 1024}
+"""Tokens, where they are not 512."""
+
+MICRO_BATCHES: Mapping[str, int] = {"electra": 64, "gpt_bigcode": 2, "gpt_neo": 4, "umt5": 16}
+"""Sequences at once, where they are not 8."""
 
 CASES: Mapping[str, Mapping[str, Any]] = {
-    f"{family}/{recompute}-{1024 if family in ENCODERS else 512}-{attn}": {
-        "attn": attn, "recompute": recompute, "micro_batch": 16 if family == "umt5" else 8,
+    f"{family}/{recompute}-{LENGTHS.get(family, 512)}-{attn}": {
+        "attn": attn, "recompute": recompute, "micro_batch": MICRO_BATCHES.get(family, 8),
     }
     for family in CONFIGS
     for recompute in ("none", "full")
     for attn in ("flash", "plain")
-    if family not in BIASED or attn == "plain"
+    if family not in PLAIN_ONLY or attn == "plain"
 }  # fmt: skip
 """Family, recomputation, tokens and kernel -> what differs from what is usual."""
 
-CLASSES = {f: "AutoModelForMaskedLM" if f in ENCODERS else "AutoModelForSeq2SeqLM" for f in CONFIGS}
+TASKS = {"decoder": "CausalLM", "encoder": "MaskedLM", "encoder-decoder": "Seq2SeqLM"}
+CLASSES = {family: f"AutoModelFor{TASKS[ARCHITECTURES[family]]}" for family in CONFIGS}
 
 
 def measured(name: str) -> dict[str, Any]:

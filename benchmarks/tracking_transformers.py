@@ -132,7 +132,9 @@ def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
     config.use_cache, config.decoder_start_token_id = False, 0
     config._attn_implementation = KERNELS[plan["attn"]]
     for key in (
-        key for key in config.to_dict() if key.endswith(("pdrop", "dropout", "dropout_prob", "dropout_rate"))
+        key
+        for key in config.to_dict()
+        if key.endswith(("pdrop", "dropout", "dropout_prob", "dropout_rate", "layerdrop"))
     ):
         setattr(config, key, 0.0)
     masking_utils.find_packed_sequence_indices = lambda positions: None
