@@ -29,6 +29,12 @@ LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGenerati
 SOUND = frozenset({"whisper"})
 """Families that take something else."""
 
+IMAGE = frozenset({"clip_vision_model", "dinov2", "siglip_vision_model"})
+"""Families that take pixels."""
+
+RESULTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+"""What such models make, the last thing first."""
+
 EVERY_EXPERT = frozenset({"llama4_text"})
 """Families whose class multiplies every token with every expert, to forget what was not chosen."""
 
@@ -39,6 +45,8 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_
 def is_counted(row: Mapping[str, Any]) -> bool:
     """Whether the class runs what it is counted for; linear recurrences have counts of their own (scan_flops)."""
     family = row["config"]["model_type"]
+    if family in IMAGE:
+        return True
     if family in EVERY_EXPERT | SOUND or not row["class"].endswith(LANGUAGE):
         return False
     return not has_scans(build_graph(Model(name="small", family=family, config=row["config"]), TOKENS))
@@ -46,16 +54,15 @@ def is_counted(row: Mapping[str, Any]) -> bool:
 
 def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     """FLOPs of one sequence, forward and backward, and kinds of attention as the class has worked them out."""
-    import torch
     import transformers
     from torch.utils.flop_counter import FlopCounterMode
 
     build = getattr(transformers, row["class"])
     sizes = {name: value for name, value in row["config"].items() if name != "model_type"}
     config = build.config_class(**ENDS | sizes, attn_implementation="eager", experts_implementation="eager")
-    model, tokens = build(config), torch.arange(TOKENS)[None]
+    model = build(config)
     with FlopCounterMode(display=False) as forward:
-        loss = model(input_ids=tokens, labels=tokens).loss
+        loss = loss_of(model, row["config"]["model_type"])
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     found = {
@@ -65,6 +72,18 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     }
     kinds = getattr(config, "layer_types", None)
     return found | ({"attention": kinds} if kinds else {})
+
+
+def loss_of(model: Any, family: str) -> Any:
+    """The model's own, or the sum of its result where it has none."""
+    import torch
+
+    if family not in IMAGE:
+        tokens = torch.arange(TOKENS)[None]
+        return model(input_ids=tokens, labels=tokens).loss
+    side = model.config.image_size
+    result = model(pixel_values=torch.zeros(1, 3, side, side))
+    return next(result[name] for name in RESULTS if result.get(name) is not None).sum()
 
 
 def main() -> None:

@@ -20,10 +20,14 @@ def _schemes() -> Mapping[str, Mapping[str, str]]:
 
 @lru_cache
 def parameter_paths(scheme: str) -> Mapping[str, str]:
-    """Role of a weight -> dotted path of its module in Hugging Face's classes, for one naming scheme."""
+    """Role of a weight -> dotted path of its module in Hugging Face's classes, for one naming scheme.
+
+    One that has a ``base`` has its paths too, less the prefix ``without``: those of a tower by itself.
+    """
     own = dict(_schemes()[scheme])
-    base = own.pop("base", "")
-    return {**parameter_paths(base), **own} if base else own
+    base, without = own.pop("base", ""), own.pop("without", "")
+    paths = parameter_paths(base) if base else {}
+    return {role: path.removeprefix(without) for role, path in paths.items()} | own
 
 
 class BlockBuilder:

@@ -119,6 +119,8 @@ class TransformerConfig(Record):
     norm_placement: Literal["pre", "sandwich", "output", "post"] = "pre"
     """``sandwich``: before and after (Gemma 2); ``output``: after, inside the residual (OLMo 2);
     ``post``: after the residual (BERT)."""
+    layer_scale: bool = False
+    """What each half adds to the residual is multiplied by a vector that learns (DINOv2)."""
     final_norm: bool = True
     parallel: bool = False
     """Attention and MLP read the same residual and are added together."""

@@ -229,11 +229,11 @@ def _vit_embedding(config: TransformerConfig) -> Block:
     return b.build(b.op("positions", "add", (patches,), (x,), (cls, positions)))
 
 
-def patch_projection(b: BlockBuilder, seq: str) -> str:
+def patch_projection(b: BlockBuilder, seq: str, *, bias: bool = True) -> str:
     """Append the product of every patch's pixels with a filter: a convolution without overlap."""
     pixels = b.data("pixels", BATCH, seq, "patch_pixels", dtype="compute")
     out = b.tensor("patch_vectors", BATCH, seq, "hidden")
-    weights = b.linear_weights("w_patch", "hidden", "patch_pixels", role="patch", columns=1, bias=True)
+    weights = b.linear_weights("w_patch", "hidden", "patch_pixels", role="patch", columns=1, bias=bias)
     return b.op("patch_projection", "matmul", (pixels,), (out,), weights)
 
 

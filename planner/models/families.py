@@ -18,6 +18,7 @@ from planner.models import (
     recent,
     recent_mixtures,
     resnet,
+    vision,
 )
 from planner.models.config import TransformerConfig
 from planner.models.measured import FAMILY, read_run_model
@@ -131,6 +132,8 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
         "bert": encoders.bert_graph,
         "camembert": encoders.roberta_graph,
         "distilbert": encoders.distilbert_graph,
+        "clip_vision_model": vision.clip_vision_graph,
+        "dinov2": vision.dinov2_graph,
         "dit": diffusion.dit_graph,
         "electra": electra.electra_graph,
         "eurobert": modern_encoders.eurobert_graph,
@@ -142,6 +145,7 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
         "pegasus": encoder_decoders.pegasus_graph,
         "resnet": resnet.resnet_graph,
         "roberta": encoders.roberta_graph,
+        "siglip_vision_model": vision.siglip_vision_graph,
         "t5": encoder_decoders.t5_graph,
         "umt5": encoder_decoders.umt5_graph,
         "vit": encoders.vit_graph,
@@ -185,8 +189,11 @@ Source: the classes of huggingface/transformers 5.23.0; of ``chatglm`` the code 
 
 FIXED_LENGTHS: Mapping[str, Callable[[ConfigReader], int]] = MappingProxyType(
     {
+        "clip_vision_model": encoders.vit_tokens,
+        "dinov2": encoders.vit_tokens,
         "dit": diffusion.dit_tokens,
         "resnet": resnet.resnet_tokens,
+        "siglip_vision_model": vision.siglip_tokens,
         "vit": encoders.vit_tokens,
     }
 )
@@ -206,15 +213,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **dict.fromkeys((*DECODERS, FAMILY), "decoder"),
         **dict.fromkeys(
             (
-                "bert",
-                "camembert",
-                "distilbert",
-                "electra",
-                "eurobert",
-                "modernbert",
-                "roberta",
-                "xlm-roberta",
-            ),  # fmt: skip
+                *("bert", "camembert", "distilbert", "electra"),
+                *("eurobert", "modernbert", "roberta", "xlm-roberta"),
+            ),
             "encoder",
         ),
         "dit": "other",
@@ -223,7 +224,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"),
             "encoder-decoder",
         ),
-        "vit": "encoder",
+        **dict.fromkeys(("clip_vision_model", "dinov2", "siglip_vision_model", "vit"), "encoder"),
     }
 )
 """``model_type`` -> what kind of model it is."""

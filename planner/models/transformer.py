@@ -231,10 +231,14 @@ def norm_before(b: BlockBuilder, config: TransformerConfig, half: str, x: str) -
 def add_residual(
     b: BlockBuilder, config: TransformerConfig, half: str, x: str, result: str, *, output: str
 ) -> str:
-    """The residual sum at the end of a half, with the norms before or after it."""
+    """The residual sum at the end of a half, with the norms before or after it, and the scale before."""
     if config.norm_placement in ("sandwich", "output"):
         name = f"{half}_post_norm"
         result = b.norm(name, result, f"{half}_post_normed", style=config.norm, role=name)
+    if config.layer_scale:
+        scale = b.weight(f"{half}_scale", "hidden", role=f"{half}_scale")
+        scaled = b.tensor(f"{half}_scaled", *b.dims(result))
+        result = b.op(f"{half}_scale", "elementwise", (result,), (scaled,), (scale,), function="scale")
     if config.norm_placement != "post":
         return b.add(f"{half}_residual", x, result, output)
     summed = b.add(f"{half}_residual", x, result, f"{half}_sum")
