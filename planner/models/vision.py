@@ -15,7 +15,6 @@ from planner.models.encoders import (
     check_fixed_length,
     first_token,
     head_of,
-    image_tokens,
     patch_projection,
     vit_labels,
     vit_tokens,
@@ -72,8 +71,8 @@ def clip_vision_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
 
 
 def siglip_tokens(read: ConfigReader) -> int:
-    """Patches alone."""
-    return image_tokens(read)
+    """Patches alone; what is left at the border of an image is dropped (384 pixels make 27 patches of 14)."""
+    return (read.integer("image_size") // read.integer("patch_size")) ** 2
 
 
 def siglip_vision_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
