@@ -21,6 +21,7 @@ SEQ_LEN = 32
 SIZES: Mapping[str, int] = MappingProxyType(
     {
         "hidden": 64,
+        "classified": 128,
         "head_dim": 8,
         "ffn": 96,
         "expert_ffn": 48,
@@ -254,6 +255,8 @@ def _size(dim: str, graph: Graph, p: Parallelism) -> int:
         return 1 if kv_heads < p.tensor else max(2, HEADS * kv_heads // heads)
     if dim.endswith(("seq", "positions")):
         return SEQ_LEN
+    if dim == "patches":  # as many fewer than tokens as before
+        return SEQ_LEN - graph.dims["seq"] + graph.dims["patches"]
     return min(graph.dims[dim], SIZES.get(dim, SIZES["hidden"]))
 
 

@@ -142,6 +142,7 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "gelu": jax.nn.gelu,
     "gelu_new": jax.nn.gelu,
     "gelu_pytorch_tanh": jax.nn.gelu,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "tanh": jnp.tanh,
@@ -151,6 +152,8 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
 def _elementwise(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:
     if op["attributes"].get("linear"):
         return _linear(op, inputs, outputs, setting)
+    if op["attributes"].get("function") == "scale":
+        return [inputs.arrays[0] * weights.arrays[0]]
     function = FUNCTIONS.get(op["attributes"].get("function", ""))
     same = all(inputs.dims(i) == tuple(outputs[0]["dims"]) for i in range(len(inputs.arrays)))
     if function is None or not same or len(outputs) > 1 or len(inputs.arrays) > 2:
@@ -218,6 +221,8 @@ def _attention(op: Any, inputs: Values, weights: Values, outputs: Any, setting: 
 
 def _add(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:
     dims = tuple(outputs[0]["dims"])
+    if len(inputs.arrays) == 1 and len(weights.arrays) > 1 and inputs.dims(0) != dims:
+        return [_behind_token(op, inputs.arrays[0], weights)]
     if any(inputs.dims(i) != dims for i in range(len(inputs.arrays))):
         raise NoProgram(f"operator {op['name']} adds tensors of different dims")
     total = sum(inputs.arrays[1:], inputs.arrays[0])
@@ -230,11 +235,22 @@ def _add(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Settin
     return [total]
 
 
+def _behind_token(op: Any, x: Any, weights: Values) -> Any:
+    """Tokens behind one that learns, the first of the ``weights``, plus their positions, the last of them."""
+    token, positions = weights.arrays[0], weights.arrays[-1]
+    if positions.shape != (x.shape[1] + 1, *x.shape[2:]):
+        raise NoProgram(f"operator {op['name']} adds tensors of different dims")
+    first = jnp.broadcast_to(token, (x.shape[0], 1, x.shape[2]))
+    return jnp.concatenate([first, x], axis=1) + positions
+
+
 def _pool(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:
-    dims, kept = inputs.dims(0), outputs[0]["dims"]
+    x, dims, kept = inputs.arrays[0], inputs.dims(0), outputs[0]["dims"]
+    if len(kept) == 2 and setting.sizes[kept[1]] == 2 * x.shape[-1]:  # DINOv2's classifier reads both
+        return [jnp.concatenate([x[:, 0], x[:, 1:].mean(1)], axis=-1)]
     if not set(kept) < set(dims):
         raise NoProgram(f"pool {op['name']} is no mean over whole dims")
-    return [inputs.arrays[0].mean(tuple(i for i, d in enumerate(dims) if d not in kept))]
+    return [x.mean(tuple(i for i, d in enumerate(dims) if d not in kept))]
 
 
 def _embedding(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:
@@ -244,6 +260,8 @@ def _embedding(op: Any, inputs: Values, weights: Values, outputs: Any, setting: 
 def _cross_entropy(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setting) -> list[Any]:
     logits, labels = inputs.arrays
     logits = logits.astype(jnp.float32)
+    if logits.shape[-1] == 1:  # the other of two classes is that this one is not
+        return [jax.nn.softplus(logits[..., 0]) - labels * logits[..., 0]]
     hit = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     return [jax.nn.logsumexp(logits, axis=-1) - (logits * hit).sum(-1)]
 
