@@ -207,6 +207,9 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
 )
 """What a target can say, as data, where it has one layout of operators; the others judge every plan by itself."""
 
+OTHERS_LACK: Mapping[str, tuple[str, ...]] = MappingProxyType({"jax": ("pipeline",)})
+"""Axes over which a target outside of `LIMITS` splits nothing."""
+
 
 def targets() -> tuple[Target, ...]:
     """All targets, in the order in which they are shown."""
@@ -233,8 +236,17 @@ def export(plan: Plan, target: str) -> dict[str, str]:
 
 def notes(plan: Plan, target: str) -> tuple[str, ...]:
     """What the files of ``target`` say beside the plan: what they cannot, and, of a priced plan, what they start."""
-    apart = priced_apart(plan, target) if plan.estimate is not None else ()
+    apart = priced_apart(plan, target, _lacking(target)) if plan.estimate is not None else ()
     return (*unsaid(plan, target), *apart)
+
+
+def _lacking(target: str) -> tuple[str, ...]:
+    """Axes over which the target splits nothing."""
+    if target not in LIMITS:
+        return OTHERS_LACK.get(target, ())
+    return tuple(
+        axis for axis in ("pipeline", "tensor", "context", "expert") if axis not in LIMITS[target].axes
+    )
 
 
 def _refuse_unlike(plan: Plan, target: str) -> None:

@@ -1,6 +1,6 @@
 """Which software a file starts: its header says so where the plan was priced for another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from cluster_specs.errors import InputError
@@ -45,27 +45,29 @@ def started(plan: Plan, target: str) -> tuple[str, ...]:
     return stacks if stacks != TORCHTITAN or torchtitan.compiles(plan) else ("torch-eager",)
 
 
-def priced_apart(plan: Plan, target: str) -> Iterator[str]:
+def priced_apart(plan: Plan, target: str, lacking: Sequence[str] = ()) -> Iterator[str]:
     """Sentences for the header of a file of ``target``: its time and memory as what it starts has them.
 
-    None where they are those that ``plan`` was priced with.
+    None where they are those that ``plan`` was priced with. ``lacking`` are axes over which the target splits nothing,
+    which the next plan must not either.
     """
     stacks = started(plan, target)
     if not stacks or plan.job.stack in stacks:
         return
     usual = stacks[0]
+    options = " ".join((f"--stack {usual}", *(f"--no-{axis}" for axis in lacking)))
     priced = f"predicted for {plan.job.stack}, while this starts {usual}"
     try:
         found = evaluate(plan.model_copy(update={"job": plan.job.model_copy(update={"stack": usual})}))
     except InputError:
-        yield f"{priced}: plan with --stack {usual} for its numbers"
+        yield f"{priced}: plan with {options} for its numbers"
         return
     if plan.estimate is not None and _same(found, plan.estimate):
         return
     room = "" if found.fits else f", more than the {found.memory_limit_bytes / GIB:.1f} GiB that there are"
     yield (
         f"{priced}, predicted to take {found.step_time_s:.4g} s a step and {found.memory_bytes / GIB:.1f} GiB{room}: "
-        f"plan with --stack {usual} for its best"
+        f"plan with {options} for its best"
     )
 
 

@@ -6,7 +6,8 @@ from cluster_specs.software import load_software
 from planner.api import judged
 from planner.api import plan as find_plan
 from planner.evaluation import evaluate
-from planner.exporters.registry import EXPORTERS, export
+from planner.exporters.limits import refusals
+from planner.exporters.registry import EXPORTERS, LIMITS, export, notes
 from planner.exporters.stacks import RUNS_AS, priced_apart
 from planner.plans import Plan
 
@@ -29,7 +30,7 @@ def test_what_is_not_compiled_is_told_apart_from_what_was_priced(
 ) -> None:
     job = found.job.model_copy(update={"stack": stack})
     own = evaluate(found.model_copy(update={"job": job}))
-    (said,) = priced_apart(found, target)
+    (said,) = (note for note in notes(found, target) if "plan with" in note)
     assert f"this starts {stack}, " in said
     assert f" {own.step_time_s:.4g} s a step" in said
     assert found.estimate is not None
@@ -53,6 +54,20 @@ def test_torchtitan_compiles_only_what_was_priced_compiled(
     text = "".join(export(own, target).values()).lower()
     assert enabled.format(stack != "torch-eager").lower() in text
     assert list(priced_apart(own, target)) == []
+
+
+@pytest.mark.parametrize("target", ["hf-trainer", "accelerate", "deepspeed", "levanter", "maxtext"])
+def test_what_a_file_says_to_plan_with_gives_degrees_that_its_target_has(found: Plan, target: str) -> None:
+    """Left to itself, the search splits this one otherwise under most of these stacks."""
+    (said,) = (note for note in notes(found, target) if "plan with" in note)
+    _, stack, *without = said.split("plan with ")[1].removesuffix(" for its best").split()
+    degrees = {word.removeprefix("--no-"): 1 for word in without}
+    again = find_plan("llama-3.1-8b", "dgx-h100:1", global_batch=16, seq_len=16384, stack=stack, **degrees)
+    assert not [refusal for refusal in refusals(again, LIMITS[target]) if refusal.aspect == "axes"]
+
+
+def test_a_plan_for_jax_is_said_to_have_no_pipeline(found: Plan) -> None:
+    assert notes(found, "jax")[-1].endswith("plan with --stack jax-xla --no-pipeline for its best")
 
 
 def test_levanters_tiles_are_told_apart_where_it_has_no_kernel() -> None:
