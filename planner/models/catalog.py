@@ -41,6 +41,13 @@ GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 TRACE = "trace the model as FILE.py:NAME instead (docs/traced-models.md)"
 """What to do with a family that no builder knows."""
 
+TEXT_TOWERS = ("text_config", "llm_config", "language_config")
+"""Keys of the text tower in configurations of several.
+
+Source: transformers 5.23.0; OpenGVLab/InternVL, ``configuration_internvl_chat.py``; deepseek-ai/DeepSeek-VL2,
+``modeling_deepseek_vl_v2.py``.
+"""
+
 FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 """Endings of what is meant as a file."""
 
@@ -192,8 +199,8 @@ def _printed_model(fields: Mapping[str, Any], path: Path) -> Model:
 
 def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
     origin = str(path)
-    tower = config.get("text_config")
-    if isinstance(tower, Mapping):
+    tower = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
+    if tower is not None:
         left_out = _tower_sizes().get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
         origin = f"{path} (text tower)"

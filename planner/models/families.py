@@ -155,10 +155,13 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
 )
 """Everything else: ``model_type`` -> builder."""
 
+_CONTRASTIVE = "is trained beside a tower of images, by a loss over all pairs of a batch"
 _SELECTIVE = "has state-space layers of the first Mamba, which decay each channel by itself"
 UNPRICED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), _SELECTIVE),
+        **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), _CONTRASTIVE),
+        "internlm2": "has a class beside its weights, none in transformers",
         "zamba2": "has attention layers that share their weights",
         "kimi_linear": "has linear attention that decays each channel of its keys by itself",
         "minimax": "has lightning attention, which decays but does not learn how fast",

@@ -98,6 +98,9 @@ def _check_parameters(program: Program, graph: Graph) -> None:
     )
     theirs = count_parameters(graph)
     if ours != theirs:
-        raise no_graph(
-            f"program {program.name} has {ours:,} parameters, its blocks {theirs:,} (weights that layers share)"
+        why = (
+            "layers share weights"
+            if theirs > ours
+            else "some are read in a way that no operator of a block has"
         )
+        raise no_graph(f"program {program.name} has {ours:,} parameters, its blocks {theirs:,}: {why}")

@@ -71,3 +71,21 @@ def test_sizes_are_those_of_the_class(kind: str) -> None:
 def test_every_tower_has_a_reader() -> None:
     assert {SAME_TOWER.get(kind, kind) for kind in SIZES} <= set(DECODERS)
     assert set(SAME_TOWER.values()) <= set(DECODERS)
+
+
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+def test_towers_are_found_by_each_name_of_theirs(tmp_path: Path, key: str) -> None:
+    """InternVL has ``llm_config``, DeepSeek-VL2 and Janus ``language_config``; other towers are left alone."""
+    path = tmp_path / "config.json"
+    tower = {"model_type": "qwen2", **QWEN_2_5_VL_7B}
+    vision = {"model_type": "intern_vit_6b", "hidden_size": 1024}
+    path.write_text(json.dumps({"model_type": "internvl_chat", "vision_config": vision, key: tower}))
+    model = load_model(path)
+    assert (model.family, model.parameters) == ("qwen2", 7_615_616_512)
+
+
+def test_a_tower_that_is_trained_beside_another_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}))
+    with pytest.raises(InputError, match="is trained beside a tower of images"):
+        load_model(path)
