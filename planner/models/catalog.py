@@ -41,8 +41,8 @@ GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 TRACE = "trace the model as FILE.py:NAME instead (docs/traced-models.md)"
 """What to do with a family that no builder knows."""
 
-TEXT_TOWERS = ("text_config", "llm_config", "language_config")
-"""Keys of the text tower in configurations of several.
+TEXT_TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Keys of the text tower in configurations of several, or of what has it in turn (Qwen's Omni).
 
 Source: transformers 5.23.0; OpenGVLab/InternVL, ``configuration_internvl_chat.py``; deepseek-ai/DeepSeek-VL2,
 ``modeling_deepseek_vl_v2.py``.
@@ -199,7 +199,7 @@ def _printed_model(fields: Mapping[str, Any], path: Path) -> Model:
 
 def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
     origin = str(path)
-    tower = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
+    tower = _text_tower(config)
     if tower is not None:
         left_out = _tower_sizes().get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
@@ -227,6 +227,11 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         source=origin,
         notes=stored,
     )
+
+
+def _text_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    tower = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
+    return tower and (_text_tower(tower) or tower)
 
 
 FROZEN = frozenset({"aqlm", "awq", "bitsandbytes", "eetq", "gptq", "higgs", "hqq", "spqr", "vptq"})

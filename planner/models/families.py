@@ -116,10 +116,12 @@ SAME_TOWER: Mapping[str, str] = MappingProxyType(
     {
         "qwen2_vl": "qwen2",
         "qwen2_vl_text": "qwen2",
+        "qwen2_5_omni_text": "qwen2",
         "qwen2_5_vl": "qwen2",
         "qwen2_5_vl_text": "qwen2",
         "qwen3_5": "qwen3_5_text",
         "qwen3_5_moe": "qwen3_5_moe_text",
+        "qwen3_omni_moe_text": "qwen3_moe",
         "qwen3_vl_text": "qwen3",
         "qwen3_vl_moe_text": "qwen3_moe",
     }

@@ -34,6 +34,18 @@ QWEN_2_5_VL_7B = {
     "vocab_size": 152064,
 }
 
+QWEN_3_OMNI = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 152064,
+}
+
 
 @pytest.mark.parametrize(
     ("kind", "tower", "parameters"),
@@ -41,6 +53,8 @@ QWEN_2_5_VL_7B = {
         ("gemma3_text", GEMMA_3_4B, 3_880_263_168),
         ("llama", LLAVA_7B, 6_738_939_904),
         ("qwen2_5_vl_text", QWEN_2_5_VL_7B, 7_615_616_512),
+        ("qwen2_5_omni_text", QWEN_2_5_VL_7B, 7_615_616_512),
+        ("qwen3_omni_moe_text", QWEN_3_OMNI, 30_532_646_912),
     ],
 )
 def test_towers_have_the_parameters_of_their_class(
@@ -73,7 +87,7 @@ def test_every_tower_has_a_reader() -> None:
     assert set(SAME_TOWER.values()) <= set(DECODERS)
 
 
-@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config", "thinker_config"])
 def test_towers_are_found_by_each_name_of_theirs(tmp_path: Path, key: str) -> None:
     """InternVL has ``llm_config``, DeepSeek-VL2 and Janus ``language_config``; other towers are left alone."""
     path = tmp_path / "config.json"
@@ -89,3 +103,11 @@ def test_a_tower_that_is_trained_beside_another_is_refused_with_the_reason(tmp_p
     path.write_text(json.dumps({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}))
     with pytest.raises(InputError, match="is trained beside a tower of images"):
         load_model(path)
+
+
+def test_towers_within_towers_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    inner = {"model_type": "qwen2_5_omni_text", **QWEN_2_5_VL_7B}
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": inner, "audio_config": {"d_model": 1280}}
+    path.write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
+    assert load_model(path).parameters == 7_615_616_512
