@@ -36,7 +36,7 @@ def test_a_plan_across_pools_is_evaluated_drawn_and_explained(cli: Cli, mixed: s
     found = json.loads(result.stdout)
     assert found["cluster"]["name"] == "old-and-new"
     assert {stage["devices"][0] // 2 for stage in found["plan"]["stages"]} == {0, 1}
-    assert found["optimality"]["gap"] > 0
+    assert 0 <= found["optimality"]["gap"] < 0.05
     again = json.loads(cli("evaluate", path, "--json").stdout)
     assert again["estimate"] == found["estimate"]
     assert "2 x a100-sxm-80g + 2 x h100-sxm-80g" in " ".join(cli("explain", path).stdout.split())
