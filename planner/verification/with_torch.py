@@ -106,8 +106,8 @@ def _compared(plan: Plan, found: Sequence[Mapping[str, float]]) -> Iterator[Comp
 def _of_memory(plan: Plan, tracked: Plan) -> Iterator[str]:
     """What the compared numbers are of, where that is not what the plan says."""
     yield (
-        "memory is that of one rank (of each stage) with fake tensors on the CPU; temporaries of grouped updates "
-        "are left out"
+        "memory is that of one rank (of each stage) with fake tensors on the CPU; nothing is dropped, and temporaries "
+        "of grouped updates are left out"
     )
     if plan.job.stack != tracked.job.stack:
         yield f"both are of transformers' modules, uncompiled (stack {MODULES}); the plan is for {plan.job.stack}"

@@ -14,6 +14,11 @@ INITIAL_SPREAD = 0.1
 """Standard deviation of initial weights: larger than usual, so that a small model's gradients are no rounding."""
 
 
+DROPOUT = ("pdrop", "dropout", "dropout_prob", "dropout_rate")
+"""How transformers' configurations end the names of shares that are dropped, which is not priced and is drawn anew by
+every process."""
+
+
 class NoModel(Exception):
     """transformers has no such model; the message names it."""
 
@@ -36,6 +41,8 @@ def build(task: Task, dtype: Any) -> Any:
         config.use_cache = False
         config.initializer_range = INITIAL_SPREAD
         config.pad_token_id = None  # a family's own is beyond a small vocabulary
+        for key in (key for key in config.to_dict() if key.endswith(DROPOUT)):
+            setattr(config, key, 0.0)
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (KeyError, ValueError) as error:

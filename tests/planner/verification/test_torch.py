@@ -166,3 +166,12 @@ def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_decoder_is_refused() -> None:
     with pytest.raises(Unsupported, match="causal language models"):
         verify(tiny_plan(load_model("bert-base")), "torch")
+
+
+def test_memory_is_of_models_that_drop_nothing() -> None:
+    """GPT-2's configuration drops a tenth: its scores would be written out for that, and every mask be kept."""
+    shipped = load_model("gpt2-medium")
+    model = shipped.model_copy(update={"config": {**shipped.config, "n_layer": 4}})
+    plan = tiny_plan(model, {"seq_len": 512, "precision": "bf16"}, **SHARDED)
+    (whole, _), _ = with_torch._memory(plan, None)
+    assert whole.error == pytest.approx(0, abs=0.03)
