@@ -195,6 +195,14 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "opt-13b/v5p:2x2x4/tp8-fsdp2-full": {"tp": 8, "dp": 2, "seq": 2048, "recompute": "full"},
     "gpt2-large/v5e:4x4/fsdp16-none-mb2": {"dp": 16, "seq": 1024, "micro_batch": 2},
     "t5-small/v5e:4x4/tp4-fsdp4-none": {"tp": 4, "dp": 4, "seq": 512, "micro_batch": 4},
+    "3b-4/v6e:2x4/tp4-fsdp2-selective-mb2": {
+        "tp": 4,
+        "dp": 2,
+        "seq": 4096,
+        "recompute": "selective",
+        "grad_accum": 2,
+    },
+    "8b-2/v5e:4x8/tp16-fsdp2-full": {"tp": 16, "dp": 2, "seq": 4096, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

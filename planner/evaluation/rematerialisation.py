@@ -18,7 +18,6 @@ from planner.operators import (
     recomputed_shares,
     saved_tensors,
 )
-from planner.sharding.depths import is_product
 from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.pricing import Pricer
 
@@ -85,9 +84,9 @@ def rematerialised(pricer: Pricer, block: Block, policy: str) -> Rematerialised:
     """
     exchanges = any(pricer.mesh.size(axis) > 1 for axis in EXPERT_AXES)
     found = _on_any_mesh(pricer, block, policy if exchanges else LOCAL.get(policy, policy))
-    if not pricer.pins_gathered or policy in UNWRAPPED_POLICIES:
+    products = {op.name for op in block.ops if pricer.pins_gathered(block, op)}
+    if not products or policy in UNWRAPPED_POLICIES:
         return found
-    products = {op.name for op in block.ops if is_product(op)}
     pinned = {e for e in edges_of(block) if e.consumer in products and e.producer is not None}
     return found._replace(moved_again=found.moved_again | pinned)
 

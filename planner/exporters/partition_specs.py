@@ -17,6 +17,7 @@ from planner.exporters.placements import LAYER, Dim, Layout, Parameter
 from planner.graph import BATCH, TOKEN_DIMS, Block, Op, Tensor
 from planner.operators import operator_rule
 from planner.sharding.mesh import AXES
+from planner.sharding.pinning import pins_gathered
 from planner.sharding.spec import ShardingSpec, input_spec, output_spec
 
 MESH_AXES = ("data", "fsdp", "expert_copy", "expert", "context_copy", "context", "tensor", "tensor_copy")
@@ -195,10 +196,16 @@ def summed_spec(layout: Layout, block: Block, tensor: Tensor) -> PartitionSpec |
 
 
 def gathered_spec(layout: Layout, block: Block, tensor: Tensor) -> PartitionSpec | None:
-    """How a product reads ``tensor`` that lies split along tokens by the tensor axis, as in `summed_spec`."""
-    readers = [op for op in block.ops if tensor.name in op.inputs and op.kind == "matmul"]
+    """How a product reads ``tensor`` that lies split along tokens by the tensor axis; None unless it is pinned so.
+
+    See `planner.sharding.pinning`.
+    """
+    size = layout.axes.__getitem__
+    readers = [
+        op for op in block.ops if tensor.name in op.inputs and pins_gathered(layout.graph, block, op, size)
+    ]
     made = [op for op in block.ops if tensor.name in op.outputs]
-    if not readers or not made or not _splits_twice(layout):
+    if not readers or not made:
         return None
     lies, read = (
         input_spec(layout.graph, tensor, layout.strategies[block.name].get(op.name, ()))

@@ -24,6 +24,7 @@ from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, edges_of
+from planner.sharding.pinning import pins_gathered
 from planner.sharding.products import matmul_cost
 from planner.sharding.resharding import Move, moves, narrowed
 from planner.sharding.routing import routed_otherwise
@@ -150,7 +151,7 @@ class Pricer:
         alike = keeps and self.software.partitioner is None and not self.software.sums_apart
         who = "" if alike else reader.name
         where = (*self.situation(source.shards), *self.situation(consumer))
-        key = (block.name, name, who, source.partial, *where)
+        key = (block.name, name, who, keeps, source.partial, *where)
         found = self.known.get(key)
         if found is None:
             found = self._edge(block.tensor[name], source, consumer, self.gathers_narrow(block))
@@ -163,14 +164,10 @@ class Pricer:
         assert isinstance(found, EdgeCost)
         return found
 
-    @property
-    def pins_gathered(self) -> bool:
-        """Whether programs of a stack that keeps split inputs pin gathered ones (`planner.exporters.jax`).
-
-        They do where context and tensor axes both split sequences.
-        """
-        twice = self.mesh.size("context") > 1 and self.mesh.size("tensor") > 1
-        return twice and self.software.saves_gathered == "within blocks"
+    def pins_gathered(self, block: Block, product: Op) -> bool:
+        """Whether programs of a stack that keeps split inputs pin gathered ones (`planner.exporters.jax`)."""
+        pinned = pins_gathered(self.graph, block, product, self.mesh.size)
+        return pinned and self.software.saves_gathered == "within blocks"
 
     def keeps_gathered(self, block: Block, product: Op) -> bool:
         """Whether ``product`` keeps its inputs as gathered over the tensor axis, not to gather them again.
@@ -179,7 +176,7 @@ class Pricer:
         """
         habit = self.software.saves_gathered
         if habit == "within blocks":
-            return self.pins_gathered or block.name in (self.graph.first, self.graph.last)
+            return self.pins_gathered(block, product) or block.name in (self.graph.first, self.graph.last)
         return habit == "always" or "experts" in block.tensor[product.inputs[0]].dims
 
     def _beside_gradients(self, block: Block, product: Op, strategy: Strategy, moved: EdgeCost) -> EdgeCost:

@@ -150,7 +150,8 @@ NOT_PRICED = {
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
     "xla-compiled/t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2",
     "xla-compiled/3b-4/v5e:4x4/tp8-fsdp2-none",
-    "xla-compiled/3b-4/v5e:4x4/tp4-fsdp4-none",
+    "xla-compiled/3b-4/v6e:2x4/tp4-fsdp2-selective-mb2",
+    "xla-compiled/8b-2/v5e:4x8/tp16-fsdp2-full",
     "xla-compiled/opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2",
     "xla-compiled/opt-1.3b/v6e:4x4/tp2-fsdp8-none",
     "xla-compiled/llama-2-7b/v6e:4x4/tp8-fsdp2-selective",
@@ -208,11 +209,13 @@ def test_compiled_steps_send_what_is_priced_of_every_kind(run: str, part: str) -
 
 @pytest.mark.parametrize("run", sorted(NOT_PRICED))
 def test_what_is_said_not_to_be_priced_is_not(run: str) -> None:
+    """Some kind is further off than 2 % of it and 0.2 % of all."""
     row = (OWN | HELD_OUT)[run]
-    ours, sent = predicted(row), row["measured"]["sent_bytes"]
-    kinds = {*ours, *sent} - {"p2p", "send"}
-    off = (abs(ours.get(kind, 0.0) - sent.get(kind, 0)) / sum(sent.values()) for kind in kinds)
-    assert max(off) > 0.002
+    ours, sent = dict(predicted(row)), row["measured"]["sent_bytes"]
+    ours["p2p"] = ours.pop("send", 0.0)
+    least = 0.002 * sum(sent.values())
+    off = {kind: abs(ours.get(kind, 0.0) - sent.get(kind, 0)) for kind in {*ours, *sent}}
+    assert any(off[kind] > max(0.02 * sent.get(kind, 0), least) for kind in off)
 
 
 def test_the_readme_counts_them() -> None:

@@ -144,6 +144,20 @@ def test_what_products_leave_and_read_is_pinned_where_sequences_are_split_twice(
     assert found == ((left, [*read, "head.final_normed"]) if case == TWICE_SPLIT else ([], []))
 
 
+@pytest.mark.parametrize(
+    ("heads", "data", "pinned"), [(2, 2, True), (4, 2, False), (1, 2, False), (2, 1, False)]
+)
+def test_what_several_ranks_make_the_same_keys_of_is_pinned_beside_data_ranks(
+    heads: int, data: int, pinned: bool
+) -> None:
+    """Of four tensor ranks: XLA exchanges gradients between data ranks else, `docs/communication.md`."""
+    sharding = {"zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": data} if data > 1 else {}
+    plan = tiny_plan(tiny_model(num_key_value_heads=heads), data=data, tensor=4, **sharding)
+    text = to_jax(plan)["jax_shardings.py"]
+    assert dict_keys(text, "GATHERED_SPECS") == (["layer.attn_normed"] if pinned else [])
+    assert dict_keys(text, "SUMMED_SPECS") == []
+
+
 def run(plan: Plan, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     exported = folder / "jax_shardings.py"
     exported.write_text(to_jax(plan)["jax_shardings.py"])
