@@ -75,7 +75,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * `llama-2-7b` on v6e: tensor ranks gather the table whole.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
 * `3b-4` and `8b-2` where two data ranks share states: parts of weights of keys and values, and of their gradients,
-  change places between these and the tensor ranks that have the same of them (0.2 to 0.6 % of all).
+  change places between these and the tensor ranks that have the same of them (0.2 to 0.8 % of all).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
 """
