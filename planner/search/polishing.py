@@ -6,7 +6,7 @@ the pipeline hides depends on where it is, and only the simulator knows.
 
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.plans import Estimate, Parallelism
-from planner.search.stages import LESS, Cuts, moved_by_one
+from planner.search.stages import LESS, Cuts, Steps, moved_by_one
 
 MOST_ACTIONS = 200_000
 """Of pipelines that are simulated for it, altogether."""
@@ -19,19 +19,24 @@ def polished(
     start: tuple[Cuts, Estimate],
     limit: float,
 ) -> tuple[Cuts, Estimate]:
-    """Cuts that are no slower than those of ``start`` within ``limit`` bytes on each device, and their estimate."""
+    """Cuts that are no slower than those of ``start`` within ``limit`` bytes on each device, and their estimate.
+
+    Only what may be shorter along the paths that the pipeline waited for is simulated.
+    """
     (cuts, estimate), left = start, _simulations(plan)
+    steps = Steps(evaluator, plan, shardings)
     best = estimate.step_time_s
     improving = plan.pipeline > 1 and left >= 2 * len(cuts)
     while improving and left:
         improving = False
+        steps.look_along(cuts)
         for moved in moved_by_one(cuts):
             if left == 0:
                 break
             left -= 1
-            if evaluator.floor(plan, shardings, moved) >= LESS * best:
+            if any(floor(moved) >= LESS * best for floor in (steps.floor, steps.along_paths)):
                 continue
-            seconds = evaluator.seconds(plan, shardings, moved)
+            seconds = steps.seconds(moved)
             if seconds < LESS * best and evaluator.memory(plan, shardings, moved, limit) <= limit:
                 cuts, best, improving = moved, seconds, True
     return cuts, estimate if cuts == start[0] else evaluator.estimate(plan, shardings, cuts)

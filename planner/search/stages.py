@@ -47,7 +47,7 @@ def _is_short(plan: Parallelism) -> bool:
 
 def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cuts: Cuts) -> Cuts:
     """By one layer at a time, the best of all moves."""
-    steps = _Steps(evaluator, plan, shardings)
+    steps = Steps(evaluator, plan, shardings)
     least = steps.seconds(cuts)
     while True:
         best, moved = _best_move(steps, cuts, least)
@@ -56,7 +56,7 @@ def _shortened(evaluator: Evaluator, plan: Parallelism, shardings: Shardings, cu
         least, cuts = best, moved
 
 
-def _best_move(steps: "_Steps", cuts: Cuts, least: float) -> tuple[float, Cuts]:
+def _best_move(steps: "Steps", cuts: Cuts, least: float) -> tuple[float, Cuts]:
     """The move that makes the step shortest, and that step [s]; only what may be under ``least`` is simulated.
 
     A move that comes to the front is bounded along the paths that are known, too, and put back.
@@ -74,7 +74,7 @@ def _best_move(steps: "_Steps", cuts: Cuts, least: float) -> tuple[float, Cuts]:
     return best
 
 
-class _Steps:
+class Steps:
     """The step of one plan by its cuts; what took longest under some of these takes its time under others, too."""
 
     def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> None:
