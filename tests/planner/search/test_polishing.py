@@ -1,15 +1,19 @@
 """Boundaries moved by the simulated step: never slower, never too large, and as good as every cut on small cases."""
 
 from itertools import combinations
+from math import inf
 
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
+from planner.pipeline.generators import schedule_entry
 from planner.plans import Estimate, Job, Parallelism, Pins
 from planner.search.best_first import Search
-from planner.search.polishing import Cuts, polished
+from planner.search.polishing import polished
+from planner.search.stages import LESS, Cuts, moved_by_one
 from tests.planner.search.small_cases import cluster_with, small_llama
 
 
@@ -61,3 +65,26 @@ def test_uneven_models_are_cut_unevenly(model: str, cluster: str, batch: int, se
     layers = evaluator.graph.num_layers
     even = evaluator.estimate(found.plan, sharding, tuple(round(s * layers / 4) for s in range(5)))
     assert even.step_time_s / estimate.step_time_s - 1 > least
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe"])
+@pytest.mark.parametrize("microbatches", [8, 40])
+def test_what_is_not_simulated_would_not_have_been_taken(schedule: str, microbatches: int) -> None:
+    """Taking the same moves as where each of them is priced in full."""
+    model = small_llama(num_hidden_layers=19, vocab_size=128_000)
+    evaluator = Evaluator(
+        model, cluster_with("a100-4x-50g:1", bandwidth=0.1), Job(global_batch=microbatches, seq_len=2048)
+    )
+    virtual = schedule_entry(schedule).stages_per_rank[0]
+    plan = Parallelism(pipeline=4, virtual_stages=virtual, num_microbatches=microbatches, schedule=schedule)
+    start = even_cuts(19, 4 * virtual)
+    cuts, estimate = polished(evaluator, plan, {}, priced(evaluator, plan, start), inf)
+    plain, least = start, evaluator.estimate(plan, {}, start).step_time_s
+    improving = True
+    while improving:
+        improving = False
+        for moved in moved_by_one(plain):
+            seconds = evaluator.estimate(plan, {}, moved).step_time_s
+            if seconds < LESS * least:
+                plain, least, improving = moved, seconds, True
+    assert (cuts, estimate.step_time_s) == (plain, least)
