@@ -32,10 +32,11 @@ LEAST_DROPPED = 0.02
 """Share of the proof that fixing must drop before it is worth reducing anew."""
 
 NARROWER = 0.9
-"""Of the gap at the last fixing: what it must have come down to before more is fixed."""
+"""Of the gap at the last fixing, or look: what it must have come down to before more is fixed, or read off anew."""
 
-CHEAPER = 0.5
-"""Of the best choice: one below this has messages go on."""
+CLOSING = 0.05
+"""Of the gap: what messages must close from look to look to go on, besides the least that the bound must rise. While
+they do, they have no say on hubs: what follows a decision made by them takes most of the time and finds nothing."""
 
 SMALL, LARGE, PARTED = 10_000, 120_000, 250_000
 """Sizes of a proof that the integer program decides at once, and of ones that may be parted into branches: by linear
@@ -56,18 +57,14 @@ that it gave. And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
 UNSETTLED = 0.1
-"""Of the best choice: the gap above which messages that still gain have no say on hubs, since what follows a decision
-made by them takes most of the time and finds nothing; and above which a choice is searched for before costs are
-guessed."""
+"""Of the best choice: the gap above which a choice is searched for before costs are guessed."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
-FAR = 0.1
-"""Of the gap: how far above the bound steps of the prices aim where that is more than they aim at most elsewhere."""
 LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER_ROUND = (
     15.0,
-    15.0,
+    10.0,
     60.0,
     2.0,
     4.0,
@@ -119,9 +116,8 @@ def solve_network(
 
 def _first_answer(network: Network, deadline: float) -> NetworkAnswer:
     """A choice for a network that is reduced afterwards, which may lose it."""
-    tidied = network.fork()
-    found, bound = first_choice(tidied, deadline)
-    return NOTHING if found is None else NetworkAnswer(tidied.expand(found.choice), found.cost, bound)
+    found, bound = first_choice(network, deadline)
+    return NOTHING if found is None else NetworkAnswer(network.expand(found.choice), found.cost, bound)
 
 
 def _answer(network: Network, solver: "_Anytime | None", first: NetworkAnswer) -> NetworkAnswer:
@@ -146,11 +142,15 @@ class _Anytime:
         self.relaxation = Relaxation(self.proof, prices)
         self.found: Found | None = None
         self.searches = 0
+        self.bettered = np.inf, -np.inf
+        """Cost of the choice that was last bettered node by node, and the bound then: again, and it stays as it is."""
         self.on_memory: MemoryTree | None = None
         """What branches on memory have left of the proof as it was when they were first tried."""
         self.lower_bound = core.floor
         self.fixed_at = np.inf
         """Gap between the best choice and the bound when the proof was last fixed."""
+        self.looked_at = np.inf
+        """The same, when a choice was last read off the messages."""
         self.slack = FIRST_SLACK
         """Of the bound: how far above it the next guess of the best cost lies."""
         self.looking = 0.0
@@ -164,7 +164,7 @@ class _Anytime:
             self._part()
             while self._open() and self.proof.size > SMALL:
                 settled = self._relax(self._soon(RELAXING))
-                if not settled and self._apart(UNSETTLED) and self._time_for(LOOKS_PER_ROUND):
+                if not settled and self._time_for(LOOKS_PER_ROUND):
                     continue  # messages still gain more than a search would
                 if self._apart(UNSETTLED):  # guesses, which lie above the bound, are far below any choice
                     self._search(self._soon(SEARCHING))
@@ -215,7 +215,7 @@ class _Anytime:
         gaining = True
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
-            before, start, dearest = self.relaxation.value(), time.monotonic(), self.cutoff
+            before, start = self.relaxation.value(), time.monotonic()
             for _ in range(PRICES_PER_LOOK):
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, _aim(value, self.cutoff))
@@ -223,10 +223,12 @@ class _Anytime:
                 if time.monotonic() > deadline:
                     break
             self._prove_by(self.relaxation.bound())
-            self._look(2 * time.monotonic() - start)
-            gaining = self.relaxation.best > before + LEAST_GAIN * abs(before)
-            # A far cheaper choice than the one that steps aimed at: they were too long, and shorter ones may gain.
-            gaining |= self.cutoff < CHEAPER * dearest
+            gap = self.cutoff - self.lower_bound
+            closed = CLOSING * gap if np.isfinite(gap) else 0.0
+            gaining = self.relaxation.best > before + max(closed, LEAST_GAIN * abs(before))
+            if gap <= NARROWER * self.looked_at or not gaining or time.monotonic() > deadline:
+                self._look(2 * time.monotonic() - start)
+                self.looked_at = self.cutoff - self.lower_bound
         self.relaxation.return_to_best()
         return not gaining
 
@@ -241,7 +243,9 @@ class _Anytime:
         start = time.monotonic()
         found = read_off(self.relaxation, min(deadline, self.deadline))
         self._consider(found if found or self.found else greedy(self.relaxation))
-        self.looking = time.monotonic() - start
+        took = time.monotonic() - start
+        # One that was cut short says nothing of how long others take.
+        self.looking = took if start + took < deadline else max(took, self.looking)
 
     def _consider(self, found: Found | None) -> None:
         """Take a choice of the proof, if there is one and it is better than what we have."""
@@ -258,7 +262,10 @@ class _Anytime:
         if self.found is not None and self._open():
             self.searches += 1
             prices = self.relaxation.known_prices
-            found = better(self.core, self.found, prices, self._regrets, deadline)
+            found = self.found
+            if self.bettered != (found.cost, self.lower_bound):
+                found = better(self.core, found, prices, self._regrets, deadline)
+                self.bettered = found.cost, self.lower_bound
             search = NeighbourhoodSearch(self.core, found, prices, self._regrets, self.searches)
             try:
                 search.improve(deadline, PATIENCE)
@@ -291,9 +298,7 @@ class _Anytime:
         hubs = hubs_of(self.proof)
         if not hubs or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
-        if not any(
-            self._relax(self._soon(share)) or not self._apart(UNSETTLED) for share in (BEFORE, RELAXING)
-        ):
+        if not any(self._relax(self._soon(share)) for share in (BEFORE, RELAXING)):
             return
         if not self._apart(FAR_APART) or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
@@ -385,8 +390,7 @@ class _Anytime:
 
 def _aim(value: float, cost: float) -> float:
     """What steps of the prices aim at, given the bound and the best cost."""
-    far = FURTHEST * max(abs(value), 1.0)
-    return min(cost, value + max(far, FAR * (cost - value))) if np.isfinite(cost) else value + far
+    return min(cost, value + FURTHEST * max(abs(value), 1.0))
 
 
 def _position(labels: Indices, label: int) -> int | None:

@@ -1,6 +1,6 @@
 """How far, and for how long, prices of memory are moved to raise a bound."""
 
-FURTHEST = 0.3
+FURTHEST = 0.6
 """Of the bound: how far above it steps of the prices aim at most, where the best choice is not much dearer."""
 
 SETTLING = 10

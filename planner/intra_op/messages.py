@@ -33,15 +33,15 @@ from planner.intra_op.problem import Array
 Messages = Mapping[tuple[int, int], Array]
 """Node and neighbour -> message from their edge into the node."""
 
-STEP = 0.3
-"""First step, as a share of the step that would close the gap if the bound were linear."""
+STEP = 0.15
+"""First step, as a share of the step that would close the gap if the bound were linear and rose along it."""
 
 MARGIN = 1e-9
 """Relative rounding allowed to bounds before anything goes."""
 
 MOMENTUM = 0.9
 """Share of the last direction that the next one keeps: decoded choices take too much here, then there, and only
-their mean says where memory is short."""
+their mean says where memory is short. It does not change how long steps are."""
 
 EXACT_BITS = 44
 """Of the 53 that a float holds, those that costs may take to the size of the bound; sums may exceed that 500 times."""
@@ -290,9 +290,9 @@ class Relaxation:
         rows = rows[(self.prices[rows] > 0) | (excess[rows] > 0)]
         self._direction *= MOMENTUM
         self._direction[rows] += excess[rows]
-        square = float((self._direction**2).sum())
-        if square:
-            length = self.step * max(target - value, 0.0) / square
+        product = float(np.linalg.norm(excess[rows]) * np.linalg.norm(self._direction))
+        if product:
+            length = self.step * max(target - value, 0.0) / product
             self.prices = np.maximum(0.0, self.prices + length * self._direction)
             self._priced = self._price()
 
