@@ -131,7 +131,10 @@ def test_nodes_that_only_slow_a_plan_down_are_named() -> None:
     assert fewer.estimate.step_time_s < 0.9 * answer.estimate.step_time_s
     assert not [warning for warning in fewer.warnings if "do not divide" in warning]
     [named] = [warning for warning in answer.warnings if "do not divide" in warning]
-    assert f"all 72 devices: 8 of the 9 nodes would take {format_seconds(fewer.estimate.step_time_s)} a step" in named
+    assert (
+        f"all 72 devices: 8 of the 9 nodes would take {format_seconds(fewer.estimate.step_time_s)} a step"
+        in named
+    )
     nodes = Faster(change="nodes", value=8, step_time_s=fewer.estimate.step_time_s)
     assert [faster for faster in answer.faster_with if faster.change == "nodes"] == [nodes]
     assert not [faster for faster in fewer.faster_with if faster.change == "nodes"]
