@@ -35,8 +35,8 @@ NARROWER = 0.9
 """Of the gap at the last fixing, or look: what it must have come down to before more is fixed, or read off anew."""
 
 CLOSING = 0.05
-"""Of the gap: what messages must close from look to look to go on, besides the least that the bound must rise. While
-they do, they have no say on hubs: what follows a decision made by them takes most of the time and finds nothing."""
+"""Of the gap, or of one of ``UNSETTLED``: what messages must close from look to look, besides the least rise, to go on.
+Until they end, they have no say on hubs: what follows takes most of the time and finds nothing."""
 
 SMALL, LARGE, PARTED = 10_000, 120_000, 250_000
 """Sizes of a proof that the integer program decides at once, and of ones that may be parted into branches: by linear
@@ -44,7 +44,7 @@ programs, and on memory by messages."""
 
 REDUCING, RELAXING, SEARCHING, ON_MEMORY, GUESSING = 0.5, 0.5, 0.3, 0.4, 0.2
 """Shares of the time left that go into the reductions, into one round of messages, of search, of branches on memory,
-and into one guess."""
+and into one guess. The last search has all of it."""
 
 BEFORE = 0.15
 """Share of the time left that goes into messages before hubs are decided, or a network is halved."""
@@ -154,7 +154,7 @@ class _Anytime:
         self.slack = FIRST_SLACK
         """Of the bound: how far above it the next guess of the best cost lies."""
         self.looking = 0.0
-        """Time that the last look for a choice took [s]."""
+        """Time that the last look for a choice took, not less than the one before if it was cut short [s]."""
 
     def run(self) -> None:
         """Everything, in turns, until the best choice is proven or time is up."""
@@ -167,11 +167,11 @@ class _Anytime:
                 if not settled and self._time_for(LOOKS_PER_ROUND):
                     continue  # messages still gain more than a search would
                 if self._apart(UNSETTLED):  # guesses, which lie above the bound, are far below any choice
-                    self._search(self._soon(SEARCHING))
+                    self._search()
                 self._fix()
                 self._part_on_memory()
                 self._guess()
-                self._search(self._soon(SEARCHING))
+                self._search()
                 self._fix()
                 if self.proof.size <= LARGE:
                     break
@@ -216,16 +216,17 @@ class _Anytime:
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
             before, start = self.relaxation.value(), time.monotonic()
-            for _ in range(PRICES_PER_LOOK):
+            done = 0
+            while done < PRICES_PER_LOOK and time.monotonic() <= deadline:
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, _aim(value, self.cutoff))
                 self.relaxation.sweep()
-                if time.monotonic() > deadline:
-                    break
+                done += 1
             self._prove_by(self.relaxation.bound())
             gap = self.cutoff - self.lower_bound
-            closed = CLOSING * gap if np.isfinite(gap) else 0.0
-            gaining = self.relaxation.best > before + max(closed, LEAST_GAIN * abs(before))
+            closed = CLOSING * min(gap, UNSETTLED * abs(self.cutoff)) if np.isfinite(gap) else 0.0
+            least = max(closed, LEAST_GAIN * abs(before)) * done / PRICES_PER_LOOK
+            gaining = self.relaxation.best > before + least
             if gap <= NARROWER * self.looked_at or not gaining or time.monotonic() > deadline:
                 self._look(2 * time.monotonic() - start)
                 self.looked_at = self.cutoff - self.lower_bound
@@ -244,7 +245,6 @@ class _Anytime:
         found = read_off(self.relaxation, min(deadline, self.deadline))
         self._consider(found if found or self.found else greedy(self.relaxation))
         took = time.monotonic() - start
-        # One that was cut short says nothing of how long others take.
         self.looking = took if start + took < deadline else max(took, self.looking)
 
     def _consider(self, found: Found | None) -> None:
@@ -258,9 +258,10 @@ class _Anytime:
         if self.found is None or cost < self.found.cost:
             self.found = Found(positions, cost)
 
-    def _search(self, deadline: float) -> None:
+    def _search(self) -> None:
         if self.found is not None and self._open():
             self.searches += 1
+            deadline = self._soon(SEARCHING if self._time_for(LOOKS_PER_ROUND) else 1.0)
             prices = self.relaxation.known_prices
             found = self.found
             if self.bettered != (found.cost, self.lower_bound):
