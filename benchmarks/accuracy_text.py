@@ -243,8 +243,9 @@ Step time, dense:
   within 7 % if an odd row left 0.15 of a product's rate in place of the 0.28 that is measured at 8 bytes.
 * **NeMo's launcher of September 2022**, GPT3-175B: -23 to -27 %; in July it printed 29 % more with the same settings.
 * **Megatron-LM's unfused loss** is priced as its source has it, 38 bytes a logit forward. Megatron-LLaMA's runs went
-  from -2 to -10 % with it. `elementwise_passes` of `megatron` was fitted with the loss of before: with this one 3.1
-  would fit Zero-bubble better (4.2 for 5.2 %), but the rate of A100 would have to be fitted with it.
+  from -2 to -10 % with it. `elementwise_passes` of `megatron` was fitted with the loss of before; with this one 3.1
+  would fit Zero-bubble better (4.2 for 5.2 %). That is more than layers without any fusion have by source (2.8), so
+  that 2.2 stands.
 * **Falcon-7B** on eight A100 of 40 GB: -52 and -47 %; its script is an attachment. **Lambda's 405B** with the update on
   the host: +39 %, as its processors were faster than the middling ones that are assumed.
 * **Releases**: MLPerf's GPT-3 became 21 % faster in 17 months, AXLearn's 7B on 256 H100 27 % in ten.
