@@ -7,7 +7,7 @@ the union of the dims of its tensors; a dim that is in an input or weight but in
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -202,12 +202,27 @@ def commonest_layer(graph: Graph) -> str:
     return min(graph.sequence, key=lambda name: (-graph.sequence.count(name), name))
 
 
-def tied_share(graph: Graph, block: str) -> float:
-    """Share of the weights of ``block`` that are tied to those of another."""
+def tied_share(graph: Graph, block: str, others: Collection[str] | None = None) -> float:
+    """Share of the weights of ``block`` that are tied to those of another, or of one of the ``others``."""
+    if not graph.tied:
+        return 0.0
     weights = [t for t in graph.block[block].tensors if t.is_parameter]
-    tied = {tensor for pair in graph.tied for tensor in pair}
-    shared = sum(graph.elements(t) for t in weights if f"{block}.{t.name}" in tied)
+    owner = {second: first for first, second in graph.tied}
+    holders = {(owner.get(tensor, tensor), tensor.split(".", 1)[0]) for pair in graph.tied for tensor in pair}
+    tied = {name for name, at in holders if at != block and (others is None or at in others)}
+    shared = sum(graph.elements(t) for t in weights if owner.get(key := f"{block}.{t.name}", key) in tied)
     return shared / sum(graph.elements(t) for t in weights) if shared else 0.0
+
+
+def keepers(graph: Graph, block: str) -> tuple[str, ...]:
+    """Ends of the model that keep weights of ``block`` where they are beside it: one parameter is stored once.
+
+    What both ends have is the first one's.
+    """
+    if block == graph.first:
+        return ()
+    ends = (graph.first,) if block == graph.last else (graph.first, graph.last)
+    return tuple(end for end in ends if end and tied_share(graph, block, (end,)))
 
 
 def count_parameters(graph: Graph) -> int:

@@ -7,7 +7,6 @@ An `Evaluator` holds one model, cluster and job, prices blocks once per distinct
 import math
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
@@ -19,21 +18,21 @@ from planner.evaluation.blocks import BlockCost, block_cost
 from planner.evaluation.checks import check_degrees
 from planner.evaluation.cuts import even_cuts, ranks_of
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
-from planner.evaluation.lookup import beside_first, with_lookup
+from planner.evaluation.lookup import beside_end, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, most_held, over_step
 from planner.evaluation.padding import padded_weights
-from planner.evaluation.rematerialisation import repeated_flops, under_policy
+from planner.evaluation.rematerialisation import repeated_flops
 from planner.evaluation.setting import setting_of, spread_of
-from planner.evaluation.sharing import Known, kept_for
+from planner.evaluation.sharing import Ends, Known, kept_for
 from planner.evaluation.sites import Site, check_sites, seen_by
-from planner.evaluation.stages import StageCost, StageShape, shapes_of, stage_cost
+from planner.evaluation.stages import StageCost, StageShape, parts_of, shapes_of, stage_cost
 from planner.evaluation.staging import with_staging
 from planner.evaluation.states import Sync, sums_whole
 from planner.evaluation.step import Around, StepTime, step_floor, step_time
 from planner.evaluation.syncing import gathers_of, products_of, sync_of, wire_widths
 from planner.evaluation.terms import Assignment, BlockTerms, block_terms, exit_of
 from planner.evaluation.units import TimedUnit, UnitCost, host_of, place_of, timed
-from planner.graph import commonest_layer, counted, tied_share
+from planner.graph import commonest_layer, counted, keepers, tied_share
 from planner.models.model import Model
 from planner.operators import model_flops
 from planner.plans import Estimate, Job, Parallelism, Plan
@@ -74,6 +73,7 @@ class Evaluator:
         self.graph, self.cluster, self.job, self.software = self.setting[:4]
         self.peak = product_peak(self.cluster.device, job.precision)
         self.main_layer = commonest_layer(self.graph)
+        self.keepers = {block.name: keepers(self.graph, block.name) for block in self.graph.blocks}
         self.kept = kept_for(model, self.cluster, job, self.software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
@@ -174,15 +174,18 @@ class Evaluator:
 
     def seconds_within(self, plan: Parallelism, name: str, policy: str, shardings: Shardings) -> float:
         """Of one block for one micro-batch, anywhere in a stage but its first gather [s]."""
-        return self._timed(self._known(plan, policy, shardings), plan, name, policy, shardings).seconds
+        beside = () if name == self.graph.last else self.keepers[name]
+        known = self._known(plan, policy, shardings)
+        return self._timed(known, plan, name, policy, beside, shardings).seconds
 
     def _timed(
-        self, known: Known, plan: Parallelism, name: str, policy: str, shardings: Shardings
+        self, known: Known, plan: Parallelism, name: str, policy: str, ends: Ends, shardings: Shardings
     ) -> TimedUnit:
-        """The block as any stage has it, of those that ``known`` is about."""
-        key = (name, policy)
+        """The block as any stage has it, of those that ``known`` is about, where ``ends`` keep weights of it."""
+        key = (name, policy, ends)
         if key not in known.units:
             unit, host = self._unit(plan, name, policy, shardings), host_of(self.setting, plan)
+            unit = self._beside(unit, name, ends, plan, shardings) if ends else unit
             known.units[key] = timed(unit, plan, self.software, host)
         return known.units[key]
 
@@ -199,29 +202,24 @@ class Evaluator:
             self.kept.syncs[key] = with_copies(sync, weights, self.setting, plan, mesh)
         return self.kept.syncs[key]
 
-    def _beside_first(self, head: TimedUnit, first: UnitCost, plan: Parallelism) -> TimedUnit:
-        """The last block on the stage of the first: tied weights are stored once, and gathered and reduced by one."""
-        name, unit = str(self.graph.last), head.unit
-        if not (share := tied_share(self.graph, name)):
-            return head
-        kept = tuple(g._replace(elements=g.elements * (1 - share)) for g in unit.block.weights)
-        frozen = tuple(g.times(1 - share) for g in unit.block.frozen)
-        block = unit.block._replace(weights=kept, frozen=frozen)
-        sync = beside_first(unit, first, self._sync(plan, block, name), self.pricer(plan), plan)
-        return timed(unit._replace(block=block, sync=sync), plan, self.software, host_of(self.setting, plan))
+    def _beside(
+        self, unit: UnitCost, name: str, ends: Ends, plan: Parallelism, shardings: Shardings
+    ) -> UnitCost:
+        """A block on the stage of ``ends``: tied weights are stored once, and gathered and reduced by one."""
+        own = 1 - tied_share(self.graph, name, ends)
+        weights = tuple(g._replace(elements=own * g.elements) for g in unit.block.weights)
+        frozen = tuple(g.times(own) for g in unit.block.frozen)
+        block = unit.block._replace(weights=weights, frozen=frozen, elements=own * unit.block.elements)
+        end = self._unit(plan, ends[0], "none", shardings)
+        sync = beside_end(unit, end, self._sync(plan, block, name), self.pricer(plan), plan)
+        return unit._replace(block=block, sync=sync)
 
     def stage(self, plan: Parallelism, shape: StageShape, policy: str, shardings: Shardings) -> StageCost:
         """One stage of the plan."""
         known = self._known(plan, policy, shardings)
         if shape not in known.stages:
-            unit = partial(self._timed, known, plan)
-            runs = under_policy(shape.layers, policy, plan.recompute_every)
-            units = [(unit(name, own, shardings), count) for name, own, count in runs]
-            if shape.first and self.graph.first:
-                units.insert(0, (unit(self.graph.first, "none", shardings), 1))
-            if shape.last and self.graph.last:
-                head = unit(self.graph.last, "none", shardings)
-                units.append((self._beside_first(head, units[0][0].unit, plan) if shape.first else head, 1))
+            parts = parts_of(self.graph, shape, policy, plan.recompute_every, self.keepers)
+            units = [(self._timed(known, plan, *part, shardings), count) for part, count in parts]
             cost = stage_cost(units, plan, self.software)
             tied = self._tied_elements(plan, shardings) if shape.first else 0.0
             together = cost._replace(shared_elements=tied)

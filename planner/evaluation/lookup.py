@@ -132,12 +132,12 @@ def _tiled(outer: float, inner: float, lanes: int) -> float:
     return math.ceil(outer / TILE_ROWS) * TILE_ROWS * math.ceil(inner / lanes) * lanes
 
 
-def beside_first(unit: UnitCost, first: UnitCost, apart: Sync, pricer: Pricer, plan: Parallelism) -> Sync:
-    """What keeps the weights of the last ``unit`` in step, where the ``first`` has its table; ``apart`` without that.
+def beside_end(unit: UnitCost, end: UnitCost, apart: Sync, pricer: Pricer, plan: Parallelism) -> Sync:
+    """What keeps the weights of ``unit`` in step, where the ``end`` has its table; ``apart`` without that.
 
     A partitioner gathers a table once for both, but sums what each makes of its gradient by itself.
     """
-    if first.looked_up and not lie_whole(plan, pricer.software):
+    if end.looked_up and not lie_whole(plan, pricer.software):
         return unit.sync
     if pricer.partitioned is None:
         return apart

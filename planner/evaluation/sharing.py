@@ -26,6 +26,8 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.pricing import Pricer
 
 Key = tuple[object, ...]
+Ends = tuple[str, ...]
+"""Embedding, head or both, by the names of their blocks."""
 
 MOST_KEPT = 8
 """Kinds of evaluators whose prices are kept."""
@@ -41,8 +43,8 @@ class Known(NamedTuple):
     """Stages of any shape that are otherwise alike, and the blocks that they are made of."""
 
     stages: dict[StageShape, StageCost]
-    units: dict[tuple[str, str], TimedUnit]
-    """By block and policy."""
+    units: dict[tuple[str, str, Ends], TimedUnit]
+    """By block, policy and the ends beside it that keep weights of it."""
 
 
 class Kept:

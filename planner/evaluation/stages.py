@@ -1,6 +1,6 @@
 """Time of one pipeline stage for one micro-batch: compute, exposed communication, gathers of sharded weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import BlockCost, Midway
 from planner.evaluation.compiled import LayerBack, layer_back, most, ring_is_loop
+from planner.evaluation.rematerialisation import under_policy
 from planner.evaluation.states import Sync
 from planner.evaluation.units import TimedUnit, UnitCost, add_all, gathers_weights
 from planner.evaluation.weights import FrozenGroup, WeightGroup
-from planner.graph import counted
+from planner.graph import Graph, counted
 from planner.pipeline.generators import splits_backward
 from planner.plans import Parallelism
 
@@ -37,6 +38,17 @@ def shapes_of(sequence: tuple[str, ...], cuts: tuple[int, ...]) -> tuple[StageSh
 @lru_cache(maxsize=1 << 14)
 def _shape(sequence: tuple[str, ...], part: tuple[int, int], ends: tuple[bool, bool]) -> StageShape:
     return StageShape(counted(sequence[slice(*part)]), *ends)
+
+
+def parts_of(
+    graph: Graph, shape: StageShape, policy: str, every: int, keepers: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], int]]:
+    """Blocks of a stage in order: each with its policy and the ends beside it that keep weights of it; its count."""
+    first, last = graph.first if shape.first else None, graph.last if shape.last else None
+    layers = under_policy(shape.layers, policy, every)
+    before, after = (((end, "none", 1),) if end else () for end in (first, last))
+    for name, own, count in (*before, *layers, *after):
+        yield (name, own, tuple(end for end in keepers[name] if end in (first, last))), count
 
 
 class StageCost(NamedTuple):

@@ -259,12 +259,12 @@ class Floors:
 
     def _part(self, plan: Parallelism, name: str, count: int, shardings: Shardings) -> Part:
         evaluator = self.evaluator
-        ends = name in (evaluator.graph.first, evaluator.graph.last)
-        own = {"none"} if ends else set(self._policies) or {plan.recompute}
+        end = name in (evaluator.graph.first, evaluator.graph.last)
+        own = {"none"} if end else set(self._policies) or {plan.recompute}
         costs = [evaluator.block(plan, name, policy, shardings) for policy in sorted(own)]
         weights = costs[0].weights
-        if name == evaluator.graph.last:
-            untied = 1 - tied_share(evaluator.graph, name)
+        if ends := evaluator.keepers[name]:
+            untied = 1 - tied_share(evaluator.graph, name, ends)
             weights = tuple(group._replace(elements=untied * group.elements) for group in weights)
         return Part(
             count,

@@ -87,6 +87,26 @@ def test_parts_add_up(model: str, plan: Parallelism) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "parameters", "table"),
+    [
+        ("t5-small", 60_506_624, 32_128 * 512),
+        ("whisper-large-v2", 1_543_304_960, 51_865 * 1280),
+        ("bert-large", 335_174_458, 30_522 * 1024),
+        ("phi-2", 2_779_683_840, 0),
+    ],
+)
+def test_a_stage_holds_weights_once_that_its_blocks_share(model: str, parameters: int, table: int) -> None:
+    """Parameters of the classes of transformers; a ``table`` that both halves of a pipeline use is on both."""
+    evaluator = evaluator_of(model, 8, seq_len=448)
+
+    def held(stages: int) -> float:
+        plan = Parallelism(data=8 // stages, pipeline=stages, num_microbatches=8)
+        return sum(group.elements for stage in evaluator.stages(plan) for group in stage.weights)
+
+    assert (held(1), held(2)) == (parameters, parameters + table)
+
+
+@pytest.mark.parametrize(
     "cuts",
     [(0, 10, 20, 30, 32), (0, 11, 22, 32, 32), (0, 0, 16, 32, 32)],
     ids=["uneven", "head alone", "both ends alone"],

@@ -31,8 +31,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 @pytest.mark.parametrize("run", [row["id"] for row in ROWS])
 def test_live_tensors_are_those_of_the_tracker(run: str, errors: dict[str, float]) -> None:
-    assert abs(errors[run]) < 0.12
+    assert abs(errors[run]) < 0.04
 
 
 def test_most_of_them_are_nearer(errors: dict[str, float]) -> None:
-    assert median(map(abs, errors.values())) < 0.05
+    assert median(map(abs, errors.values())) < 0.005
