@@ -51,23 +51,49 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 50257, "hidden_size": 2048, "num_layers": 24, "num_heads": 16, "max_position_embeddings": 2048,
         "window_size": 256, "attention_types": [[["global", "local"], 12]],
     },
+    "gptj": {
+        "vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64, "n_positions": 2048,
+    },
     "m2m_100": {"vocab_size": 256206, "activation_function": "relu", **SEQUENCE_TO_SEQUENCE},
     "electra": {
         "vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12,
         "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": 512, "type_vocab_size": 2,
         "architectures": ["ElectraForMaskedLM"],
     },
+    "vit": {
+        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+        "image_size": 224, "patch_size": 16, "num_labels": 1000,
+    },
+    "dinov2": {
+        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "mlp_ratio": 4, "image_size": 224,
+        "patch_size": 14, "num_labels": 1000,
+    },
+    "clip_vision_model": {
+        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+        "image_size": 224, "patch_size": 14, "architectures": ["CLIPVisionModel"],
+    },
+    "siglip_vision_model": {
+        "hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304,
+        "image_size": 384, "patch_size": 14,
+    },
 }  # fmt: skip
 """Sizes of BART-large, mBART-large-50, mT5-large, UMT5-small, ModernBERT-large, EuroBERT-210m, StarCoder, GPT-Neo-1.3B,
-NLLB-200-distilled-600M, and ELECTRA-small with the generator's head."""
+GPT-J-6B, NLLB-200-distilled-600M, ELECTRA-small with the generator's head; ViT-large-16, DINOv2-large on 224 pixels,
+and the towers of images of CLIP-ViT-L-14 and SigLIP-so400m-14 on 384 pixels."""
 
-PLAIN_ONLY = frozenset({"gpt_neo", "mt5", "umt5"})
+PLAIN_ONLY = frozenset({"gpt_neo", "gptj", "mt5", "umt5"})
 """Families whose class has no flash attention, or runs it only without its bias."""
 
-LENGTHS: Mapping[str, int] = {"eurobert": 1024, "gpt_bigcode": 2048, "gpt_neo": 1024, "modernbert": 1024}
+LENGTHS: Mapping[str, int] = {
+    "clip_vision_model": 257, "dinov2": 257, "eurobert": 1024, "gpt_bigcode": 2048, "gpt_neo": 1024, "gptj": 1024,
+    "modernbert": 1024, "siglip_vision_model": 729, "vit": 197,
+}  # fmt: skip
 """Tokens, where they are not 512."""
 
-MICRO_BATCHES: Mapping[str, int] = {"electra": 64, "gpt_bigcode": 2, "gpt_neo": 4, "umt5": 16}
+MICRO_BATCHES: Mapping[str, int] = {
+    "clip_vision_model": 32, "dinov2": 32, "electra": 64, "gpt_bigcode": 2, "gpt_neo": 4, "gptj": 2, "umt5": 16,
+    "vit": 32,
+}  # fmt: skip
 """Sequences at once, where they are not 8."""
 
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -82,7 +108,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 """Family, recomputation, tokens and kernel -> what differs from what is usual."""
 
 TASKS = {"decoder": "CausalLM", "encoder": "MaskedLM", "encoder-decoder": "Seq2SeqLM"}
-CLASSES = {family: f"AutoModelFor{TASKS[ARCHITECTURES[family]]}" for family in CONFIGS}
+IMAGES = {
+    "clip_vision_model": "AutoModel", "dinov2": "AutoModelForImageClassification", "siglip_vision_model": "AutoModel",
+    "vit": "AutoModelForImageClassification",
+}  # fmt: skip
+CLASSES = {family: f"AutoModelFor{TASKS[ARCHITECTURES[family]]}" for family in CONFIGS} | IMAGES
 
 
 def measured(name: str) -> dict[str, Any]:

@@ -155,8 +155,16 @@ def sharded(model: Any, plan: Mapping[str, Any], mesh: Any) -> None:
 
 
 def loss_of(model: Any, tokens: Any) -> Any:
-    """The model's own."""
-    return model(input_ids=tokens, labels=tokens).loss
+    """The model's own, of as many images where it reads these; the sum of what a tower makes that has no loss."""
+    import torch
+
+    if model.main_input_name == "input_ids":
+        return model(input_ids=tokens, labels=tokens).loss
+    channels, side = model.config.num_channels, model.config.image_size
+    pixels = tokens.new_zeros((len(tokens), channels, side, side), dtype=torch.float32)
+    if getattr(model, "classifier", None) is None:
+        return model(pixels).pooler_output.sum()
+    return model(pixels, labels=tokens[:, 0]).loss
 
 
 if __name__ == "__main__":

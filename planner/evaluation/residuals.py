@@ -63,7 +63,7 @@ def residuals(
             element = pricer.element_bytes(block.tensor[probabilities])
             wide = 0.0 if software.modules and op.attributes.get("narrow") else software.softmax_residuals
             found[probabilities] = wide * sizes[probabilities] / element
-            found |= dict(_repeated_keys(pricer, block, op, sizes))
+            found |= dict(_repeated_keys(pricer, block, op, sizes)) | dict(_cast(pricer, block, op, sizes))
         if op.kind == "combine":
             kernels, made_by_experts = routing_kernels(software, pricer.job), op.inputs[0]
             arrays = kernels.weighed if kernels else software.combine_residuals
@@ -98,6 +98,18 @@ def _repeated_keys(
     if pricer.software.modules:
         for name in (n for n in op.inputs[1:3] if n in sizes and "kv_heads" in block.tensor[n].dims):
             yield name, sizes[name] * (pricer.sizes.full("heads") / pricer.sizes.full("kv_heads") - 1)
+
+
+def _cast(pricer: Pricer, block: Block, op: Op, sizes: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Queries and keys in fp32 where plain attention multiplies these, beyond their own ``sizes`` [bytes].
+
+    Autocast takes the products in the training type nevertheless.
+
+    Source: huggingface/transformers 5.23.0 ``modeling_gpt_neo.py`` and ``modeling_gptj.py`` (``_attn``).
+    """
+    if pricer.software.modules and op.attributes.get("wide_scores") and not pricer.job.autocast:
+        for name in (n for n in op.inputs[:2] if n in sizes):
+            yield name, sizes[name] * (DTYPE_BYTES["fp32"] / pricer.element_bytes(block.tensor[name]) - 1)
 
 
 def _of_norm(pricer: Pricer, block: Block, op: Op) -> float:

@@ -36,7 +36,11 @@ def _gated(b: BlockBuilder, config: TransformerConfig, context: str) -> str:
 
 def _habits(config: TransformerConfig) -> dict[str, Attribute]:
     """What transformers' modules of the family do otherwise than others, where they do."""
-    habits: dict[str, Attribute] = {"narrow": config.narrow_softmax, "joined": config.joined_heads}
+    habits: dict[str, Attribute] = {
+        "narrow": config.narrow_softmax,
+        "joined": config.joined_heads,
+        "wide_scores": config.wide_scores,
+    }
     return {name: value for name, value in habits.items() if value}
 
 

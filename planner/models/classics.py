@@ -68,6 +68,7 @@ def gpt_neo(read: ConfigReader, name: str) -> TransformerConfig:
         window=read.integer("window_size", default=0, least=0),
         positions=positions,
         max_seq=positions,
+        wide_scores=True,
         out_bias=True,
         mlp_bias=True,
     )
@@ -104,6 +105,7 @@ def gptj(read: ConfigReader, name: str) -> TransformerConfig:
         layers=(LayerKind(),) * num_layers(read),
         ffn=read.integer("n_inner", default=4 * read.integer("n_embd", "hidden_size")),
         parallel=True,
+        wide_scores=True,
         mlp_bias=True,
         head_bias=True,
     )

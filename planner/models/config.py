@@ -131,6 +131,8 @@ class TransformerConfig(Record):
     """Transformers puts rotated and other parts of heads together (Phi, GPT-NeoX)."""
     narrow_softmax: bool = False
     """Transformers' plain attention takes the softmax in the training type, not in fp32."""
+    wide_scores: bool = False
+    """Its products of queries and keys are taken in fp32, of copies that these keep (GPT-Neo, GPT-J)."""
     narrow_loss: bool = False
     """Its class takes the loss of logits in the training type."""
     score_cap: bool = False

@@ -46,6 +46,7 @@ def dinov2_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         activation="silu" if gated else read.text("hidden_act", default="gelu"),
         qkv_bias=read.flag("qkv_bias", default=True),
         layer_scale=True,
+        narrow_softmax=True,
     )
     tokens = ("cls_token", *(("mask_token",) if read.flag("use_mask_token", default=True) else ()))
     embedding = _embedding(config, "patches", tokens)
