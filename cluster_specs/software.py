@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -27,6 +26,9 @@ from cluster_specs.units import Bytes, Seconds
 
 DATA = Path(__file__).parent / "data" / "software"
 
+DeviceFamily = Literal["gpu", "tpu", "trainium"]
+Axis = Literal["tensor", "pipeline", "context", "expert"]
+
 
 class SoftwareSpec(Record):
     """What a training framework does with a plan: fusion, overlap, buffers and overheads.
@@ -36,6 +38,10 @@ class SoftwareSpec(Record):
 
     name: str
     summary: str
+    runs_on: tuple[DeviceFamily, ...] = Field(min_length=1)
+    """Kinds of devices that it trains on."""
+    splits: tuple[Axis, ...]
+    """Axes over which it can split a model; over data always."""
     modules: Literal["transformers"] | None = None
     """Whose modules models are made of, which keep more of plain attention, and for some families less in fp32."""
     fused_elementwise: bool
@@ -293,35 +299,6 @@ def _completed(fields: dict[str, Any], files: Mapping[str, dict[str, Any]]) -> d
     own = {key: value for key, value in fields.items() if key != "extends"}
     base = _completed(files[fields["extends"]], files)
     return {**base, **own, "sources": base["sources"] | own["sources"]}
-
-
-USUAL_STACKS: Mapping[str, str] = MappingProxyType(
-    {"nvidia": "torch-fsdp2", "amd": "torch-fsdp2", "google": "jax-xla", "aws": "neuronx"}
-)
-"""Who makes a device -> the stack that is meant where nobody names one."""
-
-OTHER_STACKS: Mapping[str, str] = MappingProxyType({"gpu": "torch-fsdp2", "tpu": "jax-xla"})
-"""The same by the kind of device, for those of other makers."""
-
-
-def usual_stack(device: DeviceSpec) -> str:
-    """The stack that most jobs on such a device run."""
-    return USUAL_STACKS.get(device.vendor.lower(), OTHER_STACKS[device.kind])
-
-
-UNASKED: Mapping[str, str] = MappingProxyType({"torch-fsdp2": "torch-eager"})
-"""Stack that is planned for -> what runs that name none have: PyTorch compiles nothing unless it is told to.
-
-Source: ``torch.compile`` is a call; by default it is off in huggingface/transformers (``torch_compile``),
-pytorch/torchtitan (``CompileConfig.enable``), pytorch/torchtune (``compile`` of recipes/configs@bd2a0fc) and
-huggingface/accelerate (``dynamo_backend``).
-"""
-
-
-def unasked_stack(device: DeviceSpec) -> str:
-    """The stack of runs on such a device of which nobody knows the program."""
-    usual = usual_stack(device)
-    return UNASKED.get(usual, usual)
 
 
 def list_software() -> tuple[SoftwareSpec, ...]:

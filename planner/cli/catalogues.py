@@ -103,7 +103,7 @@ def _targets() -> dict[str, dict[str, Any]]:
 CLUSTERS = Catalogue("cluster", ("device", "devices_per_node", "summary"), _clusters, _cluster)
 MODELS = Catalogue("model", ("family", "architecture", "parameters"), _models, _model)
 SCHEDULES = Catalogue("schedule", ("description", "source"), _schedules, _schedule)
-STACKS = Catalogue("stack", ("summary",), _stacks, _stack)
+STACKS = Catalogue("stack", ("runs_on", "splits", "summary"), _stacks, _stack)
 TARGETS = Catalogue("target", ("stack", "description"), _targets)
 
 

@@ -1,11 +1,13 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import (
+    Axis,
     SoftwareSpec,
     device_on,
     gathering,
@@ -14,8 +16,8 @@ from cluster_specs.software import (
     replayed,
     software_on,
     updating,
-    usual_stack,
 )
+from cluster_specs.usual_stacks import runs_on, usual_stack
 from cost_models.compute import newton_schulz_flops
 from cost_models.intervals import Spread, spread
 from planner.flops import matmul_dims
@@ -105,8 +107,22 @@ def _of_scans(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
 
 
 def caveats_of(plan: Plan) -> tuple[str, ...]:
-    """The same of a plan."""
-    return caveats(graph_of(plan.model, plan.job), software_of(plan.job, plan.cluster.device))
+    """The same of a plan, which may ask of its stack what that cannot do: a search does not."""
+    software = software_of(plan.job, plan.cluster.device)
+    return (*_beyond_stack(plan, software), *caveats(graph_of(plan.model, plan.job), software))
+
+
+def _beyond_stack(plan: Plan, software: SoftwareSpec) -> Iterator[str]:
+    """Devices that the stack does not run on, and axes over which it splits nothing."""
+    for device in {pool.device.name: pool.device for pool in plan.cluster.pools}.values():
+        if not runs_on(software, device):
+            yield (
+                f"{software.name} does not run on {device.name} (but on {' and '.join(software.runs_on)}): its time is "
+                "of a stack that does"
+            )
+    for axis in get_args(Axis):
+        if axis not in software.splits and getattr(plan.plan, axis) > 1:
+            yield f"{software.name} has no {axis} ranks: its time is of a stack that does"
 
 
 def graph_of(model: Model, job: Job) -> Graph:

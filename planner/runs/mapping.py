@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
-from cluster_specs.software import unasked_stack
+from cluster_specs.usual_stacks import unasked_stack
 from planner.evaluation.cuts import stages_of
 from planner.graph import Graph
 from planner.models.model import Model

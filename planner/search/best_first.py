@@ -20,6 +20,7 @@ from planner.search.candidates import Candidate, Family, parallelism
 from planner.search.floors import Floors
 from planner.search.rounding import rounder_clusters, said
 from planner.search.space import candidates, families, left_out, searches_pipelines
+from planner.search.stack_limits import within_stack
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) candidates."""
@@ -139,11 +140,12 @@ class Search:
         space: Sequence[Family] | None = None,
         within: float = ALTERNATIVES_WITHIN,
     ) -> None:
-        """Nothing is priced yet. Unless it is ``limited``, devices have all the memory that a plan asks for.
+        """Nothing is priced yet, nor split over axes that the stack lacks.
 
-        ``space`` is a part of what the pins allow, all of it where None. Alternatives are looked for up to ``within``
-        times the best plan.
+        Unless it is ``limited``, devices have all the memory that a plan asks for. ``space`` is a part of what the pins
+        allow, all of it where None. Alternatives are looked for up to ``within`` times the best plan.
         """
+        pins = within_stack(evaluator, pins)
         self.evaluator, self.pins, self.objective = evaluator, pins, objective
         self._space, self._within = space, within
         usable = evaluator.cluster.device.memory * (1 - evaluator.job.memory_headroom)

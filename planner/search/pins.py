@@ -12,6 +12,7 @@ from planner.pipeline.generators import SCHEDULES, is_written_out, schedule_entr
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Pins, Sharding
 from planner.search.space import SPLIT_DIMS, context_degrees, spreads_experts, stage_policies, tensor_degrees
+from planner.search.stack_limits import check_stack
 
 ZERO_STAGES: Mapping[Sharding, tuple[int, ...]] = {
     "NO_SHARD": (0, 1),
@@ -38,7 +39,8 @@ def check_pins(evaluator: Evaluator, pins: Pins) -> None:
 
 
 def check_choices(evaluator: Evaluator, pins: Pins) -> None:
-    """Refuse names that do not exist and choices that contradict each other, whatever the degrees.
+    """Refuse what the stack cannot do, names that do not exist and choices that contradict each other, whatever the
+    degrees.
 
     Raises ``InputError``.
     """
@@ -47,6 +49,7 @@ def check_choices(evaluator: Evaluator, pins: Pins) -> None:
     _check_sharding(evaluator, pins)
     _check_offload(evaluator, pins)
     _check_adapter(evaluator, pins)
+    check_stack(evaluator, pins)
 
 
 def _check_names(pins: Pins) -> None:

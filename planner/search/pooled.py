@@ -19,6 +19,7 @@ from planner.search.finishing import MOST_MOVED, finished_plans
 from planner.search.pins import check_choices
 from planner.search.recommend import alternative, warnings_of, what_limits, why_memory
 from planner.search.space import device_counts
+from planner.search.stack_limits import within_stack
 from planner.search.unequal import UnequalSearch
 
 _NOTHING = (float("inf"), float("inf"))
@@ -59,6 +60,7 @@ def plan_pools(
     """
     cluster = evaluator.whole
     check_choices(evaluator, pins)
+    pins = within_stack(evaluator, pins)
     value = Value(cluster, objective)
     alone = _alone(evaluator, pins, objective, top, progress)
     known = min((value.of_alone(one) for one in alone), default=_NOTHING)

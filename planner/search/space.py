@@ -5,6 +5,7 @@ scale-up domain; context parallelism over powers of two that leave `MIN_CONTEXT_
 parallelism over divisors of the experts, on data ranks and, in stacks that reuse them, context ranks; any pipeline
 that divides the devices, with looped virtual stages, but only for a model that is too large for one scale-up domain
 (`searches_pipelines`) or on request;
+nothing over axes that the stack lacks (`planner.search.stack_limits`);
 micro-batches of powers of two, without a pipeline of any size that divides, up to `most_sequences`; the stack's ZeRO
 stages, hybrid sharding inside a node; the recompute policies `SEARCHED_POLICIES`;
 the stack's schedules except `BY_PIN_ONLY`, and GPipe only where there is no 1F1B (same bubble, more memory); under
@@ -29,6 +30,7 @@ from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
 from planner.search.candidates import Candidate, Family
 from planner.search.numbers import divisors, powers_of_two
+from planner.search.stack_limits import beyond_stack
 
 MIN_CONTEXT_TOKENS = 2048
 """Shorter pieces of a sequence leave attention kernels too small to be worth context parallelism."""
@@ -107,9 +109,11 @@ def left_out(evaluator: Evaluator, pins: Pins, pipelines: bool) -> tuple[str, ..
     """What no candidate is, unless a pin asks for it; ``pipelines`` says whether these were searched."""
     if evaluator.job.adapter is not None:
         return ("model parallelism, which adapters are not planned with",)
+    several = evaluator.cluster.num_devices > 1
     table = (
+        *((several, words) for words in beyond_stack(evaluator.software)),
         (
-            not pipelines and evaluator.cluster.num_devices > 1,
+            not pipelines and several,
             "pipelines, as the model is small for a scale-up domain (--pipeline)",
         ),
         (

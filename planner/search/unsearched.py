@@ -16,6 +16,7 @@ from planner.search.pins import check_pins
 from planner.search.recommend import answer_of
 from planner.search.rounding import rounder_clusters, said
 from planner.search.space import offloaded, scale_up_size, searches_pipelines
+from planner.search.stack_limits import within_stack
 
 WORTH_NAMING = 0.03
 """Share of a step that must be saved to be named."""
@@ -45,6 +46,7 @@ def faster_pipeline(answer: Plan, pins: Pins | None = None) -> Plan | None:
     if answer.cluster.others or pins.unequal_stages or answer.job.adapter is not None:
         return None
     evaluator = Evaluator(answer.model, answer.cluster, answer.job)
+    pins = within_stack(evaluator, pins)
     devices = answer.plan.num_devices
     if devices == 1 or answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins):
         return None

@@ -10,7 +10,7 @@ from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.record import Record
 from cluster_specs.sizing import sized
-from cluster_specs.software import usual_stack
+from cluster_specs.usual_stacks import usual_stack
 from planner.analysis.questions import Question
 from planner.models.catalog import list_models, load_model
 from planner.models.model import Model

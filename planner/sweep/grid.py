@@ -9,7 +9,7 @@ from cluster_specs.changes import KNOBS, changed
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import validated
 from cluster_specs.sizing import sized
-from cluster_specs.software import usual_stack
+from cluster_specs.usual_stacks import usual_stack
 from planner.analysis.questions import Question
 from planner.errors import InputError, UnknownName
 from planner.models.model import Model

@@ -32,7 +32,7 @@ TEXT_FIELDS = {
     "words",
     "usual",
 }
-TEXT_FIELDS |= {"currency", "zero_stages", "schedules"}
+TEXT_FIELDS |= {"currency", "zero_stages", "schedules", "runs_on", "splits"}
 
 PER_DEVICE = {  # shipped name -> row of FACTS, devices that the row counts
     "v100-sxm2-32g": ("V100-SXM2-32GB", 1),

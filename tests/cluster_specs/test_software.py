@@ -18,8 +18,8 @@ from cluster_specs.software import (
     replayed,
     software_on,
     updating,
-    usual_stack,
 )
+from cluster_specs.usual_stacks import device_family, runs_on, usual_stack
 
 STACKS = list_software()
 
@@ -68,6 +68,13 @@ def test_kernels_of_a_stack_replace_the_rates_of_a_device() -> None:
         assert slower.efficiency.matmul == h100.efficiency.matmul
     assert h100.efficiency.attention_forward * 989 == pytest.approx(693, rel=0.01)
     assert device_on(b200, load_software("megatron")) == b200
+
+
+def test_every_device_has_a_usual_stack_that_runs_on_it() -> None:
+    for device in list_devices():
+        assert runs_on(load_software(usual_stack(device)), device)
+    assert device_family(load_device("trn2")) == "trainium"
+    assert not runs_on(load_software("jax-xla"), load_device("trn2"))
 
 
 def test_patterns_name_devices_that_exist() -> None:

@@ -116,7 +116,7 @@ def test_the_stack_is_that_of_the_devices_unless_it_is_said() -> None:
     job = {"global_batch": 16, "seq_len": 1024}
     assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", **job).job.stack == "jax-xla"
     assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", Job(**job)).job.stack == "jax-xla"
-    assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", Job(**job, stack="torch-eager")).job.stack == "torch-eager"
+    assert plan("llama-3.2-1b", "tpu-v5p:2x2x2", Job(**job, stack="torch-xla")).job.stack == "torch-xla"
     assert plan("llama-3.2-1b", "dgx-h100:1", **job).job.stack == "torch-fsdp2"
 
 
