@@ -74,10 +74,9 @@ def spread_of(graph: Graph) -> Spread:
     return spread("experts" if "experts" in graph.dims or has_scans(graph) else "dense")
 
 
-def caveats(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
+def caveats(graph: Graph, software: SoftwareSpec, device: DeviceSpec) -> tuple[str, ...]:
     """What the time of such a model rests on that was never measured, or that its stack may lack, in sentences."""
-    on_gpu = software.grouped_tile == 0
-    expanded = on_gpu and software.expands_groups and "experts" in graph.dims
+    expanded = device.kind == "gpu" and software.expands_groups and "experts" in graph.dims
     return (*((EXPANDED,) if expanded else ()), *_of_scans(graph, software))
 
 
@@ -108,8 +107,9 @@ def _of_scans(graph: Graph, software: SoftwareSpec) -> tuple[str, ...]:
 
 def caveats_of(plan: Plan) -> tuple[str, ...]:
     """The same of a plan, which may ask of its stack what that cannot do: a search does not."""
-    software = software_of(plan.job, plan.cluster.device)
-    return (*_beyond_stack(plan, software), *caveats(graph_of(plan.model, plan.job), software))
+    device = plan.cluster.device
+    software = software_of(plan.job, device)
+    return (*_beyond_stack(plan, software), *caveats(graph_of(plan.model, plan.job), software, device))
 
 
 def _beyond_stack(plan: Plan, software: SoftwareSpec) -> Iterator[str]:

@@ -41,8 +41,8 @@ blocks and loss, unless `torchtitan.compiles` says that they do not.
 
 def started(plan: Plan, target: str) -> tuple[str, ...]:
     """Stacks that the files of ``target`` start, the usual one first."""
-    stacks = RUNS_AS.get(target, ())
-    return stacks if stacks != TORCHTITAN or torchtitan.compiles(plan) else ("torch-eager",)
+    is_eager = target in (torchtitan.TARGET, torchtitan.OLD_TARGET) and not torchtitan.compiles(plan)
+    return ("torch-eager",) if is_eager else RUNS_AS.get(target, ())
 
 
 def priced_apart(plan: Plan, target: str, lacking: Sequence[str] = ()) -> Iterator[str]:

@@ -91,7 +91,9 @@ def plan_pools(
                 what_limits(best.estimate),
             ]
         ),
-        warnings=warnings_of(best.plan, best.estimate, evaluator.software, evaluator.graph),
+        warnings=warnings_of(
+            best.plan, best.estimate, evaluator.software, evaluator.graph, evaluator.cluster.device
+        ),
     )
 
 

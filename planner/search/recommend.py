@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.units import format_seconds
 from planner.evaluation.evaluator import Evaluator
@@ -38,7 +39,9 @@ def answer_of(search: Search, top: int, progress: Progress | None = None) -> Pla
         optimality=outcome.optimality,
         alternatives=tuple(alternative(other, best.estimate, objective) for other in others),
         explanation=explanation(evaluator, best, others),
-        warnings=warnings_of(best.plan, best.estimate, evaluator.software, evaluator.graph),
+        warnings=warnings_of(
+            best.plan, best.estimate, evaluator.software, evaluator.graph, evaluator.cluster.device
+        ),
     )
 
 
@@ -216,10 +219,10 @@ def doubts(answer: Plan) -> tuple[str, ...]:
 
 
 def warnings_of(
-    plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph
+    plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph, device: DeviceSpec
 ) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
-    found = [*_unlike_stack(plan, software), *caveats(graph, software)]
+    found = [*_unlike_stack(plan, software), *caveats(graph, software, device)]
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
         found.append(

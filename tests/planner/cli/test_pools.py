@@ -30,13 +30,13 @@ def mixed(tmp_path: Path) -> str:
 
 def test_a_plan_across_pools_is_evaluated_drawn_and_explained(cli: Cli, mixed: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
-    options = ("--global-batch", "64", "--seq-len", "2048", "--no-context", "--tensor", "1")
+    options = ("--global-batch", "32", "--seq-len", "2048", "--no-context", "--tensor", "1")
     result = cli("plan", "llama-3.2-1b", mixed, *options, "--json", "-q", "-o", path)
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["cluster"]["name"] == "old-and-new"
     assert {stage["devices"][0] // 2 for stage in found["plan"]["stages"]} == {0, 1}
-    assert 0 <= found["optimality"]["gap"] < 0.05
+    assert found["optimality"]["gap"] > 0
     again = json.loads(cli("evaluate", path, "--json").stdout)
     assert again["estimate"] == found["estimate"]
     assert "2 x a100-sxm-80g + 2 x h100-sxm-80g" in " ".join(cli("explain", path).stdout.split())

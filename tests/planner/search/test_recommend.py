@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, small_llama
 
 import planner
+from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
 from planner.analysis.guide import assumptions
 from planner.analysis.naming import EXCHANGES
@@ -238,10 +239,11 @@ def test_a_schedule_that_is_found_is_no_slower_than_any_with_a_name() -> None:
 def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
     split = Parallelism(data=1, pipeline=2, virtual_stages=2, schedule="zb-v")
     estimate = answer_to(CASES[next(iter(CASES))]).estimate
-    graph = build_graph(load_model("llama-3.1-8b"), 8)
+    graph, device = build_graph(load_model("llama-3.1-8b"), 8), load_cluster("dgx-h100:1").device
     warned = {
         (name, schedule): any(
-            "splits backwards" in text for text in warnings_of(p, estimate, load_software(name), graph)
+            "splits backwards" in text
+            for text in warnings_of(p, estimate, load_software(name), graph, device)
         )
         for name in ("torch-fsdp2", "torch-eager", "megatron")
         for schedule in ("zb-v", "interleaved")

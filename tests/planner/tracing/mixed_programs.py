@@ -7,17 +7,26 @@ import jax.numpy as jnp
 from plain_programs import Case, f
 
 
+def routed(x: Any, router: Any) -> tuple[Any, Any, Any]:
+    """Of the two experts of every token: odds, copies of tokens in the order of their experts, copies of each."""
+    odds, which = jax.lax.top_k(jax.nn.softmax(x @ router), 2)
+    order = jnp.argsort(which.reshape(-1))
+    return odds, order, jnp.bincount(which.reshape(-1), length=router.shape[1])
+
+
+def gated(rows: Any, p: Any, sizes: Any) -> Any:
+    """What experts make of rows in the order of experts."""
+    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, p["gate"], sizes))
+    return jax.lax.ragged_dot(hidden * jax.lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
+
+
 def routed_groups() -> Case:
     """Tokens sorted by expert, a product for each group, in a loop of layers: gradients of two products add up."""
     width, experts = 32, 8
 
     def layer(x: Any, p: Any) -> tuple[Any, None]:
-        odds, which = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
-        order = jnp.argsort(which.reshape(-1))
-        sizes = jnp.bincount(which.reshape(-1), length=experts)
-        rows = x[order // 2]
-        hidden = jax.nn.silu(jax.lax.ragged_dot(rows, p["gate"], sizes))
-        made = jax.lax.ragged_dot(hidden * jax.lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
+        odds, order, sizes = routed(x, p["router"])
+        made = gated(x[order // 2], p, sizes)
         back = jnp.zeros_like(made).at[order].set(made).reshape(-1, 2, width)
         return x + (back * odds[..., None]).sum(1), None
 
@@ -34,12 +43,8 @@ def experts_in_order() -> Case:
     width, experts = 64, 8
 
     def layer(x: Any, p: Any) -> tuple[Any, None]:
-        odds, which = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
-        order = jnp.argsort(which.reshape(-1))
-        sizes = jnp.bincount(which.reshape(-1), length=experts)
-        rows = x[order // 2]
-        hidden = jax.nn.silu(jax.lax.ragged_dot(rows, p["gate"], sizes))
-        made = jax.lax.ragged_dot(hidden * jax.lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
+        odds, order, sizes = routed(x, p["router"])
+        made = gated(x[order // 2], p, sizes)
         return x + (made[jnp.argsort(order)].reshape(-1, 2, width) * odds[..., None]).sum(1), None
 
     def loss(p: Any, x: Any, y: Any) -> Any:
@@ -55,9 +60,7 @@ def shared_experts() -> Case:
     experts, width = 4, 32
 
     def mixture(p: Any, x: Any) -> Any:
-        odds, which = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
-        order = jnp.argsort(which.reshape(-1))
-        sizes = jnp.bincount(which.reshape(-1), length=experts)
+        odds, order, sizes = routed(x, p["router"])
         hidden = jax.nn.silu(jax.lax.ragged_dot(x[order // 2], p["up"], sizes))
         rows = jax.lax.ragged_dot(hidden, p["down"], sizes)
         return jnp.zeros_like(x).at[order // 2].add(rows * odds.reshape(-1)[order][:, None])
