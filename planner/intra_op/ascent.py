@@ -11,3 +11,14 @@ PRICES_PER_LOOK = 50
 
 LEAST_GAIN = 0.0003
 """Share by which the bound must rise between two looks for messages to go on."""
+
+STEP = 0.15
+"""First step, as a share of the step that would close the gap if the bound were linear and rose along it."""
+
+MOMENTUM = 0.9
+"""Share of the last direction that the next one keeps: decoded choices take too much here, then there, and only
+their mean says where memory is short. It does not change how long steps are."""
+
+PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
+"""Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
+is multiplied by then."""

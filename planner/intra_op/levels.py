@@ -16,61 +16,10 @@ import numpy.typing as npt
 from planner.intra_op.compact import Compact
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
-
-Numbers = npt.NDArray[np.intp]
+from planner.intra_op.tables import Classes, Edge, Numbers, Tables, together
 
 LARGE = 8192
 """Entries from which on tables are not put side by side: edges that share one then read it from the nearest cache."""
-
-
-Edge = tuple[int, int]
-
-
-class Classes(NamedTuple):
-    """Of strategies, as edges to other nodes see them."""
-
-    of: Numbers
-    """Node by node and edge by edge, of each strategy in turn."""
-    first: Numbers
-    """[edge]: the place of a node's first strategy in ``of``."""
-
-
-class Tables(NamedTuple):
-    """Tables of one shape, and where the numbers that belong to them lie."""
-
-    edges: list[Edge]
-    """Node and neighbour."""
-    costs: Array
-    """[the neighbour's strategy, edge, own strategy]: what is taken over all neighbours' strategies runs fast so."""
-    own: slice
-    """Places of the messages into the nodes, edge by edge."""
-    other: Numbers | slice
-    """[the neighbour's strategy, edge]: place of the message into the neighbour; of one edge alone, all its places."""
-    neighbour: Numbers
-    """[edge]: position of the neighbour."""
-    classes: Classes | None
-    """Of the neighbours' strategies, where these have any."""
-
-    def mine(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """[edge, own strategy]: a view of what of numbers, one per message, belongs to those into nodes."""
-        return numbers[self.own].reshape(len(self.edges), -1)
-
-    def theirs(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """[the neighbour's strategy, edge, 1]: what of numbers, one per message, belongs to those into neighbours."""
-        if isinstance(self.other, slice):
-            return numbers[self.other, None, None]
-        return numbers.take(self.other)[:, :, None]
-
-    def put_theirs(self, numbers: Array, new: Array) -> None:
-        """Set these of ``numbers``; ``new`` is [the neighbour's strategy, edge]."""
-        numbers[self.other] = new[:, 0] if isinstance(self.other, slice) else new
-
-    def shown(self, choice: Numbers) -> Array:
-        """[edge, own strategy]: costs beside what a choice, by position, takes at the neighbour."""
-        taken = choice[self.neighbour]
-        if self.classes is not None:
-            taken = self.classes.of[self.classes.first + taken]
-        return self.costs[taken, np.arange(len(self.edges))]
 
 
 class Slots(NamedTuple):
@@ -137,7 +86,9 @@ class Level(NamedTuple):
     behind: list[Tables]
     """Edges to nodes of lower levels,"""
     ahead: list[Tables]
-    """and to nodes of higher ones."""
+    """and to nodes of higher ones, small tables put together,"""
+    edges: list[Tables]
+    """and the latter as they are."""
     forward: Share
     """What goes ahead,"""
     backward: Share
@@ -188,7 +139,7 @@ class Layout:
     def edges(self) -> Iterator[Tables]:
         """Every edge once."""
         for level in self.levels:
-            yield from level.ahead
+            yield from level.edges
 
     def _grouped(self, level_of: Mapping[int, int], nodes: slice) -> Groups:
         behind: dict[object, list[Edge]] = defaultdict(list)
@@ -196,7 +147,11 @@ class Layout:
         for v in self.nodes[nodes]:
             for w, table in self.network.tables[v].items():
                 (ahead if level_of[w] > level_of[v] else behind)[_likeness(table)].append((v, w))
-        return Groups(list(behind.values()), list(ahead.values()))
+        return Groups(*(sorted(side.values(), key=self._num_rows) for side in (behind, ahead)))
+
+    def _num_rows(self, edges: list[Edge]) -> int:
+        v, w = edges[0]
+        return len(self.network.tables[w][v])
 
     def _place_messages(self, edges: list[Edge]) -> Slots:
         """One edge's after the other's."""
@@ -243,7 +198,8 @@ class Layout:
 
         forward = share(ahead, slice(middle, messages.stop), 0)
         backward = share(behind, slice(messages.start, middle), 1)
-        return Level(nodes, slice(first, last), messages, slots, behind, ahead, forward, backward)
+        sides = together(behind), together(ahead)
+        return Level(nodes, slice(first, last), messages, slots, *sides, ahead, forward, backward)
 
     def _tables(self, edges: list[Edge]) -> Tables:
         costs = self._costs(edges)

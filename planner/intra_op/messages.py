@@ -25,30 +25,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.levels import Layout, Level, Numbers, Share, Tables
+from planner.intra_op.ascent import GAIN, MOMENTUM, PATIENCE, SHORTER, STEP
+from planner.intra_op.levels import Layout, Level, Share
 from planner.intra_op.liveness import violated
 from planner.intra_op.network import Network, prices_of
 from planner.intra_op.problem import Array
+from planner.intra_op.tables import Numbers, Tables
 
 Messages = Mapping[tuple[int, int], Array]
 """Node and neighbour -> message from their edge into the node."""
 
-STEP = 0.15
-"""First step, as a share of the step that would close the gap if the bound were linear and rose along it."""
-
 MARGIN = 1e-9
 """Relative rounding allowed to bounds before anything goes."""
 
-MOMENTUM = 0.9
-"""Share of the last direction that the next one keeps: decoded choices take too much here, then there, and only
-their mean says where memory is short. It does not change how long steps are."""
-
 EXACT_BITS = 44
 """Of the 53 that a float holds, those that costs may take to the size of the bound; sums may exceed that 500 times."""
-
-PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
-"""Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
-is multiplied by then."""
 
 PASSES = 10
 """Through all nodes, in which a choice is improved; mostly two are enough."""
@@ -156,6 +147,13 @@ class Relaxation:
         """The bound and the margins, computed anew from all tables."""
         value, margins, _ = self._bound()
         return Bound(value, {v: margins[self._layout.strategies(v)] for v in self._layout.nodes})
+
+    def proven(self) -> float:
+        """The value of `bound` alone."""
+        value = self._of_nodes(self._theta())
+        for tables in self._layout.edges():
+            value += float(self._rest(tables).min(axis=0).min(axis=1).sum())
+        return value
 
     def absorb(self) -> None:
         """Make the messages, rounded, a part of the network's costs; what a choice costs stays the same.

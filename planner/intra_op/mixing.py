@@ -27,16 +27,18 @@ def mixture(relaxation: Relaxation, steps: int, aim: Callable[[float], float]) -
     Steps go from each bound to what ``aim`` says. Choices are read off where prices have just moved: a sweep in
     between would take the move back, and what is undecided would hardly show.
     """
-    times = {v: np.zeros(relaxation.network.costs[v].size) for v in relaxation.network.nodes}
+    choices = []
     for _ in range(steps):
         relaxation.sweep()
         value = relaxation.value()
         relaxation.reprice(value, aim(value))
-        for v, s in relaxation.decode().items():
-            times[v][s] += 1 / steps
+        choices.append(relaxation.decode())
     relaxation.sweep()
     relaxation.return_to_best()
-    return times
+    nodes = list(choices[0])
+    taken = np.array([list(choice.values()) for choice in choices])
+    costs = relaxation.network.costs
+    return {v: np.bincount(taken[:, k], minlength=costs[v].size) / steps for k, v in enumerate(nodes)}
 
 
 def most_mixed(relaxation: Relaxation, weights: Mixture) -> int:
