@@ -6,6 +6,7 @@ the mesh is the major one; blocks that keep their place need no move, others cha
 Source: Xu et al., GSPMD, arXiv:2105.04663, section 4.5.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,16 +134,22 @@ def as_layouts(found: Layouts) -> tuple[Layout, ...]:
     return tuple(map(tuple, found.tolist()))
 
 
-def distinct(found: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
-    """Each row once, in order, and for each row which of them it is."""
-    base = 1 - PARTS + int(found.max(initial=0))
-    worth = base ** np.arange(found.shape[1])
-    numbers = (found - PARTS) @ worth
-    place = np.zeros(base ** found.shape[1], np.intp)  # few, so that they need no sorting
+def distinct(each: Sequence[Layouts]) -> Iterator[tuple[Layouts, npt.NDArray[np.intp]]]:
+    """Of each array, every row once, in order, and for each row which of them it is; of all arrays at once."""
+    if not each:
+        return
+    found = np.concatenate(each) - PARTS
+    base, axes, lengths = 1 + int(found.max(initial=0)), found.shape[1], [len(rows) for rows in each]
+    worth, begins = base ** np.arange(axes), base**axes * np.arange(len(each) + 1)
+    numbers = found @ worth + np.repeat(begins[:-1], lengths)
+    place = np.zeros(begins[-1], np.intp)  # few, so that they need no sorting
     place[numbers] = 1
     which = np.flatnonzero(place)
     place[which] = np.arange(which.size)
-    return which[:, None] // worth % base + PARTS, place[numbers]
+    once, of = which[:, None] // worth % base + PARTS, place[numbers]
+    ends = np.searchsorted(which, begins).tolist()
+    for k, last in enumerate(itertools.accumulate(lengths)):
+        yield once[ends[k] : ends[k + 1]], of[last - lengths[k] : last] - ends[k]
 
 
 def different(rows: Codes) -> tuple[Codes, npt.NDArray[np.intp]]:
@@ -197,7 +204,7 @@ def ways(sources: Layouts, targets: Layouts) -> Ways:
         return _ways(sources, targets)
     every = _all_ways(int(dims), axes)
     rows, columns = (_numbers(layouts, dims) for layouts in (sources, targets))
-    return Ways(every.codes, every.which[rows[:, None], columns])
+    return Ways(every.codes, every.which.take(rows, axis=0).take(columns, axis=1))
 
 
 @lru_cache(maxsize=1 << 5)
@@ -299,14 +306,29 @@ def between(source: Partition, target: Partition, axes: Sequence[str]) -> Iterat
         yield tuple(tuple(a for a in axes if at.get(a) == dim) for dim in range(len(source)))
 
 
-def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Codes) -> Codes:
-    """[array, step]: collectives that add up parts over the axes in ``summed`` [array, axis], as codes of `steps`.
+class PartialSums(NamedTuple):
+    """Arrays whose parts are to be added up."""
 
-    ``ends`` [array, axis] has the dim along which an axis scatters its sum, `WHOLE` where all devices get it, `PARTS`
-    where it waits; ``split`` [array] the axes that split the array, a bit each. Axes that end in one dim, or of one
-    of the ``kinds`` and everywhere, make one collective, as XLA's partitioner has it; scattered ones come first: they
-    leave less.
+    ends: Layouts
+    """[array, axis]: the dim along which an axis scatters its sum, `WHOLE` where all devices get it, `PARTS` where it
+    waits."""
+    kinds: Layouts
+    """[array, axis]"""
+    summed: npt.NDArray[np.bool_]
+    """[array, axis]: over which there are parts."""
+    split: Codes
+    """[array]: the axes that split it, a bit each."""
+
+
+def sums(each: Sequence[PartialSums]) -> list[Codes]:
+    """[array, step] of each: collectives that add up parts, as codes of `steps`; of all at once.
+
+    Axes that end in one dim, or of one of the ``kinds`` and everywhere, make one collective, as XLA's partitioner has
+    it; scattered ones come first: they leave less.
     """
+    if not each:
+        return []
+    ends, kinds, summed, split = map(np.concatenate, zip(*each, strict=True))
     found = []
     kinds_at_most = 2 + int(kinds.max(initial=0))
     groups = np.where(ends == WHOLE, kinds - WHOLE, (ends - WHOLE) * kinds_at_most)
@@ -316,12 +338,12 @@ def sums(ends: Layouts, kinds: Layouts, summed: npt.NDArray[np.bool_], split: Co
     for _ in range(ends.shape[1]):
         first = left.max(axis=0)
         now = (left == first) & (left >= 0)
-        axes, scattered = mask(now.T), first >= kinds_at_most
+        axes, scattered = _BITS[: len(now)] @ now, first >= kinds_at_most
         reduced = codes_of("all_reduce", axes, split)
         found.append(np.where(scattered, codes_of("reduce_scatter", axes, split), reduced))
         split = np.where(scattered, split | axes, split)
         left = np.where(now, -1, left)
-    return np.stack(found, axis=-1)
+    return np.split(np.stack(found, axis=-1), np.cumsum([len(parts.split) for parts in each])[:-1])
 
 
 def mask(where: npt.NDArray[np.bool_]) -> Codes:

@@ -4,9 +4,9 @@ The physics is asked of ``cost_models``, as in `planner.sharding.pricing`; here 
 that it takes. An operator computes its own part and exchanges its sums; nothing overlaps.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,8 +15,7 @@ import numpy as np
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import memory_seconds
-from cost_models.matmul import matmul_seconds
-from cost_models.products import products_seconds, streams_seconds
+from cost_models.products import streams_seconds
 from planner.intra_op.problem import Array
 from planner.sharding.resharding import Move
 from planner.tracing.layouts import (
@@ -29,12 +28,12 @@ from planner.tracing.layouts import (
     Layout,
     Layouts,
     NamedMesh,
+    PartialSums,
     Ways,
     among,
     axes_of,
     codes_of,
     degrees,
-    different,
     divisors,
     mask,
     moves,
@@ -42,8 +41,9 @@ from planner.tracing.layouts import (
     step_of,
     sums,
 )
-from planner.tracing.program import Dims, Operation, Program, elements
+from planner.tracing.program import Operation, Program, elements
 from planner.tracing.solving.attending import Attending, Passed
+from planner.tracing.solving.multiplying import loops_of_products, multiplied
 from planner.tracing.solving.options import Option, Options, layouts_of, total_layouts
 from planner.tracing.solving.rings import ring_of
 from planner.tracing.solving.stored import array_bytes, element_bytes, made_in_products
@@ -62,9 +62,11 @@ RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Type of a product's operands -> rates at which it may run, the first that the device has."""
 
+Runs = Sequence[tuple[Operation, Options]]
+"""Operators, each under many options."""
 
-FEW = 8
-"""Products that take no longer one by one than as arrays."""
+Steps = tuple[float, Codes]
+"""Collectives, in order: bytes of a whole array, and codes of steps, [option, step]."""
 
 
 class Exchange(NamedTuple):
@@ -132,14 +134,15 @@ class ProgramPricer:
 
     def _operation(self, op: Operation, option: Option) -> Cost:
         one = Options.of(option)
+        ((compute,), (steps,)) = self._computed([(op, one)]), self._collectives([(op, one)])
         found = (
             self._exchange(step_of(self.mesh, size, code), op.times)
-            for size, codes in self._collectives(op, one)
+            for size, codes in steps
             for code in codes[0].tolist()
             if code
         )
         rounds = (self._round(p, op.times) for p in self._passed(op, one) if p.hops[0])
-        return Cost(float(_PRICES[op.kind](self, op, one)[0]) * op.times, (*found, *rounds))
+        return Cost(float(compute[0]) * op.times, (*found, *rounds))
 
     def _round(self, passed: Passed, times: int) -> Exchange:
         """Hops of one array, of the only option that there is; seconds are what work does not hide of one."""
@@ -147,12 +150,19 @@ class ProgramPricer:
         axes = tuple(axis for a, axis in enumerate(self.mesh.axes) if int(passed.axes[0]) >> a & 1)
         return Exchange("send", axes, size, size, float(passed.seconds[0]) / hops, times * hops)
 
-    def seconds(self, op: Operation, options: Options) -> Array:
-        """Of each of many options of an operator, over all times [s]."""
-        total = _PRICES[op.kind](self, op, options) * op.times
-        for size, codes in self._collectives(op, options):
-            total = total + self._step_seconds(size, codes.T, op.times)
-        return total + op.times * sum((p.seconds for p in self._passed(op, options)), np.zeros(1))
+    def seconds(self, runs: Runs) -> Iterator[Array]:
+        """Of each of many options of operators, over all times [s]; what these have in common is priced at once."""
+        priced = zip(runs, self._computed(runs), self._collectives(runs), strict=True)
+        for (op, options), compute, steps in priced:
+            total = compute * op.times
+            for size, codes in steps:
+                total = total + self._step_seconds(size, codes.T, op.times)
+            yield total + op.times * sum((p.seconds for p in self._passed(op, options)), np.zeros(1))
+
+    def _computed(self, runs: Runs) -> list[Array]:
+        """Of arithmetic or traffic, by option, once [s]."""
+        products = iter(self._products([run for run in runs if run[0].kind == "product"]))
+        return [next(products) if op.kind == "product" else _PRICES[op.kind](self, op, o) for op, o in runs]
 
     def arrival(self, name: str, layout: Layout) -> float:
         """Data that is new in every call is written to memory once [s]; what stays there is free."""
@@ -228,21 +238,33 @@ class ProgramPricer:
     def _group(self, move: Move) -> CommGroup:
         return self.mesh.group(tuple(map(int, move.axes)))
 
-    def _collectives(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
-        """Those of the operator itself, in order: bytes of a whole array, and codes of steps, [option, step]."""
-        if op.addends:
-            if (parts := options.parts).any():
-                before, after = total_layouts(op, options)
-                kinds = np.full_like(after, WHOLE)
-                yield self.full_bytes(op.addends[0]), sums(after, kinds, parts, mask(before >= 0))
-        elif (summed := options.summed(op)).any():
-            inner = mask(layouts_of(op.writes[0], options.split) >= 0)
-            codes = sums(options.writes[0], options.split, summed, inner)
-            yield self.full_bytes(op.outputs[0]), codes
-        yield from self._reductions(op, options)
-        yield from self._halos(op, options)
+    def _collectives(self, runs: Runs) -> list[list[Steps]]:
+        """Those of the operators themselves."""
+        added = {i: found for i, run in enumerate(runs) if (found := self._sums(*run)) is not None}
+        codes = dict(zip(added, sums([parts for _, parts in added.values()]), strict=True))
+        return [
+            [
+                *([(added[i][0], codes[i])] if i in added else []),
+                *self._reductions(op, options),
+                *self._halos(op, options),
+            ]
+            for i, (op, options) in enumerate(runs)
+        ]
 
-    def _reductions(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
+    def _sums(self, op: Operation, options: Options) -> tuple[float, PartialSums] | None:
+        """What is added up, and bytes of the whole."""
+        if op.addends:
+            if not (parts := options.parts).any():
+                return None
+            before, after = total_layouts(op, options)
+            kinds = np.full_like(after, WHOLE)
+            return self.full_bytes(op.addends[0]), PartialSums(after, kinds, parts, mask(before >= 0))
+        if not (summed := options.summed(op)).any():
+            return None
+        inner = mask(layouts_of(op.writes[0], options.split) >= 0)
+        return self.full_bytes(op.outputs[0]), PartialSums(options.writes[0], options.split, summed, inner)
+
+    def _reductions(self, op: Operation, options: Options) -> Iterator[Steps]:
         ring = ring_of(op)
         for reduction in op.reductions:
             at = options.split if ring is None else ring.along(reduction.dims, options.split)
@@ -250,7 +272,7 @@ class ProgramPricer:
             size = elements(op.sizes[f] for f in reduction.dims) * element_bytes(reduction.dtype)
             yield size, codes_of("all_reduce", over, split)[:, None]
 
-    def _halos(self, op: Operation, options: Options) -> Iterator[tuple[float, Codes]]:
+    def _halos(self, op: Operation, options: Options) -> Iterator[Steps]:
         """Borders of a split image, to both neighbours together; corners are left out."""
         for halo in op.halos:
             name = op.inputs[halo.operand]
@@ -270,47 +292,45 @@ class ProgramPricer:
         made = {dims: layouts_of(dims, options.split) for dims in dict.fromkeys(op.writes)}
         return self._local(op.outputs, [made[dims] for dims in op.writes])
 
-    def _extent(self, op: Operation, options: Options, factors: Collection[int]) -> Codes:
-        """Rounds of loops together on one device, [option]."""
-        split = degrees(self.mesh.sizes, among(options.split, factors))
-        return np.asarray(elements(op.sizes[f] for f in factors) // split)
-
     def saved_as_one(self, ops: Sequence[Operation], options: Sequence[Options], place: int) -> Array:
         """What running products as one saves, less the copy of their own operands, by option, over all times [s].
 
         They share the operand at ``place``; each device puts what it holds of the others side by side.
         """
-        loops = [self._loops(op, o) for op, o in zip(ops, options, strict=True)]
+        found = loops_of_products(
+            [(op, o.split) for op, o in zip(ops, options, strict=True)], self.mesh.sizes
+        )
+        loops = [sizes[of] for sizes, of in found]
         together = loops[0].copy()
         together[:, 1 - place] = sum(rows_columns[:, 1 - place] for rows_columns in loops)
-        apart = sum(self._multiplied(op, alone) for op, alone in zip(ops, loops, strict=True))
+        *apart, as_one = self._multiplied([*loops, together], self._operands(ops[0]))
         own = (
             self._local([op.inputs[1 - place]], [o.reads[1 - place]])
             for op, o in zip(ops, options, strict=True)
         )
         copies = self._streamed(2 * np.asarray(sum(own)))
-        return np.asarray(apart - self._multiplied(ops[0], together) - copies) * ops[0].times
+        return np.asarray(sum(apart) - as_one - copies) * ops[0].times
 
-    def _product(self, op: Operation, options: Options) -> Array:
-        return self._multiplied(op, self._loops(op, options))
+    def _products(self, runs: Runs) -> list[Array]:
+        """Once [s], those of one type together."""
+        alike: dict[str, list[int]] = {}
+        for i, (op, _) in enumerate(runs):
+            alike.setdefault(self._operands(op), []).append(i)
+        found = [np.zeros(0)] * len(runs)
+        for dtype, places in alike.items():
+            loops = loops_of_products([(runs[i][0], runs[i][1].split) for i in places], self.mesh.sizes)
+            each = self._multiplied([sizes for sizes, _ in loops], dtype)
+            for i, seconds, (_, of) in zip(places, each, loops, strict=True):
+                found[i] = seconds[of]
+        return found
 
-    def _loops(self, op: Operation, options: Options) -> Codes:
-        """[option, 4]: rows, columns, depth and batch are the loops that left, right and result have in common."""
-        left, right, result = (_indexed(d) for d in _operands(op))
-        extent = partial(self._extent, op, options)
-        depth = extent((right if len(op.reads) > 1 else left) - result)
-        columns, batch = extent(result & right - left), extent(result & left & right)
-        return np.stack([extent(result - right), columns, depth, batch], axis=1)
+    def _operands(self, op: Operation) -> str:
+        """Their type."""
+        return self.program.value[(*op.inputs, *op.outputs)[0]].dtype
 
-    def _multiplied(self, op: Operation, loops: Codes) -> Array:
-        """Seconds of products of these sizes, of the operator's types."""
-        dtype = self.program.value[(*op.inputs, *op.outputs)[0]].dtype
-        each, which = different(loops)
-        device, rate, size = self.mesh.cluster.device, self._rate(dtype), element_bytes(dtype)
-        if len(each) > FEW:
-            return products_seconds(each, device, rate, size)[which]
-        alone = [matmul_seconds(m, n, k, device, rate, batch, size) for m, n, k, batch in each.tolist()]
-        return np.array([product.seconds for product in alone])[which]
+    def _multiplied(self, loops: Sequence[Codes], dtype: str) -> list[Array]:
+        """Seconds of products of these sizes, of a type."""
+        return multiplied(loops, self.mesh.cluster.device, self._rate(dtype), element_bytes(dtype))
 
     def _rate(self, dtype: str) -> str:
         known = self.mesh.cluster.device.peak_flops_per_second
@@ -363,7 +383,6 @@ class ProgramPricer:
 
 _PRICES = MappingProxyType(
     {
-        "product": ProgramPricer._product,
         "loop": ProgramPricer._traffic,
         "view": ProgramPricer._traffic,
         "lookup": ProgramPricer._lookup,
@@ -372,12 +391,3 @@ _PRICES = MappingProxyType(
         "attention": ProgramPricer._attention,
     }
 )
-
-
-def _operands(op: Operation) -> tuple[Dims, Dims, Dims]:
-    right = op.reads[1] if len(op.reads) > 1 else ()
-    return op.reads[0] if op.reads else (), right, op.writes[0]
-
-
-def _indexed(dims: Dims) -> set[int]:
-    return {f for dim in dims for f in dim}

@@ -88,7 +88,7 @@ class Tables:
         self.pricer, self.nodes, self.options = pricer, nodes, options
         self.known: dict[tuple[object, ...], Array] = {}
         self.tables: dict[tuple[object, ...], Array] = {}
-        self.spots: dict[object, Spots] = {}
+        self.spots: dict[object, Spots] = _lying_so(options)
         self.ways: dict[tuple[bytes, bytes], Ways] = {}
 
     def seconds(self, node: int) -> Array:
@@ -108,16 +108,22 @@ class Tables:
             return np.array([0.0 if o is None else seconds[place[o]] for o in runs])
         if node >= first + len(self.nodes.operations):
             return np.zeros(len(self.options[node]))
-        op = self.nodes.operations[node - first]
-        value = self.pricer.program.value
-        arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
-        stored = tuple(n not in self.pricer.made_in_products for n in op.outputs)
-        key = (id(self.options[node]), op.times, arrays, op.reductions, op.halos, stored)
-        if key not in self.known:
-            options = self.options[node]
+        return self._operators[node - first]
+
+    @cached_property
+    def _operators(self) -> list[Array]:
+        """Seconds of each option of each operator; alike operators are priced once."""
+        first, runs = len(self.nodes.inputs), dict[tuple[object, ...], tuple[Operation, Options]]()
+        keys = []
+        for op, options in zip(self.nodes.operations, self.options[first:], strict=False):
             assert isinstance(options, Options)
-            self.known[key] = self.pricer.seconds(op, options)
-        return self.known[key]
+            value = self.pricer.program.value
+            arrays = tuple((value[n].shape, value[n].dtype) for n in (*op.inputs, *op.outputs))
+            stored = tuple(n not in self.pricer.made_in_products for n in op.outputs)
+            keys.append((id(options), op.times, arrays, op.reductions, op.halos, stored))
+            runs.setdefault(keys[-1], (op, options))
+        known = dict(zip(runs, self.pricer.seconds(list(runs.values())), strict=True))
+        return [known[key] for key in keys]
 
     def held(self, node: int, state_share: float) -> tuple[Array, ...]:
         """Bytes of each option, as `node_bytes` has them; of a second run as its intervals are."""
@@ -212,7 +218,7 @@ class Tables:
     def _given(self, choices: NodeOptions, link: Link) -> Spots:
         if link.row:
             return self._listed(("row", id(choices)), (given_layout(o, link) for o in choices))
-        if not isinstance(choices[0], AgainOption):
+        if isinstance(choices, Options) or not isinstance(choices[0], AgainOption):
             return self._made(choices, link.source.place)
         key = ("given", id(choices), link.source.place, link.again, link.early, link.anew, link.seen)
         return self._listed(key, (given_layout(o, link) for o in choices))
@@ -243,7 +249,7 @@ class Tables:
         """Of what a loop goes over, which some options bring and others must find so."""
         key = ("brought", id(choices))
         if key not in self.spots:
-            found, of = distinct(np.column_stack([choices.reads[0], brought]))
+            ((found, of),) = distinct([np.column_stack([choices.reads[0], brought])])
             self.spots[key] = Spots(found[:, :-1], np.where(found[:, -1], HERE, AS_IT_LIES), of)
         return self.spots[key]
 
@@ -251,7 +257,7 @@ class Tables:
         """Of an array of each of many options, [option, axis]; by a name where it is made up."""
         key = name or id(layouts)
         if key not in self.spots:
-            found, of = distinct(layouts)
+            ((found, of),) = distinct([layouts])
             self.spots[key] = Spots(found, np.zeros(len(found), np.intp), of)
         return self.spots[key]
 
@@ -274,6 +280,16 @@ class Tables:
         seconds[left.state == NOWHERE] = np.inf
         seconds[:, right.state == NOWHERE] = 0.0
         return seconds
+
+
+def _lying_so(options: Iterable[NodeOptions]) -> dict[object, Spots]:
+    """Of the arrays of operators, by what has their layouts."""
+    layouts = {id(w): w for o in options if isinstance(o, Options) for w in (*o.reads, *o.writes)}
+    each = distinct(list(layouts.values()))
+    return {
+        name: Spots(found, np.zeros(len(found), np.intp), of)
+        for name, (found, of) in zip(layouts, each, strict=True)
+    }
 
 
 def _spots(found: Iterable[Layout | None], axes: int) -> Spots:

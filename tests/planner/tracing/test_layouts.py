@@ -15,6 +15,7 @@ from planner.tracing.layouts import (
     WHOLE,
     Layout,
     NamedMesh,
+    PartialSums,
     Partition,
     among,
     as_layouts,
@@ -150,11 +151,16 @@ def test_moves_between_options_are_those_between_their_layouts() -> None:
     assert table.full.tolist() == [[0.0, 3.0], [1.0, np.inf], [0.0, 3.0]]
 
 
-def test_each_layout_once_and_where_it_is() -> None:
+def test_each_layout_of_each_array_once_and_where_it_is() -> None:
     layouts = np.array([[WHOLE, 1], [PARTS, 0], [WHOLE, 1], [2, PARTS]])
-    once, place = distinct(layouts)
+    others = np.array([[5, 5], [WHOLE, 1]])
+    (once, place), (twice, _), (other, at) = distinct([layouts, layouts[[1, 1]], others])
     assert sorted(as_layouts(once)) == [(PARTS, 0), (WHOLE, 1), (2, PARTS)]
     assert (once[place] == layouts).all()
+    assert as_layouts(twice) == ((PARTS, 0),)
+    assert sorted(as_layouts(other)) == [(WHOLE, 1), (5, 5)]
+    assert (other[at] == others).all()
+    assert not list(distinct([]))
 
 
 @pytest.mark.parametrize(
@@ -174,14 +180,21 @@ def test_sums_scatter_first_and_leave_less(
     ends: Layout, kinds: Layout, expected: list[tuple[str, tuple[str, ...], float]]
 ) -> None:
     """An array of 64 bytes in parts over both axes, 2 x 4."""
-    found = sums(np.array([ends]), np.array([kinds]), np.ones((1, 2), np.bool_), np.zeros(1, np.int64))
-    assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == expected
+    parts = PartialSums(np.array([ends]), np.array([kinds]), np.ones((1, 2), np.bool_), np.zeros(1, np.int64))
+    ((steps,),) = sums([parts])
+    assert [step_of(MESH, 64.0, code) for code in steps.tolist() if code] == expected
 
 
 def test_a_sum_of_shards_moves_the_shards_only() -> None:
     one_axis = np.array([[True, False]])
-    found = sums(np.array([[WHOLE, 0]]), np.array([[3, 1]]), one_axis, np.array([0b10]))
-    assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == [("all_reduce", ("0",), 16.0)]
+    shards = PartialSums(np.array([[WHOLE, 0]]), np.array([[3, 1]]), one_axis, np.array([0b10]))
+    scattered = PartialSums(np.array([[4, 0]]), np.array([[WHOLE, WHOLE]]), one_axis, np.array([0]))
+    for found, expected in zip(
+        sums([shards, scattered]),
+        [("all_reduce", ("0",), 16.0), ("reduce_scatter", ("0",), 64.0)],
+        strict=True,
+    ):
+        assert [step_of(MESH, 64.0, code) for code in found[0].tolist() if code] == [expected]
 
 
 def test_dims_are_gathered_one_after_another_the_last_one_first() -> None:

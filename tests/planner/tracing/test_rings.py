@@ -115,7 +115,7 @@ def test_a_price_is_the_same_one_by_one_and_together() -> None:
     for backward in (False, True):
         op, found = all_options(fused(backward, mask=(BATCH, 1, LENGTH, LENGTH)), mesh)
         pricer = ProgramPricer(fused(backward, mask=(BATCH, 1, LENGTH, LENGTH)), mesh)
-        together = pricer.seconds(op, found)
+        (together,) = pricer.seconds([(op, found)])
         assert list(together) == pytest.approx([pricer.operation(op, o).seconds for o in found])
 
 
