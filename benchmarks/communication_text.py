@@ -61,7 +61,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * **ZeRO-2.** Weights are gathered as with ZeRO-1, gradients scattered as with ZeRO-3. Of tokens, looked up in whole
   tables, ranks exchange gradients.
 * **Embedding.** Tokens are looked up in shards of the table and what is found is exchanged
-  (`planner.evaluation.lookup`); the table is gathered where all ranks would gather more than it. Shards are columns:
+  (`planner.evaluation.lookup`); the table is gathered where all ranks would gather more than it. Of a table in columns
+  and rows XLA splits first what takes the smallest largest array (`planner.sharding.lookups`). Shards are columns:
   with rows `8b-8/v5e:4x4/fsdp16-full` sends 14,813 MiB and `8b-8/v5e:8x8/fsdp64-full` 21,248, but
   `1b-8/v5e:4x4/fsdp4x4-none`, with copies, 4,187.
 * **Head.** Its gradients are summed in fp32. Of a table that is embedding and head those of each are summed by
@@ -69,10 +70,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 
 ## What is not priced
 
-* `llama-2-13b`: tensor ranks sum whole what they look up though data ranks are fewer.
 * `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
   their own.
-* `llama-2-7b` on v6e: tensor ranks gather the table whole.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
 * `3b-4` and `8b-2` where two data ranks share states: parts of weights of keys and values, and of their gradients,
   change places between these and the tensor ranks that have the same of them (0.2 to 0.8 % of all).

@@ -1,11 +1,18 @@
 """Tokens that ranks look up in each other's shards of an embedding table, by a partitioner, instead of gathering it.
 
 Where each rank has some columns of the table, which is how programs are exported, ranks exchange the columns of their
-tokens, there and back. Where tensor ranks split its rows and are no more than the data ranks, these sum what they found
-whole; if their tokens are more than the table has rows, they add up gradients of some tokens each, and scatter the sums
-over rows. If there are copies of the shards, all data ranks gather all gradients, and what was found if that is summed
-whole; without tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If
-context ranks split the tokens, both are gathered, or the table, which is gathered if it is smaller.
+tokens, there and back. Which is split first, the table's columns, its rows, or the tokens, the partitioner decides by
+the largest array that it takes (`planner.sharding.lookups`):
+
+- columns, where tensor ranks split rows: these sum what they found whole, or, each of some tokens of copies, gather it
+  and the rows; gradients are added up for some tokens each, and scattered over rows, where tokens are many.
+- rows: tensor ranks keep a part of the sum; ranks with columns of the same rows gather these where a data rank has more
+  tokens than a tensor rank has rows.
+- tokens: the table is gathered.
+
+If there are copies of the shards, all data ranks gather all gradients, and what was found if that is whole; without
+tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If context ranks
+split the tokens, both are gathered, or the table, which is gathered if it is smaller.
 
 Where the table lies whole and only its gradient is sharded, ranks look up what they need, and exchange no more than the
 way back: gradients of what was found. So they do where a second look-up reads the table that a head shares (T5), which
@@ -19,8 +26,8 @@ A table that the head shares is gathered, and its gradient summed, for the head 
 Elsewhere, also where there are copies of its shards, it is gathered once for both, and what each makes of its gradient
 is summed by itself.
 
-Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (trivially sliced and passed-through operand dims);
-programs compiled for TPU topologies (jax 0.10.2, libtpu 0.0.52).
+Source: openxla/xla ``xla/service/spmd/gather_scatter_handler.cc`` (methods of gathers and scatters); programs compiled
+for TPU topologies (jax 0.10.2, libtpu 0.0.52).
 """
 
 import math
@@ -36,6 +43,7 @@ from planner.graph import Block, Tensor
 from planner.plans import Parallelism
 from planner.sharding.chunks import TILE_ROWS
 from planner.sharding.costs import Comm
+from planner.sharding.lookups import LookUp, first_split, splits_tokens_of_columns, splits_tokens_of_rows
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import Pricer
 
@@ -63,6 +71,9 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     gathers_all = by_row or (plan.tensor == 1 and split)
     if shards.inner.size == 1 or (gathers_all and size.found > size.table):
         return unit
+    lookup = LookUp(size.rows, size.tokens, shards.inner.size, plan.tensor, shards.outer.size)
+    if not (whole or split or by_row) and _gathered(lookup):
+        return unit
     copies = shards.outer.size > 1
     adds_up = plan.tensor == 1 and copies and not gathers_all and size.found * shards.outer.size > size.table
     rest = _without(unit.sync, share, kept=not adds_up)
@@ -73,16 +84,22 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     if by_row:
         there, back = _by_row(size.found, shards.inner, partitioner)
         return _exchanging(unit, () if there_already else there, back)
-    summed = 1 < plan.tensor <= shards.inner.size and not whole
-    if summed:
-        unit = unit._replace(block=_summed_whole(unit.block, pricer, found))
+    columns_first = plan.tensor > 1 and first_split(lookup) == "columns"
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
-    there, back = _by_column(size.found, shards, everyone, summed, split)
+    there, back = _by_column(size.found, shards, everyone, columns_first and not whole, split)
     if adds_up:
         back = (_of_data("all_reduce", size.table, everyone),)
-    if plan.tensor > 1 and size.found > size.table:
-        back += (pricer.comm("reduce_scatter", ("tensor",), size.table / shards.inner.size),)
+    if columns_first:
+        columns, read, made = _between_rows(unit.block, pricer, found, lookup, size.table)
+        unit = unit if whole else unit._replace(block=columns)
+        there, back = (*there, *read), (*back, *made)
     return _exchanging(unit, () if there_already else there, back)
+
+
+def _gathered(lookup: LookUp) -> bool:
+    """Whether ranks that have columns of the same rows gather them."""
+    first = first_split(lookup)
+    return splits_tokens_of_rows(lookup) if first == "rows" else first == "tokens" and lookup.tensor == 1
 
 
 class _Sizes(NamedTuple):
@@ -93,6 +110,8 @@ class _Sizes(NamedTuple):
     """By all ranks of a shard group."""
     rows: float
     columns: float
+    tokens: float
+    """Of all ranks."""
     by_row: bool
     """Whether the group's ranks have rows of the table: where they divide, and its columns do not."""
 
@@ -107,6 +126,7 @@ def _sizes(pricer: Pricer, table: Tensor, found: Tensor, shards: Shards) -> _Siz
         width * made / shards.outer.size,
         rows,
         columns,
+        made / columns,
         rows % ranks == 0 and columns % ranks > 0,
     )
 
@@ -188,16 +208,35 @@ def _by_column(
     return (there,), (copied if split or copies else exchange,)
 
 
-def _summed_whole(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:
-    """``block`` with what its tensor ranks found summed whole on each, where they would keep a part."""
+def _between_rows(
+    block: BlockCost, pricer: Pricer, found: Tensor, lookup: LookUp, table_bytes: float
+) -> tuple[BlockCost, tuple[Comm, ...], tuple[Comm, ...]]:
+    """``block`` with what was found whole, and what ranks with rows of the same columns send of these, there and back.
+
+    Of some tokens each they need all rows, and make gradients of all.
+    """
+    of_some, makes_all = (splits_tokens_of_columns(lookup, backward) for backward in (False, True))
+    summed = "all_reduce" if lookup.copies > 1 else "reduce_scatter"
+    shard = table_bytes / lookup.columns
+    there = (pricer.comm("all_gather", ("tensor",), shard),) if of_some else ()
+    back = (pricer.comm(summed, ("tensor",), shard),) if makes_all else ()
+    return _whole(block, pricer, found, of_some), there, back
+
+
+def _whole(block: BlockCost, pricer: Pricer, found: Tensor, of_some: bool) -> BlockCost:
+    """``block`` with what its tensor ranks found whole on each, where they would keep a part.
+
+    It is summed, or gathered where each looked up all ``of_some`` tokens.
+    """
     sent = dict(block.sent_bytes)
     parts, _ = sent.pop("reduce_scatter", 0.0), sent.pop("send", 0.0)
     if not parts or pricer.partitioned is None:
         return block
     ranks = pricer.mesh.size("tensor")
     parts /= pricer.partitioned.padded(found).scattered
-    whole = pricer.comm("all_reduce", ("tensor",), parts / wire_bytes("reduce_scatter", 1.0, ranks))
-    sent["all_reduce"] = sent.get("all_reduce", 0.0) + whole.sent_bytes
+    name = "all_gather" if of_some else "all_reduce"
+    whole = pricer.comm(name, ("tensor",), parts / wire_bytes("reduce_scatter", 1.0, ranks))
+    sent[name] = sent.get(name, 0.0) + whole.sent_bytes
     return block._replace(comm_forward={**block.comm_forward, "tensor": whole.seconds}, sent_bytes=sent)
 
 

@@ -25,7 +25,7 @@ _OPERAND = re.compile(r"%([\w.-]+)")
 
 SENT = ("collective-permute", "collective-permute-done")
 """Instructions whose result is what a neighbour sent."""
-HANDED_ON = ("get-tuple-element", "bitcast", "copy")
+HANDED_ON = ("get-tuple-element", "bitcast", "copy", "copy-start", "copy-done")
 """Instructions whose result is their operand."""
 
 

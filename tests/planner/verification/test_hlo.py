@@ -189,6 +189,19 @@ def test_an_unrolled_ring_scatters_if_it_sends_on_sums() -> None:
     assert collectives(module.replace("(%part)", "(%done)"), 3) == {"all_gather": Total(1, 2 * 32)}
 
 
+def test_a_sum_that_is_moved_before_it_is_sent_on_is_still_a_scatter() -> None:
+    """Into memory on the chip: a copy that starts and is done."""
+    pairs = 'source_target_pairs={{0,1},{1,2},{2,0}}, metadata={op_name="jit(step)/dot_general"}'
+    moved = """
+  %move = (bf16[16]{0:S(1)}, bf16[16]{0}, u32[]) copy-start(%part)
+  %moved = bf16[16]{0:S(1)} copy-done(%move)
+  %start.1"""
+    module = UNROLLED_RING.replace("PAIRS", pairs).replace("\n  %start.1", moved, 1)
+    assert collectives(module.replace("(%part), ch", "(%moved), ch"), 3) == {
+        "reduce_scatter": Total(1, 2 * 32)
+    }
+
+
 def test_permutes_of_programs_stay_what_they_are() -> None:
     """Of ``jax.lax.ppermute``, and those of a chain with ends."""
     around = 'source_target_pairs={{0,1},{1,2},{2,0}}, metadata={op_name="jit(step)/ppermute"}'
