@@ -79,8 +79,9 @@ class Job(Given):
     context_exchange: Literal["all_gather", "ring", "gathered_ring", "all_to_all"] | None = None
     """How ranks that split the sequence get each other's keys and values (`planner.sharding.context`); None is the
     software stack's habit."""
-    token_exchange: Literal["all_to_all", "deepep", "hybridep"] = "all_to_all"
-    """How tokens reach their experts: a copy per expert, or one per node, and rank, as DeepEP or HybridEP sends it."""
+    token_exchange: Literal["all_to_all", "all_gather", "deepep", "hybridep"] = "all_to_all"
+    """How tokens reach their experts: a copy per expert, all of a group's tokens on each of its ranks, or one copy per
+    node, and rank, as DeepEP or HybridEP sends it."""
     expert_routing: Literal["balanced", "consecutive"] = "balanced"
     """Which experts tokens have: any, all as often, or as many as a token has one after the other, in turn, as routers
     that are balanced by force may give them (torchtitan's, NeMo AutoModel's)."""

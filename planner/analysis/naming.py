@@ -11,6 +11,7 @@ LETTERS: Mapping[str, str] = {"data": "dp", "tensor": "tp", "pipeline": "pp", "c
 
 EXCHANGES: Mapping[str, str] = {
     "all_to_all": "all-to-all, a copy for each expert of a token",
+    "all_gather": "all-gather, every token to every rank",
     "deepep": "DeepEP, once to each node and rank",
     "hybridep": "HybridEP, once to each node and rank",
 }

@@ -82,7 +82,7 @@ class _Issuing(NamedTuple):
     def _routing(self, op: Op) -> float:
         """Operators of the exchange of tokens that no graph holds."""
         job, parts = self.pricer.job, self.pricer.job.graph_parts
-        exchange = "all_to_all" if job.token_exchange == "all_to_all" else "once_per_node"
+        exchange = "once_per_node" if job.token_exchange in ("deepep", "hybridep") else "all_to_all"
         issued = self.pricer.software.routing_operators.get(exchange)
         if issued is None or "moe" in parts:
             return 0.0

@@ -41,6 +41,7 @@ RECOMPUTE: Mapping[str, Settings] = MappingProxyType(
 DISPATCHERS: Mapping[str, Settings] = MappingProxyType(
     {
         "all_to_all": {"moe_token_dispatcher_type": "alltoall"},
+        "all_gather": {"moe_token_dispatcher_type": "allgather"},
         "deepep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
         "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
     }

@@ -126,8 +126,11 @@ def _job(keys: Keys) -> dict[str, Any]:
     if keys.flag("grad-reduce-in-bf16"):
         job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")
-    if keys.get("moe-token-dispatcher-type") == "flex":
+    dispatcher = keys.get("moe-token-dispatcher-type")
+    if dispatcher == "flex":
         job["token_exchange"] = keys.word("moe-flex-dispatcher-backend", DISPATCHERS, "deepep")
+    if dispatcher == "allgather":
+        job["token_exchange"] = "all_gather"
     if keys.flag("moe-pad-expert-input-to-capacity"):
         job["expert_capacity"] = keys.number("moe-expert-capacity-factor")
     if keys.flag("overlap-moe-expert-parallel-comm"):

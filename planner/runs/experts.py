@@ -9,6 +9,7 @@ from planner.runs.vocabulary import Meaning, Table, mean
 
 DISPATCHERS: Table = (
     (r"all[-_ ]?to[-_ ]?all|nccl", Meaning("all_to_all")),
+    (r"all[-_ ]?gather", Meaning("all_gather")),
     (r"deep[-_ ]?ep|flex", Meaning("deepep")),
     (r"hybrid[-_ ]?ep", Meaning("hybridep")),
 )

@@ -26,7 +26,7 @@ from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.pinning import pins_gathered
 from planner.sharding.products import matmul_cost
-from planner.sharding.resharding import Move, moves, narrowed
+from planner.sharding.resharding import Move, gathered_whole, moves, narrowed, splits_experts
 from planner.sharding.routing import routed_otherwise
 from planner.sharding.scans import scan_cost
 from planner.sharding.spec import (
@@ -110,13 +110,15 @@ class Pricer:
             return self.software.overlap_data if self.job.overlap_experts else self.software.overlap_expert
         return self.software.overlap_tensor if axes[-1] == "tensor" else 0.0
 
-    def _moved(self, tensor: Tensor, move: Move) -> Comm:
-        """One collective of a resharding of ``tensor``; routed tokens may go to each node once."""
+    def _moved(self, tensor: Tensor, move: Move, to_experts: bool = False) -> Comm:
+        """One collective of a resharding of ``tensor``; routed tokens may go to each node once, or to all ranks."""
         routed, dims = "experts" in tensor.dims, self.graph.dims
         library = self.job.token_exchange
-        if move.collective != "all_to_all" or library == "all_to_all":
-            return self.comm(*move, routed)
         copies = tensor.scale * dims.get("experts", 1) if routed else 1.0
+        if library == "all_gather" and routed:
+            move = gathered_whole(move, copies, self.mesh.group(move.axes).size, to_experts)
+        if move.collective != "all_to_all" or library == "all_to_all" or library == "all_gather":
+            return self.comm(*move, routed)
         groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
         in_turn = dims.get("experts") if self.job.expert_routing == "consecutive" else None
         time = once_per_node(move.full_bytes, self.mesh.group(move.axes), copies, groups, in_turn, library)
@@ -256,8 +258,8 @@ class Pricer:
             if narrow and "experts" not in tensor.dims:
                 forward, backward = narrowed(forward, width), narrowed(backward, width)
             found = self.tables[key] = EdgeCost(
-                tuple(self._moved(tensor, m) for m in forward),
-                tuple(self._moved(tensor, m) for m in backward),
+                tuple(self._moved(tensor, m, splits_experts(target)) for m in forward),
+                tuple(self._moved(tensor, m, splits_experts(source)) for m in backward),
             )
         return found
 

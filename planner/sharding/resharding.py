@@ -73,6 +73,24 @@ def moves(
     return tuple(done)
 
 
+def splits_experts(spec: ShardingSpec) -> bool:
+    """Whether ranks have experts of their own."""
+    return any(dim == "experts" for _, dim in spec.shards)
+
+
+def gathered_whole(move: Move, copies: float, ranks: int, to_experts: bool) -> Move:
+    """An exchange of tokens that have ``copies`` experts each, where all ranks of a group have all its tokens.
+
+    They are gathered on their way to experts; what experts make of them is summed and scattered on its way back.
+    Source: NVIDIA/Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAllGatherTokenDispatcher``);
+    marin-community/marin ``lib/levanter/src/levanter/grug/_moe/ep_ring.py`` (``all_gather``, ``psum_scatter``).
+    """
+    if move.collective != "all_to_all":
+        return move
+    collective = "all_gather" if to_experts else "reduce_scatter"
+    return Move(collective, move.axes, ranks * move.full_bytes / copies)
+
+
 def narrowed(done: tuple[Move, ...], element_bytes: float) -> tuple[Move, ...]:
     """``done`` with what tensor ranks gather in 8 bits in place of ``element_bytes``."""
     return tuple(

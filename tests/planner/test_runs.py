@@ -115,7 +115,7 @@ def test_the_dispatcher_decides_how_tokens_travel() -> None:
     plan, _ = planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="HybridEP")
     assert plan.job.token_exchange == "hybridep"
     with pytest.raises(
-        InputError, match="moe_dispatcher 'mine' is not understood; use all_to_all, deepep, hyb"
+        InputError, match="moe_dispatcher 'mine' is not understood; use all_gather, all_to_all, deepep, hyb"
     ):
         planned("moezoo/qwen3-235b-h100-base", moe_dispatcher="mine")
 

@@ -131,7 +131,10 @@ def test_garbage_is_no_plan(cli: Cli, tmp_path: Path, command: str) -> None:
         ("--headroom 2", "--headroom: must be less than 1, found 2.0"),
         ("--headroom nan", "--headroom: must be a finite number"),
         ("--expert-imbalance inf", "--expert-imbalance: must be a finite number"),
-        ("--token-exchange flex", "--token-exchange: must be 'all_to_all', 'deepep' or 'hybridep'"),
+        (
+            "--token-exchange flex",
+            "--token-exchange: must be 'all_to_all', 'all_gather', 'deepep' or 'hybridep'",
+        ),
         ("--offload optimizer --offload none", "--offload none contradicts --offload optimizer"),
     ],
 )

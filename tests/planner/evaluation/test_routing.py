@@ -51,6 +51,19 @@ def test_layers_that_are_repeated_whole_send_everything_once_more() -> None:
     assert sent["alternate"] == pytest.approx(sent["none"])
 
 
+def test_ranks_that_gather_all_tokens_send_each_once_to_all_others() -> None:
+    """Whatever number of experts a token has: gathered before experts and their gradients, scattered after either."""
+    exchanged, gathered = (
+        estimate(exchange=exchange, stack="torch-fsdp2") for exchange in ("all_to_all", "all_gather")
+    )
+    assert "all_to_all" not in gathered.communication
+    each_way = 2 * LAYERS * (8 - 1) * TOKENS * HIDDEN * 2  # by 8 ranks
+    for collective in ("all_gather", "reduce_scatter"):
+        more = gathered.communication[collective] - exchanged.communication[collective]
+        assert more == pytest.approx(each_way)
+    assert 2 * each_way == pytest.approx(exchanged.communication["all_to_all"])  # as 8 copies over 8 ranks
+
+
 def test_tokens_that_stay_where_they_are_leave_no_exchange_to_keep() -> None:
     """pytorch/torchtitan ``_get_default_save_ops``: all_to_all_single is listed, which one rank never calls."""
     kept, local = (

@@ -120,6 +120,11 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
         {"token_exchange": "hybridep"},
     ),
+    "megatron gathered experts": (
+        "a.sh",
+        "--moe-token-dispatcher-type allgather",
+        {"token_exchange": "all_gather"},
+    ),
     "megatron flex": ("a.sh", "--moe-token-dispatcher-type flex", {"token_exchange": "deepep"}),
     "megatron attention": ("a.sh", "--attention-backend unfused", {"attention": "plain"}),
     "megatron graphs": (
