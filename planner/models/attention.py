@@ -6,6 +6,7 @@ from types import MappingProxyType
 from planner.graph import BATCH
 from planner.models.building import Attribute, BlockBuilder
 from planner.models.config import LayerKind, TransformerConfig
+from planner.models.gates import gated_heads
 
 QKV = tuple[str, str, str]
 
@@ -23,7 +24,8 @@ def self_attention(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, 
         capped=config.score_cap,
         habits=_habits(config),
     )
-    return output_projection(b, config, _gated(b, config, context))
+    context = gated_heads(b, config, x, _gated(b, config, context), qkv[2])
+    return output_projection(b, config, context)
 
 
 def _gated(b: BlockBuilder, config: TransformerConfig, context: str) -> str:

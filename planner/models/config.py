@@ -141,6 +141,12 @@ class TransformerConfig(Record):
     """So do the logits before their loss."""
     gated_attention: bool = False
     """What attention makes is multiplied by a gate that is projected beside the queries (Qwen3-Next)."""
+    norm_gate: int = Field(default=0, ge=0)
+    """Rank of the products whose sigmoid multiplies what norms before a half, or the head, make; 0: none (Grug)."""
+    head_gates: bool = False
+    """What each head makes is multiplied by a gate, of one logit (Grug)."""
+    exclusive_heads: bool = False
+    """What each head makes loses its part along the value of its own token (Grug)."""
     sinks: bool = False
     """One learned logit per head takes part in the softmax."""
     qkv_bias: bool = False

@@ -3,6 +3,7 @@
 from planner.graph import BATCH, Block
 from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import TransformerConfig
+from planner.models.gates import gated_norm
 
 
 def embedding_block(config: TransformerConfig, seq: str = "seq") -> Block:
@@ -63,6 +64,7 @@ def language_model_head(b: BlockBuilder, config: TransformerConfig, x: str) -> s
     """Append final norm, projection onto the vocabulary and cross-entropy."""
     if config.final_norm:
         x = b.norm("final_norm", x, "final_normed", style=config.norm, role="final_norm")
+        x = gated_norm(b, config, "final", x)
     width = "hidden"
     if config.embedding_dim:
         width = "embedding_dim"

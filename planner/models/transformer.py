@@ -8,6 +8,7 @@ from planner.models.attention import self_attention
 from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import LayerKind, TransformerConfig
 from planner.models.ends import embedding_block, language_model_head, language_model_loss, token_embedding
+from planner.models.gates import gated_norm
 from planner.models.mlp import dense_mlp, mixture_of_experts
 from planner.models.scans import SCANS, scan_dims
 
@@ -107,6 +108,7 @@ def transformer_dims(config: TransformerConfig, seq_len: int) -> dict[str, int]:
         "positions": config.positions,
         "token_types": config.token_types,
         "embedding_dim": config.embedding_dim,
+        "norm_gate": config.norm_gate,
         "merged": config.hidden if config.mtp_layers else 0,
     }
     if config.latent is not None:
@@ -225,7 +227,8 @@ def norm_before(b: BlockBuilder, config: TransformerConfig, half: str, x: str) -
     """The norm at the start of the layer's ``attn`` or ``mlp`` half, where it has one."""
     if config.norm_placement in ("output", "post"):
         return x
-    return b.norm(f"{half}_norm", x, f"{half}_normed", style=config.norm, role=f"{half}_norm")
+    normed = b.norm(f"{half}_norm", x, f"{half}_normed", style=config.norm, role=f"{half}_norm")
+    return gated_norm(b, config, half, normed)
 
 
 def add_residual(

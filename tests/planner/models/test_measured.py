@@ -171,6 +171,17 @@ def test_queries_and_keys_may_be_normalised_over_all_heads() -> None:
         transformer_from_run(DENSE | {"qk_norm": "query"})
 
 
+def test_gates_of_norms_and_heads_are_narrow_products() -> None:
+    """Marin's Grug: two of rank r for each norm before a half or the head, one column a head; no other weights."""
+    plain, gated = transformer_from_run(DENSE), transformer_from_run(DENSE | {"norm_gate_rank": 8})
+    assert gated.parameters - plain.parameters == (2 * 4 + 1) * 2 * 64 * 8
+    heads = transformer_from_run(DENSE | {"head_gates": True, "exclusive_heads": True})
+    assert heads.parameters - plain.parameters == 4 * 64 * DENSE["heads"]
+    whole = [op.name for op in graph_of(DENSE | {"norm_gate_rank": 8, "head_gates": True}).block["layer"].ops]
+    assert whole.index("attention") < whole.index("head_gate") < whole.index("attn_out")
+    assert whole.index("mlp_norm") < whole.index("mlp_gate") < whole.index("gate_up")
+
+
 def test_prediction_modules_share_embedding_and_head() -> None:
     """A module adds one layer, a product of 2 h x h and three norms; its table and head are the model's."""
     plain = transformer_from_run(DENSE | {"tied": False})
