@@ -59,6 +59,9 @@ class SoftwareSpec(Record):
     """As ``elementwise_passes``, of sorting tokens by expert and back."""
     routing_kernels: RoutingKernels | None = None
     """The same kernel by kernel, where tokens are exchanged by a plain all-to-all; None: ``routing_passes``."""
+    scattered_rate: float | None = Field(default=None, ge=0)
+    """Elements a second that GPUs add to rows which others add to as well, where a compiler's atomic additions sum what
+    experts make, or gradients of what they read; None or 0: as fast as memory is."""
     grouped_tile: int | None = Field(default=None, ge=0)
     """Rows of a tile of grouped products, which every group that begins inside it computes again; None or 0: each group
     is padded by itself."""

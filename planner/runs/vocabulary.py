@@ -275,7 +275,15 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
     ),
     **dict.fromkeys(
-        ("jax-xla", "libtpu-0.0.51", "levanter", "levanter-fa4", "levanter-quack", "torch-xla"),
+        (
+            "jax-xla",
+            "libtpu-0.0.51",
+            "levanter",
+            "levanter-fa4",
+            "levanter-quack",
+            "levanter-sonic",
+            "torch-xla",
+        ),
         Habits(zero_stage=3, sequence_parallel=False),
     ),
     "alpa": Habits(zero_stage=3, sequence_parallel=False, grad_dtype="bf16"),

@@ -27,7 +27,7 @@ from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.pinning import pins_gathered
 from planner.sharding.products import matmul_cost
 from planner.sharding.resharding import Move, gathered_whole, moves, narrowed, splits_experts
-from planner.sharding.routing import routed_otherwise
+from planner.sharding.routing import routed_otherwise, with_scatters
 from planner.sharding.scans import scan_cost
 from planner.sharding.spec import (
     ShardingSpec,
@@ -131,6 +131,7 @@ class Pricer:
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
+            priced = with_scatters(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
             priced = with_biases(self, block, op, strategy, in_one_kernel(self, block, op, strategy, priced))
             added = priced.backward_weight + self._accumulation(block, op, strategy)

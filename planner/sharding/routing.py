@@ -93,6 +93,29 @@ def kernel_passes(
     )
 
 
+def scatters(pricer: "Pricer") -> bool:
+    """Whether copies of tokens are added to one another by atomic additions."""
+    exchange, on_gpu = pricer.job.token_exchange, pricer.mesh.cluster.device.kind == "gpu"
+    return bool(pricer.software.scattered_rate) and on_gpu and exchange in ("all_to_all", "all_gather")
+
+
+def with_scatters(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of routing whose sums over a token's experts are scatters: the combine, and the dispatch's gradient.
+
+    Source: marin-community/marin ``lib/levanter/src/levanter/grug/_moe``, ``scatter.py``, ``sonic_cute.py`` and
+    ``ep_ring.py`` (``.at[tokens].add``; tokens are taken by ``x[tokens]``, whose gradient JAX scatters likewise).
+    """
+    rate = pricer.software.scattered_rate
+    if op.kind not in ROUTING_KINDS or not rate or not scatters(pricer):
+        return cost
+    combine = op.kind == "combine"
+    routed = block.tensor[op.inputs[0] if combine else op.outputs[0]]
+    seconds = pricer.sizes.elements(routed, input_spec(pricer.graph, routed, strategy)) / rate
+    if combine:
+        return cost._replace(forward=max(cost.forward, seconds))
+    return cost._replace(backward_input=max(cost.backward_input, seconds))
+
+
 def routed_otherwise(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -> OpCost | None:
     """Cost of an operator that routes by masks, or kernel by kernel; None: as any that memory traffic limits."""
     if op.kind not in ROUTING_KINDS:

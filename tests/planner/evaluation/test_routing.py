@@ -64,6 +64,25 @@ def test_ranks_that_gather_all_tokens_send_each_once_to_all_others() -> None:
     assert 2 * each_way == pytest.approx(exchanged.communication["all_to_all"])  # as 8 copies over 8 ranks
 
 
+def test_scatters_take_as_long_as_elements_are_added() -> None:
+    """What experts make, and gradients of what they read; each instead of passes over copies and tokens."""
+    scattered, gathered = estimate(stack="levanter-quack"), estimate(stack="levanter-sonic")
+    device, stack = load_cluster("dgx-b200:1").device, load_software("levanter-quack")
+    assert stack.scattered_rate is not None
+    copies = TOKENS * TOPK * HIDDEN
+    instead = stack.routing_passes * 2 * copies * ((1 + 1 / TOPK) + (1 + 2 / TOPK))
+    instead /= device.memory_bandwidth * device.efficiency.memory
+    expected = LAYERS * (2 * copies / stack.scattered_rate - instead)
+    assert scattered.time["compute"] - gathered.time["compute"] == pytest.approx(expected, rel=0.03)
+
+
+def test_a_dispatcher_that_sums_tokens_itself_leaves_nothing_to_scatter() -> None:
+    scattered, gathered = (
+        estimate(stack=stack, exchange="deepep") for stack in ("levanter-quack", "levanter-sonic")
+    )
+    assert scattered.time["compute"] == gathered.time["compute"]
+
+
 def test_tokens_that_stay_where_they_are_leave_no_exchange_to_keep() -> None:
     """pytorch/torchtitan ``_get_default_save_ops``: all_to_all_single is listed, which one rank never calls."""
     kept, local = (
