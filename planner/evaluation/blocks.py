@@ -174,8 +174,26 @@ def _at(pricer: Pricer, block: Block, terms: BlockTerms, saved: float, place: in
     moving = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs, *block.outputs[:1]))
     alive = _recomputed_bytes(block, terms, pricer.job.attention_kernel, pricer.software, until)
     behind, every = (_trained_elements(pricer, block, ops) for ops in (block.ops[place:], block.ops))
-    held = alive - saved + moving + terms.ops[op.name].held_backward
+    held = alive - saved + moving + _of_scores(pricer, block, terms, op) + terms.ops[op.name].held_backward
     return Midway(held, behind / every if every else 0.0)
+
+
+def _of_scores(pricer: Pricer, block: Block, terms: BlockTerms, op: Op) -> float:
+    """Gradients that attention which keeps its probabilities makes of them and of the scores [bytes]; else 0.
+
+    Where a softmax is a kernel that keeps them once more, in its own type, the gradients have that type, and those that
+    a product read are gone.
+    """
+    if op.kind != "attention":
+        return 0.0
+    sizes, beside = terms.tensor_bytes, (*op.inputs, *op.outputs, op.attributes.get("score_cap"))
+    softmax = {} if pricer.software.fused_elementwise else terms.residual_bytes
+    made = 0.0
+    for name in operator_rule(op).saved(op, block, pricer.job.attention_kernel):
+        if name not in beside and name in sizes:
+            again = softmax.get(name, 0.0)
+            made += 2 * again - sizes[name] if again else 2 * sizes[name]
+    return made
 
 
 def _trained_elements(pricer: Pricer, block: Block, ops: Iterable[Op]) -> float:
@@ -194,24 +212,17 @@ def _gradients_in_flight(pricer: Pricer, block: Block, terms: BlockTerms) -> flo
 
     In feed-forward layers that go over a sequence part by part those of one part, beside sums over parts.
 
-    Attention that keeps its probabilities makes gradients of them and of the scores; where a softmax is a
-    kernel that keeps them once more, in its own type, the gradients have that type, and those that a product read are
-    gone. A gated activation may write gradients of its inputs over these. What attention holds in steps over a split
-    sequence is not beside what the feed-forward layer keeps, which is done by then (`_midway`).
+    A gated activation may write gradients of its inputs over these. Where gradients come as they are made, attention is
+    not beside what the feed-forward layer keeps, which is done by then (`_midway`).
     """
-    kernel, software, tiles = pricer.job.attention_kernel, pricer.software, pricer.job.mlp_tiles
+    software, tiles = pricer.software, pricer.job.mlp_tiles
     sizes, sums = terms.tensor_bytes, _sums_over_tiles(pricer, block, terms)
-    softmax = {} if software.fused_elementwise else terms.residual_bytes
     gates = (op for op in block.ops if software.gates_in_place and "activated_gate" in op.attributes)
     in_place = {name for op in gates for name in op.inputs}
     most = 0.0
-    for op in block.ops:
-        own = operator_rule(op).saved(op, block, kernel) if op.kind == "attention" else ()
+    for op in (op for op in block.ops if op.kind != "attention" or software.gradient_life != "late"):
         made = sum(sizes.get(name, 0.0) for name in (*op.inputs, *op.outputs) if name not in in_place)
-        beside = (*op.inputs, *op.outputs, op.attributes.get("score_cap"))
-        for name in (n for n in own if n not in beside and n in sizes):
-            again = softmax.get(name, 0.0)
-            made += 2 * again - sizes[name] if again else 2 * sizes[name]
+        made += _of_scores(pricer, block, terms, op)
         held = 0.0 if op.kind == "attention" else terms.ops[op.name].held_backward
         most = max(most, held + (made / tiles + sums if is_in_mlp(block, op) else made))
     return most
