@@ -36,7 +36,6 @@ from judging import (
     LIVE,
     MOVED_DENSE,
     MOVED_SERIES,
-    ROUNDS,
     RUNS,
     Judged,
     LeftOut,
@@ -46,6 +45,7 @@ from judging import (
     median_of_series,
     without_fit,
 )
+from rounds import ROUNDS
 
 from planner.validation import ValidationReport, error_statistics
 

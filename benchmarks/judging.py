@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rounds import FIFTH
+
 from planner.evaluation import evaluate
 from planner.plans import Estimate, Plan
 from planner.validation import Row, ValidationReport, validate
@@ -72,122 +74,16 @@ MOVED_SERIES = frozenset(MIXTURE_SERIES[1::2])
 They were in the report split until then; their dense models, where they have some, still are.
 """
 
-FIFTH = (
-    "ATorch 3D",
-    "ATorch FSDP",
-    "FlashAttention training",
-    "Hugging Face accelerate, FSDP and ZeRO",
-    "Levanter",
-    "TRL at a million tokens",
-    "TransformerEngine on MI300X and H200",
-    "YaFSDP's table of FSDP",
-    "lightning-thunder's benchmark of litgpt",
-    "torchprime",
-    "torchtitan in PithTrain issue 79",
-    "torchtitan pull request 1690",
-    "xtuner speed benchmark",
-)
-"""Series that were transcribed fifth, by name."""
-
 MOVED_DENSE = frozenset(FIFTH[1::2])
 """Every second of these, whatever its errors: their dense runs moved to the fit split for the interval of such runs.
 
 Of those that constants were fitted on, that held little more than half of the last three rounds.
 """
 
-SIXTH = (
-    "Composer, llm-foundry issue 1153",
-    "Marin speedruns",
-    "Mesh Transformer JAX",
-    "NeMo issue 8059",
-    "PaddleNLP",
-    "PaddleNLP in FlagPerf",
-    "Pai-Megatron-Patch issue 643",
-    "nanoGPT",
-    "nanochat",
-    "oumi",
-    "torchao's layers of experts",
-)
-"""Series that were transcribed sixth, by name; all are in the report split."""
-
-SEVENTH = (
-    "Cluster Toolkit's MaxText guide",
-    "ColossalAI issues 4551 and 4744",
-    "Composer, MosaicGPT of 2022",
-    "EasyContext",
-    "FSDP and DeepSpeed on Falcon-7B",
-    "Lambda's guide to 405B",
-    "Marin's Grug of 1024",
-    "Marin's Grug of 90B on 256 H100",
-    "Marin's Grug on TPU",
-    "Marin's Grug on a node of H100",
-    "Marin's Grug on nodes of B200",
-    "Marin's Grug on racks of GB200",
-    "MarinFold, Levanter on H100",
-    "MarinFold, NeMo",
-    "MaxText's guide to logs",
-    "Megatron on Marin's Grug",
-    "Megatron-LM sweep on MI355X",
-    "Megatron-LM's recipes of mixtures",
-    "fms-acceleration",
-    "torchtitan issue 1789",
-)
-"""Series that were transcribed seventh, by name; all are in the report split."""
-
-FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
-"""Series of the dense runs that were transcribed fourth."""
-
-FOURTH_MIXTURES = frozenset(
-    {
-        "MegaScale-MoE",
-        "Megatron-LM issue 756",
-        "Megatron-MoE ModelZoo issue 7",
-        "MoE parallel folding",
-        "NousResearch torchtitan",
-        "prime-rl",
-        "tpu-recipes-ironwood mixtures",
-        "tpu-recipes-trillium mixtures",
-        "tpu-recipes-v5p mixtures",
-    }
-)
-"""Series of the mixtures that were transcribed fourth."""
-
-ROUNDS: Mapping[str, frozenset[str]] = {
-    "transcribed last": frozenset(
-        {
-            "Aleph Alpha layouts",
-            "DeepSeek-V3 report, HAI-LLM",
-            "FlagPerf",
-            "Megatron-Bridge verification cards",
-            "Nemotron-4 340B report",
-            "ms-swift",
-            "torchtitan notes on Qwen3",
-        }
-    ),
-    "transcribed after those": frozenset(
-        {"AWS Neuron Trn1", "Fast-LLM", "NeMo launcher, July 2022", "OLMo-core", "PaLM"}
-    ),
-    "transcribed since": frozenset(
-        {
-            "AMD Primus notes",
-            "IBM float8 on torchtitan",
-            "JAX-Toolbox MaxText",
-            "MLPerf GPT-3 175B",
-            "Megatron-LLaMA",
-            "llm.c",
-        }
-    ),
-    "transcribed fourth": FOURTH_DENSE | FOURTH_MIXTURES,
-    "transcribed fifth": frozenset(FIFTH),
-    "transcribed sixth": frozenset(SIXTH),
-    "transcribed seventh": frozenset(SEVENTH),
-}
-"""Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
-
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
-    "runs_mixtures": "published mixtures, transcribed fourth to seventh",
+    "runs_mixtures": "published mixtures, transcribed fourth to eighth",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }
