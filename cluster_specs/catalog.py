@@ -10,7 +10,7 @@ from typing import Any
 from cluster_specs.assembly import assemble, parse_shape
 from cluster_specs.changes import resized, what_if
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
-from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.errors import InputError, UnknownName, kind_of
 from cluster_specs.pools import join, read_pools
 from cluster_specs.published import cluster_for
 from cluster_specs.record import Record, validated
@@ -158,7 +158,7 @@ def _no_cluster(name: str) -> InputError:
 def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
     fields = _parsed(path)
     if not isinstance(fields, dict):
-        raise InputError(f"{path}: expected the fields of a cluster, found {type(fields).__name__}")
+        raise InputError(f"{path}: expected the fields of a cluster, found {kind_of(fields)}")
     if (schema := fields.get("schema", SCHEMA)) != SCHEMA:
         raise InputError(f"{path} has schema {schema!r}, which is no cluster")
     fields = {key: value for key, value in fields.items() if key != "schema"}

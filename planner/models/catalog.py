@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from cluster_specs.record import validated
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
-from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER, UNPRICED
+from planner.models.classes import head_notes
+from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER, TRACE, UNPRICED
 from planner.models.measured import transformer_from_run
 from planner.models.model import Model
 from planner.models.reading import ConfigReader, read_mapping
@@ -37,9 +38,6 @@ BIASED_EXPERTS = frozenset({"gpt_oss"})
 
 GRAPH_KEYS = frozenset({"blocks", "layers", "dims"})
 """Keys that tell a graph file from a configuration."""
-
-TRACE = "trace the model as FILE.py:NAME instead (docs/traced-models.md)"
-"""What to do with a family that no builder knows."""
 
 TEXT_TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys of the text tower in configurations of several, or of what has it in turn (Qwen's Omni).
@@ -225,7 +223,7 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         parameters=parameters,
         architecture=ARCHITECTURES[family],
         source=origin,
-        notes=stored,
+        notes=(*stored, *head_notes(config, origin, ARCHITECTURES[family])),
     )
 
 

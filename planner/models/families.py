@@ -159,6 +159,9 @@ OTHERS: Mapping[str, GraphBuilder] = MappingProxyType(
 
 _CONTRASTIVE = "is trained beside a tower of images, by a loss over all pairs of a batch"
 _SELECTIVE = "has state-space layers of the first Mamba, which decay each channel by itself"
+TRACE = "trace the model as FILE.py:NAME instead (docs/traced-models.md)"
+"""What to do with a model that no builder knows."""
+
 UNPRICED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), _SELECTIVE),

@@ -252,7 +252,7 @@ def glm4_moe(read: ConfigReader, name: str) -> TransformerConfig:
     """GLM 4.5: DeepSeek's mixture behind grouped-query attention."""
     layers = leading_dense(read)
     return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
+        **common(read, name, kv_default=False),
         layers=layers,
         ffn=dense_width(read, layers),
         qk_norm="head" if read.flag("use_qk_norm", default=False) else "none",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster_specs.errors import kind_of
 from planner.errors import InputError
 
 T = TypeVar("T")
@@ -121,5 +122,5 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply for a model") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: holds a {type(value).__name__}; a JSON object was expected")
+        raise InputError(f"{path}: holds {kind_of(value)}; a JSON object was expected")
     return value

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster_specs.errors import InputError
+from cluster_specs.errors import InputError, kind_of
 from planner.runs.record import parse_run, refuse_unknown_fields
 
 MAX_TEXT_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def parse_mapping(text: str, suffix: str, name: str) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise InputError(f"{name} is not valid {suffix[1:].upper()}: {reason}") from error
     if not isinstance(data, dict):
-        raise InputError(f"{name}: the top level must be a table of keys, found {type(data).__name__}")
+        raise InputError(f"{name}: the top level must be a table of keys, found {kind_of(data)}")
     return data
 
 
@@ -128,7 +128,7 @@ def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     path, empty = Path(path), True
     for where, row in json_lines(read_text(path), str(path)):
         if not isinstance(row, dict):
-            raise InputError(f"{where}: one object per line is needed, found {type(row).__name__}")
+            raise InputError(f"{where}: one object per line is needed, found {kind_of(row)}")
         empty = False
         yield _beside(row, path.parent)
     if empty:

@@ -185,8 +185,8 @@ def test_bad_files_in_one_sentence(tmp_path: Path, change: dict[str, Any], words
         ("a.toml", "nodes = ", "not valid toml"),
         ("a.json", "{", "not valid json"),
         ("a.yaml", "a: [", "not valid yaml"),
-        ("a.json", "[1]", "expected the fields of a cluster, found list"),
-        ("a.yaml", "", "expected the fields of a cluster, found NoneType"),
+        ("a.json", "[1]", "expected the fields of a cluster, found a list"),
+        ("a.yaml", "", "expected the fields of a cluster, found nothing"),
         ("a.toml", "", "device: is missing"),
     ],
 )

@@ -155,8 +155,8 @@ BROKEN_FILES = [
     ('{"model_type": "llama", "hidden_si', "is not valid JSON"),
     ("hello", "is not valid JSON"),
     ("[1, 2]", "holds a list; a JSON object was expected"),
-    ("3", "holds a int"),
-    ("null", "holds a NoneType"),
+    ("3", "holds a number"),
+    ("null", "holds nothing"),
     ("[" * 100_000, "config.json: "),
     ("{}", "missing key 'model_type'"),
     ('{"model_type": "lama"}', "unknown model_type in .*'lama'; did you mean"),
@@ -331,3 +331,26 @@ def test_a_program_without_the_name_of_its_function_is_refused_by_what_is_missin
     program.write_text("def loss(params, x): ...\n")
     with pytest.raises(InputError, match=r"net.py is a program.*net.py:NAME"):
         load_model(program)
+
+
+@pytest.mark.parametrize(
+    ("base", "both", "named"),
+    [
+        ("whisper-large-v2", "WhisperForConditionalGeneration", "WhisperForCausalLM"),
+        ("t5-small", "T5Model", "T5EncoderModel"),
+    ],
+)
+def test_one_tower_of_an_encoder_decoder_is_not_read_as_both(
+    tmp_path: Path, base: str, both: str, named: str
+) -> None:
+    model = load_model(base)
+    config = {**model.config, "model_type": model.family}
+    assert load_model(write(tmp_path, config | {"architectures": [both]})).parameters == model.parameters
+    with pytest.raises(InputError, match=f"{named!r}, one tower of an encoder-decoder.*trace the model"):
+        load_model(write(tmp_path, config | {"architectures": [named]}))
+
+
+def test_a_head_of_classes_is_noted(tmp_path: Path) -> None:
+    config = dict(load_model("llama-3.2-1b").config) | {"model_type": "llama"}
+    for named, notes in (("LlamaForCausalLM", 0), ("LlamaForSequenceClassification", 1)):
+        assert len(load_model(write(tmp_path, config | {"architectures": [named]})).notes) == notes

@@ -27,7 +27,7 @@ def write(folder: Path, name: str, text: str) -> Path:
         ('[\n{"id": "a"}]', "line 1: not valid JSON by itself"),
         ("id,step_time_s\na,3", "line 1: not valid JSON by itself"),
         ('{"id": ' + "9" * 5000 + "}", "line 1: not valid JSON by itself"),
-        ("[1]", "line 1: one object per line is needed, found list"),
+        ("[1]", "line 1: one object per line is needed, found a list"),
     ],
 )
 def test_what_are_no_rows_is_refused(tmp_path: Path, text: str, problem: str) -> None:
