@@ -68,7 +68,8 @@ class _Open(NamedTuple):
     margins: Mapping[int, Array]
     slack: float
     """Largest margin of a strategy that may be in a choice below the cutoff."""
-    weights: Mixture
+    weights: Mixture | None
+    """None where it is to be parted on a hub."""
 
     def allowed(self, v: int) -> list[int]:
         """Strategies that a node may take in it."""
@@ -92,7 +93,7 @@ class HubTree:
         self.parted = 0
         """On hubs."""
         self.deadline, self.on_memory = np.inf, True
-        value = relaxation.bound().value
+        value = relaxation.proven()
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
         self.best = dive(relaxation, {}, hubs)
         """Good strategies of all hubs, and the bound under them."""
@@ -120,28 +121,35 @@ class HubTree:
 
     def part(self, cutoff: float) -> bool:
         """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
-        hubs_first = not self.on_memory or self.recent_gain["hub"] >= self.recent_gain["memory"]
         popped = heapq.heappop(self.open)
-        found = self._climbed(popped, cutoff, STEPS if hubs_first else MEMORY_STEPS)
+        on_hub = self._hubs_first() and bool(self._undecided(popped))
+        found = self._climbed(popped, cutoff, on_hub=on_hub)
         if found.slack < 0:
             return True
-        hub, heavy = self._undecided(found), self._mixed(found)
-        if hub is not None and (heavy is None or hubs_first):
-            self._part_on_hub(found, hub, cutoff)
-        elif heavy is not None:
+        heavy = None if on_hub else self._mixed(found)
+        if heavy is not None:
             self._part_on_memory(found, heavy, cutoff)
+        elif (hub := self._most_promising(found)) is not None:
+            self._part_on_hub(found, hub, cutoff)
         else:
             # All is decided; where that does not fit, prices may still rise.
             heapq.heappush(self.open, found.branch)
             return found.branch.bound - popped.bound > LEAST_GAIN * abs(popped.bound)
         return True
 
-    def _climbed(self, branch: _Branch, cutoff: float, steps: int) -> _Open:
-        """A branch under prices of its own."""
+    def _hubs_first(self) -> bool:
+        return not self.on_memory or self.recent_gain["hub"] >= self.recent_gain["memory"]
+
+    def _climbed(self, branch: _Branch, cutoff: float, *, on_hub: bool) -> _Open:
+        """A branch under prices of its own, and where it is to be parted on memory what these mix."""
         relaxation = self.relaxation
         self._set(branch.kept, branch.state)
-        weights = mixture(relaxation, steps, target)
-        rise(relaxation, steps)
+        if on_hub or not self.on_memory:
+            weights = None
+            climb(relaxation, STEPS)
+        else:
+            weights = mixture(relaxation, MEMORY_STEPS, target)
+        rise(relaxation, STEPS if on_hub else MEMORY_STEPS)
         value, margins = relaxation.bound()
         bound = max(branch.bound, value - MARGIN * abs(value))
         branch = branch._replace(bound=bound, state=relaxation.snapshot())
@@ -165,6 +173,7 @@ class HubTree:
     def _part_on_memory(self, found: _Open, v: int, cutoff: float) -> None:
         """One branch where a node takes more memory than in the mixture, one where it takes less."""
         branch = found.branch
+        assert found.weights is not None
         self._set(branch.kept, branch.state)
         less = cheaper_half(self.relaxation.memory_costs(v), found.weights[v])
         bounds = []
@@ -188,7 +197,7 @@ class HubTree:
 
     def _leave(self, kept: Kept, least: float, cutoff: float) -> float:
         """Leave a branch, in which messages stand, for later, unless nothing in it is below the cutoff; its bound."""
-        value = self.relaxation.bound().value
+        value = self.relaxation.proven()
         bound = max(least, value - MARGIN * abs(value))
         if bound <= cutoff - WHOLE:
             heapq.heappush(self.open, _Branch(bound, next(self.count), kept, self.relaxation.snapshot()))
@@ -203,15 +212,19 @@ class HubTree:
 
     def _mixed(self, found: _Open) -> int | None:
         """The node that prices of memory leave most undecided, if there is one."""
-        if not self.on_memory or not self.relaxation.network.rows.size:
+        if found.weights is None or not self.relaxation.network.rows.size:
             return None
         v = most_mixed(self.relaxation, found.weights)
         variance, _, _ = spread(self.relaxation.memory_costs(v), found.weights[v])
         return v if variance else None
 
-    def _undecided(self, found: _Open) -> int | None:
+    def _undecided(self, branch: _Branch) -> list[int]:
+        """Hubs that may still take one of several strategies."""
+        return [v for v in self.hubs if len(branch.kept.get(v, ())) != 1]
+
+    def _most_promising(self, found: _Open) -> int | None:
         """The hub on which branches promise most, of those between whose strategies messages see no difference."""
-        left = [v for v in self.hubs if len(found.branch.kept.get(v, ())) != 1]
+        left = self._undecided(found.branch)
         if not left:
             return None
         leads = {v: lead(found.margins[v]) for v in left}
