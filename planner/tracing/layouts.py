@@ -125,7 +125,7 @@ def grid(per_axis: Sequence[Sequence[int]]) -> Layouts:
     """[combination, axis]: one of each axis's numbers, the last axis varying fastest."""
     found = np.empty((*map(len, per_axis), len(per_axis)), np.int64)
     for axis, numbers in enumerate(per_axis):
-        found[..., axis] = np.reshape(numbers, [-1 if a == axis else 1 for a in range(len(per_axis))])
+        found[..., axis] = np.array(numbers).reshape([-1 if a == axis else 1 for a in range(len(per_axis))])
     return found.reshape(-1, len(per_axis))
 
 

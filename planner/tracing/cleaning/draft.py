@@ -67,7 +67,7 @@ class Draft:
 
     def _bordering(self) -> tuple[Halo, ...]:
         """Borders of what has them: a constant has none, nor has what is the same all over an image."""
-        read = [{f for dim in dims for f in dim} for dims in self.reads]
+        read = [{f for dim in dims for f in dim} for dims in self.reads] if self.halos else []
         return tuple(h for h in self.halos if h.operand < len(read) and h.factor in read[h.operand])
 
     def read_once(self) -> None:
@@ -90,6 +90,8 @@ class Draft:
 
     def rename(self, to: Mapping[int, tuple[int, ...]]) -> None:
         """Write other factors in the place of some."""
+        if all(new == (f,) for f, new in to.items()):
+            return
         known: dict[Dims, Dims] = {}
 
         def anew(arrays: Iterable[Dims]) -> list[Dims]:

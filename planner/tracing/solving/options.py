@@ -149,34 +149,35 @@ def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
 
 def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:
     """How the output may be left: whole over the axes of a sum, or scattered along a dim, or all in parts."""
-    summed, before = plain.summed(op), plain.writes[0]
-    row: Codes = np.arange(len(plain))
-    after = before.copy()
     ends = np.array([WHOLE, *(d for d, n in enumerate(shape) if n > 1)])
-    for axis in range(before.shape[1]):
-        row, after, end = _each(row, after, np.where(summed[row, axis], ends.size, 1))
-        after[:, axis] = np.where(summed[row, axis], ends[end], after[:, axis])
+    adds, whole = plain.summed(op), plain.writes[0]
+    counts = np.where(adds, ends.size, 1)
+    row, times = _each(np.multiply.reduce(counts, axis=1))
+    summed, before = adds.take(row, axis=0), whole.take(row, axis=0)
+    after = before.copy()
+    for axis in reversed(range(after.shape[1])):
+        times, end = np.divmod(times, counts[row, axis])
+        after[:, axis] = np.where(summed[:, axis], ends[end], after[:, axis])
     allowed = divides(after, mesh.sizes, dict(enumerate(shape)))
-    for a, b in itertools.combinations(range(before.shape[1]), 2):
+    for a, b in itertools.combinations(range(after.shape[1]), 2):
         # an inner axis already splits this dim: its blocks would have to change places
-        meets = (after[:, a] == before[row, b]) & (after[:, a] != WHOLE)
-        allowed &= ~(summed[row, a] & meets)
+        meets = (after[:, a] == before[:, b]) & (after[:, a] != WHOLE)
+        allowed &= ~(summed[:, a] & meets)
     kept = np.flatnonzero(allowed)
     row, after = row[kept], after.take(kept, axis=0)
     if lasting:
-        first = np.flatnonzero(summed.any(axis=1))
+        first = np.flatnonzero(adds.any(axis=1))
         row = np.concatenate([first, row])
-        after = np.concatenate([np.where(summed, PARTS, before)[first], after])
+        after = np.concatenate([np.where(adds, PARTS, whole)[first], after])
         order = np.argsort(row, kind="stable")
         row, after = row[order], after.take(order, axis=0)
     return replace(plain.rows(row), writes=(after,))
 
 
-def _each(row: Codes, after: Layouts, counts: Codes) -> tuple[Codes, Layouts, Codes]:
-    """Every entry as often as ``counts`` says, and which time it is."""
-    at = np.repeat(np.arange(row.size), counts)
-    times = np.arange(at.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row[at], after.take(at, axis=0), times
+def _each(counts: Codes) -> tuple[Codes, Codes]:
+    """Every place as often as ``counts`` says, and which time it is."""
+    at = np.repeat(np.arange(counts.size), counts)
+    return at, np.arange(at.size) - (np.cumsum(counts) - counts)[at]
 
 
 def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
@@ -191,13 +192,14 @@ def _in_parts(op: Operation, whole: Options, mesh: NamedMesh) -> Options:
         for a, b in inner:
             allowed &= (total[:, a] != total[:, b]) | (total[:, a] == WHOLE)
         rows.append(np.flatnonzero(allowed))
-        parts.append(np.tile(np.isin(np.arange(len(mesh.sizes)), axes), (rows[-1].size, 1)))
-    row, part = np.concatenate(rows), np.concatenate(parts)
+        part = [a in axes for a in range(len(mesh.sizes))]
+        parts.append(np.broadcast_to(part, (rows[-1].size, len(part))))
+    row = np.concatenate(rows)
     order = np.argsort(row, kind="stable")
-    row, part = row[order], part[order]
+    row, in_parts = row[order], np.concatenate(parts)[order]
     found = whole.rows(row)
     reads = tuple(
-        np.where(part, PARTS, layouts) if name in op.addends else layouts
+        np.where(in_parts, PARTS, layouts) if name in op.addends else layouts
         for name, layouts in zip(op.inputs, found.reads, strict=True)
     )
     return replace(found, reads=reads)

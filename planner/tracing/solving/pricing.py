@@ -164,10 +164,13 @@ class ProgramPricer:
         products = iter(self._products([run for run in runs if run[0].kind == "product"]))
         return [next(products) if op.kind == "product" else _PRICES[op.kind](self, op, o) for op, o in runs]
 
+    def arrives(self, name: str) -> bool:
+        """Whether an input is new in every call."""
+        return self.program.value[name].role == "input" and name not in self.program.kept
+
     def arrival(self, name: str, layout: Layout) -> float:
         """Data that is new in every call is written to memory once [s]; what stays there is free."""
-        value = self.program.value[name]
-        if value.role != "input" or name in self.program.kept:
+        if not self.arrives(name):
             return 0.0
         return memory_seconds(self.full_bytes(name) * share(self.mesh, layout), self.mesh.cluster.device)
 

@@ -95,9 +95,10 @@ class Tables:
         """Of each option of a node; copies are free, and what runs as one takes less than by itself."""
         first = len(self.nodes.inputs)
         if node < first:
-            return np.array(
-                [self.pricer.arrival(self.nodes.inputs[node], made_layout(o, 0)) for o in self.options[node]]
-            )
+            name, options = self.nodes.inputs[node], self.options[node]
+            if not self.pricer.arrives(name):
+                return np.zeros(len(options))
+            return np.array([self.pricer.arrival(name, made_layout(o, 0)) for o in options])
         if node >= self.nodes.first_joint:
             return np.array([0.0, *(-s for s in self.nodes.joints[node - self.nodes.first_joint].saved)])
         if node >= self.nodes.first_again:
