@@ -88,8 +88,8 @@ def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
         if known.proven:
             return known.whole()
         target = known.least + slack * abs(known.least)
-        if known.best and known.within(2 * slack):
-            target = known.best.cost  # not far above: then whatever the part gives is the best
+        if known.best and known.within((2 if limited else growth) * slack):
+            target = known.best.cost  # the next part would go as far: what this one gives is the best
         soon = time.monotonic() + SHARE * (deadline - time.monotonic())
         answer = _within(known, target, soon if limited else deadline)
         known.take(answer)
