@@ -225,12 +225,7 @@ class Layout:
                 self._large[place] = np.ascontiguousarray(first)[:, None]
             costs, (rows, columns) = self._large[place], first.shape
             return costs if len(edges) == 1 else np.broadcast_to(costs, (rows, len(edges), columns))
-        if len(edges) == 1:
-            return np.ascontiguousarray(first)[:, None]
-        side_by_side = np.empty((len(first), len(edges), len(first.T)))
-        for k, (v, w) in enumerate(edges):
-            side_by_side[:, k] = self.network.tables[w][v]
-        return side_by_side
+        return np.ascontiguousarray(np.stack([self.network.tables[w][v] for v, w in edges], axis=1))
 
     def _classes(self, edges: list[Edge]) -> Classes | None:
         if self._class_of is None:
