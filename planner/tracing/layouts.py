@@ -41,7 +41,7 @@ CODES = len(COLLECTIVE_OF) << 2 * MAX_AXES
 """All codes are below this."""
 
 MOST_LAYOUTS = 250
-"""Of which the ways from each to each are worth keeping: those of arrays of five dims on three axes."""
+"""Of which the ways from each to each are worth keeping: those of arrays of which three axes may split five dims."""
 
 Codes = npt.NDArray[np.integer[Any]]
 
@@ -199,25 +199,32 @@ class Ways(NamedTuple):
 
 def ways(sources: Layouts, targets: Layouts) -> Ways:
     """The `steps` of many moves, of which most take a way that others take too."""
-    dims, axes = 1 + max(sources.max(initial=0), targets.max(initial=0)), sources.shape[1]
+    number, axes = _numbered(sources, targets), sources.shape[1]
+    dims = int(number.max())
     if (dims + 1) ** axes > MOST_LAYOUTS:
         return _ways(sources, targets)
-    every = _all_ways(int(dims), axes)
-    rows, columns = (_numbers(layouts, dims) for layouts in (sources, targets))
+    every, worth = _all_ways(dims, axes), (dims + 1) ** np.arange(axes)[::-1]
+    rows, columns = (number[layouts] @ worth for layouts in (sources, targets))
     return Ways(every.codes, every.which.take(rows, axis=0).take(columns, axis=1))
+
+
+def _numbered(*each: Layouts) -> Codes:
+    """[dim]: its number among those that axes split, from 1; 0 of `WHOLE` and, as if it were whole, of `PARTS`.
+
+    Ways depend on which dims are the same and which come first, not on those that no axis splits.
+    """
+    split = np.zeros(1 - PARTS + max(int(layouts.max(initial=0)) for layouts in each), np.bool_)
+    for layouts in each:
+        split[layouts] = True
+    split[[WHOLE, PARTS]] = False
+    return np.where(split, np.cumsum(split), 0)
 
 
 @lru_cache(maxsize=1 << 5)
 def _all_ways(dims: int, axes: int) -> Ways:
-    """Between all layouts of so many dims, whatever their sizes, by their `_numbers`."""
+    """Between all layouts of so many dims, whatever their sizes, in the order of their `grid`."""
     every = grid([range(WHOLE, dims)] * axes)
     return _ways(every, every)
-
-
-def _numbers(layouts: Layouts, dims: int) -> Codes:
-    """Places of layouts in their `grid`; parts count as whole."""
-    worth = (dims + 1) ** np.arange(layouts.shape[1])[::-1]
-    return np.asarray((np.maximum(layouts, WHOLE) - WHOLE) @ worth)
 
 
 def _ways(sources: Layouts, targets: Layouts) -> Ways:
