@@ -13,6 +13,7 @@ from planner.tracing.layouts import WHOLE
 from planner.tracing.program import Operation, Program, Value
 from planner.tracing.solving.concatenation import OWN
 from planner.tracing.solving.nodes import JointOption
+from planner.tracing.solving.options import Option
 from planner.tracing.solving.shard import Setting, price_layouts, set_up, shard
 
 CLUSTER = "dgx-h100:1"
@@ -66,6 +67,24 @@ def test_queries_keys_and_values_are_priced_as_one_product_and_a_copy() -> None:
     assert dict(zip(joint.patterns, joint.saved, strict=True))[OWN,] == pytest.approx(apart - one)
     arrival = setting.pricer.arrival("x", (WHOLE,))
     assert price_layouts(setting, rules).seconds == pytest.approx(arrival + one)
+
+
+@pytest.mark.parametrize("cluster", [CLUSTER, "tpu-v5p:2x2x2"])
+@pytest.mark.parametrize("odd", [0, 1], ids=["split in many ways", "not split at all"])
+def test_products_of_many_sizes_take_together_what_each_takes_alone(cluster: str, odd: int) -> None:
+    widths = (width + odd for width in (4096, 1024, 4096, 24, 2))
+    program = projections(*widths, rows=ROWS + odd, depth=DEPTH + odd)
+    setting = set_up(program, cluster, {"data": 2, "model": 4})
+    first = len(setting.nodes.inputs)
+    for op, options, seconds in zip(
+        setting.nodes.operations,
+        setting.problem.options[first:],
+        setting.problem.seconds[first:],
+        strict=False,
+    ):
+        alone = [setting.pricer.operation(op, o).seconds for o in options if isinstance(o, Option)]
+        assert seconds.tolist() == pytest.approx(alone, rel=1e-12)
+        assert (len(alone) == 1) == bool(odd)
 
 
 def test_the_plan_says_what_runs_as_one() -> None:
