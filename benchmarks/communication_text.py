@@ -54,6 +54,9 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * **Fewer heads of keys and values than tensor ranks, but more than one, beside data ranks.** XLA exchanges gradients of
   what their projections read between data ranks, unless told that it is gathered. Programs that `export` writes tell
   it: `3b-4/v5e:4x4/tp4-fsdp4-none` sends 1,310 MiB, without 1,455. What is gathered stays until the backward.
+* **As many tensor ranks with the same heads of keys and values as data ranks share states, or a multiple.** Parts of
+  their weights change places before tensor ranks gather them, and parts of gradients, which data ranks sum, after
+  (`planner.evaluation.syncing`). Where all is recomputed the backward gathers them once more, which is not priced.
 * **Gradients over copies of states, or of shards.** Summed with every micro-batch.
 * **ZeRO-1.** The same, and updated weights are gathered as they are stored, in fp32. Of several micro-batches the
   gradients of embedding and head are scattered, as their sums lie as the states do, and so they are where SGD reads
@@ -73,8 +76,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
   their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
-* `3b-4` and `8b-2` where two data ranks share states: parts of weights of keys and values, and of their gradients,
-  change places between these and the tensor ranks that have the same of them (0.2 to 0.8 % of all).
+* `8b-2/v5e:4x8/tp16-fsdp2`: what is looked up is laid out by tokens, so that its scatter needs no chunks.
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
 """

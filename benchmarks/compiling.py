@@ -228,6 +228,9 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "7bv-2/v5e:4x4/fsdp16-full": {"dp": 16, "seq": 2048, "recompute": "full"},
     "7b-2/v5e:8x8/tp4-fsdp8x2-full": {"tp": 4, "dp": 16, "dp_shard": 8, "seq": 2048, "recompute": "full"},
     "7bv-2/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
+    "3b-2/v5e:4x8/tp16-fsdp2-selective": {"tp": 16, "dp": 2, "seq": 4096, "recompute": "selective"},
+    "8b-2/v5e:8x8/tp16-fsdp4-none": {"tp": 16, "dp": 4, "seq": 4096},
+    "70b-2/v5p:2x4x4/tp16-fsdp2-none": {"tp": 16, "dp": 2, "seq": 4096},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -145,6 +145,8 @@ class Sync(NamedTuple):
     again_bytes: float = 0.0
     summed_bytes: float = 0.0
     """Sent for gathers that are made as sums of arrays that are zeros but for a rank's own part."""
+    swapped_bytes: float = 0.0
+    """Sent with each gather to ranks that have the same part of a weight."""
     reduce_bytes: float = 0.0
     """Of gradients that are scattered."""
     whole_bytes: float = 0.0
@@ -153,7 +155,7 @@ class Sync(NamedTuple):
     """As ``ring``."""
     reduce_ring_bytes: float = 0.0
     returned_bytes: float = 0.0
-    """Of scattered gradients, in rows that are not a rank's own (`planner.sharding.chunks`)."""
+    """Of gradients, in rows that are not a rank's own (`planner.sharding.chunks`), or to ranks that have the same."""
     replicate_bytes: float = 0.0
     copy_bytes: float = 0.0
 

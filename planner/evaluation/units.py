@@ -204,7 +204,7 @@ def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tupl
     _, again = gathered_again(unit.sync, unit.place, plan, software)
     times = first + gathers_again(unit.place, plan, software)
     rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
-    further = {"send": rings, "all_reduce": times * unit.sync.summed_bytes}
+    further = {"send": rings + times * unit.sync.swapped_bytes, "all_reduce": times * unit.sync.summed_bytes}
     return first * unit.sync.gather_bytes + again, {name: more for name, more in further.items() if more}
 
 

@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.graph import Block, Op, Tensor
+from planner.sharding.depths import copied_parts
 from planner.sharding.frozen import frozen_bytes
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
 
 Shape = tuple[tuple[float, bool], ...]
 """Size of each dim of a weight on one device, those that its product contracts first, and whether it is a part."""
+
+
+Kind = tuple[tuple[str, ...], int]
+"""Axes over which gradients are summed, and tensor ranks that have the same."""
 
 
 class WeightGroup(NamedTuple):
@@ -21,6 +26,8 @@ class WeightGroup(NamedTuple):
     """On one device, before any ZeRO sharding."""
     shapes: tuple["Shape", ...] = ()
     """Of each array of them there, where a compiler partitions programs."""
+    alike: int = 1
+    """Tensor ranks that have the same of them, where a compiler partitions programs: fewer heads than ranks."""
 
 
 class FrozenGroup(NamedTuple):
@@ -54,40 +61,48 @@ def weights_of(
     padded: Callable[[Tensor, Strategy], float],
 ) -> Weights:
     """Weights of ``block`` on one device; ``padded`` says how much longer one is stored than it is."""
-    trained: dict[tuple[str, ...], float] = {}
-    shapes: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+    trained: dict[Kind, float] = {}
+    shapes: dict[Kind, tuple[Shape, ...]] = {}
     partitioned = pricer.partitioned is not None
     frozen: dict[tuple[str, ...], FrozenGroup] = {}
     for op in block.ops:
         strategy = assignment[op.name]
-        for axes, found in _shapes(pricer, block, op, strategy) if partitioned else ():
-            shapes[axes] = (*shapes.get(axes, ()), found)
+        for kind, found in _shapes(pricer, block, op, strategy) if partitioned else ():
+            shapes[kind] = (*shapes.get(kind, ()), found)
         for weight in (block.tensor[name] for name in op.weights):
             axes = pricer.sync_axes(weight, strategy)
             local = pricer.sizes.elements(weight, input_spec(pricer.graph, weight, strategy))
             local *= padded(weight, strategy)
             if weight.role == "weight":
-                trained[axes] = trained.get(axes, 0.0) + local
+                kind = axes, _alike(pricer, weight)
+                trained[kind] = trained.get(kind, 0.0) + local
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
             frozen[axes] = FrozenGroup(axes, data, scales)
-    groups = (WeightGroup(axes, elements, shapes.get(axes, ())) for axes, elements in trained.items())
+    groups = (
+        WeightGroup(axes, elements, shapes.get((axes, alike), ()), alike)
+        for (axes, alike), elements in trained.items()
+    )
     return Weights(tuple(groups), tuple(frozen.values()))
 
 
-def _shapes(
-    pricer: Pricer, block: Block, op: Op, strategy: Strategy
-) -> Iterator[tuple[tuple[str, ...], Shape]]:
-    """Of each array of weights of ``op`` that are trained, and the axes that their gradients are summed over."""
-    arrays: dict[tuple[tuple[str, ...], str], list[Tensor]] = {}
+def _shapes(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> Iterator[tuple[Kind, Shape]]:
+    """Of each array of weights of ``op`` that are trained, and what kind they are."""
+    arrays: dict[tuple[Kind, str], list[Tensor]] = {}
     for weight in (block.tensor[name] for name in op.weights):
         if weight.role == "weight":
-            axes = pricer.sync_axes(weight, strategy)
-            arrays.setdefault((axes, weight.path or weight.name), []).append(weight)
-    for (axes, _), weights in arrays.items():
-        yield axes, _shape(pricer, block, op, weights, strategy)
+            kind = pricer.sync_axes(weight, strategy), _alike(pricer, weight)
+            arrays.setdefault((kind, weight.path or weight.name), []).append(weight)
+    for (kind, _), weights in arrays.items():
+        yield kind, _shape(pricer, block, op, weights, strategy)
+
+
+def _alike(pricer: Pricer, weight: Tensor) -> int:
+    ranks = pricer.mesh.size("tensor")
+    parts = copied_parts(pricer.graph, weight, ranks) if pricer.partitioned is not None else 0
+    return ranks // parts if parts else 1
 
 
 def _shape(pricer: Pricer, block: Block, op: Op, weights: Sequence[Tensor], strategy: Strategy) -> Shape:

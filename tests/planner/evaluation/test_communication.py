@@ -143,13 +143,10 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 
 NOT_PRICED = {
-    "xla-compiled/3b-4/v5p:2x2x4/tp8-fsdp2-full",
     "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
     "xla-compiled/opt-1.3b/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
     "xla-compiled/t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2",
-    "xla-compiled/3b-4/v5e:4x4/tp8-fsdp2-none",
-    "xla-compiled/3b-4/v6e:2x4/tp4-fsdp2-selective-mb2",
     "xla-compiled/8b-2/v5e:4x8/tp16-fsdp2-full",
     "xla-compiled/opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2",
     "xla-compiled/opt-1.3b/v6e:4x4/tp2-fsdp8-none",
