@@ -135,10 +135,7 @@ class JobOptions:
         _job("--context-exchange", help="Keys and values: all_gather, ring, gathered_ring or all_to_all."),
     ] = None
     token_exchange: Annotated[
-        str,
-        _job(
-            "--token-exchange", help="How tokens get to experts: all_to_all, all_gather, deepep or hybridep."
-        ),
+        str, _job("--token-exchange", help="Tokens to experts: all_to_all, all_gather, deepep or hybridep.")
     ] = "all_to_all"
     expert_imbalance: Annotated[
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
