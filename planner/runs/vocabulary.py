@@ -282,6 +282,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "levanter-fa4",
             "levanter-quack",
             "levanter-sonic",
+            "levanter-2026.08",
             "torch-xla",
         ),
         Habits(zero_stage=3, sequence_parallel=False),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster_specs.catalog import load_device
-from cluster_specs.software import in_training, load_software
+from cluster_specs.software import device_on, in_training, load_software
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.compute import matmul_seconds
 from planner.evaluation import evaluate
@@ -110,6 +110,24 @@ def test_levanter_goes_over_tiles_on_gpus_unless_it_is_given_a_kernel() -> None:
     loops, native = (compute(GPT, attention=kernel, stack="levanter") for kernel in ("flash", "native"))
     assert loops - native == pytest.approx(2 * (tiled - fused))
     assert native == compute(GPT, attention="flash", stack="jax-xla")
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "heads", "full", "windowed", "forward", "backward"),
+    [
+        ("b200-sxm-180g", "levanter-fa4", 16 * 20, 7, 19, 5.9e-3, 13.8e-3),
+        ("gb200-186g", "levanter-2026.08", 32 * 16, 1, 0, 2.2e12 / 372e12, 5.5e12 / 421e12),
+    ],
+)
+def test_attention_that_was_measured_in_steps_keeps_its_rate_in_steps(
+    name: str, stack: str, heads: int, full: int, windowed: int, forward: float, backward: float
+) -> None:
+    """Marin's profiles: means of layers in July 2026, whole triangles in August, of 2.2 and 5.5 TFLOPs a device."""
+    device = in_training(device_on(load_device(name), load_software(stack)))
+    shapes = [AttentionShape(heads, 1, 4096, 4096, 128, 128, 1, window=w) for w in (None, 2048)]
+    for measured, back in ((forward, False), (backward, True)):
+        whole, cut = (attention_seconds(s, device, "bf16", "flash", backward=back).seconds for s in shapes)
+        assert (full * whole + windowed * cut) / (full + windowed) == pytest.approx(measured, rel=0.03)
 
 
 def test_programs_of_other_groups_take_time_to_leave() -> None:
