@@ -75,6 +75,8 @@ def cannot(run: Mapping[str, Any]) -> str | None:
         "crashed": run["measured"].get("ok") is False,
         "device": run["hardware"]["gpu"] not in SYSTEMS,
         "precision": parallel.get("precision") not in PRECISIONS,
+        "adapters": run.get("adapter") is not None,
+        "model given by name": "name" in model and "layers" not in model,
         "context parallelism": (parallel.get("cp") or 1) > 1,
         "experts": bool(model.get("experts")),
         "sharded weights or gradients": parallel.get("zero_stage") not in (None, 0, 1),

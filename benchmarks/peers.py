@@ -122,6 +122,8 @@ def cannot(run: Mapping[str, Any]) -> str | None:
         "crashed": run["measured"].get("ok") is False,
         "device": hardware["gpu"] not in DEVICES,
         "precision": parallel.get("precision") not in ("bf16", "fp16", "fp16/bf16", "bf16 (assumed)"),
+        "adapters": run.get("adapter") is not None,
+        "model given by name": "name" in run["model"] and "layers" not in run["model"],
         "context parallelism": (parallel.get("cp") or 1) > 1,
         "experts": bool(run["model"].get("experts")),
         "recomputation": _recomputation(parallel.get("recompute")) is None,
