@@ -149,8 +149,12 @@ def _levers(sweep: Sweep) -> Iterator[str]:
 
 
 def _reasons(failed: Sequence[Point]) -> Iterator[str]:
-    lines = (f"{p.inputs.cluster}, {p.inputs.devices} devices: {p.reason}" for p in failed)
-    yield from dict.fromkeys(lines)
+    """Each reason once for a kind of cluster, with the numbers of devices that have it."""
+    found: dict[tuple[str, str], dict[int, None]] = {}
+    for p in failed:
+        found.setdefault((p.inputs.cluster, p.reason or ""), {})[p.inputs.devices] = None
+    for (cluster, reason), devices in found.items():
+        yield f"{cluster}, {', '.join(map(str, devices))} devices: {reason}"
 
 
 def _assumed(sweep: Sweep) -> Iterator[str]:

@@ -22,7 +22,7 @@ def check_stack(evaluator: Evaluator, pins: Pins) -> None:
     Raises ``InputError``.
     """
     software = evaluator.software
-    _check_devices(evaluator.whole, software)
+    check_devices(evaluator.whole, software)
     for axis in lacking_axes(software):
         degree = getattr(pins, axis) or 1
         if degree > 1:
@@ -32,7 +32,8 @@ def check_stack(evaluator: Evaluator, pins: Pins) -> None:
             )
 
 
-def _check_devices(cluster: ClusterSpec, software: SoftwareSpec) -> None:
+def check_devices(cluster: ClusterSpec, software: SoftwareSpec) -> None:
+    """Refuse devices that the stack does not run on; raises ``InputError``."""
     for device in (pool.device for pool in cluster.pools):
         if not runs_on(software, device):
             raise InputError(

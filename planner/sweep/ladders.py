@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import Field
 
+from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Given, validated
 from cluster_specs.shipped import cluster_files
 from cluster_specs.sizing import default_sizes, sized
+from cluster_specs.software import load_software
 from cost_models.compute import product_peak
 from cost_models.economics import HOUR, least_device_hours
 from planner.analysis.economics import Terms, price_of
@@ -16,6 +18,7 @@ from planner.errors import InputError
 from planner.models.adapters import Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.operators import model_flops
+from planner.search.stack_limits import check_devices
 from planner.sweep.records import Point
 
 MOST_DEVICES = 16384
@@ -105,18 +108,19 @@ def flops(model: str, job: Mapping[str, Any], tokens: float) -> float:
     return tokens * model_flops(graph, 1) / seq_len
 
 
-def least_hours(kind: str, flops: float, job: Mapping[str, Any]) -> float:
-    """Device-hours of the whole run with every device at its peak; infinite where the device lacks the type."""
-    cluster = sized(kind, smallest(kind))
-    try:
-        return least_device_hours(flops, product_peak(cluster.device, str(job.get("precision", "bf16"))))
-    except InputError:
-        return math.inf
+def least_hours(cluster: ClusterSpec, flops: float, job: Mapping[str, Any]) -> float:
+    """Device-hours of the whole run with every device at its peak.
+
+    Raises ``InputError`` where no size can be planned: the device lacks the type, or the stack does not run on it.
+    """
+    if job.get("stack"):
+        check_devices(cluster, load_software(job["stack"]))
+    return least_device_hours(flops, product_peak(cluster.device, str(job.get("precision", "bf16"))))
 
 
 def least_devices(hours: float, goal: Goal) -> float:
     """Devices below which no deadline of ``goal`` is met, if the run takes at least so many device-hours."""
-    return 0.0 if goal.deadline_s is None or math.isinf(hours) else hours * HOUR / goal.deadline_s
+    return 0.0 if goal.deadline_s is None else hours * HOUR / goal.deadline_s
 
 
 def sizes(kind: str, hours: float, goal: Goal, most: int, batch: int = 1) -> tuple[list[int], list[int]]:

@@ -87,18 +87,17 @@ def size(
     """The cheapest cluster for ``terms.tokens`` of ``model`` that meets the goal; ``job`` are fields of `Job`.
 
     ``clusters`` are kinds, every shipped one with such a price if none is named. Raises ``InputError`` where the goal
-    is empty, or a kind is unknown.
+    is empty, a kind is unknown, or none has the stack and the type.
     """
     if goal.deadline_s is None and goal.budget is None:
         raise InputError("size needs a deadline or a budget")
     kinds = clusters or priced_kinds(terms)
     work = flops(model, job, terms.tokens)
-    floors = {kind: least_hours(kind, work, job) for kind in kinds}
-    by_floor = sorted(kinds, key=lambda kind: (_least_cost(kind, floors, terms), kind))
+    floors, skipped = _floors(kinds, work, job)
+    by_floor = sorted(floors, key=lambda kind: (_least_cost(kind, floors, terms), kind))
     batch = sequences(job)
     ladders = [Ladder(kind, *sizes(kind, floors[kind], goal, most_devices, batch), goal) for kind in by_floor]
     ask = partial(_points, model, job=job, terms=terms, jobs=jobs, engine=engine, journal=journal)
-    skipped: dict[str, str] = {}
     while left := [ladder for ladder in ladders if ladder.next_size is not None]:
         now = [each for each in left if not _too_dear(each, floors, ladders, terms, skipped)][:AT_ONCE]
         done = sum(len(ladder.points) for ladder in ladders)
@@ -108,13 +107,33 @@ def size(
         for ladder, point in zip(now, ask(asked), strict=True):
             ladder.add(point)
     tried = {ladder.kind: ladder.points for ladder in ladders}
-    more = _refine(tried, {kind: least_devices(floors[kind], goal) for kind in kinds}, goal, ask, progress)
+    more = _refine(tried, {kind: least_devices(floors[kind], goal) for kind in floors}, goal, ask, progress)
     points = [point for each in tried.values() for point in sorted(each, key=lambda p: p.inputs.devices)]
     shares = efficiencies(points)
     weighed = (
         point.model_copy(update={"scaling_efficiency": shares.get(i)}) for i, point in enumerate(points)
     )
     return _sizing(model, tuple(weighed), goal, terms, skipped, more)
+
+
+def _floors(
+    kinds: Sequence[str], work: float, job: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Of each kind the device-hours at peak, or why no size of it can be planned.
+
+    Raises ``InputError`` where that is so of all.
+    """
+    floors: dict[str, float] = {}
+    unable: dict[str, str] = {}
+    for kind in kinds:
+        cluster = sized(kind, smallest(kind))
+        try:
+            floors[kind] = least_hours(cluster, work, job)
+        except InputError as error:
+            unable[kind] = str(error)
+    if not floors:
+        raise InputError("; ".join(dict.fromkeys(unable.values())))
+    return floors, unable
 
 
 def _refine(

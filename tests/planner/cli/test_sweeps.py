@@ -218,3 +218,11 @@ def test_explain_looks_around(cli: Cli, tmp_path: Path) -> None:
     assert sizes[8]["tokens_per_s"] == pytest.approx(found)
     assert answer["outlook"]["longest_seq_len"] == 1024
     assert "What would change it" in answer["explanation"]
+
+
+def test_why_sizes_have_no_plan_is_said_once_for_a_kind(cli: Cli) -> None:
+    shown = cli("what-if", "gpt2", "dgx-v100", "dgx-h100", *SWEEP[3:])
+    assert shown.exit_code == 0, shown.output
+    said = " ".join(shown.output.split())
+    assert "dgx-v100, 4, 8 devices: device 'v100-sxm2-32g' has no bf16 rate" in said
+    assert said.count("has no bf16 rate") == 1

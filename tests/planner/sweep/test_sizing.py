@@ -238,3 +238,19 @@ def test_kinds_far_from_the_cheapest_are_not_refined() -> None:
     kinds = [tried((8, 5, 100)), tried((8, 5, 114)), tried((8, 5, 116)), tried((8, 7, 90))]
     assert near(kinds, goal) == [0, 1]
     assert near([tried((8, 7, 90)), tried((8, 8, 1)), tried((8, 12, 1))], goal) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "why"),
+    [
+        ({}, "dgx-v100", "has no bf16 rate; it has fp16, fp32"),
+        ({"stack": "megatron"}, "tpu-v4", "stack megatron runs on gpu, not on tpu-v4"),
+    ],
+)
+def test_a_kind_that_can_train_no_size_is_named_once(job: dict[str, Any], kind: str, why: str) -> None:
+    ask = {"job": {**JOB, **job}, "most_devices": 32}
+    answer = size("gpt2", TERMS, Goal(budget=1e9), clusters=("dgx-h100", kind), **ask)
+    assert why in answer.skipped[kind]
+    assert {point.inputs.cluster for point in answer.tried} == {"dgx-h100"}
+    with pytest.raises(InputError, match=why):
+        size("gpt2", TERMS, Goal(budget=1e9), clusters=(kind,), **ask)
