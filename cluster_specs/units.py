@@ -159,6 +159,15 @@ def format_seconds(value: float, digits: int = 3) -> str:
     return format_quantity(value, "s", digits)
 
 
+SMALLEST_CHANGE = 0.001
+"""Changes below this share are not told apart: no prediction is that good."""
+
+
+def format_change(share: float) -> str:
+    """``"+1.5%"``, or ``"<0.1%"`` of what is too little to tell."""
+    return f"{share:+.1%}" if abs(share) >= SMALLEST_CHANGE else f"<{SMALLEST_CHANGE:.1%}"
+
+
 def _scale(unit: Unit, binary: bool) -> list[tuple[str, float]]:
     """Prefixes that suit a unit, smallest first."""
     if unit == "s":

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from cluster_specs.record import Record
+from cluster_specs.units import format_change
 from planner.analysis.comparison import Comparison, compare
 from planner.errors import Infeasible, Unsupported
 from planner.evaluation import evaluate
@@ -142,7 +143,7 @@ def _verdict(current: Plan, best: Plan, comparison: Comparison) -> str:
         for choice in comparison.choices
         if choice.name in HEADLINES
     )
-    speed = f"{comparison.tokens_per_s_ratio - 1:+.1%} tokens/s"
+    speed = f"{format_change(comparison.tokens_per_s_ratio - 1)} tokens/s"
     devices = ""
     if current.plan.num_devices != best.plan.num_devices:
         devices = f" on {best.plan.num_devices} devices instead of {current.plan.num_devices}"

@@ -4,14 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from cluster_specs.record import Record
-from cluster_specs.units import format_seconds
+from cluster_specs.units import SMALLEST_CHANGE, format_change, format_seconds
 from planner.analysis.questions import known
 from planner.models.catalog import counted
 from planner.plans import Job, Parallelism, Plan
 from planner.search import doubts
 
-EQUAL_WITHIN = 0.001
+EQUAL_WITHIN = SMALLEST_CHANGE
 """Relative difference of throughput below which two plans are called equal."""
+
+PLAIN_RATIO = 1.01
+"""Ratio of throughput from which it is named as such."""
 
 Verdict = Literal["A", "B", "neither"]
 
@@ -86,12 +89,21 @@ def _verdict(a: Plan, b: Plan, better: Verdict, ratio: float) -> str:
     if better == "neither":
         rate = f"{first.tokens_per_s:,.0f} {counted(a.model)}/s"
         return f"Both do {rate}; nothing sets them apart by more than {EQUAL_WITHIN:.1%}."
-    faster, text = ("B", f"{ratio:.2f}") if ratio > 1 else ("A", f"{1 / ratio:.2f}")
-    speed = f"{faster} is {text} times as fast"
+    faster, gain = ("B", ratio) if ratio > 1 else ("A", 1 / ratio)
+    speed = f"{faster} is {_faster(gain)}"
     if first.fits != second.fits:
         return f"{better} fits and the other does not; otherwise {speed}{_because(a, b, faster)}."
     neither = "" if first.fits else " (neither fits)"
     return f"{speed}{_because(a, b, faster)}{neither}."
+
+
+def _faster(ratio: float) -> str:
+    """A ratio of throughputs above one, in per cent where two digits would be ``1.00``."""
+    return (
+        f"{ratio:.2f} times as fast"
+        if ratio >= PLAIN_RATIO
+        else f"{format_change(ratio - 1).lstrip('+')} faster"
+    )
 
 
 def _because(a: Plan, b: Plan, faster: str) -> str:

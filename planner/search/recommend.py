@@ -5,7 +5,7 @@ from itertools import chain
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
-from cluster_specs.units import format_seconds
+from cluster_specs.units import format_change, format_seconds
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import caveats, caveats_of, software_of
 from planner.graph import Graph
@@ -65,6 +65,9 @@ def set_apart(other: Parallelism, best: Parallelism) -> str:
 NOTABLE = 0.01
 """What a plan loses by is named down to this share of what it loses most by."""
 
+GIVES_BACK = 0.1
+"""What it gains most by is named, too, from this share of that on: without it the losses do not add up."""
+
 
 def differences(estimate: Estimate, best: Estimate) -> list[tuple[str, float]]:
     """Parts of the step in which ``estimate`` differs from ``best`` [s], the largest loss first."""
@@ -82,7 +85,10 @@ def alternative(other: Answer, best: Estimate, objective: Objective) -> Alternat
         for name, s in apart[:2]
         if s > 0 and s >= NOTABLE * apart[0][1]
     ]
-    reason = f"{slower:+.1%} step time: " + (", ".join(losses) or "no single part stands out")
+    gained, gain = apart[-1]
+    if losses and -gain >= GIVES_BACK * apart[0][1]:
+        losses.append(f"{gained.replace('_', ' ')} -{format_seconds(-gain, 2)}")
+    reason = f"{format_change(slower)} step time: " + (", ".join(losses) or "no single part stands out")
     if objective != "time":
         reason += f"; {other.plan.num_devices} devices"
     return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
@@ -186,10 +192,11 @@ def what_limits(estimate: Estimate) -> str:
 
 def _next_best(best: Answer, other: Answer) -> str:
     loss = other.estimate.step_time_s / best.estimate.step_time_s - 1
+    slower = f"{format_change(abs(loss)).lstrip('+')} {'slower' if loss >= 0 else 'faster'}"
     name, seconds = differences(other.estimate, best.estimate)[0]
     part = name.replace("_", " ")
     apart = set_apart(other.plan, best.plan)
-    return f"The next best ({apart}) is {loss:.1%} slower, mostly by {part} (+{format_seconds(seconds, 2)})."
+    return f"The next best ({apart}) is {slower}, mostly by {part} (+{format_seconds(seconds, 2)})."
 
 
 def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:

@@ -11,6 +11,7 @@ from small_cases import CASES, TWO_NODES, Case, cluster_with, every_candidate, s
 import planner
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
+from cluster_specs.units import format_change
 from planner.analysis.guide import assumptions
 from planner.analysis.naming import EXCHANGES
 from planner.errors import Infeasible
@@ -19,7 +20,7 @@ from planner.models.catalog import build_graph, load_model
 from planner.plans import Job, Parallelism, Pins, Plan
 from planner.report.plans import describe_choices
 from planner.search import plan
-from planner.search.recommend import set_apart, warnings_of, why_memory
+from planner.search.recommend import alternative, set_apart, warnings_of, why_memory
 from planner.search.space import BY_PIN_ONLY
 
 
@@ -62,7 +63,19 @@ def test_the_paragraph_and_the_list_agree_on_the_next_best(name: str) -> None:
     answer = answer_to(CASES[name])
     if answer.alternatives:
         slower = answer.alternatives[0].estimate.step_time_s / step_time(answer) - 1
-        assert f"is {slower:.1%} slower" in answer.explanation
+        assert f"is {format_change(slower).lstrip('+')} slower" in answer.explanation
+
+
+def test_losses_and_what_gives_them_back_are_named() -> None:
+    answer = answer_to(CASES["slow network"])
+    assert answer.estimate is not None
+    best = answer.estimate.model_copy(update={"step_time_s": 2.9, "time": {"bubble": 1.0, "compute": 1.9}})
+    other = answer.model_copy(
+        update={
+            "estimate": best.model_copy(update={"step_time_s": 3.0, "time": {"bubble": 2.0, "compute": 1.0}})
+        }
+    )
+    assert alternative(other, best, "time").loses_because == "+3.4% step time: bubble +1 s, compute -900 ms"
 
 
 def test_a_next_best_of_the_same_degrees_is_told_apart_by_its_schedule() -> None:
