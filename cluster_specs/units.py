@@ -159,6 +159,11 @@ def format_seconds(value: float, digits: int = 3) -> str:
     return format_quantity(value, "s", digits)
 
 
+def format_count(number: int, noun: str) -> str:
+    """``"1 device"``, ``"16 devices"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 SMALLEST_CHANGE = 0.001
 """Changes below this share are not told apart: no prediction is that good."""
 

@@ -180,5 +180,9 @@ def _recognised(text: str, name: str, format: str | None) -> tuple[Format, Mappi
         marked = any(re.fullmatch(mark, key) for mark in candidate.marks for key in data)
         if marked or format is not None:
             return candidate, data
+    if "schema" in data or {"model", "hardware"} <= data.keys():
+        raise InputError(
+            f"{name} is Meshwright's own, of no framework: `meshwright evaluate`, `compare` and `explain` read it"
+        )
     known = "; ".join(f"{f.name} ({', '.join(f.suffixes)})" for f in _FORMATS)
     raise InputError(f"{name} is not recognised as a configuration; name its format: {known}")

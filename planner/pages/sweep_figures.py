@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cluster_specs.units import format_bytes, format_duration, format_seconds
+from cluster_specs.units import format_bytes, format_count, format_duration, format_seconds
 from planner.pages.charts import (
     COLOURS,
     PLOT,
@@ -57,7 +57,7 @@ def asked(point: Point, name: str) -> str:
 
 def place(point: Point) -> str:
     """Where a point trains."""
-    return f"{point.inputs.devices} devices of {point.inputs.cluster}"
+    return f"{format_count(point.inputs.devices, 'device')} of {point.inputs.cluster}"
 
 
 def sweep_rows(sweep: Sweep) -> list[Row]:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster_specs.units import format_bytes, format_seconds
+from cluster_specs.units import format_bytes, format_count, format_seconds
 from planner.analysis.fitting import FitReport
 from planner.analysis.remedies import Remedy
 from planner.models.catalog import counted
@@ -30,13 +30,13 @@ def fit_report(answer: FitReport) -> RenderableType:
 
 def _facts(answer: FitReport) -> Iterator[tuple[str, str]]:
     fed = counted(answer.plan.model)
-    inputs = "sequences" if fed == "tokens" else fed
+    inputs = "sequence" if fed == "tokens" else fed.removesuffix("s")
     yield "margin", f"{format_bytes(answer.margin_bytes)} ({answer.margin_fraction:+.1%})"
     yield "tightest", f"pipeline rank {answer.tightest_rank}, in the {answer.tightest_phase} pass"
     yield "split by data parallelism", _listed(answer.split_by_data_parallelism)
     yield "same on every data rank", _listed(answer.same_on_every_data_rank)
     if answer.largest_micro_batch is not None:
-        yield "largest micro-batch", f"{answer.largest_micro_batch} {inputs} with this plan"
+        yield "largest micro-batch", f"{format_count(answer.largest_micro_batch, inputs)} with this plan"
     if answer.longest_seq_len is not None and fed == "tokens":
         yield "longest sequence", f"{answer.longest_seq_len} tokens with this plan"
 

@@ -72,6 +72,9 @@ def describe_choices(plan: Plan) -> Iterator[tuple[str, str]]:
     samples = "sequences" if fed == "tokens" else fed
     if plan.job.adapter is not None:
         yield "trained", describe_trained(plan.model, plan.job)
+    whole = sum(pool.num_devices for pool in plan.cluster.pools)
+    if choice.num_devices < whole:
+        yield "devices", f"{choice.num_devices} of {whole}; the others idle"
     if choice.stages_differ or plan.cluster.others:
         yield from _stages(plan)
     else:

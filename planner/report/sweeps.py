@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster_specs.units import format_duration, format_seconds
+from cluster_specs.units import format_count, format_duration, format_seconds
 from planner.analysis.economics import Economics
 from planner.analysis.guide import wrapped
 from planner.analysis.sensitivity import WORTH_NAMING
@@ -153,8 +153,9 @@ def _reasons(failed: Sequence[Point]) -> Iterator[str]:
     found: dict[tuple[str, str], dict[int, None]] = {}
     for p in failed:
         found.setdefault((p.inputs.cluster, p.reason or ""), {})[p.inputs.devices] = None
-    for (cluster, reason), devices in found.items():
-        yield f"{cluster}, {', '.join(map(str, devices))} devices: {reason}"
+    for (cluster, reason), counts in found.items():
+        *others, last = map(int, counts)
+        yield f"{cluster}, {''.join(f'{n}, ' for n in others)}{format_count(last, 'device')}: {reason}"
 
 
 def _assumed(sweep: Sweep) -> Iterator[str]:

@@ -5,7 +5,7 @@ from itertools import chain
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
-from cluster_specs.units import format_change, format_seconds
+from cluster_specs.units import format_change, format_count, format_seconds
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import caveats, caveats_of, software_of
 from planner.graph import Graph
@@ -90,7 +90,7 @@ def alternative(other: Answer, best: Estimate, objective: Objective) -> Alternat
         losses.append(f"{gained.replace('_', ' ')} -{format_seconds(-gain, 2)}")
     reason = f"{format_change(slower)} step time: " + (", ".join(losses) or "no single part stands out")
     if objective != "time":
-        reason += f"; {other.plan.num_devices} devices"
+        reason += f"; {format_count(other.plan.num_devices, 'device')}"
     return Alternative(plan=other.plan, estimate=other.estimate, loses_because=reason)
 
 
@@ -157,7 +157,9 @@ def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
         )
         used.append(f"{plan.data} data ranks, {kind}")
     return (
-        f"On {plan.num_devices} devices " + ("; ".join(used) if used else "one device does everything") + "."
+        f"On {format_count(plan.num_devices, 'device')} "
+        + ("; ".join(used) if used else "one device does everything")
+        + "."
     )
 
 

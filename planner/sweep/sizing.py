@@ -16,7 +16,7 @@ from pydantic import Field
 
 from cluster_specs.record import Record
 from cluster_specs.sizing import sized
-from cluster_specs.units import format_duration
+from cluster_specs.units import format_count, format_duration
 from planner.analysis.economics import Terms, price_of
 from planner.errors import InputError
 from planner.sweep.answers import key_of
@@ -274,4 +274,4 @@ def _described(point: Point) -> str:
     cost = "at an unknown cost" if math.isinf(spent) else f"for {spent:,.0f}"
     currency = f" {point.economics.currency}" if point.economics and not math.isinf(spent) else ""
     taken = format_duration(time(point))
-    return f"{point.inputs.devices} devices of {point.inputs.cluster} in {taken} {cost}{currency}"
+    return f"{format_count(point.inputs.devices, 'device')} of {point.inputs.cluster} in {taken} {cost}{currency}"

@@ -118,6 +118,13 @@ def test_stages_with_a_policy_of_their_own_are_grouped() -> None:
     assert describe_recompute(choice) == "selective; none in stages 0, 2 to 4; full in stage 6"
 
 
+def test_devices_that_a_plan_leaves_idle_are_said() -> None:
+    for data, said in ((8, 0), (4, 1)):
+        found = planned("gpt2", "dgx-h100:1", global_batch=8, seq_len=128, stack="llm-c", data=data)
+        text = to_text(plan_report(found))
+        assert text.count("4 of 8; the others idle") == said
+
+
 def test_images_are_no_tokens() -> None:
     found = planned("resnet-50", "dgx-h100:1", global_batch=256, seq_len=1)
     text = to_text(plan_report(found), width=100)

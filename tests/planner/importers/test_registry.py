@@ -149,6 +149,8 @@ def test_version_1_ignores_reshard_after_forward_and_we_say_so() -> None:
 
 
 REFUSALS: dict[str, tuple[str, str, str]] = {
+    "run": ("a.toml", 'model = "gpt2"\nhardware = "dgx-h100:1"', "a.toml is Meshwright's own.*evaluate"),
+    "plan": ("a.json", '{"schema": "meshwright/plan/1"}', "a.json is Meshwright's own.*evaluate"),
     "format": ("a.yaml", "lr: 1", "a.yaml is not recognised as a configuration; name its format: accelerate"),
     "suffix": ("a.ini", "x", "not recognised"),
     "flags": (
