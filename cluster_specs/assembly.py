@@ -46,16 +46,28 @@ def _device(file: ClusterFile) -> tuple[Any, dict[str, str]]:
     return found.device.model_dump(), {f"device.{field}": source for field, source in found.sources.items()}
 
 
+SLOWEST = 1e6
+"""Bytes per second below which a number without a unit was meant to have one; slow Ethernet has more."""
+
+
+def _check_unit(bandwidth: object, where: str) -> None:
+    if isinstance(bandwidth, int | float) and 0 < bandwidth < SLOWEST:
+        raise InputError(
+            f"{where}: {bandwidth:g} without a unit is so many bytes per second: write it as in 400 Gbit/s"
+        )
+
+
 def _links(file: ClusterFile, total: int, where: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Tiers with their fabrics' numbers filled in, and where those come from; the last joins ``total``."""
     links: list[dict[str, Any]] = []
     sources: dict[str, str] = {}
     for position, raw in enumerate(file.links):
         link = dict(raw)
+        _check_unit(link.get("bandwidth"), f"{where}: links.{position}.bandwidth")
         name = str(link.get("name", link.get("fabric", position)))
         if (fabric_name := link.pop("fabric", None)) is not None:
             if fabric_name not in fabrics():
-                raise UnknownName("fabric", str(fabric_name), fabrics())
+                raise UnknownName(f"fabric in {where}: links.{position}:", str(fabric_name), fabrics())
             fabric = fabrics()[fabric_name]
             link = {"name": fabric_name} | fabric.model_dump(exclude={"words", "sources"}) | link
             sources |= {f"links.{name}.{field}": source for field, source in fabric.sources.items()}

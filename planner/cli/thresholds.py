@@ -4,6 +4,7 @@
 ``summary.step_time.median_abs_error > 0.1``.
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -164,9 +165,13 @@ def _value(text: str, name: str) -> Any:
         return _WORDS[text.lower()]
     number, parts = (text[:-1], 100) if text.endswith("%") else (text, 1)
     try:
-        return float(number) / parts
+        value = float(number) / parts
     except ValueError:
         pass
+    else:
+        if math.isnan(value):
+            raise InputError("nothing compares with nan: write a number")
+        return value
     if text[0] not in "+-.0123456789":
         return text
     return parse_quantity(text, next((unit for end, unit in _UNITS.items() if name.endswith(end)), None))

@@ -163,7 +163,8 @@ def test_a_dumped_cluster_is_a_file_too(tmp_path: Path) -> None:
         ({"nodes": 0}, "at least 1 node"),
         ({"nodes": "four"}, "nodes: must be a whole number"),
         ({"colour": "red"}, "colour: is no field here"),
-        ({"links": [OWN["links"][0] | {"fabric": "nvlink9"}]}, "unknown fabric 'nvlink9'.*nvlink"),  # type: ignore[index]
+        ({"links": [OWN["links"][0] | {"fabric": "nvlink9"}]}, "fabric in .*links.0: 'nvlink9'.*nvlink"),  # type: ignore[index]
+        ({"links": [OWN["links"][0] | {"bandwidth": 450}]}, "links.0.bandwidth: 450 without a unit"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"bandwidth": "450 Gb/s"}]}, "write Gbit/s or GB/s"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"bandwidth": 0}]}, "greater than 0"),  # type: ignore[index]
         ({"links": [OWN["links"][1], OWN["links"][0]]}, "links.ethernet needs `devices`"),  # type: ignore[index]
