@@ -1,4 +1,4 @@
-"""Printing reports: on a terminal with colour and blocks, elsewhere as plain ASCII."""
+"""Printing reports: on a terminal with colour and blocks, elsewhere as plain ASCII but for names."""
 
 import sys
 from io import StringIO
@@ -62,11 +62,11 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     if console.is_terminal and not console.options.ascii_only:
         console.print(renderable)
     else:
-        stream.write(to_text(renderable, console.width))
+        stream.write(to_text(renderable, console.width, stream.encoding or "ascii"))
 
 
-def to_text(renderable: RenderableType, width: int = 100) -> str:
-    """A report as plain ASCII text of at most ``width`` columns."""
+def to_text(renderable: RenderableType, width: int = 100, encoding: str = "ascii") -> str:
+    """A report as plain text of at most ``width`` columns, ASCII but for names that ``encoding`` has."""
     buffer = StringIO()
     console = Console(
         file=buffer,
@@ -79,7 +79,7 @@ def to_text(renderable: RenderableType, width: int = 100) -> str:
     )
     console.print(renderable)
     lines = (line.rstrip() for line in buffer.getvalue().translate(_ASCII).splitlines())
-    return "".join(f"{line}\n" for line in lines).encode("ascii", "replace").decode("ascii")
+    return "".join(f"{line}\n" for line in lines).encode(encoding, "replace").decode(encoding)
 
 
 __all__ = ["Bar", "Group", "columns", "heading", "show", "to_text"]

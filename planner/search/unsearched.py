@@ -209,7 +209,7 @@ def _naming_attention(answer: Plan) -> Plan:
         software.tiles_attention or device_on(device, software) != device
     ):
         return answer
-    is_now = f"has the rate that {software.name} was seen to reach on {device.name}"
+    is_now = f"is priced with the kernel of {software.name} on {device.name}"
     kernels = "FlashAttention-3 or -4, or cuDNN's, which PyTorch takes by itself from cuDNN 9.15.1 on"
     if software.tiles_attention:
         is_now, kernels = f"is a loop over tiles in {software.name}", "Transformer Engine's"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from planner import explain
 from planner import plan as planned
@@ -58,6 +59,14 @@ def test_width_comes_from_columns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -
     stream = io.StringIO()
     show(plan_report(plan), stream)
     assert 50 < max(map(len, stream.getvalue().splitlines())) <= 64
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "größe-集群"), ("ascii", "gr??e-??")])
+def test_a_pipe_gets_names_as_they_are_where_it_can(encoding: str, name: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    show(Text("größe-集群 – µ"), stream)
+    stream.seek(0)
+    assert stream.read() == f"{name} - u\n"
 
 
 def test_a_terminal_gets_blocks_and_colour(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
