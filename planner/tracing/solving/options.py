@@ -136,15 +136,24 @@ def options(
 def splits_of(op: Operation, mesh: NamedMesh) -> Layouts:
     """[option, axis]: every factor that an axis may split; of keys, as the queries with them."""
     ring = ring_of(op)
-    factors = [*splittable(op), *(() if ring is None else (ring.keys,))]
-    per_axis = [[*(f for f in factors if n > 1 and op.sizes[f] % n == 0), WHOLE] for n in mesh.sizes]
-    if op.manual is not None:
-        per_axis = [[op.manual.get(axis, WHOLE)] for axis in mesh.axes]
-    split = grid(per_axis)
-    evenly = divides(split, mesh.sizes, {f: op.sizes[f] for f in factors})
-    if ring is not None:
-        evenly &= divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})
-    return split.take(np.flatnonzero(evenly), axis=0)
+    factors = {f: op.sizes[f] for f in (*splittable(op), *(() if ring is None else (ring.keys,)))}
+    if op.manual is None:
+        split = _even_splits(tuple(factors.items()), mesh.sizes)
+    else:
+        fixed = np.array([[op.manual.get(axis, WHOLE) for axis in mesh.axes]])
+        split = fixed[divides(fixed, mesh.sizes, factors)]
+    if ring is None:
+        return split
+    return split[divides(ring.along((), split), mesh.sizes, {ring.rows: op.sizes[ring.rows]})]
+
+
+@lru_cache(maxsize=1 << 10)
+def _even_splits(factors: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> Layouts:
+    """[option, axis]: every factor that an axis of these ``sizes`` may split, of these numbers and lengths."""
+    found = grid([[*(f for f, n in factors if size > 1 and n % size == 0), WHOLE] for size in sizes])
+    found = found[divides(found, sizes, dict(factors))]
+    found.setflags(write=False)  # operators share it
+    return found
 
 
 def _outcomes(op: Operation, plain: Options, shape: Sequence[int], mesh: NamedMesh, lasting: bool) -> Options:
