@@ -76,7 +76,13 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
   their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
-* `8b-2/v5e:4x8/tp16-fsdp2`: what is looked up is laid out by tokens, so that its scatter needs no chunks.
+* `8b-2/v5e:4x8/tp16-fsdp2` and `8b-2/v5e:8x8/tp16-fsdp4`: what is looked up is laid out by tokens, so that its scatter
+  needs no chunks.
+* `70b-2/v5p:2x4x4/tp16-fsdp2`: where a data rank has fewer tokens than a layer is wide, keys and values are summed in
+  place of the gather of their weights; gradients of what the queries' product reads have no ring.
+* `8b-4/v5p:2x4x4/cp2-fsdp8x2`: sequences are split, and there are copies of shards: gradients along columns are summed
+  whole, and columns of tokens exchanged.
+* `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
 """

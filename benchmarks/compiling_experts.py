@@ -32,8 +32,6 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "v5e:4x4/ep8-tp2": {"ep": 8, "tp": 2},
     "v5e:4x4/ep4-tp4-top4": {"ep": 4, "tp": 4, "experts": 32, "topk": 4},
     "v5e:4x4/ep4-fsdp2-tp2": {"ep": 4, "tp": 2},
-    "v6e:4x4/ep2-fsdp8-top1": {"ep": 2, "experts": 8, "topk": 1},
-    "v5p:2x2x4/ep8-fsdp2-top4-mb2": {"ep": 8, "experts": 64, "topk": 4, "micro_batch": 2},
 }
 """Slice and degrees -> what differs from `USUAL`."""
 SIZES: Mapping[str, Any] = {
