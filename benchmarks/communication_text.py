@@ -76,8 +76,6 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
   their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
-* `8b-2/v5e:4x8/tp16-fsdp2` and `8b-2/v5e:8x8/tp16-fsdp4`: what is looked up is laid out by tokens, so that its scatter
-  needs no chunks.
 * `70b-2/v5p:2x4x4/tp16-fsdp2`: where a data rank has fewer tokens than a layer is wide, keys and values are summed in
   place of the gather of their weights; gradients of what the queries' product reads have no ring.
 * `8b-4/v5p:2x4x4/cp2-fsdp8x2`: sequences are split, and there are copies of shards: gradients along columns are summed

@@ -89,9 +89,9 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     there, back = _by_column(size.found, shards, everyone, columns_first and not whole, split)
     if adds_up:
         back = (_of_data("all_reduce", size.table, everyone),)
-    if columns_first:
-        columns, read, made = _between_rows(unit.block, pricer, found, lookup, size.table)
-        unit = unit if whole else unit._replace(block=columns)
+    if plan.tensor > 1:
+        laid_out, read, made = _of_rows(unit.block, pricer, found, lookup, size.table)
+        unit = unit if whole else unit._replace(block=laid_out)
         there, back = (*there, *read), (*back, *made)
     return _exchanging(unit, () if there_already else there, back)
 
@@ -208,19 +208,34 @@ def _by_column(
     return (there,), (copied if split or copies else exchange,)
 
 
-def _between_rows(
+def _of_rows(
     block: BlockCost, pricer: Pricer, found: Tensor, lookup: LookUp, table_bytes: float
 ) -> tuple[BlockCost, tuple[Comm, ...], tuple[Comm, ...]]:
-    """``block`` with what was found whole, and what ranks with rows of the same columns send of these, there and back.
+    """``block`` with what was found as it lies then, and what ranks with rows of the same columns send, there and back.
 
-    Of some tokens each they need all rows, and make gradients of all.
+    Of some tokens each they need all rows, and make gradients of all. Where rows are split first they send none.
     """
+    if first_split(lookup) != "columns":
+        return _by_tokens(block, pricer, found), (), ()
     of_some, makes_all = (splits_tokens_of_columns(lookup, backward) for backward in (False, True))
     summed = "all_reduce" if lookup.copies > 1 else "reduce_scatter"
     shard = table_bytes / lookup.columns
     there = (pricer.comm("all_gather", ("tensor",), shard),) if of_some else ()
     back = (pricer.comm(summed, ("tensor",), shard),) if makes_all else ()
     return _whole(block, pricer, found, of_some), there, back
+
+
+def _by_tokens(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:
+    """``block`` whose tensor ranks scatter what they found once it was exchanged, which lays it out by tokens.
+
+    So it needs no chunks of rows (`planner.sharding.chunks`).
+    """
+    sent, split = dict(block.sent_bytes), pricer.mesh.size("context") > 1
+    if pricer.partitioned is None or split or "reduce_scatter" not in sent:
+        return block
+    sent.pop("send", None)
+    sent["reduce_scatter"] /= pricer.partitioned.padded(found).scattered
+    return block._replace(sent_bytes=sent)
 
 
 def _whole(block: BlockCost, pricer: Pricer, found: Tensor, of_some: bool) -> BlockCost:

@@ -97,7 +97,7 @@ class Products(NamedTuple):
         """Whether gradients of ``width`` bytes an element are summed in a ring: of shards and parts without copies."""
         depth = self.tokens if "expert" in group.sync_axes else self.of_expert
         rings = self.partitioner.rings(depth, width, shards.inner.size, self.nearest)
-        return shards.outer.size == shards.copies.size == 1 and rings
+        return shards.outer.size == shards.copies.size == group.alike == 1 and rings
 
 
 def products_of(setting: Setting, plan: Parallelism, block: Block) -> Products | None:
