@@ -80,6 +80,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   place of the gather of their weights; gradients of what the queries' product reads have no ring.
 * `8b-4/v5p:2x4x4/cp2-fsdp8x2`: sequences are split, and there are copies of shards: gradients along columns are summed
   whole, and columns of tokens exchanged.
+* `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
