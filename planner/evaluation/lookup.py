@@ -8,7 +8,7 @@ the largest array that it takes (`planner.sharding.lookups`):
   and the rows; gradients are added up for some tokens each, and scattered over rows, where tokens are many.
 - rows: tensor ranks keep a part of the sum; ranks with columns of the same rows gather these where a data rank has more
   tokens than a tensor rank has rows.
-- tokens: the table is gathered.
+- tokens: the table is gathered; beside tensor ranks this is not priced.
 
 If there are copies of the shards, all data ranks gather all gradients, and what was found if that is whole; without
 tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If context ranks
