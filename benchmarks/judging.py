@@ -100,6 +100,7 @@ LIVE = {
     "torch_experts": "the same with experts on ranks of their own (`benchmarks/tracking_experts.py`)",
     "torch_stages": "the same of stages in PyTorch's pipelines (`benchmarks/tracking_stages.py`)",
     "torch_adapters": "the same with adapters on frozen weights (`benchmarks/tracking_adapters.py`)",
+    "torch_replicas": "the same of DistributedDataParallel (`benchmarks/tracking_replicas.py`)",
     "adapters": "published peaks of adapters on devices",
     "xla_memory": "buffers assigned by XLA, compiled for TPU topologies",
     "xla_models": "the same compiler on shipped models (`benchmarks/compiling.py`)",

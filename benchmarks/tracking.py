@@ -203,6 +203,20 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "seq": 8192, "tp": 8, "recompute": "full every 3rd layer", "wrap": "titan",
     },
     "8b-6/dp8-tp4-full-1024-foreach": {"seq": 1024, "tp": 4, "recompute": "full", "optim": "adamw_foreach"},
+    "7b-6/dp8-none-1024-kept-accumulated-momentum": {
+        "seq": 1024, "reshard": False, "grad_accum": 4, "optim": "sgd_momentum",
+    },
+    "8b-6/dp8-products-2048-kept": {"seq": 2048, "recompute": "selective_op_all", "reshard": False},
+    "7b-6/dp4x2-tp2-full-1024-ends": {
+        "seq": 1024, "shard": 4, "replicate": 2, "tp": 2, "recompute": "full", "wrap": "titan",
+    },
+    "7b-6/dp8-none-512-ends-accumulated-muon": {"seq": 512, "wrap": "titan", "grad_accum": 4, "optim": "muon"},
+    "8b-6/dp8-every_second-2048-accumulated-bf16": {
+        "seq": 2048, "recompute": "selective_op", "grad_accum": 2, "master_dtype": "bfloat16",
+        "reduce_dtype": "bfloat16",
+    },
+    "8bv-6/dp8-tp4-full-8192-in_tiles": {"seq": 8192, "tp": 4, "recompute": "full", "mlp_tiles": 4},
+    "7b-6/dp2-cp4-products-16384": {"seq": 16384, "shard": 2, "cp": 4, "recompute": "selective_op_all"},
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 

@@ -34,6 +34,23 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b/full-256-ends": {"shard": 4, "recompute": "full", "wrap": "titan", "targets": "all-linear"},
     "qwen2.5-7b/full-2048-ends": {"shard": 8, "recompute": "full", "wrap": "titan"},
     "llama-3.1-8b/full-1024-copies": {"shard": 4, "replicate": 2, "recompute": "full"},
+    "llama-2-7b/full-2048-plain-mb4": {
+        "shard": 4, "r": 8, "micro_batch": 4, "recompute": "full", "attn": "plain", "reduce_dtype": "bfloat16",
+        "master_dtype": "bfloat16",
+    },
+    "llama-2-7b/full-4096-mb2-linear": {
+        "shard": 8, "r": 64, "micro_batch": 2, "recompute": "full", "targets": "all-linear",
+    },
+    "qwen2.5-7b/full-2048-plain-mb2-linear": {
+        "shard": 8, "micro_batch": 2, "recompute": "full", "attn": "plain", "targets": "all-linear",
+    },
+    "gpt2-xl/full-1024-plain-mb8": {
+        "shard": 4, "micro_batch": 8, "recompute": "full", "attn": "plain", "targets": "c_attn",
+    },
+    "llama-3.2-1b/full-2048-mb8-kept": {"shard": 4, "micro_batch": 8, "recompute": "full", "reshard": False},
+    "phi-4-14b/none-1024-plain-accumulated": {
+        "shard": 16, "grad_accum": 2, "attn": "plain", "targets": "qkv_proj,o_proj",
+    },
     "qwen2.5-7b/none-1024-copies-linear": {"shard": 2, "replicate": 4, "targets": "all-linear", "grad_accum": 2},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""

@@ -70,6 +70,14 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gpt-neox-20b/none-1024": {"shard": 32},
     "bert-large/full-512-mb32-bf16": {"recompute": "full", "micro_batch": 32, "master_dtype": "bfloat16"},
     "gpt2-medium/none-1024-accumulated": {"grad_accum": 4, "micro_batch": 2},
+    "llama-2-7b/full-2048-plain-mb4": {"attn": "plain", "recompute": "full", "micro_batch": 4},
+    "qwen2.5-7b/full-2048-plain-mb2-kept": {
+        "attn": "plain", "recompute": "full", "micro_batch": 2, "reshard": False, "shard": 32,
+    },
+    "gemma-3-12b/full-1024-plain-mb2": {"attn": "plain", "recompute": "full", "micro_batch": 2, "shard": 32},
+    "pythia-12b/full-2048-plain-mb2": {"attn": "plain", "recompute": "full", "micro_batch": 2, "shard": 64},
+    "bert-large/full-512-plain-mb32": {"attn": "plain", "recompute": "full", "micro_batch": 32},
+    "opt-6.7b/full-1024-plain-mb4": {"attn": "plain", "recompute": "full", "micro_batch": 4, "shard": 32},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 

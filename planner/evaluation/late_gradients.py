@@ -47,7 +47,8 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     elif rank.shards_weights:
         gathered = gathered_bytes(layer, root, 1.0, rank.software.prefetch_units)
     if not rank.frees_gradients:
-        bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if reduces(plan) else 0.0
+        apart = reduces(plan) and not rank.software.buckets_all
+        bucket = min(rank.software.gradient_bucket, rank.largest * rank.reduced) if apart else 0.0
         yield passing(rank.activations, gathered, bucket, rank.workspace)
         return
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)

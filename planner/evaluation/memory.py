@@ -20,7 +20,7 @@ from planner.evaluation.flat_buffers import flattened, held_by_flat, made_beside
 from planner.evaluation.handing_over import backwards, handed_on, receive_buffers, waiting_losses
 from planner.evaluation.moments import moments
 from planner.evaluation.pools import held_by_pools
-from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, stages_gathered
+from planner.evaluation.rank import Moment, Rank, adds_up_whole, kept_share, reduces, stages_gathered
 from planner.evaluation.setting import Setting
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import (
@@ -109,13 +109,13 @@ def resident_states(
 ) -> dict[str, float]:
     """Those `model_states` that are there throughout the step: gradients only where they have memory of their own.
 
-    With them DDP's buckets, which hold every gradient once more.
+    With them DDP's buckets, which hold every gradient once more, in the type of the weights that have it.
     """
     kept = dict(states)
     if software.gradient_life != "step":
         del kept["gradients"]
-    if software.buckets_all and plan.zero_stage <= 1 and plan.data > 1:
-        kept["gradient_buckets"] = kept["weights"]
+    if software.buckets_all and plan.zero_stage <= 1 and reduces(plan):
+        kept["gradient_buckets"] = kept["weights"] or kept["master_weights"]
     return kept
 
 

@@ -8,6 +8,7 @@ import tracking
 import tracking_adapters
 import tracking_autocast
 import tracking_experts
+import tracking_replicas
 import tracking_stages
 import tracking_transformers
 
@@ -20,6 +21,7 @@ SCRIPTS = {
     "torch_autocast": tracking_autocast,
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
+    "torch_replicas": tracking_replicas,
 }
 
 
