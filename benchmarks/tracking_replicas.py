@@ -4,8 +4,8 @@
     python benchmarks/tracking_replicas.py    # write tests/published/torch_replicas.jsonl again
 
 As tracking.py, with small models whose tensors are real: DDP's reducer is no program of Python and cannot run on shapes
-alone. One process of gloo stands for all: buckets are those of any number of ranks. Tokens are
-so few that it hardly matters whose modules these are.
+alone. One process of gloo stands for all: buckets are those of any number of ranks. Tokens are so few
+that it hardly matters whose modules these are.
 
 Source: torch.distributed._tools.mem_tracker, which counts tensors, not what the allocator adds.
 """
