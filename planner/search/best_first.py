@@ -371,11 +371,12 @@ class Search:
                 "more nodes, or less to offload (--offload none)",
             )
         short = need / limit
+        shorter = "" if least.estimate.peak_phase == "optimizer" else "a shorter sequence, "
         return Infeasible(
             f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "
             f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, "
             f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs "
-            f"{need / GIB:.1f} GiB per device, {limit / GIB:.1f} GiB may be used",
-            f"about {short:.2f} times the devices, devices with {need / (1 - job.memory_headroom) / GIB:.0f} GiB, "
-            f"a shorter sequence, or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
+            f"{need / GIB:,.1f} GiB per device, {limit / GIB:,.1f} GiB may be used",
+            f"about {short:,.2f} times the devices, devices with {need / (1 - job.memory_headroom) / GIB:,.0f} GiB, "
+            f"{shorter}or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
         )
