@@ -8,9 +8,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from cluster_specs.record import Record, first_problem
 from cluster_specs.units import GIB
@@ -105,6 +105,9 @@ class Summary(Record):
 class ValidationReport(Record):
     """The documented JSON of ``validate``."""
 
+    schema_version: Literal["meshwright/validation/1"] = Field(
+        default="meshwright/validation/1", alias="schema"
+    )
     rows: tuple[Row, ...]
     summary: Summary
 

@@ -153,8 +153,8 @@ def test_groups_partition_the_runs(evaluator: Any) -> None:
 
 
 def test_json_has_the_documented_keys(evaluator: Any) -> None:
-    report = validate([row(10.0)], evaluator).model_dump(mode="json")
-    assert set(report) == {"rows", "summary"}
+    report = validate([row(10.0)], evaluator).model_dump(mode="json", by_alias=True)
+    assert set(report) == {"schema", "rows", "summary"}
     assert {"id", "predicted", "measured", "step_time_error", "memory_error", "tensor_memory_error"} < set(
         report["rows"][0]
     )

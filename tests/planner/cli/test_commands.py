@@ -50,6 +50,7 @@ def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
     result = cli("validate", str(sample), "--json", "--plot", str(plot))
     assert result.exit_code == 0
     answer = json.loads(result.stdout)
+    assert answer["schema"] == "meshwright/validation/1"
     assert len(answer["rows"]) == len(sample.read_text().splitlines())
     assert answer["summary"]["skipped"] < len(answer["rows"]) / 3
     assert 'id="parity"' in plot.read_text()
