@@ -13,6 +13,7 @@ from planner.analysis.guide import wrapped
 from planner.analysis.sensitivity import WORTH_NAMING
 from planner.plans import Estimate
 from planner.report.console import columns, heading
+from planner.search.space import NO_PIPELINES
 from planner.sweep.outlook import Outlook, Size
 from planner.sweep.records import Knee, Point, Sweep
 from planner.sweep.sizing import Sizing
@@ -158,6 +159,17 @@ def _reasons(failed: Sequence[Point]) -> Iterator[str]:
         yield f"{cluster}, {''.join(f'{n}, ' for n in others)}{format_count(last, 'device')}: {reason}"
 
 
+def _unsearched(points: Sequence[Point]) -> Iterator[str]:
+    """Points whose plans could be much faster with a kind of plan that only `plan` looks at unasked."""
+    found = (p.optimality for p in points if p.inputs.nodes > 1)
+    number = sum(NO_PIPELINES in each.left_out for each in found if each is not None)
+    if number:
+        yield (
+            f"without pipelines: {format_count(number, 'point')} of several nodes, as the model is small for a "
+            "scale-up domain; on slow links one may be much faster: `plan` says where, and `what-if --pipeline` sweeps it"
+        )
+
+
 def _assumed(sweep: Sweep) -> Iterator[str]:
     currencies = sorted({point.economics.currency for point in sweep.points if point.economics})
     prices = f"; {sweep.terms.price_kind} prices in {', '.join(currencies)}" if currencies else ""
@@ -169,6 +181,7 @@ def _assumed(sweep: Sweep) -> Iterator[str]:
     if len(common) < len(every):
         yield "what differs between points is in --json, with its source"
     yield from sweep.warnings
+    yield from _unsearched(sweep.points)
 
 
 def sizing_report(answer: Sizing) -> RenderableType:
@@ -184,7 +197,7 @@ def sizing_report(answer: Sizing) -> RenderableType:
         parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
     if answer.skipped:
         parts += [heading("Not tried"), *(Text(f"{kind}: {why}") for kind, why in answer.skipped.items())]
-    parts += [heading("Assumed"), *(Text(line) for line in answer.assumed)]
+    parts += [heading("Assumed"), *(Text(line) for line in (*answer.assumed, *_unsearched(answer.tried)))]
     if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
         parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
         parts += [Text(said) for said in answer.tried[answer.chosen].warnings]

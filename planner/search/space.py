@@ -90,6 +90,10 @@ more memory never takes plans away.
 """
 
 
+NO_PIPELINES = "pipelines, as the model is small for a scale-up domain (--pipeline)"
+"""Of what is left out of a space: what `searches_pipelines` says no to."""
+
+
 def searches_pipelines(evaluator: Evaluator, pins: Pins) -> bool:
     """Whether pipelines are searched: for models that are large for one scale-up domain, or on request.
 
@@ -114,7 +118,7 @@ def left_out(evaluator: Evaluator, pins: Pins, pipelines: bool) -> tuple[str, ..
         *((several, words) for words in beyond_stack(evaluator.software)),
         (
             not pipelines and several,
-            "pipelines, as the model is small for a scale-up domain (--pipeline)",
+            NO_PIPELINES,
         ),
         (
             pipelines and pins.schedule is None and pins.pipeline != 1,

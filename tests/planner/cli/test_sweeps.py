@@ -220,6 +220,13 @@ def test_explain_looks_around(cli: Cli, tmp_path: Path) -> None:
     assert "What would change it" in answer["explanation"]
 
 
+def test_points_for_which_no_pipeline_was_looked_at_are_counted(cli: Cli) -> None:
+    free = SWEEP[: SWEEP.index("--pipeline")]
+    for pin, said in ((), True), (("--pipeline", "1"), False):
+        shown = cli(*free, "--devices", "8,16", *pin)
+        assert ("without pipelines: 1 point of several nodes" in " ".join(shown.output.split())) is said
+
+
 def test_why_sizes_have_no_plan_is_said_once_for_a_kind(cli: Cli) -> None:
     shown = cli("what-if", "gpt2", "dgx-v100", "dgx-h100", *SWEEP[3:])
     assert shown.exit_code == 0, shown.output
