@@ -166,7 +166,7 @@ def _unsearched(points: Sequence[Point]) -> Iterator[str]:
     if number:
         yield (
             f"without pipelines: {format_count(number, 'point')} of several nodes, as the model is small for a "
-            "scale-up domain; on slow links one may be much faster: `plan` says where, and `what-if --pipeline` sweeps it"
+            "scale-up domain; on slow links one may be much faster: `plan` says where, `what-if --pipeline` sweeps it"
         )
 
 
