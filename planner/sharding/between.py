@@ -75,8 +75,8 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         window=_reach(op),
     )
     kernel: str = pricer.job.attention_kernel
-    if kernel == "plain" and pricer.software.fused_softmax:
-        kernel = "fused_softmax"
+    if kernel == "plain":
+        kernel = pricer.software.unfused_attention
     elif kernel == "flash" and _tiles(shape, pricer):
         kernel = "tiled"
     query_bytes, *kv_bytes = (

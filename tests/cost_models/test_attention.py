@@ -193,13 +193,34 @@ def test_what_other_hopper_boards_reach(rows: Any, name: str, tolerance: float) 
         assert _rate(row, load_device(name)) == pytest.approx(row["tflops"] * 1e12, rel=tolerance), row
 
 
-def test_a_fused_softmax_saves_passes_over_the_scores(device: DeviceSpec) -> None:
-    # Scores of `LONG` in 16 bits: 9 bytes in place of 28 forward, 11 in place of 28 backward.
+@pytest.mark.parametrize(
+    ("kernel", "forward", "backward"), [("fused_softmax", 16, 13), ("counted_softmax", 9, 11)]
+)
+def test_a_fused_softmax_saves_passes_over_the_scores(
+    device: DeviceSpec, kernel: str, forward: int, backward: int
+) -> None:
+    # Scores of `LONG` in 16 bits: fewer bytes in place of 28 each way.
     scores = LONG.batch * LONG.heads * LONG.q_len * LONG.kv_len
-    for backward, saved in ((False, 28 - 9), (True, 28 - 11)):
-        plain = attention_seconds(LONG, device, "bf16", kernel="plain", backward=backward).seconds
-        fused = attention_seconds(LONG, device, "bf16", kernel="fused_softmax", backward=backward).seconds
-        assert plain - fused == pytest.approx(saved * scores / memory_rate(device))
+    for back, moved in ((False, forward), (True, backward)):
+        plain = attention_seconds(LONG, device, "bf16", kernel="plain", backward=back).seconds
+        fused = attention_seconds(LONG, device, "bf16", kernel=kernel, backward=back).seconds
+        assert plain - fused == pytest.approx((28 - moved) * scores / memory_rate(device))
+
+
+@pytest.mark.parametrize(
+    ("seq", "combined_ms", "backward_ms"),
+    [(512, 1.33, 0.77), (1024, 4.21, 2.42), (2048, 16.50, 8.43)],
+)
+def test_megatrons_attention_takes_as_long_as_was_measured(
+    seq: int, combined_ms: float, backward_ms: float
+) -> None:
+    # arXiv:2205.14135, tables 10 and 11, with dropout and masking; the bytes come from the longest.
+    a100, shape = load_device("a100-sxm-40g"), AttentionShape(16, 8, seq, seq, 64, 64, 8, causal=False)
+    forward, backward = (
+        attention_seconds(shape, a100, "fp16", "fused_softmax", back).seconds * 1e3 for back in (False, True)
+    )
+    assert forward + backward == pytest.approx(combined_ms, rel=0.25 if seq == 512 else 0.02)
+    assert backward == pytest.approx(backward_ms, rel=0.3 if seq == 512 else 0.15)
 
 
 def test_heads_fill_half_of_a_matrix_unit_twice_as_wide() -> None:
