@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from cost_models.matmul import (
 from cost_models.roofline import element_bytes
 
 DEVICES = {
+    "a100": "a100-sxm-80g",
     "b200": "b200-sxm-180g",
     "gb300": "gb300-288g",
     "h100": "h100-sxm-80g",
@@ -174,6 +176,18 @@ def test_measured_products(rows: Any) -> None:
         assert 0.3 < ratio < 1.5, row
         if m >= 4096:
             assert 0.9 < ratio < 1.1, row
+
+
+def test_squares_on_a100_take_as_long_as_cublas(rows: Any) -> None:
+    """From 1,408 to 3,200, without a time to fill tiles as on Hopper. One size, 1,792, takes 1.4 times as long."""
+    ratios = []
+    for row in (row for row in rows("kernels") if row["kind"] == "matmul_table"):
+        side, device = row["m"], load_device(DEVICES[row["device"]])
+        product = matmul_seconds(side, side, side, device, row["dtype"])
+        ratios.append(product.seconds * row["tflops"] * 1e12 / (2 * side**3))
+    assert len(ratios) == 15
+    assert 0.95 < median(ratios) < 1.05
+    assert sum(0.84 < ratio < 1.1 for ratio in ratios) == 14
 
 
 def test_quantising_reads_16_bits_and_writes_8_twice(device: DeviceSpec) -> None:
