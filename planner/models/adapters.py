@@ -206,6 +206,11 @@ def _steps(
     return [*added, *ups, *deltas], steps
 
 
+def is_later_step(op: Op) -> bool:
+    """Whether it is one of an adapter's steps other than the product down to the rank."""
+    return op.name.endswith(("_lora_dropout", "_lora_b", "_lora_add"))
+
+
 def _op(
     name: str,
     kind: str,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_specs.catalog import load_cluster
+from cluster_specs.catalog import cluster_for, load_cluster
 from cluster_specs.software import load_software
 from planner.evaluation import Evaluator
 from planner.evaluation.issuing import captured
@@ -80,3 +80,18 @@ def test_a_graph_is_issued_as_one_operator() -> None:
     eager, replayed = host_seconds(16), host_seconds(16, parts=("moe_router", "moe_preprocess"))
     assert eager[0] - replayed[0] == pytest.approx(spared * software.host_operator)
     assert replayed[1] < eager[1]
+
+
+def test_adapters_are_issued_as_one_operator_and_frozen_weights_have_no_gradient() -> None:
+    """Norms and products of a layer are frozen; the two adapters of queries and values have four steps each."""
+    adapter = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1}
+    job = Job.model_validate({"global_batch": 1, "seq_len": 256, "stack": "hf-fsdp", "adapter": adapter})
+    evaluator = Evaluator(load_model("llama-2-7b"), cluster_for("A100-SXM4-80GB", 1)[0], job)
+    whole = job.model_copy(update={"adapter": None})
+    plain = Evaluator(load_model("llama-2-7b"), cluster_for("A100-SXM4-80GB", 1)[0], whole)
+    costs = [e.block(Parallelism(), e.main_layer, "none", {}) for e in (evaluator, plain)]
+    each = load_software("hf-fsdp").host_operator
+    layer = plain.graph.block[plain.main_layer]
+    weighty = [op for op in layer.ops if op.weights and op.kind != "view"]
+    assert costs[0].host_forward - costs[1].host_forward == pytest.approx(2 * each)
+    assert costs[0].host_backward - costs[1].host_backward == pytest.approx((2 * 2 - len(weighty)) * each)
