@@ -126,7 +126,7 @@ def _job(keys: Keys) -> dict[str, Any]:
     if keys.flag("grad-reduce-in-bf16"):
         job["reduce_dtype"] = "bf16"
     keys.flag("use-flash-attn")
-    dispatcher = keys.get("moe-token-dispatcher-type")
+    dispatcher = keys.get("moe-token-dispatcher-type") or _usual_dispatcher(keys)
     if dispatcher == "flex":
         job["token_exchange"] = keys.word("moe-flex-dispatcher-backend", DISPATCHERS, "deepep")
     if dispatcher == "allgather":
@@ -137,6 +137,11 @@ def _job(keys: Keys) -> dict[str, Any]:
         job["overlap_experts"] = True
     scope = keys.get("cuda-graph-scope") or keys.get("cuda-graph-modules") or ""
     return job | read_graphs(f"{keys.get('cuda-graph-impl') or 'none'}/{scope}")._asdict()
+
+
+def _usual_dispatcher(keys: Keys) -> str | None:
+    """How experts get tokens where nothing says: gathered on every rank, since there was a choice (March 2024)."""
+    return "allgather" if keys.get("num-experts") is not None else None
 
 
 def _inexact(keys: Keys, overlaps: bool) -> list[str]:

@@ -125,6 +125,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "--moe-token-dispatcher-type allgather",
         {"token_exchange": "all_gather"},
     ),
+    "megatron experts unsaid": ("a.sh", "--num-experts 8", {"token_exchange": "all_gather"}),
     "megatron flex": ("a.sh", "--moe-token-dispatcher-type flex", {"token_exchange": "deepep"}),
     "megatron attention": ("a.sh", "--attention-backend unfused", {"attention": "plain"}),
     "megatron graphs": (
