@@ -263,7 +263,15 @@ STACK_HABITS: Mapping[str, Habits] = {
         vocabulary_multiple=128,
     ),
     **dict.fromkeys(
-        ("nemo", "nemo-25.11", "nemo-automodel", "nemo-plain", "nemo-unfused"),
+        (
+            "megatron-bridge",
+            "megatron-bridge-plain",
+            "nemo",
+            "nemo-25.11",
+            "nemo-automodel",
+            "nemo-plain",
+            "nemo-unfused",
+        ),
         Habits(zero_stage=1, grad_dtype="bf16", vocabulary_multiple=128),
     ),
     **dict.fromkeys(
