@@ -34,6 +34,8 @@ class Efficiency(Record):
     """Share of ``matmul`` that fp8 products keep."""
     fp4: float = Field(default=1, gt=0, le=1)
     """Share of ``matmul`` that fp4 products keep."""
+    fp32: float = Field(default=1, gt=0, le=2)
+    """Share of ``matmul`` that fp32 products keep, which other units multiply: these may come nearer their peak."""
     sustained: float = Field(default=1, gt=0, le=1)
     """Share of the arithmetic rates that whole training steps keep: clocks under the power limit, real operands."""
 

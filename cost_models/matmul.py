@@ -45,8 +45,9 @@ def matmul_seconds(
 
 def sustained_rate(device: DeviceSpec, dtype: str) -> float:
     """Of large products [FLOP/s]; raises ``InputError`` where the device has no rate for ``dtype``."""
-    narrow = {"fp8": device.efficiency.fp8, "fp4": device.efficiency.fp4}
-    return peak(device, dtype) * device.efficiency.matmul * narrow.get(dtype, 1.0)
+    best = device.efficiency
+    of_their_own = {"fp8": best.fp8, "fp4": best.fp4, "fp32": best.fp32}
+    return peak(device, dtype) * best.matmul * of_their_own.get(dtype, 1.0)
 
 
 def cast_seconds(elements: float, device: DeviceSpec, dtype: str) -> ComputeTime:

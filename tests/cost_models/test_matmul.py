@@ -207,6 +207,30 @@ def test_fp8_products_keep_their_share_of_the_rate(device: DeviceSpec) -> None:
     assert products[0] == pytest.approx(products[1])
 
 
+PRINTED = {
+    "rtx4090": {"bf16": 165.2},
+    "a6000": {"bf16": 123.34},
+    "l40s": {"bf16": 269.15},
+    "l4": {"bf16": 70.89},
+    "h20-96g": {"bf16": 142.1},
+    "h100-pcie-80g": {"bf16": 495.93},
+    "t4": {"fp16": 41.93, "fp32": 4.35},
+    "v100-sxm2-32g": {"fp16": 94.84, "fp32": 14.06},
+}
+"""Best square product of 1024 to 10240 in PyTorch, the median of boards [TFLOP/s].
+Source: zzc0721/torch-performance-test-data@9d82827 ``database.md``."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, each in PRINTED.items() for dtype in each]
+)
+def test_large_products_reach_the_printed_rate(name: str, dtype: str) -> None:
+    side, board = 10240, load_device(name)
+    width = element_bytes(dtype)
+    found = matmul_seconds(side, side, side, board, dtype, bytes_per_element=width).seconds
+    assert 2 * side**3 / found == pytest.approx(1e12 * PRINTED[name][dtype], rel=0.02)
+
+
 VISITS = """
 import sys, jax, numpy
 from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
