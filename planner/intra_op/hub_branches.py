@@ -7,7 +7,7 @@ branches on a hub have been seen, how much they raised the bound says it better.
 first, and now and then all hubs left in it are decided, since it is the likeliest to hold a good choice.
 
 What hubs leave open is mostly memory: prices mix choices that fit only on average. So each branch is parted either on a
-hub or on how much memory one node takes (`planner.intra_op.mixing`), whichever has lately raised the bound more.
+hub or on how much memory one node takes (`planner.intra_op.mixing`), whichever has lately raised the bound faster.
 
 Source: Land and Doig, "An automatic method of solving discrete programming problems", Econometrica 28 (1960);
 Benichou et al., "Experiments in mixed-integer linear programming", Mathematical Programming 1 (1971), for pseudo-costs.
@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.intra_op.hubs import climb, dive, lead, rise, target
+from planner.intra_op.hubs import FAR, climb, dive, lead, rise
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
-from planner.intra_op.mixing import Mixture, cheaper_half, mixture, most_mixed, spread
+from planner.intra_op.mixing import Mixture, cheaper_half, mixture, spread
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -43,6 +43,12 @@ at; and what branches that gain less are taken to gain, so that they are tried a
 FORGETTING = 1.25
 """What the gain known of hubs, or of memory, is multiplied by with each branch parted on the other: what memory gains
 while hubs are undecided says little of later."""
+
+CLOCK = 1e-6
+"""The least that a parting is taken to last [s]."""
+
+NEAR = 1e-3
+"""Of the bound: how far above it steps of the prices aim at least."""
 
 UNDECIDED = 0.01
 """Of the gap: by how much the second best strategy of a hub may be dearer than the best."""
@@ -86,9 +92,11 @@ class HubTree:
         self.expected = {v: disagreement(relaxation.network, v) for v in self.hubs}
         """How much branches on a hub raise the bound, as far as known; in a unit of their own until they are tried."""
         self.gains: dict[int, list[float]] = {}
+        self.memory_gains: dict[int, list[float]] = {}
+        """By how much branches on a node's memory raised the bound, as a share of what it mixed then."""
         self.recent_gain = {"hub": np.inf, "memory": np.inf}
-        """By how much branches on either raise the bound, for each branch left: the mean of what was known before and
-        the last gain, growing while the other is tried."""
+        """By how much branches on either raise the bound, for each branch left and second that the parting took: the
+        mean of what was known before and the last gain, growing while the other is tried."""
         self.count = itertools.count()
         self.parted = 0
         """On hubs."""
@@ -121,16 +129,18 @@ class HubTree:
 
     def part(self, cutoff: float) -> bool:
         """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
-        popped = heapq.heappop(self.open)
+        start, popped = time.monotonic(), heapq.heappop(self.open)
         on_hub = self._hubs_first() and bool(self._undecided(popped))
         found = self._climbed(popped, cutoff, on_hub=on_hub)
         if found.slack < 0:
             return True
-        heavy = None if on_hub else self._mixed(found)
+        heavy = None if on_hub else self._heaviest(found)
         if heavy is not None:
-            self._part_on_memory(found, heavy, cutoff)
+            self._learn("memory", self._part_on_memory(found, heavy, cutoff), start)
         elif (hub := self._most_promising(found)) is not None:
-            self._part_on_hub(found, hub, cutoff)
+            self._learn("hub", self._part_on_hub(found, hub, cutoff), start)
+            if self.parted % DIVE_EVERY == 0 and self._in_time():
+                self._dive(found.branch)
         else:
             # All is decided; where that does not fit, prices may still rise.
             heapq.heappush(self.open, found.branch)
@@ -146,17 +156,21 @@ class HubTree:
         self._set(branch.kept, branch.state)
         if on_hub or not self.on_memory:
             weights = None
-            climb(relaxation, STEPS)
+            climb(relaxation, STEPS, self._aim)
         else:
-            weights = mixture(relaxation, MEMORY_STEPS, target)
+            weights = mixture(relaxation, MEMORY_STEPS, self._aim)
         rise(relaxation, STEPS if on_hub else MEMORY_STEPS)
         value, margins = relaxation.bound()
         bound = max(branch.bound, value - MARGIN * abs(value))
         branch = branch._replace(bound=bound, state=relaxation.snapshot())
         return _Open(branch, margins, cutoff - WHOLE - value + MARGIN * abs(value), weights)
 
-    def _part_on_hub(self, found: _Open, hub: int, cutoff: float) -> None:
-        """One branch per strategy."""
+    def _aim(self, value: float) -> float:
+        """What steps of the prices aim at: branches on hubs come no higher than what the best decision allows."""
+        return value + float(np.clip(self.best.value - value, NEAR * abs(value), FAR * abs(value)))
+
+    def _part_on_hub(self, found: _Open, hub: int, cutoff: float) -> float:
+        """One branch per strategy; by how much they raise the bound, for each."""
         branch = found.branch
         bounds = []
         for s in found.allowed(hub):
@@ -165,17 +179,16 @@ class HubTree:
             bounds.append(self._leave({**branch.kept, hub: (s,)}, branch.bound, cutoff))
         gain = min(bounds, default=cutoff) - branch.bound
         self.gains.setdefault(hub, []).append(gain)
-        self._learn("hub", gain / max(1, len(bounds)))
         self.parted += 1
-        if self.parted % DIVE_EVERY == 0 and self._in_time():
-            self._dive(branch)
+        return gain / max(1, len(bounds))
 
-    def _part_on_memory(self, found: _Open, v: int, cutoff: float) -> None:
-        """One branch where a node takes more memory than in the mixture, one where it takes less."""
+    def _part_on_memory(self, found: _Open, v: int, cutoff: float) -> float:
+        """One branch where a node takes more memory than in the mixture, one where it takes less; what they gain."""
         branch = found.branch
         assert found.weights is not None
         self._set(branch.kept, branch.state)
-        less = cheaper_half(self.relaxation.memory_costs(v), found.weights[v])
+        memory_costs, weights = self.relaxation.memory_costs(v), found.weights[v]
+        less, mixed = cheaper_half(memory_costs, weights), _mixed(memory_costs, weights)
         bounds = []
         for side in (less, ~less):
             kept = tuple(s for s in found.allowed(v) if side[s])
@@ -183,16 +196,18 @@ class HubTree:
                 continue
             self._set({**branch.kept, v: kept}, branch.state)
             if self._in_time():
-                climb(self.relaxation, HALF_STEPS)
+                climb(self.relaxation, HALF_STEPS, self._aim)
             bounds.append(self._leave({**branch.kept, v: kept}, branch.bound, cutoff))
         gain = min(bounds, default=cutoff) - branch.bound
-        self._learn("memory", gain / max(1, len(bounds)))
+        self.memory_gains.setdefault(v, []).append(gain / mixed)
+        return gain / max(1, len(bounds))
 
-    def _learn(self, kind: str, gain: float) -> None:
-        """Note what branches of a kind gained; the other kind is the likelier to be tried again."""
+    def _learn(self, kind: str, gain: float, start: float) -> None:
+        """Note what a parting since ``start`` gained; the other kind is the likelier to be tried again."""
         other = "hub" if kind == "memory" else "memory"
-        known, gain = self.recent_gain[kind], max(gain, LEAST_GAIN * abs(self.bound))
-        self.recent_gain[kind] = gain if known == np.inf else (known + gain) / 2
+        rate = max(gain, LEAST_GAIN * abs(self.bound)) / max(time.monotonic() - start, CLOCK)
+        known = self.recent_gain[kind]
+        self.recent_gain[kind] = rate if known == np.inf else (known + rate) / 2
         self.recent_gain[other] *= FORGETTING
 
     def _leave(self, kept: Kept, least: float, cutoff: float) -> float:
@@ -210,13 +225,15 @@ class HubTree:
         self.relaxation.hold(kept)
         self.relaxation.restore(state)
 
-    def _mixed(self, found: _Open) -> int | None:
-        """The node that prices of memory leave most undecided, if there is one."""
+    def _heaviest(self, found: _Open) -> int | None:
+        """The node on whose memory branches promise most, of those that prices leave undecided."""
         if found.weights is None or not self.relaxation.network.rows.size:
             return None
-        v = most_mixed(self.relaxation, found.weights)
-        variance, _, _ = spread(self.relaxation.memory_costs(v), found.weights[v])
-        return v if variance else None
+        mixed = {v: _mixed(self.relaxation.memory_costs(v), w) for v, w in sorted(found.weights.items())}
+        known = {v: float(np.mean(gains)) for v, gains in self.memory_gains.items()}
+        others = max(float(np.mean(list(known.values()))) if known else 1.0, LEAST_GAIN)
+        v = max(mixed, key=lambda v: mixed[v] * known.get(v, others))
+        return v if mixed[v] else None
 
     def _undecided(self, branch: _Branch) -> list[int]:
         """Hubs that may still take one of several strategies."""
@@ -243,6 +260,11 @@ class HubTree:
         left = [v for v in self.hubs if v not in decided]
         found = dive(self.relaxation, decided, left, self.best.value)
         self.best = min(self.best, found, key=lambda decided: decided.value)
+
+
+def _mixed(memory_costs: Array, weights: Array) -> float:
+    """Standard deviation of what a node pays for memory in a mixture."""
+    return float(np.sqrt(spread(memory_costs, weights)[0]))
 
 
 def disagreement(network: Network, v: int) -> float:

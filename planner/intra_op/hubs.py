@@ -9,7 +9,7 @@ Source: Koller and Friedman, Probabilistic Graphical Models (2009), section 9.5,
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -83,19 +83,19 @@ def _alone(choice: Mapping[int, int]) -> dict[int, tuple[int]]:
     return {v: (s,) for v, s in choice.items()}
 
 
-def climb(relaxation: Relaxation, steps: int) -> None:
-    """Raise the bound by so many changes of the prices of memory, each with a sweep."""
-    for _ in range(steps):
-        relaxation.sweep()
-        value = relaxation.value()
-        relaxation.reprice(value, target(value))
-    relaxation.sweep()
-    relaxation.return_to_best()
-
-
 def target(value: float) -> float:
     """What steps of the prices aim at, from a bound."""
     return value + FAR * abs(value)
+
+
+def climb(relaxation: Relaxation, steps: int, aim: Callable[[float], float] = target) -> None:
+    """Raise the bound by so many changes of the prices of memory towards what ``aim`` says, each with a sweep."""
+    for _ in range(steps):
+        relaxation.sweep()
+        value = relaxation.value()
+        relaxation.reprice(value, aim(value))
+    relaxation.sweep()
+    relaxation.return_to_best()
 
 
 def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: float = np.inf) -> None:
