@@ -29,6 +29,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * **Scatters along rows without a ring.** *Chunks*: padded to chunks of one size, of which those of all ranks and four
   more fill what a kernel has of memory on its chip (`planner.sharding.chunks`): 1 to 9 % more. Rows that are not a
   rank's own go back to its neighbours, as `p2p`.
+* **Scatters along columns without a ring.** Summed whole, twice the bytes, where a rank's part is in 16 bits and an odd
+  number of 128 columns (`8b-4/v5p:2x4x4/cp2-fsdp8x2`: 840 MiB more).
 * **What attention and MLP read together (`phi-2`).** Gathered once, as is the gradient of the sum that both are added
   to. Gradients by products without rings are summed together, but one by one once a ring has made a sum that they are
   added to.
@@ -53,7 +55,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   gathers what they read once more, and keys and values too.
 * **Fewer heads of keys and values than tensor ranks, but more than one, beside data ranks.** XLA exchanges gradients of
   what their projections read between data ranks, unless told that it is gathered. Programs that `export` writes tell
-  it: `3b-4/v5e:4x4/tp4-fsdp4-none` sends 1,310 MiB, without 1,455. What is gathered stays until the backward.
+  it: `3b-4/v5e:4x4/tp4-fsdp4-none` sends 1,310 MiB, without 1,455. What is gathered stays until the backward, where
+  no gradient of it has a ring.
 * **As many tensor ranks with the same heads of keys and values as data ranks share states, or a multiple.** Parts of
   their weights change places before tensor ranks gather them, and parts of gradients, which data ranks sum, after
   (`planner.evaluation.syncing`). Where all is recomputed the backward gathers them once more, which is not priced.
@@ -67,7 +70,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   (`planner.evaluation.lookup`); the table is gathered where all ranks would gather more than it. Of a table in columns
   and rows XLA splits first what takes the smallest largest array (`planner.sharding.lookups`). Shards are columns:
   with rows `8b-8/v5e:4x4/fsdp16-full` sends 14,813 MiB and `8b-8/v5e:8x8/fsdp64-full` 21,248, but
-  `1b-8/v5e:4x4/fsdp4x4-none`, with copies, 4,187.
+  `1b-8/v5e:4x4/fsdp4x4-none`, with copies, 4,187. As many context ranks as copies are taken for these.
 * **Head.** Its gradients are summed in fp32. Of a table that is embedding and head those of each are summed by
   themselves.
 
@@ -77,9 +80,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
 * `70b-2/v5p:2x4x4/tp16-fsdp2`: where a data rank has fewer tokens than a layer is wide, keys and values are summed in
-  place of the gather of their weights; gradients of what the queries' product reads have no ring.
-* `8b-4/v5p:2x4x4/cp2-fsdp8x2`: sequences are split, and there are copies of shards: gradients along columns are summed
-  whole, and columns of tokens exchanged.
+  place of the gather of their weights (0.2 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.

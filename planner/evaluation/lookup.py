@@ -12,7 +12,9 @@ the largest array that it takes (`planner.sharding.lookups`):
 
 If there are copies of the shards, all data ranks gather all gradients, and what was found if that is whole; without
 tensor ranks and of more tokens than the table has rows, they sum the table's whole gradient instead. If context ranks
-split the tokens, both are gathered, or the table, which is gathered if it is smaller.
+split the tokens, both are gathered, or the table, which is gathered if it is smaller. As many context ranks as copies
+are taken for these: each looks up a part of the tokens, gathers the rest, and exchanges them with the ranks of its
+shards; ranks whose parts then are not their own swap them.
 
 Where the table lies whole and only its gradient is sharded, ranks look up what they need, and exchange no more than the
 way back: gradients of what was found. So they do where a second look-up reads the table that a head shares (T5), which
@@ -86,7 +88,8 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
         return _exchanging(unit, () if there_already else there, back)
     columns_first = plan.tensor > 1 and first_split(lookup) == "columns"
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
-    there, back = _by_column(size.found, shards, everyone, columns_first and not whole, split)
+    alike = split and plan.context == shards.outer.size and plan.tensor == 1 and not whole
+    there, back = _by_column(size.found, shards, everyone, columns_first and not whole, split, alike)
     if adds_up:
         back = (_of_data("all_reduce", size.table, everyone),)
     if plan.tensor > 1:
@@ -198,14 +201,38 @@ def _by_row(
 
 
 def _by_column(
-    found_bytes: float, shards: Shards, everyone: CommGroup, summed: bool, split: bool
+    found_bytes: float, shards: Shards, everyone: CommGroup, summed: bool, split: bool, alike: bool
 ) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
-    """Forward and backward: ``summed`` says that tensor ranks sum what they found whole, ``split`` that tokens are."""
+    """Forward and backward: ``summed`` says that tensor ranks sum what they found whole, ``split`` that tokens are.
+
+    By ranks that are ``alike`` to copies, these are split as if by those.
+    """
+    if alike:
+        return _by_copies(found_bytes, shards)
     exchange = _of_data("all_to_all", found_bytes / shards.inner.size, shards.inner)
     copied = _of_data("all_gather", found_bytes * shards.outer.size, everyone)
     copies = shards.outer.size > 1
     there = copied if split or (copies and summed) else exchange
     return (there,), (copied if split or copies else exchange,)
+
+
+def _by_copies(found_bytes: float, shards: Shards) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    """Forward and backward where context ranks, as many as copies of the shards, are taken for these."""
+    own = found_bytes / shards.inner.size  # by each rank, of all columns
+    all_copies = shards.outer.size * own
+    gathered = _of_data("all_gather", all_copies, shards.outer)
+    there = (
+        gathered,
+        _of_data("all_to_all", own, shards.outer),
+        _of_data("all_to_all", own, shards.inner),
+        _of_data("send", own, shards.inner),
+    )
+    back = (
+        gathered,
+        _of_data("all_to_all", all_copies, shards.inner),
+        _of_data("send", all_copies, shards.inner),
+    )
+    return there, back
 
 
 def _of_rows(

@@ -7,12 +7,17 @@ from planner.sharding.chunks import TILE_COLUMNS
 from planner.sharding.partitioning import Padded, SlicePartitioner
 
 
-def padded_gradients(partitioner: SlicePartitioner, group: WeightGroup, ranks: int, nearest: bool) -> Padded:
-    """Of all weights of ``group``, whose states ``ranks`` share without rings; ``nearest`` neighbours or not."""
+def padded_gradients(
+    partitioner: SlicePartitioner, group: WeightGroup, ranks: int, nearest: bool, width: float
+) -> Padded:
+    """Of all weights of ``group``, whose states ``ranks`` share without rings; ``nearest`` neighbours or not.
+
+    ``width`` is that of an element of a gradient [bytes].
+    """
     elements = [math.prod(_sizes(shape)) for shape in group.shapes]
     if not sum(elements):
         return Padded()
-    each = (_padded(partitioner, shape, ranks, nearest) for shape in group.shapes)
+    each = (_padded(partitioner, shape, ranks, nearest, width) for shape in group.shapes)
     shares = (tuple(n * share for share in padded) for n, padded in zip(elements, each, strict=True))
     return Padded(*(sum(total) / sum(elements) for total in zip(*shares, strict=True)))
 
@@ -39,7 +44,7 @@ def _part(shape: Shape, ranks: int) -> tuple[float, ...]:
     return tuple(size / (ranks if i == split else 1) for i, (size, _) in enumerate(shape))
 
 
-def _padded(partitioner: SlicePartitioner, shape: Shape, ranks: int, nearest: bool) -> Padded:
+def _padded(partitioner: SlicePartitioner, shape: Shape, ranks: int, nearest: bool, width: float) -> Padded:
     """Of one weight: it lies in rows along the last dim but one, or the last where no part of it fills whole lanes.
 
     So does one whose other dim alone fills whole lanes, as `planner.evaluation.lookup` has it of tables.
@@ -50,9 +55,9 @@ def _padded(partitioner: SlicePartitioner, shape: Shape, ranks: int, nearest: bo
     if last > 0 and split == last and not whole:
         return partitioner.scattered(part, shape[-2][0], ranks, nearest)
     if last > 0 and split == last:
-        return partitioner.in_columns(math.prod(_sizes(shape)[:-1]), part, ranks)
+        return partitioner.in_columns(math.prod(_sizes(shape)[:-1]), part, ranks, width)
     if last == 1 and whole and shape[last][0] % TILE_COLUMNS:
-        return partitioner.in_columns(shape[last][0], part, ranks)
+        return partitioner.in_columns(shape[last][0], part, ranks, width)
     if last > 0 and split == last - 1:
         return partitioner.scattered(part, shape[-1][0], ranks, nearest)
     return Padded()

@@ -203,9 +203,9 @@ def _partitioned(
         summed = _collective("all_reduce", small * weights, group, "gather")
         gather = gather.times(1 - small)
         gather = gather._replace(gather=gather.gather + summed.gather, summed_bytes=summed.gather_bytes)
-        padded = (
-            Padded() if whole else padded_gradients(partitioner, weights_of, group.size, products.nearest)
-        )
+        padded = Padded()
+        if not whole:
+            padded = padded_gradients(partitioner, weights_of, group.size, products.nearest, wire.gradients)
         summed = _collective(name, padded.scattered * gradients, group, "reduce", products.sums_alone)
         together = _collective("all_reduce", padded.whole * gradients, group, "reduce", products.sums_alone)
         returned = padded.returned * gradients / group.size

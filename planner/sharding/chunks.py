@@ -6,7 +6,8 @@ number of tiles; over four ranks that are a square each of its halves is. Parts 
 have, and what is then beyond a rank's own rows is sent back to its neighbour.
 
 Of what is scattered along its columns nothing is padded: chunks are an even share of the rows. Where none is small
-enough, and at least an eighth of that, XLA sums the array whole.
+enough, and at least an eighth of that, XLA sums the array whole, and in 16 bits wherever a part has an odd number of
+tiles across.
 
 Source: scatters compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.52), in
 ``tests/planner/sharding/test_chunks.py``.
@@ -15,7 +16,9 @@ Source: scatters compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu
 import math
 
 TILE_ROWS, TILE_COLUMNS = 8, 128
-TILE_BYTES = 4 * TILE_ROWS * TILE_COLUMNS
+WHOLE_WIDTH = 4
+"""Of an element that fills a place of a tile [bytes]."""
+TILE_BYTES = WHOLE_WIDTH * TILE_ROWS * TILE_COLUMNS
 FURTHER_CHUNKS = 4
 """That are there beside one for each rank."""
 LEAST_CHUNK = 8
@@ -38,9 +41,14 @@ def padded_rows(rows: float, columns: float, ranks: int, buffer: float, square: 
     return TILE_ROWS * count * unit * math.ceil(down / count / unit)
 
 
-def cuts_columns(rows: float, columns: float, ranks: int, buffer: float) -> bool:
-    """Whether ``ranks`` can scatter an array along its columns, of which each keeps so many, whole lanes of them."""
+def cuts_columns(rows: float, columns: float, ranks: int, buffer: float, width: float) -> bool:
+    """Whether ``ranks`` can scatter an array along its columns, of which each keeps so many, whole lanes of them.
+
+    ``width`` is that of an element [bytes].
+    """
     across, down = math.ceil(columns / TILE_COLUMNS), math.ceil(rows / TILE_ROWS)
+    if width < WHOLE_WIDTH and across % 2:
+        return False
     most = math.floor(buffer / TILE_BYTES / (ranks + FURTHER_CHUNKS))
     if across * down <= most:
         return True

@@ -32,6 +32,7 @@ from planner.sharding.chunks import cuts_columns, padded_rows
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.depths import copied_parts, copied_whole, depths, is_product
 from planner.sharding.mesh import BATCH_AXES, Mesh
+from planner.sharding.pinning import pins_gathered
 from planner.sharding.spec import Sizes
 from planner.sharding.widths import DTYPE_BYTES
 
@@ -77,9 +78,9 @@ class SlicePartitioner(NamedTuple):
         more = padded_rows(rows, columns, ranks, self.scatter_buffer, square) / rows - 1
         return Padded(1 + more, (ranks - 1) * more)
 
-    def in_columns(self, rows: float, columns: float, ranks: int) -> Padded:
-        """The same of an array along its columns, of which each of ``ranks`` keeps so many."""
-        cut = cuts_columns(rows, columns, ranks, self.scatter_buffer)
+    def in_columns(self, rows: float, columns: float, ranks: int, width: float) -> Padded:
+        """The same of an array along its columns, of which each of ``ranks`` keeps so many; ``width`` as in `rings`."""
+        cut = cuts_columns(rows, columns, ranks, self.scatter_buffer, width)
         return Padded() if cut else Padded(scattered=0.0, whole=1.0)
 
     def sums_whole(self, group: CommGroup) -> bool:
@@ -192,17 +193,15 @@ class Edges(NamedTuple):
         earlier = (op for op in block.ops[: min(makers, default=0)] if self._makes(block, op.outputs, tensor))
         later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
         made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
-        read = depths(self.graph, block, reader, backward=True, ranks=self.mesh.size("tensor"))
-        cost = self._once(block, name, reader, self._narrowed(cost, width, bool(made), bool(read)))
+        rings = self._back_rings(block, reader, width)
+        cost = self._once(block, name, reader, self._narrowed(cost, width, bool(made), bool(rings)))
         backward = cost.backward
-        if read and block.name == self.graph.last:
+        if rings and block.name == self.graph.last:
             gradient_width = self.head_bytes
             backward = tuple(self._widened(comm, gradient_width / width) for comm in backward)
         zeros = any(any(self._rings(depths(self.graph, block, op), width)) for op in earlier)
-        zeros_back = any(
-            any(self._rings(depths(self.graph, block, op, backward=True), width)) for op in later
-        )
-        rings = self._rings(read, gradient_width)
+        zeros_back = any(any(self._back_rings(block, op, width)) for op in later)
+        rings = self._back_rings(block, reader, gradient_width)
         others = self._rings_of_later(block, name, reader, gradient_width)
         return cost._replace(
             forward=(
@@ -230,9 +229,14 @@ class Edges(NamedTuple):
     def _rings_of_later(self, block: Block, name: str, reader: Op, width: float) -> tuple[bool, ...]:
         """Rings of products that read ``name`` after ``reader`` does, beside which their gradients of it are summed."""
         later = (op for op in block.ops[block.ops.index(reader) + 1 :] if name in op.inputs)
-        return tuple(
-            ring for op in later for ring in self._rings(depths(self.graph, block, op, backward=True), width)
-        )
+        return tuple(ring for op in later for ring in self._back_rings(block, op, width))
+
+    def _back_rings(self, block: Block, reader: Op, width: float) -> tuple[bool, ...]:
+        """Whether each gradient by ``reader`` has a ring: none where programs pin the sum of all as it is gathered."""
+        ranks = self.mesh.size("tensor")
+        rings = self._rings(depths(self.graph, block, reader, backward=True, ranks=ranks), width)
+        pinned = pins_gathered(self.graph, block, reader, self.mesh.size)
+        return tuple(ring and not pinned for ring in rings)
 
     def _narrowed(self, cost: EdgeCost, width: float, made: bool, read: bool) -> EdgeCost:
         """What products read is gathered in the type in which they do: inputs, and gradients of what they ``made``."""

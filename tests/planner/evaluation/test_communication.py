@@ -150,10 +150,8 @@ NOT_PRICED = {
     "xla-compiled/opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2",
     "xla-compiled/opt-1.3b/v6e:4x4/tp2-fsdp8-none",
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
-    "xla-compiled/8b-4/v5p:2x4x4/cp2-fsdp8x2-full",
     "xla-compiled/1b-4/v6e:2x4/cp4-fsdp2-none",
     "xla-compiled/7bv-2/v5e:4x4/tp4-fsdp4-full",
-    "xla-compiled/70b-2/v5p:2x4x4/tp16-fsdp2-none",
 }
 """docs/communication.md says why."""
 HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")

@@ -130,4 +130,47 @@ def test_columns_are_scattered_where_an_even_share_of_the_rows_fills_a_chunk(
     habits = load_software("jax-xla").partitioner
     assert habits is not None
     buffer = habits.scatter_buffer_of(f"tpu-{device}")
-    assert cuts_columns(float(rows), float(columns), int(ranks), buffer) == (found == "scattered")
+    assert cuts_columns(float(rows), float(columns), int(ranks), buffer, 4.0) == (found == "scattered")
+
+
+OF_16_BITS = """
+v5p 16 4096  896 whole
+v5p 16 2048  896 whole
+v5p 16 4096  256 scattered
+v5p 16 4096  512 scattered
+v5p 16 4096 1792 scattered
+v5p  8 4096 1792 scattered
+v5p  8 4096  640 whole
+v5e 16 4096  896 whole
+v5e 16 4096  384 whole
+v5e 16 4096  128 whole
+v5e 16 4096  768 scattered
+v5e 16  512  128 whole
+v5e 16  512  256 scattered
+v5e 16 1424  256 scattered
+v5e 16  256  384 whole
+v5e  8 4096 1792 scattered
+v5e  8 4096  896 whole
+v5e  8 4096  640 whole
+v5e  8 4096  128 whole
+v5e  8 4096 1280 scattered
+v5e  4 4096  896 whole
+v5e  2 4096  896 whole
+v6e  8 4096  384 whole
+v6e  8 4096  256 scattered
+"""
+"""The same in bf16, of copies of what the ranks share. The first in fp32 is scattered."""
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "rows", "columns", "found"),
+    [line.split() for line in OF_16_BITS.strip().splitlines()],
+)
+def test_columns_of_16_bits_are_scattered_in_pairs_of_tiles(
+    device: str, ranks: str, rows: str, columns: str, found: str
+) -> None:
+    habits = load_software("jax-xla").partitioner
+    assert habits is not None
+    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    assert cuts_columns(float(rows), float(columns), int(ranks), buffer, 2.0) == (found == "scattered")
+    assert cuts_columns(4096.0, 896.0, 16, buffer, 4.0)
