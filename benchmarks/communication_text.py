@@ -30,7 +30,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   more fill what a kernel has of memory on its chip (`planner.sharding.chunks`): 1 to 9 % more. Rows that are not a
   rank's own go back to its neighbours, as `p2p`.
 * **Scatters along columns without a ring.** Summed whole, twice the bytes, where a rank's part is in 16 bits and an odd
-  number of 128 columns (`8b-4/v5p:2x4x4/cp2-fsdp8x2`: 840 MiB more).
+  number of 128 columns (`8b-4/v5p:2x4x4/cp2-fsdp8x2`: 840 MiB more); so are looked-up tokens of one sequence.
 * **What attention and MLP read together (`phi-2`).** Gathered once, as is the gradient of the sum that both are added
   to. Gradients by products without rings are summed together, but one by one once a ring has made a sum that they are
   added to.
@@ -79,8 +79,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
   their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
-* `70b-2/v5p:2x4x4/tp16-fsdp2`: where a data rank has fewer tokens than a layer is wide, keys and values are summed in
-  place of the gather of their weights (0.2 % of all).
+* `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than a layer is wide, keys and values are
+  summed in place of the gather of their weights (0.3 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.

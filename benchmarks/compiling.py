@@ -227,6 +227,10 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "3b-2/v5e:4x8/tp16-fsdp2-selective": {"tp": 16, "dp": 2, "seq": 4096, "recompute": "selective"},
     "8b-2/v5e:8x8/tp16-fsdp4-none": {"tp": 16, "dp": 4, "seq": 4096},
     "70b-2/v5p:2x4x4/tp16-fsdp2-none": {"tp": 16, "dp": 2, "seq": 4096},
+    "8b-2/v5e:4x4/cp2-fsdp4x2-none": {"cp": 2, "dp": 8, "dp_shard": 4, "seq": 4096},
+    "8b-2/v5e:8x8/cp4-fsdp4x4-full": {"cp": 4, "dp": 16, "dp_shard": 4, "seq": 8192, "recompute": "full"},
+    "70b-2/v5e:4x8/tp16-fsdp2-selective": {"tp": 16, "dp": 2, "seq": 4096, "recompute": "selective"},
+    "70b-2/v5p:2x4x4/tp16-fsdp2-full": {"tp": 16, "dp": 2, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -255,11 +255,13 @@ def _of_rows(
 def _by_tokens(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:
     """``block`` whose tensor ranks scatter what they found once it was exchanged, which lays it out by tokens.
 
-    So it needs no chunks of rows (`planner.sharding.chunks`).
+    So it needs no chunks of rows, but tokens that are whole tiles (`planner.sharding.chunks`).
     """
     sent, split = dict(block.sent_bytes), pricer.mesh.size("context") > 1
     if pricer.partitioned is None or split or "reduce_scatter" not in sent:
         return block
+    if pricer.partitioned.padded(found, by_tokens=True).whole:
+        return _whole(block, pricer, found, of_some=False)
     sent.pop("send", None)
     sent["reduce_scatter"] /= pricer.partitioned.padded(found).scattered
     return block._replace(sent_bytes=sent)

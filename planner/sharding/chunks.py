@@ -42,12 +42,12 @@ def padded_rows(rows: float, columns: float, ranks: int, buffer: float, square: 
 
 
 def cuts_columns(rows: float, columns: float, ranks: int, buffer: float, width: float) -> bool:
-    """Whether ``ranks`` can scatter an array along its columns, of which each keeps so many, whole lanes of them.
+    """Whether ``ranks`` can scatter an array along its columns, of which each keeps so many, in whole tiles.
 
     ``width`` is that of an element [bytes].
     """
     across, down = math.ceil(columns / TILE_COLUMNS), math.ceil(rows / TILE_ROWS)
-    if width < WHOLE_WIDTH and across % 2:
+    if columns % TILE_COLUMNS or (width < WHOLE_WIDTH and across % 2):
         return False
     most = math.floor(buffer / TILE_BYTES / (ranks + FURTHER_CHUNKS))
     if across * down <= most:

@@ -333,14 +333,20 @@ class Edges(NamedTuple):
             made for comm in comms for made in self._each_scattered(comm, rings, zeros, plain, padded)
         )
 
-    def padded(self, tensor: Tensor) -> Padded:
-        """Of a sum over tensor ranks of which each keeps some tokens of one sequence: its rows, if one dim follows."""
+    def padded(self, tensor: Tensor, by_tokens: bool = False) -> Padded:
+        """Of a sum over tensor ranks of which each keeps some tokens of one sequence, its rows if one dim follows.
+
+        ``by_tokens``: that are its columns, as it was exchanged.
+        """
         ranks = self.mesh.size("tensor")
         tokens = tensor.dims[-2] if len(tensor.dims) > 1 else ""
         if ranks == 1 or self.sequences > 1 or tokens not in TOKEN_DIMS:
             return Padded()
-        rows = self.graph.dims[tokens] / self.mesh.size("context") / ranks
-        return self.partitioner.scattered(rows, self.graph.dims[tensor.dims[-1]], ranks, nearest=True)
+        kept = self.graph.dims[tokens] / self.mesh.size("context") / ranks
+        others = self.graph.dims[tensor.dims[-1]]
+        if by_tokens:
+            return self.partitioner.in_columns(others, kept, ranks, self.element_bytes(tensor))
+        return self.partitioner.scattered(kept, others, ranks, nearest=True)
 
     def _each_scattered(
         self, comm: Comm, rings: Sequence[bool], zeros: bool, plain: int, padded: Padded

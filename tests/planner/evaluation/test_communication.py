@@ -152,6 +152,7 @@ NOT_PRICED = {
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/1b-4/v6e:2x4/cp4-fsdp2-none",
     "xla-compiled/7bv-2/v5e:4x4/tp4-fsdp4-full",
+    "xla-compiled/70b-2/v5p:2x4x4/tp16-fsdp2-full",
 }
 """docs/communication.md says why."""
 HELD_OUT = sent_in("xla_held_out.jsonl") | sent_in("xla_models.jsonl")
