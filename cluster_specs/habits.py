@@ -92,6 +92,7 @@ class OnGPU(Record):
     overlap_slowdown: float = Field(ge=0)
     straggler: float = Field(ge=0)
     grouped_tile: int = Field(ge=0)
+    heads_sum_last: bool
 
 
 class Partitioner(Record):

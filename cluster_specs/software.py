@@ -250,9 +250,9 @@ class SoftwareSpec(Record):
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
     heads_sum_last: bool | None = None
-    """A compiler makes the whole sum of the head's gradient, of which shards are kept, after the layers' backward.
+    """A compiler may make the head's whole gradient, of which shards are kept, after the layers' backward.
 
-    None: there is no such sum.
+    None: there is none.
     """
     shards_weights_from: Literal[2, 3]
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""

@@ -46,7 +46,9 @@ class LayerBack(NamedTuple):
     left: float = 0.0
     """Later."""
     summed: float = 0.0
-    """Elements whose gradients wait whole for their sum."""
+    """Elements whose gradients wait whole for their sum, where sums wait for the end of the layer."""
+    one: float = 0.0
+    """The same where each is summed once it is made."""
 
 
 def compiled_block(
@@ -109,6 +111,7 @@ def layer_back(
         gathered=gathered,
         left=min(gathered, max(0.0, everything - layer.last_weight)),
         summed=everything if sync.whole_bytes else largest * (not rings),
+        one=largest * (not rings),
     )
 
 

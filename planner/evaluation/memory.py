@@ -9,6 +9,7 @@ fragmentation add comes on top.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -296,8 +297,18 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     temporaries = 0.0 if elsewhere else made
     stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": shard * temporaries}
     stepping |= {"copied_weights": copied_weights(rank)} if software.keeps_copy else {}
-    during = (moment for turn in backwards(rank) for moment in _around_backward(turn, stored))
+    during = (moment for turn in backwards(rank) for moment in _least_around_backward(turn, stored))
     return (*during, Moment("optimizer", stepping))
+
+
+def _least_around_backward(rank: Rank, stored: float) -> Sequence[Moment]:
+    """Those of a forward and its backward, in the order that holds least where a compiler has several to choose from.
+
+    Source: openxla/xla ``xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc`` (``DefaultMemoryScheduler``).
+    """
+    turns = (replace(rank, head_gradient=when) if when != "early" else rank for when in rank.head_gradients)
+    orders = (tuple(_around_backward(turn, stored)) for turn in turns)
+    return min(orders, key=lambda order: max(sum(moment.passing.values()) for moment in order))
 
 
 def _around_backward(rank: Rank, stored: float) -> Iterator[Moment]:

@@ -41,10 +41,10 @@ def _of_one_stage(rank: Rank) -> Iterator[Moment]:
         yield Moment("loss", _under_autocast(rank, loss))
     yield Moment("loss", loss)
     by_compiler = rank.software.gradient_life == "backward"
-    if by_compiler and not rank.sums_head_last:
+    if by_compiler and rank.head_gradient != "late":
         yield Moment("head", _at_head(rank))
     yield from (Moment("backward", at) for at in BACKWARD[rank.software.gradient_life](rank))
-    if by_compiler and rank.sums_head_last:
+    if rank.head_gradient != "early":
         yield Moment("backward", _head_after_layers(rank))
 
 
@@ -62,7 +62,8 @@ def _at_loss(rank: Rank) -> dict[str, float]:
         gathered += rank.layer if rank.software.loss_in_root else 0.0
     loss = sum(stage.loss_bytes for stage in rank.stages)
     by_compiler = rank.software.gradient_life == "backward"
-    if rank.postpones_gradients or (by_compiler and not rank.frees_gradients):
+    fused = rank.head_gradient != "early" and not any(stage.hands_back_in_ring for stage in rank.stages)
+    if rank.postpones_gradients or fused or (by_compiler and not rank.frees_gradients):
         loss -= loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
     return {"gathered_weights": gathered, "logits_and_loss": loss, "gradient_buffers": rank.early_parts}
 
@@ -85,10 +86,13 @@ def _at_head(rank: Rank) -> dict[str, float]:
     """The head's gradient, in the type of its accumulation, beside the gradient of the logits in fp32.
 
     A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks. Without one the
-    gradient is there whole, and this rank's part of the sum beside it.
+    gradient is there whole, and this rank's part of the sum beside it; but one that waits for its sum is made when the
+    head's weights are gone, beside what the head read and the gradient of that.
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
     gradient = rank.head * gradient_bytes(rank.job)
+    if rank.head_gradient == "waiting":
+        return passing(rank.activations, 0.0, gradient, 2 * rank.boundary) | {"logits_and_loss": rank.logits}
     if rank.postpones_gradients and any(stage.hands_back_in_ring for stage in rank.stages):
         return _beside_unrolled_ring(rank, gathered, gradient)
     if rank.ring_parts:
@@ -111,28 +115,40 @@ def _beside_unrolled_ring(rank: Rank, gathered: float, gradient: float) -> dict[
 
 
 def _late_logits(rank: Rank) -> float:
-    """The logits' gradient in 16 bits, of fp32, that waits for the end of the layers' backward [bytes].
+    """What of the logits waits for the end of the layers' backward [bytes].
 
-    There a ring follows whose memory is not set aside before, but beside tensor ranks.
+    Their gradient in 16 bits, of fp32, where a ring follows whose memory is not set aside before, but beside tensor
+    ranks. A head's gradient that is made last has them fused into its product, unless a loop has left their gradient as
+    an array when it handed back that of what the head read.
     """
+    if rank.head_gradient == "late":
+        return rank.logits / 2 if rank.hands_back_array else rank.logits
     follows = rank.loops_ring and not rank.sets_aside and rank.plan.tensor == 1
-    return rank.logits / 2 if rank.sums_head_last or follows else 0.0
+    return rank.logits / 2 if follows else 0.0
 
 
 def _head_after_layers(rank: Rank) -> dict[str, float]:
-    """XLA: the head's whole gradient, once the layers have theirs, of which no activation is left."""
+    """XLA: the head's whole gradient, once the layers have theirs, of which no activation is left.
+
+    Those of a lone micro-batch are gone, too: with them layers are stepped.
+    """
     gradient = rank.head * gradient_bytes(rank.job)
-    return passing(0.0, 0.0, gradient, rank.boundary) | {"logits_and_loss": _late_logits(rank)}
+    if rank.head_gradient == "waiting":
+        gradient += rank.head * rank.reduced
+    there = passing(0.0, 0.0, gradient, rank.boundary) | {"logits_and_loss": _late_logits(rank)}
+    stepped = {} if rank.loops_over_microbatches else {"gradients": 0.0, "cast_weights": 0.0}
+    return there | stepped
 
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: a layer with its gathered weights, as its backward begins and later (`planner.evaluation.compiled`)."""
     late = {"logits_and_loss": rank.logits if rank.postpones_gradients else _late_logits(rank)}
     norm, sums = LATE_NORM * rank.boundary, rank.further_part
-    first, workspace, gathered, left, summed = most(stage.back for stage in rank.stages)
+    sums += rank.head * gradient_bytes(rank.job) if rank.head_gradient == "waiting" else 0.0
+    first, workspace, gathered, left, summed, one = most(stage.back for stage in rank.stages)
     gathered, left = (rank.shards_weights * rank.weight * elements for elements in (gathered, left))
     yield passing(rank.activations, gathered, sums, first + norm) | late
-    sums += summed * rank.reduced if rank.frees_gradients else 0.0
+    sums += (summed if rank.sets_aside else one) * rank.reduced if rank.frees_gradients else 0.0
     yield passing(rank.activations, left, sums, rank.workspace + workspace + norm) | late
 
 

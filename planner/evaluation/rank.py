@@ -6,7 +6,7 @@ Elements are those of trained weights, which have gradients; bytes that are gath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.blocks import Midway
@@ -45,6 +45,10 @@ def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
     return plan.virtual_stages if plan.pipeline > 1 and left else 1
 
 
+HeadGradient = Literal["early", "waiting", "late"]
+"""Made and summed before the layers' backward, made before and summed after, or both after."""
+
+
 class Moment(NamedTuple):
     """What is there at one moment, by component [bytes]."""
 
@@ -68,6 +72,8 @@ class Rank:
     """Its name."""
     begins: bool = False
     """The backward is that of the first micro-batch: there are no sums of gradients yet."""
+    head_gradient: HeadGradient = "early"
+    """When it is made and summed, beside the layers' backward."""
 
     @cached_property
     def weight(self) -> float:
@@ -229,14 +235,25 @@ class Rank:
             return False
         return plan.shard_degree == partitioner.unrolled_ranks
 
-    @cached_property
-    def sums_head_last(self) -> bool:
-        """Whether the whole sum of the head's gradient, of which shards are kept, follows the layers' backward.
+    @property
+    def head_gradients(self) -> tuple[HeadGradient, ...]:
+        """When a compiler may make the head's gradient; it takes the time at which least is alive.
 
-        The gradient of its logits stays until then.
+        Late ones are whole and leave only shards. Where the end of the step has memory from before the loss, those that
+        no tensor ranks split are early, but a sum over all of a slice waits.
         """
-        whole = any(stage.head_summed_whole for stage in self.stages)
-        return whole and self.frees_gradients and bool(self.software.heads_sum_last)
+        if not (self.software.heads_sum_last and self.head and self.frees_gradients) or self.ring_parts:
+            return ("early",)
+        if self.sets_aside and self.plan.tensor == 1:
+            return ("waiting",) if any(stage.head_summed_whole for stage in self.stages) else ("early",)
+        return ("early", "late")
+
+    @cached_property
+    def hands_back_array(self) -> bool:
+        """Whether the gradient of what the head reads is summed in a loop, which reads the logits' as an array."""
+        partitioner = self.software.partitioner
+        ring = any(stage.hands_back_in_ring for stage in self.stages)
+        return partitioner is not None and ring and self.plan.tensor > partitioner.unrolled_ranks
 
     @cached_property
     def elements(self) -> float:

@@ -36,10 +36,7 @@ def test_buffers_that_the_compiler_assigned(run: str, tolerance: float) -> None:
     assert predicted(run, COMPILED).tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
 
 
-TOO_MUCH = {
-    "xla-compiled/8b-8/v5e:8x8/fsdp64-full": 1.19,
-    "xla-compiled/7b-8/v5e:4x4/fsdp16-full-plain": 1.26,
-}
+TOO_MUCH = {"xla-compiled/7b-8/v5e:4x4/fsdp16-full-plain": 1.26}
 """Steps that hold less than is predicted since their tables lie in columns: by how much, at most.
 
 Gathered heads and layers are counted whole at a peak where they may be gone, or there in parts.
@@ -160,6 +157,48 @@ def test_two_short_rings_of_a_head_read_all_of_the_logits_gradient(run: str) -> 
     measured = rows[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
     found = predicted(f"xla-compiled/{run}", rows)
     assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=0.015)
+
+
+HEADS_GRADIENTS = {
+    "1b-4/v6e:2x4/cp4-fsdp2-none": 0.01,
+    "8b-4/v5p:2x4x4/cp2-fsdp8x2-full": 0.01,
+    "8b-4/v5p:4x4x4/cp4-fsdp16-full": 0.02,
+    "2b-4/v6e:4x4/tp4-fsdp4-full": 0.01,
+    "8b-2/v5p:4x4x4/fsdp64-none": 0.025,
+    "8b-2/v6e:4x8/tp16-fsdp2-full": 0.03,
+    "8b-4/v5e:8x8/tp4-fsdp8x2-selective": 0.01,
+    "8b-4/v5p:4x4x4/tp4-fsdp4x4-none": 0.015,
+}
+"""Gradients of heads that leave shards, without a ring: +26, +25, +22, +17, +16, +14, +11 and +6 % when all were early,
+or late beside logits in 16 bits."""
+
+
+@pytest.mark.parametrize(("run", "tolerance"), HEADS_GRADIENTS.items())
+def test_the_heads_gradient_comes_when_least_is_alive(run: str, tolerance: float) -> None:
+    """By XLA, whose order of a program is the best of several."""
+    measured = HELD_OUT[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
+    found = predicted(f"xla-compiled/{run}", HELD_OUT)
+    assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("run", "phase", "logits", "gradient"),
+    [
+        ("8b-4/v5p:2x4x4/cp2-fsdp8x2-full", "backward", 2004, 2004),
+        ("3b-4/v5p:2x2x4/tp8-fsdp2-full", "backward", 297 / 2, 148),
+        ("7b-2/v5e:4x4/fsdp4x4-full", "head", 500, 500 * 5 / 4),
+        ("8b-8/v5e:8x8/fsdp64-full", "head", 2004, 2004),
+    ],
+    ids=["late", "late beside an array", "early", "waiting"],
+)
+def test_logits_wait_for_a_late_gradient_of_the_head(
+    run: str, phase: str, logits: float, gradient: float
+) -> None:
+    """What XLA has of both at once, in MiB: those of 4096 tokens of 128256 words, or a tensor rank's in 16 bits."""
+    moments = predicted(f"xla-compiled/{run}", OWN_COMPILED | HELD_OUT).memory_over_step
+    there = [m.tensors for m in moments if m.phase == phase][-1]
+    assert there["logits_and_loss"] / 2**20 == pytest.approx(logits, rel=0.005)
+    assert there["gradient_buffers"] / 2**20 == pytest.approx(gradient, rel=0.005)
 
 
 LARGE_LAYERS = {
