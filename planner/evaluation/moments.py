@@ -63,7 +63,8 @@ def _at_loss(rank: Rank) -> dict[str, float]:
     loss = sum(stage.loss_bytes for stage in rank.stages)
     by_compiler = rank.software.gradient_life == "backward"
     fused = rank.head_gradient != "early" and not any(stage.hands_back_in_ring for stage in rank.stages)
-    if rank.postpones_gradients or fused or (by_compiler and not rank.frees_gradients):
+    fused |= bool(rank.ring_parts) and not rank.loops_ring
+    if fused or (by_compiler and not rank.frees_gradients):
         loss -= loss_copies(rank.plan.tensor > 1, rank.software) * rank.logits
     return {"gathered_weights": gathered, "logits_and_loss": loss, "gradient_buffers": rank.early_parts}
 
@@ -118,10 +119,10 @@ def _late_logits(rank: Rank) -> float:
     """What of the logits waits for the end of the layers' backward [bytes].
 
     Their gradient in 16 bits, of fp32, where a ring follows whose memory is not set aside before, but beside tensor
-    ranks. A head's gradient that is made last has them fused into its product, unless a loop has left their gradient as
-    an array when it handed back that of what the head read.
+    ranks. A head's gradient that is made last has them fused into its products, unless a loop has left their gradient
+    as an array when it handed back that of what the head read.
     """
-    if rank.head_gradient == "late":
+    if rank.head_gradient == "late" or rank.postpones_gradients:
         return rank.logits / 2 if rank.hands_back_array else rank.logits
     follows = rank.loops_ring and not rank.sets_aside and rank.plan.tensor == 1
     return rank.logits / 2 if follows else 0.0
@@ -142,7 +143,7 @@ def _head_after_layers(rank: Rank) -> dict[str, float]:
 
 def _by_compiler(rank: Rank) -> Iterator[dict[str, float]]:
     """XLA: a layer with its gathered weights, as its backward begins and later (`planner.evaluation.compiled`)."""
-    late = {"logits_and_loss": rank.logits if rank.postpones_gradients else _late_logits(rank)}
+    late = {"logits_and_loss": _late_logits(rank)}
     norm, sums = LATE_NORM * rank.boundary, rank.further_part
     sums += rank.head * gradient_bytes(rank.job) if rank.head_gradient == "waiting" else 0.0
     first, workspace, gathered, left, summed, one = most(stage.back for stage in rank.stages)

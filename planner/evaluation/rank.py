@@ -210,9 +210,9 @@ class Rank:
     def further_part(self) -> float:
         """A second part of that sum, until both are added up at the end of the step [bytes].
 
-        The first is among gradients. It is there during the layers' backward where the ring was before, or begun.
+        The first is among gradients. It is there during the layers' backward where the ring was before, or has begun.
         """
-        return self.head_part if self.early_parts or self.postpones_gradients else 0.0
+        return self.head_part if self.early_parts or (self.postpones_gradients and self.sets_aside) else 0.0
 
     @cached_property
     def tables_in_rows(self) -> float:
@@ -239,11 +239,15 @@ class Rank:
     def head_gradients(self) -> tuple[HeadGradient, ...]:
         """When a compiler may make the head's gradient; it takes the time at which least is alive.
 
-        Late ones are whole and leave only shards. Where the end of the step has memory from before the loss, those that
-        no tensor ranks split are early, but a sum over all of a slice waits.
+        Late ones are whole and leave only shards, or a ring's that is postponed. Where the end of the step has memory
+        from before the loss, such a ring has begun early, and so are whole ones that no tensor ranks split, but a sum
+        over all of a slice waits.
         """
-        if not (self.software.heads_sum_last and self.head and self.frees_gradients) or self.ring_parts:
+        postponed = self.postpones_gradients and not self.sets_aside
+        if not (self.software.heads_sum_last and self.head and self.frees_gradients):
             return ("early",)
+        if self.ring_parts:
+            return ("late",) if postponed else ("early",)
         if self.sets_aside and self.plan.tensor == 1:
             return ("waiting",) if any(stage.head_summed_whole for stage in self.stages) else ("early",)
         return ("early", "late")
