@@ -89,7 +89,7 @@ class LinkSpec(Record):
     efficiency: float = Field(gt=0, le=1)
     """Fraction of the bandwidth that large collectives reach."""
     contention: float = Field(default=0, ge=0, le=1)
-    """Exponent ``c`` of colliding routes: over ``n`` nodes all but neighbours keep ``(n / 2)^-c`` of the bandwidth."""
+    """Exponent ``c`` of colliding routes: over ``n`` nodes trees and halving keep ``(n / 2)^-c`` of the bandwidth."""
     ring_step: Seconds = Field(default=0, ge=0)
     """Time that each step of a ring takes more where the ring crosses this network, whatever its size [s]."""
     in_switch_reduction: bool = False

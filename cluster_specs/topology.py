@@ -44,7 +44,7 @@ class Level:
     """Share of ``bandwidth`` that such sums reach; None: the usual one."""
     dispatching: Dispatching = Dispatching()
     crossing: float = 1.0
-    """Share of ``bandwidth`` left to routes that cross others: all but those between neighbours of a ring."""
+    """Share of ``bandwidth`` left to routes that cross others: those of trees and of recursive halving."""
     ring_step: float = 0.0
     """Time that each step of a ring that crosses this level takes more [s]."""
 

@@ -177,7 +177,7 @@ def _around(group: CommGroup) -> _Ring:
 
 
 def _crossed(level: Level) -> float:
-    """Bandwidth of routes between others than neighbours [bytes/s]."""
+    """Bandwidth of routes between pairs that are no neighbours, one peer at a time [bytes/s]."""
     return level.bandwidth * level.crossing
 
 
@@ -214,5 +214,6 @@ def _phases(full_bytes: float, ranks: int, turns: list[list[Level]]) -> float:
 
 
 def _direct(full_bytes: float, group: CommGroup, share: Callable[[int, Level], float]) -> Steps:
-    seconds = [share(inside, level) * full_bytes / _crossed(level) for inside, level in _inside(group)]
+    # Messages to every peer take every route, so that none is left idle beside one that is crowded.
+    seconds = [share(inside, level) * full_bytes / level.bandwidth for inside, level in _inside(group)]
     return Steps((1.0,) * len(seconds), max(seconds))

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from cluster_specs.topology import CommGroup
+from cluster_specs.topology import CommGroup, Level
 from cost_models.collectives import all_to_all
 from cost_models.costs import CommTime
 
@@ -74,7 +74,7 @@ def once_per_node(
     """All-to-all of ``full_bytes`` a rank, whose tokens nodes, and ranks, receive once, not ``copies`` times [s].
 
     The network carries what nodes receive, the links inside the node what ranks do; both at once. Experts are drawn, or
-    given to tokens in turn, ``in_turn`` of them in all. Kernels of ``library`` send them inside the node.
+    given to tokens in turn, ``in_turn`` of them in all. Kernels of ``library`` send them over both.
     """
     levels = group.active_levels
     if not levels:
@@ -85,9 +85,13 @@ def once_per_node(
             return once_per_node_share(copies, parts, groups)
         return in_turn_share(round(copies), parts, in_turn)
 
-    links = replace(levels[0], bandwidth=levels[0].bandwidth * getattr(levels[0].dispatching, library))
+    def through(level: Level) -> Level:
+        return replace(level, bandwidth=level.bandwidth * getattr(level.dispatching, library))
+
+    links = through(levels[0])
     inside = all_to_all(full_bytes * share(group.size), CommGroup(links.size, (links,)))
     if len(levels) < 2:
         return inside
-    outside = all_to_all(full_bytes * share(group.size // links.size), group)
+    network = CommGroup(group.size, (levels[0], *map(through, levels[1:])))
+    outside = all_to_all(full_bytes * share(group.size // links.size), network)
     return max(inside, outside, key=lambda time: time.seconds)
