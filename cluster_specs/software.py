@@ -53,6 +53,10 @@ class SoftwareSpec(Record):
     loss_forward_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of the loss: one for each kernel that goes over the logits, two if in fp32."""
     loss_backward_passes: float = Field(gt=0)
+    repeats_logits: bool | None = None
+    """A fused loss goes over tiles of logits and makes each again for its gradient, a product of the head more."""
+    wide_logits: tuple[str, ...] | None = None
+    """Patterns of devices on which products of its gradients are in fp32, at the rate of tensor cores."""
     biases_in_products: bool | None = None
     """Gradients of biases come with the product that makes those of weights; None: sums by kernels of their own."""
     routing_passes: float = Field(gt=0)

@@ -25,7 +25,7 @@ from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_we
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
 from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.pinning import pins_gathered
-from planner.sharding.products import matmul_cost
+from planner.sharding.products import matmul_cost, with_logits_again
 from planner.sharding.resharding import Move, gathered_whole, moves, narrowed, splits_experts
 from planner.sharding.routing import routed_otherwise, with_scatters
 from planner.sharding.scans import scan_cost
@@ -130,6 +130,7 @@ class Pricer:
         found = self.known.get(key)
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
+            priced = with_logits_again(self, block, op, strategy, priced)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
             priced = with_scatters(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
