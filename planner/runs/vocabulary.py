@@ -227,7 +227,14 @@ class Habits(NamedTuple):
 
 STACK_HABITS: Mapping[str, Habits] = {
     **dict.fromkeys(
-        ("torch-fsdp2", "torch-async-tp", "torch-compiled-loss", "torch-eager", "torch-no-sync"),
+        (
+            "torch-fsdp2",
+            "torch-async-tp",
+            "torch-batched-combine",
+            "torch-compiled-loss",
+            "torch-eager",
+            "torch-no-sync",
+        ),
         Habits(zero_stage=3, splits_local_batch=True),
     ),
     **dict.fromkeys(

@@ -85,9 +85,13 @@ def kernel_passes(
         else (kernels.dispatch_forward, kernels.dispatch_backward)
     )
     device = pricer.mesh.cluster.device
+    back = stream_seconds(backward * copies, device).seconds
+    if combine and kernels.outer_rate:
+        elements = copies / pricer.element_bytes(routed)
+        back += max(0.0, elements / kernels.outer_rate - stream_seconds(2 * copies, device).seconds)
     return OpCost(
         stream_seconds(forward * copies, device).seconds,
-        stream_seconds(backward * copies, device).seconds,
+        back,
         0.0,
         held_backward=kernels.unweighed * copies if combine else 0.0,
     )
