@@ -86,7 +86,7 @@ def kernel_passes(
     )
     device = pricer.mesh.cluster.device
     back = stream_seconds(backward * copies, device).seconds
-    if combine and kernels.outer_rate:
+    if combine:
         elements = copies / pricer.element_bytes(routed)
         back += max(0.0, elements / kernels.outer_rate - stream_seconds(2 * copies, device).seconds)
     return OpCost(
