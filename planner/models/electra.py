@@ -1,9 +1,11 @@
 """ELECTRA: BERT on narrow embeddings, as a discriminator of replaced tokens or as the generator that replaces them."""
 
+from functools import partial
+
 from planner.graph import BATCH, Block, Graph
 from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import TransformerConfig
-from planner.models.encoders import bert_stack, dense_layer, head_of
+from planner.models.encoders import bert_stack, dense_layer, head_of, predicted_tokens, predictions_of
 from planner.models.ends import cross_entropy, language_model_loss
 from planner.models.reading import ConfigReader
 from planner.models.transformer import transformer_graph
@@ -22,15 +24,16 @@ def electra_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     )
     width = read.integer("embedding_size")
     narrow = {"embedding_dim": width, "widened_last": True} if width != config.hidden else {}
-    head, dims = (
-        (_generator, {"transform": width}) if masked else (_discriminator, {"transform": config.hidden})
-    )
-    return transformer_graph(config.model_copy(update=narrow), seq_len, head, {**dims, "replaced": 1})
+    few = predictions_of(read, seq_len) if masked else {}
+    dims = {"transform": width if masked else config.hidden, "replaced": 1, **few}
+    head = partial(_generator, picked=bool(few)) if masked else _discriminator
+    return transformer_graph(config.model_copy(update=narrow), seq_len, head, dims)
 
 
-def _generator(config: TransformerConfig) -> Block:
+def _generator(config: TransformerConfig, picked: bool) -> Block:
     b = BlockBuilder("head", parameter_paths(config.scheme))
-    x = dense_layer(b, "transform", b.receive("x", BATCH, "seq", "hidden"))
+    x = predicted_tokens(b, b.receive("x", BATCH, "seq", "hidden"), picked)
+    x = dense_layer(b, "transform", x)
     x = b.norm(
         "transform_norm", x, "transform_normed", style="layer", role="transform_norm", over="transform"
     )

@@ -28,6 +28,9 @@ DISTILBERT_HEADS = {"DistilBertForMaskedLM": (True, False)}
 
 ENCODER_LAYER = LayerKind(rotary=False)
 
+PREDICTIONS = "predictions"
+"""Dim of the tokens of a sequence that its head predicts."""
+
 
 def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """BERT with the head of the class named under ``architectures`` (masked tokens where it is absent)."""
@@ -40,7 +43,7 @@ def bert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         masked=masked,
         segments="type_vocab_size",
     )
-    return _with_head(config, seq_len, masked, pooled)
+    return _with_head(read, config, seq_len, masked, pooled)
 
 
 def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
@@ -54,14 +57,14 @@ def roberta_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
         first_position=read.integer("pad_token_id", default=1, least=0) + 1,
         segments="type_vocab_size",
     )
-    return _with_head(config, seq_len, masked, pooled)
+    return _with_head(read, config, seq_len, masked, pooled)
 
 
 def distilbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     """DistilBERT: BERT without segments."""
     masked, pooled = head_of(read, DISTILBERT_HEADS)
     config = bert_stack(read, name, scheme="distilbert", ffn="hidden_dim")
-    return _with_head(config, seq_len, masked, pooled)
+    return _with_head(read, config, seq_len, masked, pooled)
 
 
 def head_of(read: ConfigReader, known: Mapping[str, tuple[bool, bool]]) -> tuple[bool, bool]:
@@ -109,17 +112,40 @@ def bert_stack(
     )
 
 
-def _with_head(config: TransformerConfig, seq_len: int, masked: bool, pooled: bool) -> Graph:
-    dims = {"transform": config.hidden, "next_sentence": 2}
-    return transformer_graph(config, seq_len, lambda c: _bert_head(c, masked, pooled), dims)
+def predictions_of(read: ConfigReader, seq_len: int) -> Mapping[str, int]:
+    """The dim of those tokens of each sequence that a head predicts, where a configuration says that they are not all.
+
+    ``max_predictions_per_seq`` is the word of BERT's data, whose sequences have so many masked tokens at most; every
+    one is priced with as many. The classes of transformers predict all tokens, and leave out the others' loss.
+    Source: arXiv:1810.04805, section 3.1; NVIDIA/DeepLearningExamples@729963d ``PyTorch/LanguageModeling/BERT/
+    modeling.py`` (``sequence_output_is_dense``: the head selects the masked tokens first).
+    """
+    most = read.integer("max_predictions_per_seq", default=0, least=0)
+    return {PREDICTIONS: min(most, seq_len)} if most else {}
 
 
-def _bert_head(config: TransformerConfig, masked: bool, pooled: bool) -> Block:
+def predicted_tokens(b: BlockBuilder, x: str, picked: bool) -> str:
+    """Append the choice of the tokens that are predicted, where they are not all."""
+    if not picked:
+        return x
+    few = b.tensor("predicted", BATCH, PREDICTIONS, b.dims(x)[-1])
+    return b.op("predicted_tokens", "pool", (x,), (few,), linear=True)
+
+
+def _with_head(
+    read: ConfigReader, config: TransformerConfig, seq_len: int, masked: bool, pooled: bool
+) -> Graph:
+    few = predictions_of(read, seq_len) if masked else {}
+    dims = {"transform": config.hidden, "next_sentence": 2, **few}
+    return transformer_graph(config, seq_len, lambda c: _bert_head(c, masked, pooled, bool(few)), dims)
+
+
+def _bert_head(config: TransformerConfig, masked: bool, pooled: bool, picked: bool) -> Block:
     b = BlockBuilder("head", parameter_paths(config.scheme))
     x = b.receive("x", BATCH, "seq", "hidden")
     outputs = []
     if masked:
-        transformed = dense_layer(b, "transform", x)
+        transformed = dense_layer(b, "transform", predicted_tokens(b, x, picked))
         normed = b.norm(
             "transform_norm",
             transformed,

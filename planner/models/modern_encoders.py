@@ -4,7 +4,7 @@ from planner.graph import BATCH, Block, Graph
 from planner.models.building import BlockBuilder, parameter_paths
 from planner.models.config import LayerKind, TransformerConfig
 from planner.models.decoders import attention_kinds, attention_sizes, llama
-from planner.models.encoders import dense_layer, head_of
+from planner.models.encoders import dense_layer, head_of, predicted_tokens, predictions_of
 from planner.models.ends import language_model_loss
 from planner.models.reading import ConfigReader
 from planner.models.transformer import transformer_graph
@@ -19,15 +19,18 @@ def modernbert_graph(read: ConfigReader, name: str, seq_len: int) -> Graph:
     Source: transformers 5.23.0 ``modeling_modernbert.py``.
     """
     head_of(read, MODERNBERT_HEADS)
-    if read.flag("sparse_prediction", default=False):
+    few = predictions_of(read, seq_len)
+    if read.flag("sparse_prediction", default=False) and not few:
         raise read.fail(
-            "sparse_prediction", "must be false: a head of the masked tokens alone is not supported"
+            "sparse_prediction",
+            "needs max_predictions_per_seq, the tokens of each sequence that are predicted",
         )
     config = _modernbert(read, name)
     dense = read.flag("classifier_bias", default=False), read.text("classifier_activation", default="gelu")
     head_bias = read.flag("decoder_bias", default=True)
+    dims = {"transform": config.hidden, **few}
     return transformer_graph(
-        config, seq_len, lambda c: _modernbert_head(c, *dense, head_bias), {"transform": config.hidden}
+        config, seq_len, lambda c: _modernbert_head(c, *dense, head_bias, bool(few)), dims
     )
 
 
@@ -55,10 +58,13 @@ def _modernbert(read: ConfigReader, name: str) -> TransformerConfig:
     )
 
 
-def _modernbert_head(config: TransformerConfig, dense_bias: bool, activation: str, head_bias: bool) -> Block:
+def _modernbert_head(
+    config: TransformerConfig, dense_bias: bool, activation: str, head_bias: bool, picked: bool
+) -> Block:
     b = BlockBuilder("head", parameter_paths(config.scheme))
     x = b.receive("x", BATCH, "seq", "hidden")
     x = b.norm("final_norm", x, "final_normed", style=config.norm, role="final_norm")
+    x = predicted_tokens(b, x, picked)
     x = dense_layer(b, "transform", x, bias=dense_bias, function=activation)
     x = b.norm(
         "transform_norm", x, "transform_normed", style=config.norm, role="transform_norm", over="transform"

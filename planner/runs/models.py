@@ -32,7 +32,7 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
     from planner.models.catalog import load_model, model_of_run
 
     if run.model.config is not None:
-        return load_model(run.model.config)
+        return _predicting(load_model(run.model.config), run.model.max_predictions_per_seq)
     if run.model.by_sizes:
         sizes = {key: value for key, value in run.model if value is not None}
         rows = sizes.get("vocab")
@@ -46,7 +46,22 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
         return model_of_run(sizes)
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
-    return load_model(run.model.name)
+    return _predicting(load_model(run.model.name), run.model.max_predictions_per_seq)
+
+
+def _predicting(model: Model, most: int | None) -> Model:
+    """The encoder with a head over at most so many tokens of each sequence."""
+    from planner.models.catalog import build_graph
+    from planner.models.encoders import PREDICTIONS
+
+    if most is None:
+        return model
+    few = model.model_copy(update={"config": {**model.config, "max_predictions_per_seq": most}})
+    if PREDICTIONS not in build_graph(few, 1).dims:
+        raise InputError(
+            f"max_predictions_per_seq is of encoders whose head predicts masked tokens, which {model.name} has not"
+        )
+    return few
 
 
 def _of_family(run: RunFile) -> Mapping[str, str | bool]:

@@ -102,6 +102,8 @@ class ModelSection(Section):
     """Path of a Hugging Face config.json or its folder, relative to the run file."""
     seq: int | None = Field(default=None, gt=0)
     """Tokens per sequence."""
+    max_predictions_per_seq: int | None = Field(default=None, gt=0)
+    """Tokens of each that an encoder's head predicts; None: all, or as the configuration says."""
     layers: int | None = Field(default=None, gt=0)
     hidden: int | None = Field(default=None, gt=0)
 

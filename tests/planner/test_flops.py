@@ -59,6 +59,31 @@ def test_flops_equal_torchs_counter(row: dict[str, Any]) -> None:
     assert backward == row["bwd_flops"]
 
 
+MODERNBERT = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 384,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+    "global_attn_every_n_layers": 2,
+    "local_attention": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("predicting", "counted_flops"),
+    [({}, 4_328_521_728), ({"sparse_prediction": True, "max_predictions_per_seq": 20}, 3_903_848_448)],
+)
+def test_a_head_of_the_masked_tokens_alone_has_the_flops_that_torch_counts(
+    predicting: dict[str, Any], counted_flops: int
+) -> None:
+    """A step of transformers 5 on 2 x 128 tokens with 20 labels in each, eager attention (``FlopCounterMode``)."""
+    model = Model(name="small", family="modernbert", config=MODERNBERT | predicting)
+    graph, counting = build_graph(model, 128), Counting(False, "plain")
+    assert forward_flops(graph, 2, counting) + backward_flops(graph, 2, counting) == counted_flops
+
+
 def llama(seq_len: int) -> Graph:
     return build_graph(load_model("llama-3-8b"), seq_len)
 

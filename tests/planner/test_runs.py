@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
+from planner.models.catalog import build_graph
+from planner.operators import model_flops
 from planner.plans import Plan
 from planner.runs import plan_from_run
 from planner.runs.files import load_rows
@@ -369,3 +371,25 @@ def test_tensor_ranks_of_maxtext_share_what_layers_hand_on() -> None:
         name: plan_from_run({**row, "series": name})[0].plan.sequence_parallel for name in ("maxtext", "JAX")
     }
     assert shared == {"maxtext": True, "JAX": False}
+
+
+def bert(**model: Any) -> dict[str, Any]:
+    row = {"model": {"name": "bert-large", "seq": 128}, "hardware": {"gpu": "A100-SXM4-80GB", "n_gpus": 1}}
+    row["model"] |= model
+    return row | {"parallel": {"sharding": "NO_SHARD", "micro_batch": 256, "global_batch": 256}}
+
+
+def test_masked_tokens_alone_have_logits() -> None:
+    """20 of 128 tokens, of a vocabulary of 30522 and a square product before it."""
+    every, few = (
+        model_flops(build_graph(plan_from_run(row)[0].model, 128), 1)
+        for row in (bert(), bert(max_predictions_per_seq=20))
+    )
+    assert every - few == 6 * (128 - 20) * 1024 * (30522 + 1024)
+
+
+def test_a_decoder_predicts_every_token() -> None:
+    with pytest.raises(
+        InputError, match="is of encoders whose head predicts masked tokens, which llama-3-8b"
+    ):
+        plan_from_run(bert(name="llama-3-8b", max_predictions_per_seq=20))

@@ -248,6 +248,8 @@ def _pool(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Setti
     x, dims, kept = inputs.arrays[0], inputs.dims(0), outputs[0]["dims"]
     if len(kept) == 2 and setting.sizes[kept[1]] == 2 * x.shape[-1]:  # DINOv2's classifier reads both
         return [jnp.concatenate([x[:, 0], x[:, 1:].mean(1)], axis=-1)]
+    if "predictions" in kept:  # which tokens are masked makes no difference
+        return [x[:, : setting.sizes["predictions"]]]
     if not set(kept) < set(dims):
         raise NoProgram(f"pool {op['name']} is no mean over whole dims")
     return [x.mean(tuple(i for i, d in enumerate(dims) if d not in kept))]

@@ -226,6 +226,10 @@ BROKEN_KEYS = [
     ({"model_type": "bert"}, "missing key 'max_position_embeddings'"),
     ({"model_type": "bert", "architectures": ["BertForFun"]}, "architectures has 'BertForFun'"),
     (
+        {"model_type": "modernbert", "sparse_prediction": True},
+        "sparse_prediction needs max_predictions_per_seq, the tokens of each sequence that are predicted",
+    ),
+    (
         {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 3},
         "num_kv_heads must divide",
     ),
