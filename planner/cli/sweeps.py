@@ -74,8 +74,7 @@ def what_if(
     if not job.has_batch:
         raise InputError("give the global batch: --global-batch in sequences or --batch-tokens in tokens")
     axes = {"model": values_of(models, "MODEL"), "cluster": tuple(clusters), **job.to_axes(models.split(","))}
-    fixed = {name: value for name, value in pins.to_pins().model_dump().items() if value is not None}
-    fixed |= adapted(adapter)
+    fixed = adapted(adapter) | pinned(pins)
     with Progress(output.quiet) as progress:
         answer = sweep(
             axes,
@@ -95,6 +94,7 @@ def size(
     wanted: WantedOptions,
     job: SweptJobOptions,
     adapter: AdapterOptions,
+    pins: PinOptions,
     terms: TermsOptions,
     run: RunningOptions,
     output: OutputOptions,
@@ -121,7 +121,7 @@ def size(
     output.expect(Sizing)
     name, amount, assumed = wanted.to_workload()
     fixed, usual = _single_job(job, name)
-    fixed |= adapted(adapter)
+    fixed |= adapted(adapter) | pinned(pins)
     tokens = amount if wanted.samples is None else amount * fixed["seq_len"]
     with Progress(output.quiet) as progress:
         answer = find(
@@ -175,6 +175,11 @@ def adapted(adapter: AdapterOptions) -> dict[str, Any]:
     return {} if given is None else {"adapter": given}
 
 
+def pinned(pins: PinOptions) -> dict[str, Any]:
+    """The parts of the plan that all points have."""
+    return {name: value for name, value in pins.to_pins().model_dump().items() if value is not None}
+
+
 def _single_job(job: SweptJobOptions, model: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The one job that is sized, and what was assumed for it; ``InputError`` for several values."""
     axes, assumed, pictures = job.to_axes((model,)), [], takes_images(model)
@@ -196,7 +201,7 @@ def _single_job(job: SweptJobOptions, model: str) -> tuple[dict[str, Any], tuple
 
 def _plan_text(answer: "Sizing", fixed: dict[str, Any]) -> str:
     """The chosen point planned again, with the sharding of every operator."""
-    from planner.search import plan
+    from planner.sweep.answers import best
     from planner.sweep.grid import cells
 
     assert answer.chosen is not None
@@ -204,4 +209,4 @@ def _plan_text(answer: "Sizing", fixed: dict[str, Any]) -> str:
     axes: Axes = {"model": (answer.model,), "cluster": (chosen.cluster,), "devices": (chosen.devices,)}
     question = next(iter(cells(axes, fixed))).question
     assert question is not None
-    return plan(*question).to_json(indent=2) + "\n"
+    return best(question, "time").to_json(indent=2) + "\n"

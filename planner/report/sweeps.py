@@ -159,14 +159,16 @@ def _reasons(failed: Sequence[Point]) -> Iterator[str]:
         yield f"{cluster}, {''.join(f'{n}, ' for n in others)}{format_count(last, 'device')}: {reason}"
 
 
-def _unsearched(points: Sequence[Point]) -> Iterator[str]:
-    """Points whose plans could be much faster with a kind of plan that only `plan` looks at unasked."""
-    found = (p.optimality for p in points if p.inputs.nodes > 1)
+def _unsearched(sweep: Sweep) -> Iterator[str]:
+    """How many plans may be much slower than one with a pipeline, which is looked at unasked for time alone."""
+    if sweep.objective == "time":
+        return
+    found = (p.optimality for p in sweep.points if p.inputs.nodes > 1)
     number = sum(NO_PIPELINES in each.left_out for each in found if each is not None)
     if number:
         yield (
             f"without pipelines: {format_count(number, 'point')} of several nodes, as the model is small for a "
-            "scale-up domain; on slow links one may be much faster: `plan` says where, `what-if --pipeline` sweeps it"
+            "scale-up domain; on slow links one may be much faster: `what-if --pipeline` sweeps it"
         )
 
 
@@ -181,7 +183,7 @@ def _assumed(sweep: Sweep) -> Iterator[str]:
     if len(common) < len(every):
         yield "what differs between points is in --json, with its source"
     yield from sweep.warnings
-    yield from _unsearched(sweep.points)
+    yield from _unsearched(sweep)
 
 
 def sizing_report(answer: Sizing) -> RenderableType:
@@ -197,7 +199,7 @@ def sizing_report(answer: Sizing) -> RenderableType:
         parts += [heading("No plan"), *(Text(line) for line in _reasons(failed))]
     if answer.skipped:
         parts += [heading("Not tried"), *(Text(f"{kind}: {why}") for kind, why in answer.skipped.items())]
-    parts += [heading("Assumed"), *(Text(line) for line in (*answer.assumed, *_unsearched(answer.tried)))]
+    parts += [heading("Assumed"), *(Text(line) for line in answer.assumed)]
     if answer.chosen is not None and (priced := answer.tried[answer.chosen].economics) is not None:
         parts += [Text(f"{name}: {text}") for name, text in priced.assumed.items()]
         parts += [Text(said) for said in answer.tried[answer.chosen].warnings]

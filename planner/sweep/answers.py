@@ -9,8 +9,8 @@ from importlib.resources.abc import Traversable
 from cluster_specs.record import Record
 from planner.analysis.questions import Question
 from planner.errors import Indivisible, Infeasible, InputError
-from planner.plans import Estimate, Objective, Optimality, Parallelism
-from planner.search import doubts
+from planner.plans import Estimate, Objective, Optimality, Parallelism, Plan
+from planner.search import doubts, faster_pipeline
 from planner.search import plan as search
 from planner.sweep.records import Status
 
@@ -34,10 +34,28 @@ class Answer(Record):
     warnings: tuple[str, ...] = ()
 
 
+TAKES_PIPELINES = (
+    "pipelines are taken where `plan` only names them: clearly faster, of models that are small for a node; plan such "
+    "a point with its --pipeline"
+)
+
+
+def best(question: Question, objective: Objective) -> Plan:
+    """The best plan of one point, with a pipeline where `plan` would only warn that one is clearly faster.
+
+    A curve over devices would bend at the first point that misses it. Errors as `planner.search.plan`.
+    """
+    found = search(*question, objective=objective, top=1)
+    faster = faster_pipeline(found, question.pins) if objective == "time" else None
+    if faster is None:
+        return found
+    return faster.model_copy(update={"warnings": (*faster.warnings, TAKES_PIPELINES)})
+
+
 def ask(question: Question, objective: Objective) -> Answer:
     """Plan one point; what nobody can plan is an answer too."""
     try:
-        found = search(*question, objective=objective, top=1)
+        found = best(question, objective)
     except Infeasible as error:
         reason = "; ".join(filter(None, (str(error), error.least_change)))
         return Answer(status="infeasible", reason=reason, divides=not isinstance(error, Indivisible))
@@ -49,7 +67,7 @@ def ask(question: Question, objective: Objective) -> Answer:
         plan=found.plan.model_copy(update={"stages": stages}),
         estimate=found.estimate,
         optimality=found.optimality,
-        warnings=doubts(found),
+        warnings=(*doubts(found), *(said for said in found.warnings if said == TAKES_PIPELINES)),
     )
 
 

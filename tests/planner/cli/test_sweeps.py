@@ -222,7 +222,11 @@ def test_explain_looks_around(cli: Cli, tmp_path: Path) -> None:
 
 def test_points_for_which_no_pipeline_was_looked_at_are_counted(cli: Cli) -> None:
     free = SWEEP[: SWEEP.index("--pipeline")]
-    for pin, said in ((), True), (("--pipeline", "1"), False):
+    for pin, said in (
+        (("--objective", "cost"), True),
+        (("--objective", "cost", "--pipeline", "1"), False),
+        ((), False),
+    ):
         shown = cli(*free, "--devices", "8,16", *pin)
         assert ("without pipelines: 1 point of several nodes" in " ".join(shown.output.split())) is said
 
@@ -233,3 +237,13 @@ def test_why_sizes_have_no_plan_is_said_once_for_a_kind(cli: Cli) -> None:
     said = " ".join(shown.output.split())
     assert "dgx-v100, 4, 8 devices: device 'v100-sxm2-32g' has no bf16 rate" in said
     assert said.count("has no bf16 rate") == 1
+
+
+def test_sizes_are_planned_with_the_pins_that_are_given(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "chosen.json"
+    asked = (*SIZE, "--tokens", "1e9", "--deadline", "1d", "--tensor", "2", "--micro-batch", "1")
+    answer = json.loads(cli(*asked, "-o", str(file), "--json").stdout)
+    planned = [point["plan"] for point in answer["tried"] if point["plan"]]
+    assert planned
+    assert all((each["tensor"], each["micro_batch"]) == (2, 1) for each in planned)
+    assert json.loads(file.read_text())["plan"]["tensor"] == 2

@@ -18,7 +18,7 @@ from planner.analysis.questions import Question
 from planner.errors import InputError
 from planner.plans import Objective
 from planner.sweep import engines
-from planner.sweep.answers import ask, key_of
+from planner.sweep.answers import TAKES_PIPELINES, ask, key_of
 from planner.sweep.grid import cells
 from planner.sweep.journal import Journal
 from planner.sweep.running import sweep
@@ -253,3 +253,21 @@ def test_killed_at_any_moment_nothing_finished_is_lost(tmp_path: Path) -> None:
     with Journal(journal) as kept:
         assert len(kept.answers) == whole["searches"]
         assert {key: kept.answers[key] for key in finished} == finished
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_a_pipeline_that_plan_only_names_is_taken_for_time(objective: Objective) -> None:
+    """Two nodes joined by slow links: `plan` warns, a curve over devices would have a kink."""
+    axes = {"model": ["llama-2-7b"], "cluster": ["a100-4x-50g:2"], "seq_len": [4096], "global_batch": [64]}
+    [point] = sweep(axes, objective=objective).points
+    named = plan("llama-2-7b", "a100-4x-50g:2", global_batch=64, seq_len=4096).faster_with
+    [seconds] = [each.step_time_s for each in named if each.change == "pipeline"]
+    assert point.plan is not None
+    assert point.estimate is not None
+    assert (point.estimate.step_time_s == seconds) is (objective == "time")
+    assert (point.plan.pipeline > 1) is (objective == "time")
+    assert (TAKES_PIPELINES in point.warnings) is (objective == "time")
+    [pinned] = sweep(axes, fixed={"pipeline": 1}).points
+    assert pinned.plan is not None
+    assert pinned.plan.pipeline == 1
+    assert TAKES_PIPELINES not in pinned.warnings
