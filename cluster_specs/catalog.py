@@ -194,7 +194,7 @@ def _from_fields(fields: Mapping[str, Any], where: str) -> ClusterSpec:
 def _changed(file: ChangedCluster, nodes: int | None, path: Path) -> ClusterSpec:
     """The base with the file's constants, which are sources of their own."""
     if file.base.lower() not in cluster_files():
-        raise UnknownName("cluster", file.base, cluster_files())
+        raise UnknownName(f"base in {path}:", file.base, cluster_files())
     try:
         spec = what_if(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
     except InputError as error:

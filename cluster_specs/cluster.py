@@ -73,6 +73,11 @@ class DeviceSpec(Given):
     efficiency: Efficiency
 
 
+FASTEST = 1e15
+"""Bytes per second that no link has: a thousand times those of NVLink 5 (0.9e12 in one direction), so that a sweep may
+still ask for any multiple that makes sense."""
+
+
 class LinkSpec(Record):
     """One level of the network, as one device sees it."""
 
@@ -80,7 +85,7 @@ class LinkSpec(Record):
     kind: LinkKind
     devices: int = Field(gt=0)
     """Devices joined by this level, counting everything inside it."""
-    bandwidth: BytesPerSecond = Field(gt=0)
+    bandwidth: BytesPerSecond = Field(gt=0, le=FASTEST)
     """Per device, one direction, while all devices do the same [bytes/s]."""
     devices_per_card: int = Field(default=1, gt=0)
     """Devices that share one network card: while the others are silent, one has the bandwidth of all."""
@@ -111,14 +116,14 @@ class TorusSpec(Record):
     """Points (chips) along each torus dimension, outermost first."""
     wrap: tuple[bool, ...]
     """Which dimensions close into a ring."""
-    bandwidth: BytesPerSecond = Field(gt=0)
+    bandwidth: BytesPerSecond = Field(gt=0, le=FASTEST)
     """Of one link, one direction [bytes/s]."""
     latency: Seconds = Field(ge=0)
     """Of one hop [s]."""
     efficiency: float = Field(gt=0, le=1)
     devices_per_point: int = Field(default=1, gt=0)
     """Devices that a framework sees per chip; they share its links and are the innermost ranks."""
-    point_bandwidth: BytesPerSecond | None = Field(default=None, gt=0)
+    point_bandwidth: BytesPerSecond | None = Field(default=None, gt=0, le=FASTEST)
     """Between the devices of one chip, one direction [bytes/s]; None: as ``bandwidth``."""
 
     @property

@@ -49,13 +49,23 @@ def read_pools(
     """The cluster of a file with ``pools``, some ``named`` and some given ``inline``; errors as `join`."""
     file = validated(PooledFile, fields, where)
     pools = [
-        named(pool) if isinstance(pool, str) else inline(pool, f"{where}: pools.{position}")
-        for position, pool in enumerate(file.pools)
+        _shipped(pool, f"{where}: pools.{n}", named)
+        if isinstance(pool, str)
+        else inline(pool, f"{where}: pools.{n}")
+        for n, pool in enumerate(file.pools)
     ]
     joined = join(pools, file.between, where)
     return joined.model_copy(
         update={"name": file.name or where, "sources": dict(joined.sources) | dict(file.sources)}
     )
+
+
+def _shipped(pool: str, where: str, named: Callable[[str], ClusterSpec]) -> ClusterSpec:
+    """The pool of this name, which is refused with the place that it stands at."""
+    try:
+        return named(pool)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _filled(between: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,9 +154,8 @@ def _split_operators(walk: Walk) -> Decision:
     tried = []
     if width > 1:
         data = walk.ranks(devices // width)
-        tried.append(
-            walk.first_that_fits(f"Tensor parallel {width}, ZeRO 3 over {data}", data, 3, data, tensor=width)
-        )
+        words = f"Tensor parallel {width}" + (f", ZeRO 3 over {data}" if data > 1 else "")
+        tried.append(walk.first_that_fits(words, data, 3 if data > 1 else 0, data, tensor=width))
     experts = math.gcd(walk.evaluator.graph.dims.get("experts", 1), walk.ranks(devices), walk.domain)
     if experts > 1:
         data = walk.ranks(devices)

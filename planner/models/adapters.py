@@ -7,6 +7,7 @@ Source: Hu et al., LoRA, arXiv:2106.09685; Dettmers et al., QLoRA, arXiv:2305.14
 ``src/peft/tuners/lora/layer.py`` (order of the operations), ``peft/utils/constants.py`` (``all-linear``).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -104,7 +105,7 @@ class _Adapted(NamedTuple):
 def adapted(graph: Graph, adapter: Adapter) -> Graph:
     """``graph`` with adapters on its layers, and all else frozen.
 
-    Raises ``InputError`` where a target is no linear module of the layers, which it lists.
+    Raises ``InputError`` where a target is no linear module of the layers, which it lists, or narrower than the rank.
     """
     layers = set(graph.sequence)
     modules = {m for name in layers for m in _linear_modules(graph.block[name])}
@@ -120,10 +121,28 @@ def adapted(graph: Graph, adapter: Adapter) -> Graph:
             f"modules among {', '.join(sorted(modules))}"
         )
     targets = modules if ALL_LINEAR in words else words
+    for name in sorted(layers):
+        _check_rank(graph, graph.block[name], targets, adapter.r)
     blocks = tuple(
         _with_adapters(b, targets, adapter) if b.name in layers else _frozen(b) for b in graph.blocks
     )
     return _changed(graph, blocks=blocks, dims={**graph.dims, RANK: adapter.r})
+
+
+def _check_rank(graph: Graph, block: Block, targets: Iterable[str], rank: int) -> None:
+    """Refuse adapters that are wider than what they adapt: two products of rank ``r`` make no more than ``min(d, k)``
+    (arXiv:2106.09685, section 4.1: ``r << min(d, k)``).
+    """
+    for op in (op for op in block.ops if operator_rule(op).arithmetic == "matmul"):
+        read = block.tensor[op.inputs[0]].dims
+        for module in (m for m in _modules(op, block) if m.name.rpartition(".")[2] in targets):
+            width = math.prod(graph.dims[d] for d in module.weights[0].dims if d in read)
+            made = sum(math.prod(graph.dims[d] for d in w.dims if d not in read) for w in module.weights)
+            if rank > min(width, made):
+                raise InputError(
+                    f"adapters of rank {rank} on {module.name}, which makes {made} numbers of {width}: give a rank of "
+                    f"at most {min(width, made)}"
+                )
 
 
 def _changed(record: RecordT, **fields: object) -> RecordT:

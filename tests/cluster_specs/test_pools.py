@@ -73,13 +73,17 @@ def test_a_uniform_cluster_is_its_only_pool() -> None:
     ("text", "message"),
     [
         ('pools = ["dgx-h100:1"]', "pools are 2 to 4 clusters, got 1"),
-        ('pools = ["dgx-h100:1", "dgx-h101:1"]', "unknown cluster 'dgx-h101'"),
+        ('pools = ["dgx-h100:1", "dgx-h101:1"]', r"bad.toml: pools.1: unknown cluster 'dgx-h101'"),
         (
             'pools = ["dgx-h100:1", {device = "h100-sxm-80g", devices_per_node = 1}]',
             "say in `between` what joins the pools",
         ),
         ('pools = ["dgx-h100:1", "dgx-h100:1"]\nbetween = {fabric = "string"}', "unknown fabric 'string'"),
         ('pools = ["dgx-h100:1", "dgx-h100:1"]\nbetween = {fabric = "infiniband"}', "between.bandwidth"),
+        (
+            'pools = ["dgx-h100:1", "dgx-h100:1"]\nbetween = {fabric = "infiniband", bandwidth = "1e30 B/s"}',
+            "between.bandwidth: must be less than or equal to",
+        ),
         ('pools = ["dgx-h100:1", "dgx-a100-80g:1+dgx-h100:1"]', "unknown|not a node count"),
     ],
 )

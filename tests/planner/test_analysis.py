@@ -236,6 +236,15 @@ def test_the_guide_walks_in_order(found: Plan) -> None:
     assert places == sorted(places)
 
 
+def test_the_guide_shares_states_with_several_ranks_or_not_at_all() -> None:
+    """Eight tensor ranks leave no other data rank of eight devices."""
+    one = plan("llama-3.1-8b", "dgx-h100:1", global_batch=64, seq_len=2048)
+    two = plan("llama-3.1-8b", "dgx-h100:2", global_batch=64, seq_len=2048)
+    assert "Tensor parallel 8, recompute" in explain(one)
+    assert "Tensor parallel 8, ZeRO 3 over 2, recompute" in explain(two)
+    assert "over 1," not in explain(one)
+
+
 def test_the_guide_has_the_numbers_of_the_evaluator(found: Plan) -> None:
     text = explain(found)
     assert f"{evaluate(found).tokens_per_s:,.0f} tokens/s" in text

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import InputError
 from planner.flops import Counting
 from planner.graph import Graph, count_parameters
-from planner.models.adapters import Adapter, adapted
+from planner.models.adapters import RANK, Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.operators import backward_flops, forward_flops, model_flops, saved_tensors
 
@@ -86,6 +86,19 @@ def test_a_fused_module_has_one_adapter() -> None:
 def test_targets_that_are_no_modules_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="'c_attn'; adapters go on down_proj, gate_proj"):
         llama(target_modules=("c_attn",))
+
+
+def test_a_rank_is_at_most_the_narrower_side() -> None:
+    """Llama-3.1-8B's values have 8 heads of 128; Phi-3's fused module makes 3 x 3072 numbers."""
+    graph = build_graph(load_model("llama-3.1-8b"), 512)
+    assert adapted(graph, Adapter(r=1024)).dims[RANK] == 1024
+    with pytest.raises(
+        InputError, match=r"v_proj, which makes 1024 numbers of 4096: give a rank of at most 1024"
+    ):
+        adapted(graph, Adapter(r=1025))
+    phi = build_graph(load_model("phi-3-mini-4k"), 512)
+    with pytest.raises(InputError, match="makes 9216 numbers of 3072"):
+        adapted(phi, Adapter(r=3073, target_modules=("qkv_proj",)))
 
 
 def test_experts_are_not_adapted_by_a_word_whose_meaning_changes() -> None:
