@@ -327,22 +327,21 @@ class Search:
     def _least_memory(self, tight: Sequence[Candidate]) -> Candidate:
         """The candidate that needs the least memory: the first whose own is below the bounds of all others.
 
-        After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these. Of equals the smallest micro-batch:
-        where states alone have the peak, any needs as much.
+        After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these.
         """
         floors = self.floors
         levels = (lambda c: floors.whole(c).memory_bytes, lambda c: floors.staged(c, math.inf).memory_bytes)
         both = {*tight, *(c._replace(lean=True) for c in tight if c.tensor > 1)}
-        heap = [(floors.early(c), c.micro_batch, c, 0) for c in both]
+        heap = [(floors.early(c), c, 0) for c in both]
         heapq.heapify(heap)
-        looked: list[tuple[float, int, Candidate]] = []
-        while len(looked) < LEAST_MEMORY_TRIES and heap[0][-1] < len(levels):
-            bound, micro_batch, c, level = heapq.heappop(heap)
+        looked: list[tuple[float, Candidate]] = []
+        while len(looked) < LEAST_MEMORY_TRIES and heap[0][2] < len(levels):
+            bound, c, level = heapq.heappop(heap)
             memory = levels[level](c)
-            heapq.heappush(heap, (max(bound, memory), micro_batch, c, level + 1))
+            heapq.heappush(heap, (max(bound, memory), c, level + 1))
             if level + 1 == len(levels):
-                looked.append((memory, micro_batch, c))
-        return min(looked)[-1]
+                looked.append((memory, c))
+        return min(looked)[1]
 
     def _divisible(self) -> str:
         """The most nodes, or devices of each, that there are plans for, of those that divide well; nothing for none."""

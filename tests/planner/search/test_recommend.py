@@ -222,22 +222,6 @@ def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> Non
     assert "devices" in refusal.value.least_change
 
 
-def test_of_plans_with_the_same_least_memory_the_smallest_micro_batch_is_told() -> None:
-    """Of short sequences the update of the states is the peak, whatever the micro-batch."""
-    job = Job(global_batch=64, seq_len=16, stack="deepspeed")
-    case = Case(small_llama(), cluster_with(TWO_NODES, 0.2), job, Pins(zero_stage=0))
-    with pytest.raises(Infeasible) as refusal:
-        answer_to(case)
-    told = re.search(r"micro-batch (\d+)\) needs", str(refusal.value))
-    assert told is not None
-    search = case.search()
-    priced = [search.price(c) for c in every_candidate(search, pipelines=True)]
-    least = min(found.estimate.memory_bytes for found in priced)
-    tied = {found.plan.micro_batch for found in priced if found.estimate.memory_bytes == least}
-    assert len(tied) > 1
-    assert int(told[1]) == min(tied)
-
-
 def test_the_device_that_is_said_to_suffice_suffices() -> None:
     case = Case(small_llama(), cluster_with(TWO_NODES, 1), Job(global_batch=16, seq_len=1024))
     with pytest.raises(Infeasible) as refusal:
