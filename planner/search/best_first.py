@@ -34,6 +34,8 @@ ALTERNATIVES_WITHIN = 1.1
 USUAL_TOP = 5
 """Families that are reported unless asked otherwise; the best of several may change places when they are finished."""
 
+BATCHES = ("micro_batch", "num_microbatches")
+
 LEAST_MEMORY_TRIES = 64
 """Candidates with the least memory bounds whose stages are looked at to say how far a model is from fitting."""
 
@@ -327,7 +329,8 @@ class Search:
     def _least_memory(self, tight: Sequence[Candidate]) -> Candidate:
         """The candidate that needs the least memory: the first whose own is below the bounds of all others.
 
-        After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these.
+        After `LEAST_MEMORY_TRIES` whose stages were looked at, the least of these. Of those that differ from it in the
+        micro-batch alone, the smallest that needs as much to the digit that is shown.
         """
         floors = self.floors
         levels = (lambda c: floors.whole(c).memory_bytes, lambda c: floors.staged(c, math.inf).memory_bytes)
@@ -341,7 +344,9 @@ class Search:
             heapq.heappush(heap, (max(bound, memory), c, level + 1))
             if level + 1 == len(levels):
                 looked.append((memory, c))
-        return min(looked)[1]
+        _, least = min(looked)
+        alike = (c for c in both if least == c._replace(**{n: getattr(least, n) for n in BATCHES}))
+        return min(alike, key=lambda c: (round(levels[-1](c) / GIB, 1), c.micro_batch))
 
     def _divisible(self) -> str:
         """The most nodes, or devices of each, that there are plans for, of those that divide well; nothing for none."""

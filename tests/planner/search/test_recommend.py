@@ -222,6 +222,20 @@ def test_what_does_not_fit_is_told_its_least_memory_and_what_would_help() -> Non
     assert "devices" in refusal.value.least_change
 
 
+def test_of_plans_that_need_as_little_memory_the_smallest_micro_batch_is_told() -> None:
+    """Where states have the peak, 64 sequences at once need as much as one: nobody should be told to train so."""
+    job = Job(global_batch=64, seq_len=512)
+    told = []
+    for pins in (Pins(), Pins(micro_batch=1)):
+        with pytest.raises(Infeasible) as refusal:
+            plan(load_model("mixtral-8x7b"), load_cluster("dgx-h100:1"), job, pins)
+        told.append(re.search(r"micro-batch (\d+)\) needs (\d+\.\d) GiB", str(refusal.value)))
+    free, pinned = told
+    assert free is not None
+    assert pinned is not None
+    assert free.groups() == pinned.groups()
+
+
 def test_the_device_that_is_said_to_suffice_suffices() -> None:
     case = Case(small_llama(), cluster_with(TWO_NODES, 1), Job(global_batch=16, seq_len=1024))
     with pytest.raises(Infeasible) as refusal:
