@@ -60,7 +60,7 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     build = getattr(transformers, row["class"])
     sizes = {name: value for name, value in row["config"].items() if name != "model_type"}
     config = build.config_class(**ENDS | sizes, attn_implementation="eager", experts_implementation="eager")
-    model = build(config)
+    model = build(config).eval()  # in training some classes skip layers at random
     with FlopCounterMode(display=False) as forward:
         loss = loss_of(model, row["config"]["model_type"])
     with FlopCounterMode(display=False) as backward:
