@@ -241,6 +241,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         (
             "torch-fsdp1",
             "fast-llm",
+            "halo",
             "kempner-forge",
             "torch-blocks",
             "transformers-fsdp2",
