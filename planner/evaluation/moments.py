@@ -88,7 +88,8 @@ def _at_head(rank: Rank) -> dict[str, float]:
 
     A ring has two sums on their way and two parts to add to them at a time, of as many parts as ranks. Without one the
     gradient is there whole, and this rank's part of the sum beside it; but one that waits for its sum is made when the
-    head's weights are gone, beside what the head read and the gradient of that.
+    head's weights are gone, beside what the head read and the gradient of that. Where a loop has left the logits'
+    gradient as an array of 16 bits, the logits are gone.
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
     gradient = rank.head * gradient_bytes(rank.job)
@@ -100,30 +101,34 @@ def _at_head(rank: Rank) -> dict[str, float]:
         gradient *= min(1.0, rank.ring_parts / rank.plan.shard_degree)
     elif rank.frees_gradients:
         gradient *= 1 + 1 / rank.plan.shard_degree
-    return passing(rank.activations, gathered, gradient, 0.0) | {"logits_and_loss": rank.logits}
+    return passing(rank.activations, gathered, gradient, 0.0) | {"logits_and_loss": _read_logits(rank)}
 
 
 def _beside_unrolled_ring(rank: Rank, gathered: float, gradient: float) -> dict[str, float]:
     """The same where the ring is no loop and the gradient of what the head reads is summed in another beside it.
 
-    Both read the logits' gradient, which is there whole, in 16 bits of fp32. The one begins with a part of zeros; the
-    other's parts are in fp32.
+    Both read the logits' gradient, which is there whole, in 16 bits of fp32, beside the logits if no loop reads it. The
+    one begins with a part of zeros; the other's parts are in fp32.
     """
     parts = gradient * (rank.ring_parts + 1) / rank.plan.shard_degree
     handed_back = rank.ring_parts * rank.boundary * DTYPE_BYTES["fp32"] / rank.weight
-    logits = rank.logits + rank.logits / 2
+    logits = rank.logits / 2 + (0.0 if rank.hands_back_array else rank.logits)
     return passing(rank.activations, gathered, parts, handed_back) | {"logits_and_loss": logits}
+
+
+def _read_logits(rank: Rank) -> float:
+    """What the product that makes the head's gradient reads: the logits, or an array of their gradient [bytes]."""
+    return rank.logits / 2 if rank.hands_back_array else rank.logits
 
 
 def _late_logits(rank: Rank) -> float:
     """What of the logits waits for the end of the layers' backward [bytes].
 
-    Their gradient in 16 bits, of fp32, where a ring follows whose memory is not set aside before, but beside tensor
-    ranks. A head's gradient that is made last has them fused into its products, unless a loop has left their gradient
-    as an array when it handed back that of what the head read.
+    What a late product reads; beside no tensor ranks their gradient in 16 bits, of fp32, where a ring follows whose
+    memory is not set aside before.
     """
     if rank.head_gradient == "late" or rank.postpones_gradients:
-        return rank.logits / 2 if rank.hands_back_array else rank.logits
+        return _read_logits(rank)
     follows = rank.loops_ring and not rank.sets_aside and rank.plan.tensor == 1
     return rank.logits / 2 if follows else 0.0
 

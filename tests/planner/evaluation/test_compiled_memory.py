@@ -1,5 +1,6 @@
 """Live tensors of steps that XLA compiled for TPU slices."""
 
+import math
 from typing import Any
 
 import pytest
@@ -168,9 +169,10 @@ HEADS_GRADIENTS = {
     "8b-2/v6e:4x8/tp16-fsdp2-full": 0.03,
     "8b-4/v5e:8x8/tp4-fsdp8x2-selective": 0.01,
     "8b-4/v5p:4x4x4/tp4-fsdp4x4-none": 0.015,
+    "8b-2/v5e:8x8/tp16-fsdp4-none": 0.035,
 }
-"""Gradients of heads that leave shards, without a ring: +26, +25, +22, +17, +16, +14, +11 and +6 % when all were early,
-or late beside logits in 16 bits."""
+"""+26, +25, +22, +17, +16, +14, +11, +6 and +17 % when all without a ring were early, or late beside logits in 16 bits,
+and a postponed ring beside both."""
 
 
 @pytest.mark.parametrize(("run", "tolerance"), HEADS_GRADIENTS.items())
@@ -185,7 +187,7 @@ def test_the_heads_gradient_comes_when_least_is_alive(run: str, tolerance: float
     ("run", "phase", "logits", "gradient"),
     [
         ("8b-4/v5p:2x4x4/cp2-fsdp8x2-full", "backward", 2004, 2004),
-        ("3b-4/v5p:2x2x4/tp8-fsdp2-full", "backward", 297 / 2, 148),
+        ("3b-4/v5e:4x8/tp8-fsdp4-none", "backward", 148.4 / 2, 148.4),
         ("7b-2/v5e:4x4/fsdp4x4-full", "head", 500, 500 * 5 / 4),
         ("8b-8/v5e:8x8/fsdp64-full", "head", 2004, 2004),
     ],
@@ -199,6 +201,51 @@ def test_logits_wait_for_a_late_gradient_of_the_head(
     there = [m.tensors for m in moments if m.phase == phase][-1]
     assert there["logits_and_loss"] / 2**20 == pytest.approx(logits, rel=0.005)
     assert there["gradient_buffers"] / 2**20 == pytest.approx(gradient, rel=0.005)
+
+
+LATER = {
+    "3b-2/v5e:4x8/tp16-fsdp2-selective": ({"layers": 16}, "4x8", {}, 1320.0, 0.045),
+    "8b-2/v6e:4x8/tp16-fsdp2-full": (
+        {"layers": 8, "seq": 4096},
+        "4x8",
+        {
+            "tp": 1,
+            "dp": 32,
+            "dp_shard": 16,
+            "dp_replicate": 2,
+            "sharding": "HYBRID_SHARD",
+            "global_batch": 32,
+        },
+        6215.6,
+        0.025,
+    ),
+    "8b-4/v5p:2x4x4/cp2-fsdp8x2-full": (
+        {"layers": 16},
+        "2x2x4",
+        {"dp": 8, "dp_shard": 4, "global_batch": 8},
+        13164.3,
+        0.025,
+    ),
+}
+"""Like these cases, compiled after gradients of heads were priced: what differs, and MiB."""
+
+
+@pytest.mark.parametrize("run", LATER)
+def test_more_layers(run: str) -> None:
+    """Of 3B's two layers 22 % too much is told, as XLA keeps up to 100 MiB on the chip; of sixteen 4 %.
+
+    8B with sixteen makes the head's gradient early on v5p, though it would hold less late.
+    """
+    model, topology, parallel, mib, tolerance = LATER[run]
+    row = HELD_OUT[f"xla-compiled/{run}"]
+    devices = math.prod(map(int, topology.split("x")))
+    changed = {
+        "model": row["model"] | model,
+        "hardware": row["hardware"] | {"topology": topology, "n_gpus": devices},
+        "parallel": row["parallel"] | parallel,
+    }
+    found = predicted("own", {"own": row | changed})
+    assert found.tensor_bytes / 2**20 == pytest.approx(mib, rel=tolerance)
 
 
 RINGS_OVER_FOUR = {
