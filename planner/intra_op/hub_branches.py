@@ -226,12 +226,15 @@ class HubTree:
         self.relaxation.restore(state)
 
     def _heaviest(self, found: _Open) -> int | None:
-        """The node on whose memory branches promise most, of those that prices leave undecided."""
+        """The node on whose memory branches promise most, of those that prices leave undecided.
+
+        One that was never tried is taken to gain a little more than the mean of the others, as a share of its mixture.
+        """
         if found.weights is None or not self.relaxation.network.rows.size:
             return None
         mixed = {v: _mixed(self.relaxation.memory_costs(v), w) for v, w in sorted(found.weights.items())}
-        known = {v: float(np.mean(gains)) for v, gains in self.memory_gains.items()}
-        others = max(float(np.mean(list(known.values()))) if known else 1.0, LEAST_GAIN)
+        known = {v: max(float(np.mean(gains)), LEAST_GAIN) for v, gains in self.memory_gains.items()}
+        others = LEAST_GAIN + float(np.mean(list(known.values()))) if known else 1.0
         v = max(mixed, key=lambda v: mixed[v] * known.get(v, others))
         return v if mixed[v] else None
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from planner.intra_op import hub_branches
 from planner.intra_op.hub_branches import HubTree, disagreement
+from planner.intra_op.hubs import climb
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network, Piece
@@ -112,6 +113,26 @@ def test_memory_is_parted_where_hubs_say_nothing() -> None:
     tree = HubTree(relaxation, [])
     tree.explore(25, soon())
     assert tree.bound == pytest.approx(21)
+
+
+def parted_first(known: dict[int, list[float]]) -> set[int]:
+    """Nodes of which the first two branches say something, where such gains are known of branches on memory."""
+    sizes = {v: 3.0 + v % 3 for v in range(12)}
+    costs = {v: np.array([0.0, 4 * size]) for v, size in sizes.items()}
+    pieces = {v: Piece((0, 1), np.array([size, 0.0])) for v, size in sizes.items()}
+    relaxation = Relaxation(Network(costs, pieces, np.array([25.0])), {0: 3.0})
+    climb(relaxation, 200)
+    tree = HubTree(relaxation, [])
+    tree.memory_gains |= known
+    tree.part(math.inf)
+    return {v for branch in tree.open for v in branch.kept}
+
+
+def test_memory_that_gained_nothing_is_parted_on_last() -> None:
+    (first,) = parted_first({})
+    (second,) = parted_first({first: [0.0]})
+    assert second != first
+    assert parted_first({v: [0.0] for v in range(12)}) == {first}
 
 
 @settings(max_examples=60, deadline=None)
