@@ -71,13 +71,13 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   and rows XLA splits first what takes the smallest largest array (`planner.sharding.lookups`). Shards are columns:
   with rows `8b-8/v5e:4x4/fsdp16-full` sends 14,813 MiB and `8b-8/v5e:8x8/fsdp64-full` 21,248, but
   `1b-8/v5e:4x4/fsdp4x4-none`, with copies, 4,187. As many context ranks as copies are taken for these.
+* **Positions added to tokens that tensor ranks split (`opt`).** What is looked up is scattered over these before it is
+  exchanged, and exchanged between them, too. Ranks gather the positions of their own tokens, and sum no others.
 * **Head.** Its gradients are summed in fp32. Of a table that is embedding and head those of each are summed by
   themselves.
 
 ## What is not priced
 
-* `opt`: tokens of one kind are exchanged with their sums before all of these are summed, as positions have a table of
-  their own.
 * `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
 * `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than a layer is wide, keys and values are
   summed in place of the gather of their weights (0.3 % of all).

@@ -16,6 +16,10 @@ split the tokens, both are gathered, or the table, which is gathered if it is sm
 are taken for these: each looks up a part of the tokens, gathers the rest, and exchanges them with the ranks of its
 shards; ranks whose parts then are not their own swap them.
 
+Where positions are added to what is found, programs pin that as tensor ranks split it: found by columns first it is
+scattered before it is exchanged, by rows first summed whole, and ranks of both axes swap tokens. Positions of other
+tokens are neither gathered nor summed.
+
 Where the table lies whole and only its gradient is sharded, ranks look up what they need, and exchange no more than the
 way back: gradients of what was found. So they do where a second look-up reads the table that a head shares (T5), which
 is gathered for the head.
@@ -40,6 +44,7 @@ from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from planner.evaluation.blocks import BlockCost
 from planner.evaluation.states import Shards, Sync, lie_whole, shards_of
+from planner.evaluation.syncing import phase_of
 from planner.evaluation.units import UnitCost
 from planner.graph import Block, Tensor
 from planner.plans import Parallelism
@@ -48,6 +53,7 @@ from planner.sharding.costs import Comm
 from planner.sharding.lookups import LookUp, first_split, splits_tokens_of_columns, splits_tokens_of_rows
 from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 from planner.sharding.pricing import Pricer
+from planner.sharding.widths import DTYPE_BYTES
 
 GATHERS = ("gather", "gather_bytes", "summed_bytes", "ring", "ring_bytes")
 """What `Sync` says of gathers."""
@@ -92,10 +98,13 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     there, back = _by_column(size.found, shards, everyone, columns_first and not whole, split, alike)
     if adds_up:
         back = (_of_data("all_reduce", size.table, everyone),)
-    if plan.tensor > 1:
-        laid_out, read, made = _of_rows(unit.block, pricer, found, lookup, size.table)
-        unit = unit if whole else unit._replace(block=laid_out)
-        there, back = (*there, *read), (*back, *made)
+    if not (whole or split) and shards.outer.size == 1 and _adds_to_tokens(unit, block, found):
+        return _pinned(
+            _with_positions(unit, pricer, shards), pricer, found, shards, size.found, columns_first
+        )
+    laid_out, read, made = _of_rows(unit.block, pricer, found, lookup, size.table)
+    unit = unit if whole else unit._replace(block=laid_out)
+    there, back = (*there, *read), (*back, *made)
     return _exchanging(unit, () if there_already else there, back)
 
 
@@ -242,6 +251,8 @@ def _of_rows(
 
     Of some tokens each they need all rows, and make gradients of all. Where rows are split first they send none.
     """
+    if lookup.tensor == 1:
+        return block, (), ()
     if first_split(lookup) != "columns":
         return _by_tokens(block, pricer, found), (), ()
     of_some, makes_all = (splits_tokens_of_columns(lookup, backward) for backward in (False, True))
@@ -250,6 +261,46 @@ def _of_rows(
     there = (pricer.comm("all_gather", ("tensor",), shard),) if of_some else ()
     back = (pricer.comm(summed, ("tensor",), shard),) if makes_all else ()
     return _whole(block, pricer, found, of_some), there, back
+
+
+def _adds_to_tokens(unit: UnitCost, block: Block, found: Tensor) -> bool:
+    """Whether tensor ranks each add positions to some tokens of what was found."""
+    return found.name not in block.outputs and "reduce_scatter" in unit.block.sent_bytes
+
+
+def _with_positions(unit: UnitCost, pricer: Pricer, shards: Shards) -> UnitCost:
+    """``unit`` whose tensor ranks have whole tables of positions, but read those of their own tokens.
+
+    Data ranks gather and sum no others; tensor ranks gather what data ranks keep of the gradients.
+    """
+    copied = sum(group.elements for group in unit.block.weights if "tensor" in group.sync_axes)
+    positions = copied * DTYPE_BYTES[pricer.job.weight_dtype]
+    own = positions / pricer.mesh.size("tensor")
+    gathered = phase_of("all_gather", own, shards.inner, "gather")
+    summed = phase_of("all_reduce", own, shards.inner, "reduce", bool(pricer.software.sums_alone))
+    others = pricer.comm("all_gather", ("tensor",), positions / shards.inner.size)
+    return _exchanging(unit._replace(sync=gathered.plus(summed)), (), (others,))
+
+
+def _pinned(
+    unit: UnitCost, pricer: Pricer, found: Tensor, shards: Shards, found_bytes: float, columns_first: bool
+) -> UnitCost:
+    """``unit`` whose tensor ranks each add positions to some tokens, as the program pins what was found.
+
+    Of columns split first, tokens are scattered before they are exchanged, and ranks of both axes swap them.
+    """
+    ranks, own = pricer.mesh.size("tensor"), found_bytes / shards.inner.size
+    part = own / ranks
+    of_some, of_all = (_of_data("all_to_all", size, shards.inner) for size in (part, own))
+    swapped = _of_data("send", part, shards.inner)
+    there, back = [of_all, swapped], [of_all, swapped]
+    if not columns_first:
+        unit = unit._replace(block=_whole(unit.block, pricer, found, of_some=False))
+    elif ranks == shards.inner.size:
+        there, back = [of_some, swapped], [of_all, _of_data("send", own, shards.inner)]
+    else:
+        there, back = [of_some, pricer.comm("all_to_all", ("tensor",), part)], [of_all]
+    return _exchanging(unit, there, back)
 
 
 def _by_tokens(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:

@@ -172,11 +172,11 @@ def sync_of(
             phases = phases[2:]
         for phase in phases:
             if phase[2].size > 1:
-                total = total.plus(_collective(*phase, alone=products is not None and products.sums_alone))
+                total = total.plus(phase_of(*phase, alone=products is not None and products.sums_alone))
     return total
 
 
-def _collective(name: str, full_bytes: float, group: CommGroup, phase: str, alone: bool = False) -> Sync:
+def phase_of(name: str, full_bytes: float, group: CommGroup, phase: str, alone: bool = False) -> Sync:
     """One phase; ``alone``: of a program that runs nothing beside sums of gradients inside a slice."""
     seconds = COLLECTIVES[name](full_bytes, group).seconds
     sent = "whole" if (name, phase) == ("all_reduce", "reduce") else phase
@@ -195,22 +195,22 @@ def _partitioned(
     """
     partitioner = products.partitioner
     weights, gradients = weights_of.elements * wire.weights, weights_of.elements * wire.gradients
-    gather = _collective("all_gather", weights, group, "gather")
+    gather = phase_of("all_gather", weights, group, "gather")
     if not rings:
         whole = partitioner.sums_whole(group)
         name = "all_reduce" if whole else "reduce_scatter"
         small = products.small if partitioner.sums_gathers(group) else 0.0
-        summed = _collective("all_reduce", small * weights, group, "gather")
+        summed = phase_of("all_reduce", small * weights, group, "gather")
         gather = gather.times(1 - small)
         gather = gather._replace(gather=gather.gather + summed.gather, summed_bytes=summed.gather_bytes)
         padded = Padded()
         if not whole:
             padded = padded_gradients(partitioner, weights_of, group.size, products.nearest, wire.gradients)
-        summed = _collective(name, padded.scattered * gradients, group, "reduce", products.sums_alone)
-        together = _collective("all_reduce", padded.whole * gradients, group, "reduce", products.sums_alone)
+        summed = phase_of(name, padded.scattered * gradients, group, "reduce", products.sums_alone)
+        together = phase_of("all_reduce", padded.whole * gradients, group, "reduce", products.sums_alone)
         returned = padded.returned * gradients / group.size
         return gather.plus(summed).plus(together)._replace(returned_bytes=returned)
-    scatter = _collective("reduce_scatter", gradients, group, "reduce")
+    scatter = phase_of("reduce_scatter", gradients, group, "reduce")
     further_gathered = partitioner.beyond("all_gather", group.size)
     further_summed = partitioner.beyond("reduce_scatter", group.size)
     further_summed *= unlike_parts(weights_of, group.size) if partitioner.shares_zeros(group.size) else 1.0
@@ -235,9 +235,9 @@ def _swapped(
     """
     weights, gradients = weights_of.elements * wire.weights, weights_of.elements * wire.gradients
     among = mesh.inner_outer(("tensor",), weights_of.alike)[0]
-    gather = _collective("all_gather", weights, among, "gather")
+    gather = phase_of("all_gather", weights, among, "gather")
     part = gradients / group.size
-    summed = _collective("all_reduce", part, group, "reduce", products.sums_alone)
+    summed = phase_of("all_reduce", part, group, "reduce", products.sums_alone)
     swapped = weights / weights_of.alike
     return gather.plus(summed)._replace(swapped_bytes=swapped, returned_bytes=part)
 
@@ -248,8 +248,8 @@ def gathers_of(groups: Iterable[FrozenGroup], mesh: Mesh, plan: Parallelism, sof
     for group in groups if shards_frozen(plan, software) else ():
         ranks = shards_of(group, mesh, plan.shard_degree).inner
         if ranks.size > 1:
-            total = total.plus(_collective("all_gather", group.data, ranks, "gather"))
+            total = total.plus(phase_of("all_gather", group.data, ranks, "gather"))
             if plan.secondary_degree is not None:
                 others = secondary_of(group, mesh, plan.secondary_degree)
-                total = total.plus(_collective("all_gather", group.data, others, "again"))
+                total = total.plus(phase_of("all_gather", group.data, others, "again"))
     return total

@@ -144,11 +144,8 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 NOT_PRICED = {
     "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
-    "xla-compiled/opt-1.3b/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
     "xla-compiled/t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2",
-    "xla-compiled/opt-6.7b/v5p:2x2x4/tp4-fsdp4-none-mb2",
-    "xla-compiled/opt-1.3b/v6e:4x4/tp2-fsdp8-none",
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/1b-4/v6e:2x4/cp4-fsdp2-none",
     "xla-compiled/7bv-2/v5e:4x4/tp4-fsdp4-full",
