@@ -231,6 +231,8 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "8b-2/v5e:8x8/cp4-fsdp4x4-full": {"cp": 4, "dp": 16, "dp_shard": 4, "seq": 8192, "recompute": "full"},
     "70b-2/v5e:4x8/tp16-fsdp2-selective": {"tp": 16, "dp": 2, "seq": 4096, "recompute": "selective"},
     "70b-2/v5p:2x4x4/tp16-fsdp2-full": {"tp": 16, "dp": 2, "seq": 2048, "recompute": "full"},
+    "opt-1.3b/v5e:2x4/tp2-fsdp4-full": {"tp": 2, "dp": 4, "seq": 2048, "recompute": "full"},
+    "opt-1.3b/v6e:2x4/tp4-fsdp2-full": {"tp": 4, "dp": 2, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

@@ -99,9 +99,8 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     if adds_up:
         back = (_of_data("all_reduce", size.table, everyone),)
     if not (whole or split) and shards.outer.size == 1 and _adds_to_tokens(unit, block, found):
-        return _pinned(
-            _with_positions(unit, pricer, shards), pricer, found, shards, size.found, columns_first
-        )
+        unit = _with_positions(unit, pricer, shards, (1 - share) * unit.block.elements)
+        return _pinned(unit, pricer, found, shards, size.found, columns_first)
     laid_out, read, made = _of_rows(unit.block, pricer, found, lookup, size.table)
     unit = unit if whole else unit._replace(block=laid_out)
     there, back = (*there, *read), (*back, *made)
@@ -268,18 +267,22 @@ def _adds_to_tokens(unit: UnitCost, block: Block, found: Tensor) -> bool:
     return found.name not in block.outputs and "reduce_scatter" in unit.block.sent_bytes
 
 
-def _with_positions(unit: UnitCost, pricer: Pricer, shards: Shards) -> UnitCost:
+def _with_positions(unit: UnitCost, pricer: Pricer, shards: Shards, elements: float) -> UnitCost:
     """``unit`` whose tensor ranks have whole tables of positions, but read those of their own tokens.
 
-    Data ranks gather and sum no others; tensor ranks gather what data ranks keep of the gradients.
+    Data ranks gather and sum no others; tensor ranks gather what data ranks keep of the gradients. Of all its weights
+    but the table, ``elements``, those that are split stay as they are.
     """
     copied = sum(group.elements for group in unit.block.weights if "tensor" in group.sync_axes)
+    if not copied:
+        return unit
     positions = copied * DTYPE_BYTES[pricer.job.weight_dtype]
     own = positions / pricer.mesh.size("tensor")
     gathered = phase_of("all_gather", own, shards.inner, "gather")
     summed = phase_of("all_reduce", own, shards.inner, "reduce", bool(pricer.software.sums_alone))
+    split = unit.sync.times(max(0.0, 1 - copied / elements))
     others = pricer.comm("all_gather", ("tensor",), positions / shards.inner.size)
-    return _exchanging(unit._replace(sync=gathered.plus(summed)), (), (others,))
+    return _exchanging(unit._replace(sync=split.plus(gathered).plus(summed)), (), (others,))
 
 
 def _pinned(
