@@ -160,8 +160,10 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     front = _overlapped(block.forward, comm_forward + unpacked, gathered, copied_forward, software)
     other = comm_backward + alone + sorted_back
     back = _overlapped(gradients + block.recompute, other, reduced, copied_backward, software)
-    issue_forward = block.host_forward + host.check * block.ranks_forward
+    hooks = software.host_hook * block.tensors if plan.zero_stage == 3 else 0.0
+    issue_forward = block.host_forward + host.check * block.ranks_forward + hooks
     issue_backward = block.host_backward + host.check * block.ranks_backward
+    issue_backward += hooks * (2 if block.recompute else 1)
     waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
     waits_backward = max(0.0, issue_backward + software.host_collective * gather_backward - back.seconds)
     parts = {

@@ -1,14 +1,21 @@
 """What the host issues of mixtures of experts, and what captured graphs spare it."""
 
+from pathlib import Path
+
 import pytest
 
 from cluster_specs.catalog import cluster_for, load_cluster
 from cluster_specs.software import load_software
+from planner import evaluate
 from planner.evaluation import Evaluator
 from planner.evaluation.issuing import captured
 from planner.evaluation.setting import graph_of
 from planner.models.catalog import load_model
 from planner.plans import GraphPart, Job, Parallelism
+from planner.runs import plan_from_run
+from planner.runs.files import load_rows
+
+PUBLISHED = Path(__file__).parents[2] / "published" / "runs_gpu.jsonl"
 
 DENSE = {"mlp_norm", "gate_up", "activation", "down", "mlp_residual"}
 SHARED = {"shared_gate_up", "shared_activation", "shared_down"}
@@ -95,3 +102,21 @@ def test_adapters_are_issued_as_one_operator_and_frozen_weights_have_no_gradient
     weighty = [op for op in layer.ops if op.weights and op.kind != "view"]
     assert costs[0].host_forward - costs[1].host_forward == pytest.approx(2 * each)
     assert costs[0].host_backward - costs[1].host_backward == pytest.approx((2 * 2 - len(weighty)) * each)
+
+
+@pytest.mark.parametrize(("run", "seconds"), [("1.8b-full-1-s256", 2.1), ("1.8b-full-1-s1024", 2.2)])
+def test_hooks_of_zero_3_hold_short_steps_up(run: str, seconds: float) -> None:
+    """QwenLM/Qwen@2df8e8a README.md, profiling: four times the tokens take hardly longer."""
+    found = next(row for row in load_rows(PUBLISHED) if row["id"] == f"qwen-profile/{run}")
+    plan, _ = plan_from_run(found)
+    assert evaluate(plan).step_time_s == pytest.approx(seconds, rel=0.1)
+
+
+def test_hooks_are_run_forward_again_and_backward() -> None:
+    """Beside ZeRO-1 a layer has six operators with weights, whose three runs wait for the host."""
+    job = Job(global_batch=1, seq_len=64, stack="deepspeed", precision="bf16")
+    evaluator = Evaluator(load_model("llama-2-7b"), load_cluster("dgx-a100-80g:1x1"), job)
+    plans = (Parallelism(zero_stage=stage, recompute="full") for stage in (3, 1))
+    sharded, whole = (evaluator.estimate(plan).time["launch"] for plan in plans)
+    each = load_software("deepspeed").host_hook
+    assert sharded - whole == pytest.approx(32 * 3 * 6 * each, rel=0.05)
