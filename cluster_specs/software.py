@@ -233,9 +233,9 @@ class SoftwareSpec(Record):
     """Host time to issue one collective [s]."""
     host_launch: Seconds | None = Field(default=None, ge=0)
     """Host time to launch one kernel of a product of experts where each has its own [s]; None: all share one."""
-    host_hook: Seconds = Field(default=0, ge=0)
+    host_hook: Seconds | None = Field(default=None, ge=0)
     """Host time in which ZeRO-3 fetches and releases the weights of one operator, each time that it runs: forward,
-    again, backward [s]."""
+    again, backward [s]; None: ``host_collective`` says it."""
     host_part: Seconds = Field(ge=0)
     """Host time for each rank's part of each weight, where ZeRO-1 gathers weights part by part [s]."""
     host_check: Seconds = Field(ge=0)

@@ -160,7 +160,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     front = _overlapped(block.forward, comm_forward + unpacked, gathered, copied_forward, software)
     other = comm_backward + alone + sorted_back
     back = _overlapped(gradients + block.recompute, other, reduced, copied_backward, software)
-    hooks = software.host_hook * block.tensors if plan.zero_stage == 3 else 0.0
+    hooks = (software.host_hook or 0.0) * block.tensors if plan.zero_stage == 3 else 0.0
     issue_forward = block.host_forward + host.check * block.ranks_forward + hooks
     issue_backward = block.host_backward + host.check * block.ranks_backward
     issue_backward += hooks * (2 if block.recompute else 1)
