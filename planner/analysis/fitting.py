@@ -57,6 +57,8 @@ class FitReport(Record):
     """Single changes after which it fits, the least first; empty where it fits already."""
     plan: Plan
     """The plan judged: the fastest that fits, or the one that needs least memory."""
+    assumed: tuple[str, ...] = ()
+    """What nobody said of the job."""
 
 
 def fit(

@@ -10,6 +10,7 @@ import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
 from planner.cli.files import print_json, read_plan, with_schedule, write_files
+from planner.cli.fitting import FitJobOptions
 from planner.cli.imports import ImportOptions
 from planner.cli.options import AdapterOptions, JobOptions, OutputOptions, PinOptions, ScheduleOption
 from planner.cli.outcome import NO_PLAN
@@ -82,14 +83,14 @@ def plan(
 def fit(
     model: ModelArgument,
     cluster: ClusterArgument,
-    job: JobOptions,
+    job: FitJobOptions,
     adapter: AdapterOptions,
     pins: PinOptions,
     output: OutputOptions,
 ) -> None:
     """Say whether MODEL fits on CLUSTER, where it is tightest, and the least change that makes it fit.
 
-    meshwright fit llama-2-7b dgx-a100-80g:1 --global-batch 64 --seq-len 4096 --zero 2
+    meshwright fit llama-2-7b dgx-a100-80g:1 --zero 2
     """
     from planner import api
     from planner.analysis.fitting import FitReport
@@ -97,10 +98,12 @@ def fit(
     output.expect(FitReport, "schema")
     with Progress(output.quiet) as progress:
         loaded = api.load_model(model)
-        given = job.to_job(loaded, cluster, adapter.to_adapter())
+        whole, assumed = job.filled(loaded, cluster)
+        given = whole.to_job(loaded, cluster, adapter.to_adapter())
         answer = api.fit(
             loaded, cluster, given, pins.to_pins(given.global_batch), progress=_counted(progress)
         )
+        answer = answer.model_copy(update={"assumed": assumed})
     _warn(answer.plan.warnings, output)
     _answer({"schema": "meshwright/fit/1", **_dump(answer)}, output, lambda: _report("fit_report")(answer))
     if not answer.fits:

@@ -35,6 +35,8 @@ def _facts(answer: FitReport) -> Iterator[tuple[str, str]]:
     yield "tightest", f"pipeline rank {answer.tightest_rank}, in the {answer.tightest_phase} pass"
     yield "split by data parallelism", _listed(answer.split_by_data_parallelism)
     yield "same on every data rank", _listed(answer.same_on_every_data_rank)
+    if answer.assumed:
+        yield "assumed", "; ".join(answer.assumed)
     if answer.largest_micro_batch is not None:
         yield "largest micro-batch", f"{format_count(answer.largest_micro_batch, inputs)} with this plan"
     if answer.longest_seq_len is not None and fed == "tokens":

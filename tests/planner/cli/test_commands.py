@@ -96,3 +96,30 @@ def test_progress_is_shown_late_and_only_on_terminals() -> None:
     assert os.read(ours, 1000).decode() == "\r\x1b[2Klate\r\x1b[2K"
     os.close(ours)
     os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "asked", "assumed"),
+    [
+        ("gpt2", (), (8, 1024), 2),
+        ("gpt2", ("--seq-len", "512"), (8, 512), 1),
+        ("gpt2", ("--seq-len", "512", "--global-batch", "4096", "--tokens"), (8, 512), 0),
+        ("vit-b-16", (), (8, 197), 1),
+    ],
+)
+def test_whether_a_model_fits_needs_no_batch_and_no_length(
+    cli: Cli, model: str, options: tuple[str, ...], asked: tuple[int, int], assumed: int
+) -> None:
+    """GPT-2 has 1024 learned positions, a ViT's images their patches; what is taken for granted is said."""
+    answer = json.loads(cli("fit", model, "dgx-h100:1", *options, "--json").stdout)
+    job = answer["plan"]["job"]
+    assert (job["global_batch"], job["seq_len"]) == asked
+    assert len(answer["assumed"]) == assumed
+    shown = " ".join(cli("fit", model, "dgx-h100:1", *options).stdout.split())
+    assert all(said in shown for said in answer["assumed"])
+
+
+def test_tokens_of_no_batch_are_refused(cli: Cli) -> None:
+    refused = cli("fit", "gpt2", "dgx-h100:1", "--tokens")
+    assert refused.exit_code == 2
+    assert "--tokens says what --global-batch counts" in refused.output
