@@ -65,8 +65,8 @@ def test_differences_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = verify(tpu_plan(), "xla-tpu")
     assert answer.passed
     assert [c.name for c in answer.comparisons] == [
-        "live memory", "with holes", "sent by all_gather", "sent by all_to_all", "sent by reduce_scatter",
-        "sent by send", "sent in all",
+        "live memory", "with holes", "sent by all_gather", "sent by all_reduce", "sent by all_to_all",
+        "sent by reduce_scatter", "sent by send", "sent in all",
     ]  # fmt: skip
     assert answer.comparisons[-1].found == 150
     assert answer.comparisons[3].error is None
