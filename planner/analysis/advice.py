@@ -9,7 +9,7 @@ from planner.analysis.comparison import Comparison, compare
 from planner.errors import Infeasible, Unsupported
 from planner.evaluation import evaluate
 from planner.evaluation.evaluator import Evaluator
-from planner.exporters.limits import Limits
+from planner.exporters.limits import Limits, lacking_axes
 from planner.exporters.registry import LIMITS, nearest
 from planner.exporters.stages import normal_form
 from planner.importers.registry import Imported
@@ -20,8 +20,6 @@ from planner.search.recommend import NAMED
 from planner.search.space import SEARCHED_POLICIES
 
 Progress = Callable[[int, int], None]
-
-AXES = ("tensor", "pipeline", "context", "expert")
 
 SHARDINGS: dict[int, tuple[Sharding, ...]] = {
     0: ("NO_SHARD",),
@@ -105,7 +103,7 @@ def _is_better(plan: Plan, other: Plan) -> bool:
 
 def pins_within(evaluator: Evaluator, limits: Limits) -> Iterator[Pins]:
     """Pins that keep the search inside ``limits``; several where one pin cannot say it."""
-    fixed = {axis: 1 for axis in AXES if axis not in limits.axes}
+    fixed = {str(axis): 1 for axis in lacking_axes(limits)}
     if "pipeline" in limits.axes and set(limits.schedules) <= FLAT_SCHEDULES:
         fixed["virtual_stages"] = 1
     states = _states(evaluator.software.zero_stages, limits)

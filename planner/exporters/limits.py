@@ -6,8 +6,9 @@ The same record tells an exporter what to refuse, `planner.exporters.nearest` wh
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from cluster_specs.software import Axis
 from planner.errors import Unsupported
 from planner.evaluation.cuts import sizes_of
 from planner.exporters.stages import cuts_of, departures, has_experts, policies_of
@@ -31,7 +32,7 @@ class Limits(NamedTuple):
     recompute: Mapping[str, str]
     precision: Mapping[str, str]
     optimizers: Mapping[str, str]
-    axes: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
     """Axes besides ``data`` that may be larger than 1."""
     schedules: Mapping[str, str] = NOTHING
     hybrid: tuple[int, ...] = ()
@@ -52,6 +53,11 @@ class Limits(NamedTuple):
     """Training without fp32 copies of the weights can be asked for."""
 
 
+def lacking_axes(limits: Limits) -> tuple[Axis, ...]:
+    """Axes over which the target splits nothing."""
+    return tuple(axis for axis in get_args(Axis) if axis not in limits.axes)
+
+
 class Refusal(NamedTuple):
     """Something of a plan that a target cannot say."""
 
@@ -63,8 +69,8 @@ def _axes(plan: Plan, limits: Limits) -> Iterator[str]:
     folded = plan.plan.context_experts > 1
     if folded and "expert" in limits.axes and not limits.experts_over_context:
         yield f"experts over context ranks (plan again with an --expert that divides data {plan.plan.data})"
-    for axis in ("pipeline", "tensor", "context", "expert"):
-        if axis not in limits.axes and getattr(plan.plan, axis) > 1:
+    for axis in lacking_axes(limits):
+        if getattr(plan.plan, axis) > 1:
             yield (
                 f"{axis} parallelism (the plan has {axis} {getattr(plan.plan, axis)}; "
                 f"plan again with --{axis} 1)"
@@ -205,7 +211,7 @@ def expresses(limits: Limits) -> tuple[str, ...]:
 
 def refused(limits: Limits) -> tuple[str, ...]:
     """What no plan may have, in words, for the catalogue of targets."""
-    axes = [axis for axis in ("tensor", "pipeline", "context", "expert") if axis not in limits.axes]
+    axes = lacking_axes(limits)
     stages = [str(stage) for stage in range(4) if stage not in limits.zero_stages]
     lines = [f"{', '.join(axes)} parallelism"] if axes else []
     lines += [f"ZeRO {', '.join(stages)}"] if stages else []

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from cluster_specs.software import Axis
 from planner.errors import UnknownName, Unsupported
 from planner.exporters import (
     accelerate,
@@ -21,7 +22,7 @@ from planner.exporters import (
     torchtitan,
 )
 from planner.exporters.adapters import check_adapter, peft_files
-from planner.exporters.limits import Limits, expresses, refused
+from planner.exporters.limits import Limits, expresses, lacking_axes, refused
 from planner.exporters.nearest import nearest_within
 from planner.exporters.scans import check_known, check_scans
 from planner.exporters.stacks import priced_apart
@@ -207,7 +208,7 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
 )
 """What a target can say, as data, where it has one layout of operators; the others judge every plan by itself."""
 
-OTHERS_LACK: Mapping[str, tuple[str, ...]] = MappingProxyType({"jax": ("pipeline",)})
+OTHERS_LACK: Mapping[str, tuple[Axis, ...]] = MappingProxyType({"jax": ("pipeline",)})
 """Axes over which a target outside of `LIMITS` splits nothing."""
 
 
@@ -240,13 +241,11 @@ def notes(plan: Plan, target: str) -> tuple[str, ...]:
     return (*unsaid(plan, target), *apart)
 
 
-def _lacking(target: str) -> tuple[str, ...]:
+def _lacking(target: str) -> tuple[Axis, ...]:
     """Axes over which the target splits nothing."""
     if target not in LIMITS:
         return OTHERS_LACK.get(target, ())
-    return tuple(
-        axis for axis in ("pipeline", "tensor", "context", "expert") if axis not in LIMITS[target].axes
-    )
+    return lacking_axes(LIMITS[target])
 
 
 def _refuse_unlike(plan: Plan, target: str) -> None:
