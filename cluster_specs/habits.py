@@ -31,9 +31,9 @@ class RoutingKernels(Record):
     """Arrays of what experts make that are kept for the gradient of their weights."""
     unweighed: float = Field(ge=0)
     """Most arrays of its gradients at once on the way back through that, beside the one that experts get."""
-    outer_rate: float = Field(gt=0)
-    """Elements a second of the gradient that an outer product for each token makes in fp32, two of the passes, where
-    a kernel of large tiles does; infinite: as fast as memory is."""
+    outer_element: Seconds = Field(ge=0)
+    """For each element of the gradient that an outer product for each token makes in fp32, two of the passes, where a
+    kernel of large tiles does; 0: as fast as memory is."""
 
 
 class RoutingOperators(Record):

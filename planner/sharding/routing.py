@@ -88,7 +88,7 @@ def kernel_passes(
     back = stream_seconds(backward * copies, device).seconds
     if combine:
         elements = copies / pricer.element_bytes(routed)
-        back += max(0.0, elements / kernels.outer_rate - stream_seconds(2 * copies, device).seconds)
+        back += max(0.0, elements * kernels.outer_element - stream_seconds(2 * copies, device).seconds)
     return OpCost(
         stream_seconds(forward * copies, device).seconds,
         back,
