@@ -15,8 +15,9 @@ Of the report split 49 runs are one campaign, mixtures over EFA of AWS, which ta
 knows why. Without them its runs of quality A are at 6.5 % in the median and 24.1 % at the 90th percentile.
 
 A source that nobody had seen before was priced ten times, and mostly we were further off than on what we had seen:
-dense models 6 to 18 % in the median and 26 % the last time, mixtures 11 to 65 % (58 % the last time), mixtures mostly as
-steps took longer ([what was known when](#what-was-known-when)). The intervals that are printed are for such a source.
+dense models 6 to 18 % in the median and 26 % the last time, mixtures 11 to 65 % (58 % the last time), mostly as steps
+took longer, but for dense models of the last ([what was known when](#what-was-known-when)). The intervals that are
+printed are for such a source.
 """
 
 SPLIT = """\
