@@ -285,9 +285,14 @@ def counted(model: Model) -> str:
 def usual_length(model: Model, most: int) -> int:
     """Tokens of one input where nobody says how many: those that the model fixes, or ``most``.
 
-    Halved until its learned positions suffice, so that what ``most`` divides the answer divides.
+    Halved until it is no longer than the positions that the configuration names, and learned ones suffice, so that what
+    ``most`` divides the answer divides.
     """
-    return sequence_length(model) or next(n for n in _halves(most) if n == 1 or _takes(model, n))
+    named = model.config.get("max_position_embeddings")
+    longest = named if isinstance(named, int) else most
+    return sequence_length(model) or next(
+        n for n in _halves(most) if n == 1 or (n <= longest and _takes(model, n))
+    )
 
 
 def _halves(most: int) -> Iterator[int]:

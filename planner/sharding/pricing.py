@@ -117,7 +117,7 @@ class Pricer:
         copies = tensor.scale * dims.get("experts", 1) if routed else 1.0
         if library == "all_gather" and routed:
             move = gathered_whole(move, copies, self.mesh.group(move.axes).size, to_experts)
-        if move.collective != "all_to_all" or library in ("all_to_all", "all_gather"):
+        if move.collective != "all_to_all" or library == "all_to_all" or library == "all_gather":
             return self.comm(*move, routed)
         groups = Groups(dims.get("expert_groups", 1), dims.get("chosen_groups", 1))
         in_turn = dims.get("experts") if self.job.expert_routing == "consecutive" else None

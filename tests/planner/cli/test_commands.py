@@ -102,6 +102,7 @@ def test_progress_is_shown_late_and_only_on_terminals() -> None:
     ("model", "options", "asked", "assumed"),
     [
         ("gpt2", (), (8, 1024), 2),
+        ("llama-2-7b", (), (8, 4096), 2),
         ("gpt2", ("--seq-len", "512"), (8, 512), 1),
         ("gpt2", ("--seq-len", "512", "--global-batch", "4096", "--tokens"), (8, 512), 0),
         ("vit-b-16", (), (8, 197), 1),
@@ -110,7 +111,7 @@ def test_progress_is_shown_late_and_only_on_terminals() -> None:
 def test_whether_a_model_fits_needs_no_batch_and_no_length(
     cli: Cli, model: str, options: tuple[str, ...], asked: tuple[int, int], assumed: int
 ) -> None:
-    """GPT-2 has 1024 learned positions, a ViT's images their patches; what is taken for granted is said."""
+    """GPT-2 has 1024 learned positions, Llama 2 is made for 4096; what is taken for granted is said."""
     answer = json.loads(cli("fit", model, "dgx-h100:1", *options, "--json").stdout)
     job = answer["plan"]["job"]
     assert (job["global_batch"], job["seq_len"]) == asked
