@@ -11,7 +11,7 @@ A tenth of the runs of one configuration that was published twice differs by 10 
 """
 
 SHORT = """
-Of the report split 49 runs are one campaign, mixtures over EFA of AWS, which take 2.4 times what is predicted; nobody
+Of the report split 49 runs are one campaign, mixtures over EFA of AWS, which take over twice what is predicted; nobody
 knows why. Without them its runs of quality A are at 6.5 % in the median and 24.1 % at the 90th percentile.
 
 A source that nobody had seen before was priced ten times, and mostly we were further off than on what we had seen:
