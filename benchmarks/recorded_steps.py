@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 from tracked_model import Model, parallelised, ranks_of
+from tracked_optimizers import OPTIMIZERS
 
 
 class Event(NamedTuple):
@@ -102,7 +103,7 @@ def recorded(row: Mapping[str, Any]) -> Sequence[Event]:
     with fake, Recorder(fake) as recorder:
         for weight in model.parameters():
             recorder.add(weight.to_local() if isinstance(weight, DTensor) else weight)
-        optimizers = tracking.OPTIMIZERS[plan["optim"]](model)
+        optimizers = OPTIMIZERS[plan["optim"]](model)
         for _ in range(2):
             tracking.step(model, optimizers, partial(tracking.loss_of, model, tokens), plan)
     dist.destroy_process_group()

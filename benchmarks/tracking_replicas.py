@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from own_cases import measure_cases
-from tracking import OPTIMIZERS, USUAL, loss_of
+from tracked_optimizers import OPTIMIZERS
+from tracking import USUAL, loss_of
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "small": {"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64, "ffn_hidden": 2816, "vocab": 8192},

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from own_cases import SIZES, measure_cases
-from tracking import OPTIMIZERS, SHARDINGS, USUAL
+from tracked_optimizers import OPTIMIZERS
+from tracking import SHARDINGS, USUAL
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "1b-8/pp4-dp2-none-2048-m8-tied": {"seq": 2048, "pp": 4, "shard": 2, "microbatches": 8, "tied": True},

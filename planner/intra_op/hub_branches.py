@@ -44,9 +44,6 @@ FORGETTING = 1.25
 """What the gain known of hubs, or of memory, is multiplied by with each branch parted on the other: what memory gains
 while hubs are undecided says little of later."""
 
-CLOCK = 1e-6
-"""The least that a parting is taken to last [s]."""
-
 NEAR = 1e-3
 """Of the bound: how far above it steps of the prices aim at least."""
 
@@ -95,8 +92,9 @@ class HubTree:
         self.memory_gains: dict[int, list[float]] = {}
         """By how much branches on a node's memory raised the bound, as a share of what it mixed then."""
         self.recent_gain = {"hub": np.inf, "memory": np.inf}
-        """By how much branches on either raise the bound, for each branch left and second that the parting took: the
-        mean of what was known before and the last gain, growing while the other is tried."""
+        """By how much branches on either raise the bound, for each branch left and sweep that the parting took (no
+        clock, so that all machines part alike): the mean of what was known before and the last gain, growing while the
+        other is tried."""
         self.count = itertools.count()
         self.parted = 0
         """On hubs."""
@@ -129,7 +127,7 @@ class HubTree:
 
     def part(self, cutoff: float) -> bool:
         """Part the branch with the least bound; False where hubs, memory and prices say no more of it."""
-        start, popped = time.monotonic(), heapq.heappop(self.open)
+        start, popped = self.relaxation.swept, heapq.heappop(self.open)
         on_hub = self._hubs_first() and bool(self._undecided(popped))
         found = self._climbed(popped, cutoff, on_hub=on_hub)
         if found.slack < 0:
@@ -202,10 +200,10 @@ class HubTree:
         self.memory_gains.setdefault(v, []).append(gain / mixed)
         return gain / max(1, len(bounds))
 
-    def _learn(self, kind: str, gain: float, start: float) -> None:
-        """Note what a parting since ``start`` gained; the other kind is the likelier to be tried again."""
+    def _learn(self, kind: str, gain: float, start: int) -> None:
+        """Note what a parting since sweep ``start`` gained; the other kind is the likelier to be tried again."""
         other = "hub" if kind == "memory" else "memory"
-        rate = max(gain, LEAST_GAIN * abs(self.bound)) / max(time.monotonic() - start, CLOCK)
+        rate = max(gain, LEAST_GAIN * abs(self.bound)) / (self.relaxation.swept - start)
         known = self.recent_gain[kind]
         self.recent_gain[kind] = rate if known == np.inf else (known + rate) / 2
         self.recent_gain[other] *= FORGETTING

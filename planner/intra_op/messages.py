@@ -75,6 +75,8 @@ class Relaxation:
         self.step = STEP
         self.best = -np.inf
         """The highest bound that prices have reached."""
+        self.swept = 0
+        """Sweeps so far."""
         self._direction = np.zeros(self.rows.size)
         self._stalled = 0
         self._layout = Layout(network)
@@ -123,6 +125,7 @@ class Relaxation:
 
     def sweep(self) -> None:
         """One pass through the nodes and one back."""
+        self.swept += 1
         for level in self._layout.levels:
             self._collect(level.behind)
             self._hand_on(level, level.forward)

@@ -19,6 +19,11 @@ WHOLE_MODELS = rows_of("xla_models.jsonl")
 """Shipped models compiled by benchmarks/compiling.py."""
 
 
+def share(run: str, rows: dict[str, Any]) -> float:
+    """What is predicted over what the compiler has."""
+    return predicted(run, rows).tensor_bytes / 2**30 / rows[run]["measured"]["tensor_gib_per_gpu"]
+
+
 @pytest.mark.parametrize(
     ("run", "tolerance"),
     [
@@ -33,8 +38,7 @@ WHOLE_MODELS = rows_of("xla_models.jsonl")
 )
 def test_buffers_that_the_compiler_assigned(run: str, tolerance: float) -> None:
     """Residuals by primitive where nothing is recomputed, padded heads of 64, casts ahead, the head's gradient."""
-    measured = COMPILED[run]["measured"]["tensor_gib_per_gpu"]
-    assert predicted(run, COMPILED).tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+    assert share(run, COMPILED) == pytest.approx(1, rel=tolerance)
 
 
 TOO_MUCH = {"xla-compiled/7b-8/v5e:4x4/fsdp16-full-plain": 1.26}
@@ -46,12 +50,7 @@ Gathered heads and layers are counted whole at a peak where they may be gone, or
 
 @pytest.mark.parametrize(("run", "most"), TOO_MUCH.items())
 def test_steps_that_hold_less_than_is_predicted(run: str, most: float) -> None:
-    ratio = (
-        predicted(run, OWN_COMPILED).tensor_bytes
-        / 2**30
-        / OWN_COMPILED[run]["measured"]["tensor_gib_per_gpu"]
-    )
-    assert 1 < ratio < most
+    assert 1 < share(run, OWN_COMPILED) < most
 
 
 @pytest.mark.parametrize("run", [run for run in OWN_COMPILED if run not in TOO_MUCH])
@@ -82,8 +81,7 @@ LAID_OUT_AGAIN = {
 )
 def test_zero_1_and_2_by_the_compiler(run: str) -> None:
     """Weights whole, and copied before updated ones come into their place unless a sum gathers them; shards of sums."""
-    measured = HELD_OUT[run]["measured"]["tensor_gib_per_gpu"]
-    assert predicted(run, HELD_OUT).tensor_bytes / 2**30 == pytest.approx(measured, rel=0.08)
+    assert share(run, HELD_OUT) == pytest.approx(1, rel=0.08)
 
 
 HEAD = {"data": 16, "zero_stage": 3, "recompute": "full"}
@@ -155,9 +153,7 @@ BESIDE_TWO_RINGS = [
 def test_two_short_rings_of_a_head_read_all_of_the_logits_gradient(run: str) -> None:
     """And one begins with zeros: 2 to 6 % less was predicted; buffers of the second and third were looked at."""
     rows = OWN_COMPILED | HELD_OUT | WHOLE_MODELS
-    measured = rows[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
-    found = predicted(f"xla-compiled/{run}", rows)
-    assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=0.015)
+    assert share(f"xla-compiled/{run}", rows) == pytest.approx(1, rel=0.015)
 
 
 HEADS_GRADIENTS = {
@@ -178,9 +174,7 @@ and a postponed ring beside both."""
 @pytest.mark.parametrize(("run", "tolerance"), HEADS_GRADIENTS.items())
 def test_the_heads_gradient_comes_when_least_is_alive(run: str, tolerance: float) -> None:
     """By XLA, whose order of a program is the best of several."""
-    measured = HELD_OUT[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
-    found = predicted(f"xla-compiled/{run}", HELD_OUT)
-    assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+    assert share(f"xla-compiled/{run}", HELD_OUT) == pytest.approx(1, rel=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +259,7 @@ def test_unrolled_rings_read_logits_and_begin_early_where_memory_is_set_aside(
 ) -> None:
     """On v5e; on others nothing of the head's sum is there before the layers' backward is done, beside tensor ranks."""
     rows = OWN_COMPILED | HELD_OUT | WHOLE_MODELS
-    measured = rows[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
-    found = predicted(f"xla-compiled/{run}", rows)
-    assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+    assert share(f"xla-compiled/{run}", rows) == pytest.approx(1, rel=tolerance)
 
 
 LARGE_LAYERS = {
@@ -284,9 +276,7 @@ LARGE_LAYERS = {
 
 @pytest.mark.parametrize(("run", "tolerance"), LARGE_LAYERS.items())
 def test_layers_whose_weights_are_larger_than_their_activations(run: str, tolerance: float) -> None:
-    measured = HELD_OUT[f"xla-compiled/{run}"]["measured"]["tensor_gib_per_gpu"]
-    found = predicted(f"xla-compiled/{run}", HELD_OUT)
-    assert found.tensor_bytes / 2**30 == pytest.approx(measured, rel=tolerance)
+    assert share(f"xla-compiled/{run}", HELD_OUT) == pytest.approx(1, rel=tolerance)
 
 
 @pytest.mark.parametrize(
