@@ -83,8 +83,6 @@ class GroupedGrid(Record):
     rows: int = Field(gt=0)
     """Of a block."""
     columns: int = Field(gt=0)
-    share: float = Field(gt=0, le=1)
-    """Of the rate of the library's products that its own have."""
     leaving: Seconds = Field(ge=0)
     """Of a program without rows, on one unit of the device [s]."""
 

@@ -71,6 +71,8 @@ class SoftwareSpec(Record):
     is padded by itself."""
     grouped_grid: Mapping[str, GroupedGrid] = {}
     """Pattern of device names -> grid of the kernel of grouped products, where it is not a library's."""
+    grouped_share: Mapping[str, float] = {}
+    """Pattern of device names -> share of the rate of other products that grouped ones have; else they have all."""
     expands_groups: bool | None = None
     """On GPUs a compiler may make grouped products of experts without a capacity dense ones over all groups."""
     routes_by_masks: bool | None = None

@@ -8,7 +8,7 @@ from cost_models.compute import cast_seconds, matmul_seconds, product_dtype
 from planner.graph import Block, Op
 from planner.plans import NARROW
 from planner.sharding.costs import OpCost
-from planner.sharding.routing import device_on_grid, expert_rows, grid_on, leaving_seconds
+from planner.sharding.routing import device_of_groups, expert_rows, grid_on, leaving_seconds
 from planner.sharding.spec import Strategy
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def matmul_cost(
     if "experts" in points.dims:
         rows = expert_rows(pricer, rows * sizes.load(points, strategy), grouped, width)
         grid = grid_on(pricer.software, device)
-        device = device_on_grid(device, grid)
+        device = device_of_groups(pricer.software, device)
     forward = dgrad = wgrad = 0.0
     for inner, columns in products.items():
         depth = math.prod(sizes.local(d, strategy) for d in inner)

@@ -42,12 +42,12 @@ def grid_on(software: SoftwareSpec, device: DeviceSpec) -> GroupedGrid | None:
     return next((grid for pattern, grid in known if fnmatchcase(device.name, pattern)), None)
 
 
-def device_on_grid(device: DeviceSpec, grid: GroupedGrid | None) -> DeviceSpec:
-    """The device with the rate of the products that a grid of groups is made of."""
-    if grid is None:
-        return device
-    slower = device.efficiency.model_copy(update={"matmul": device.efficiency.matmul * grid.share})
-    return device.model_copy(update={"efficiency": slower})
+def device_of_groups(software: SoftwareSpec, device: DeviceSpec) -> DeviceSpec:
+    """The device with the rate that grouped products have."""
+    known = software.grouped_share.items()
+    share = next((share for pattern, share in known if fnmatchcase(device.name, pattern)), 1.0)
+    slower = device.efficiency.model_copy(update={"matmul": device.efficiency.matmul * share})
+    return device.model_copy(update={"efficiency": slower}) if share < 1 else device
 
 
 def leaving_seconds(

@@ -13,7 +13,7 @@ from cost_models.compute import matmul_seconds
 from planner.evaluation import evaluate
 from planner.plans import Plan
 from planner.runs.mapping import plan_from_run
-from planner.sharding.routing import device_on_grid, grid_on, leaving_seconds
+from planner.sharding.routing import device_of_groups, grid_on, leaving_seconds
 
 ROWS = (Path(__file__).parents[2] / "published" / "runs_gpu.jsonl").read_text().splitlines()
 
@@ -136,9 +136,35 @@ def test_programs_of_other_groups_take_time_to_leave() -> None:
     grid = grid_on(load_software("levanter"), device)
     assert grid is not None
     for groups, measured in ((64, 397e12), (32, 584e12), (16, 736e12), (8, 859e12)):
-        slower = device_on_grid(device, grid)
+        slower = device_of_groups(load_software("levanter"), device)
         seconds = matmul_seconds(32_768, 2_560, 2_560, slower, "bf16", groups).seconds
         seconds += leaving_seconds(grid, device, 32_768, 2_560, groups)
         assert 2 * groups * 32_768 * 2_560**2 / seconds == pytest.approx(measured, rel=0.03)
     assert grid_on(load_software("levanter-quack"), device) is None
     assert grid_on(load_software("levanter"), load_device("tpu-v5p")) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "columns", "depth", "measured", "within"),
+    [
+        (16_384, 1, 8192, 5120, 4403e-6, 0.05),
+        (16_384, 8, 8192, 5120, 4246e-6, 0.05),
+        (128_000, 1, 8192, 5120, 43140e-6, 0.12),
+        (128_000, 8, 8192, 5120, 37701e-6, 0.12),
+        (128_000, 1, 2048, 7168, 13065e-6, 0.12),
+        (128_000, 8, 2048, 7168, 14967e-6, 0.12),
+    ],
+)
+def test_grouped_products_of_pytorch_on_b200_take_as_long_as_torchao_measured(
+    rows: int, groups: int, columns: int, depth: int, measured: float, within: float
+) -> None:
+    """Forward and backward in bf16: pytorch/ao pull request 2999, its README (36027d8) at clocks of steps."""
+    device = load_device("b200-sxm-180g")
+    device = in_training(device) if rows > 16_384 else device
+    slower, each = device_of_groups(load_software("torch-compiled-loss"), device), rows / groups
+    shapes = ((each, columns, depth), (each, depth, columns), (depth, columns, each))
+    seconds = sum(matmul_seconds(*shape, slower, "bf16", groups).seconds for shape in shapes)
+    assert seconds == pytest.approx(measured, rel=within)
+    assert (
+        device_of_groups(load_software("torch-fsdp2"), load_device("h200-sxm-141g")).efficiency.matmul > 0.75
+    )
