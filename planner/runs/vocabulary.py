@@ -292,6 +292,7 @@ STACK_HABITS: Mapping[str, Habits] = {
     ),
     **dict.fromkeys(
         (
+            "jax-in-order",
             "jax-xla",
             "libtpu-0.0.51",
             "levanter",

@@ -1,0 +1,27 @@
+"""JAX on GPUs whose collectives wait, against steps that AXLearn's code prints (apple/axlearn@4dae719 and @fea9ba8)."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.evaluation import evaluate
+from planner.runs import plan_from_run
+from planner.runs.files import load_rows
+
+PUBLISHED = Path(__file__).parents[2] / "published" / "runs_gpu.jsonl"
+AXLEARN = {row["id"]: row for row in load_rows(PUBLISHED) if row["id"].startswith("axlearn/")}
+
+
+def seconds(name: str, stack: str) -> float:
+    """Predicted step of a run of AXLearn under ``stack`` [s]."""
+    row = AXLEARN[name]
+    plan, _ = plan_from_run({**row, "parallel": {**row["parallel"], "stack": stack}})
+    return evaluate(plan).step_time_s
+
+
+def test_a_step_over_64_nodes_takes_longer_than_on_one_by_what_its_sums_take() -> None:
+    """Both have four sequences a device; the sums between nodes hide in the backward only if scheduled there."""
+    many, one = "axlearn/7b-v1-h100-512", "axlearn/7b-v1-node-64k"
+    measured = AXLEARN[many]["measured"]["step_time_s"] - AXLEARN[one]["measured"]["step_time_s"]
+    assert seconds(many, "jax-in-order") - seconds(one, "jax-in-order") == pytest.approx(measured, rel=0.15)
+    assert seconds(many, "jax-xla") - seconds(one, "jax-xla") < 0.1 * measured
