@@ -248,8 +248,9 @@ def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layou
     for dim in range(1 + max(have.max(initial=0), want.max(initial=0)) if have.shape[1] > 1 else 0):
         misplaced |= _MISPLACED[mask(have == dim)][:, mask(want == dim)]
     before, after = split[:, None], wanted[None, :]
+    sliced = np.where(before & ~after, before, after)  # no slice comes before a gather
     return [
-        codes_of("send", misplaced, before),
+        codes_of("send", misplaced, sliced),
         *_exchanges(have, want, before | after),
         *_gathers(have, np.array(before & ~after), after),
     ]

@@ -109,14 +109,20 @@ def either_product() -> Case:
     return jax.value_and_grad(loss), {"in": f(64, 128), "a": f(128, 128)}, f(128, 64)
 
 
-def orthogonal() -> Case:
+def orthogonal(width: int = 128) -> Case:
     """A layer whose weight is the exponential of a skew matrix: branches by its norm, of which one is planned."""
 
     def loss(p: Any, x: Any) -> Any:
         turned = jnp.tanh(x @ p["in"]) @ jax.scipy.linalg.expm(p["a"] - p["a"].T)
         return ((turned @ p["out"]) ** 2).mean()
 
-    return jax.value_and_grad(loss), {"in": f(64, 128), "a": f(128, 128), "out": f(128, 32)}, f(128, 64)
+    params = {"in": f(64, width), "a": f(width, width), "out": f(width, 32)}
+    return jax.value_and_grad(loss), params, f(128, 64)
+
+
+def orthogonal_wide() -> Case:
+    """So wide that rows split over some devices are then split over more, outer ones."""
+    return orthogonal(256)
 
 
 def denoiser() -> Case:

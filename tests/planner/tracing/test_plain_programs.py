@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 
 
 MIXED = [
-    "routed_groups", "experts_in_order", "shared_experts", "switched_flow", "either_product", "orthogonal", "denoiser",
+    "routed_groups", "experts_in_order", "shared_experts", "switched_flow", "either_product", "orthogonal",
+    "orthogonal_wide", "denoiser",
 ]  # fmt: skip
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
