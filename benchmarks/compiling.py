@@ -233,6 +233,15 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "70b-2/v5p:2x4x4/tp16-fsdp2-full": {"tp": 16, "dp": 2, "seq": 2048, "recompute": "full"},
     "opt-1.3b/v5e:2x4/tp2-fsdp4-full": {"tp": 2, "dp": 4, "seq": 2048, "recompute": "full"},
     "opt-1.3b/v6e:2x4/tp4-fsdp2-full": {"tp": 4, "dp": 2, "seq": 2048, "recompute": "full"},
+    "opt-125m/v5e:2x2/fsdp4-none": {"dp": 4, "seq": 2048},
+    "qwen3-0.6b/v6e:2x4/tp4-fsdp2-full": {"tp": 4, "dp": 2, "seq": 2048, "recompute": "full"},
+    "8b-2/v6e:2x4/tp2-fsdp4-full": {"tp": 2, "dp": 4, "seq": 4096, "recompute": "full"},
+    "7b-2/v6e:2x4/tp8-none": {"tp": 8, "seq": 4096},
+    "13b-2/v5e:4x4/tp8-fsdp2-none": {"tp": 8, "dp": 2, "seq": 4096},
+    "mistral-7b-v0.1/v6e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "8b-2/v5p:2x2x2/tp4-fsdp2-none": {"tp": 4, "dp": 2, "seq": 4096},
+    "qwen3-8b/v6e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
+    "1b-2/v5e:2x4/tp2-fsdp2x2-full": {"tp": 2, "dp": 4, "dp_shard": 2, "seq": 2048, "recompute": "full"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 

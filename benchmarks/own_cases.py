@@ -23,6 +23,8 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "7bv": {"hidden": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "ffn_hidden": 11008, "vocab": 1024},
     "8bv": {"hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 14336, "vocab": 1024},
     "xl": {"hidden": 1600, "heads": 25, "kv_heads": 25, "head_dim": 64, "ffn_hidden": 4304, "vocab": 50257},
+    "13b": {"hidden": 5120, "heads": 40, "kv_heads": 40, "head_dim": 128, "ffn_hidden": 13824, "vocab": 32000},
+    "14b": {"hidden": 5120, "heads": 40, "kv_heads": 8, "head_dim": 128, "ffn_hidden": 13824, "vocab": 152064},
     "3b": {"hidden": 2048, "heads": 16, "kv_heads": 2, "head_dim": 128, "ffn_hidden": 11008, "vocab": 151936},
     "2b": {"hidden": 2048, "heads": 8, "kv_heads": 1, "head_dim": 256, "ffn_hidden": 16384, "vocab": 256128},
 }  # fmt: skip
