@@ -79,6 +79,27 @@ EIGHTH = (
 )
 """Series that were transcribed eighth, by name; all are in the report split."""
 
+NINTH = (
+    "AMD's MaxText on MI355X",
+    "BioNeMo's Mixtral, AutoModel",
+    "BioNeMo's Mixtral, Transformer Engine",
+    "BloombergGPT",
+    "H2O-Danube",
+    "JAX-Toolbox Pax on A100",
+    "LLM-Shearing, Composer",
+    "Lightning's strategies on GPT-2 XL",
+    "Llama 3 8B of the TPU wiki, JAX",
+    "Llama 3 8B of the TPU wiki, torchax",
+    "Modalities",
+    "ProLong",
+    "Pythia, GPT-NeoX",
+    "Smol Training Playbook, nanotron",
+    "StarCoder",
+    "TinyMathReason, MaxText",
+    "tpu-recipes of November, dense",
+)
+"""Series that were transcribed ninth, by name; all are in the report split."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -127,5 +148,6 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed sixth": frozenset(SIXTH),
     "transcribed seventh": frozenset(SEVENTH),
     "transcribed eighth": frozenset(EIGHTH),
+    "transcribed ninth": frozenset(NINTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
