@@ -50,6 +50,8 @@ class RoutingOperators(Record):
     """From there to what experts read."""
     combine: float = Field(ge=0)
     """From what experts make to the sum of each token."""
+    waits: Literal[0, 1]
+    """Whether it waits, before the exchange, for the device to know how many tokens each expert gets."""
 
 
 class BiasedExperts(Record):

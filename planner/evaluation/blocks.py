@@ -8,6 +8,7 @@ from cost_models.collectives import wire_bytes
 from cost_models.compute import element_bytes
 from planner.evaluation.compiled import CompiledBlock, compiled_block, written_over
 from planner.evaluation.issuing import issue_seconds
+from planner.evaluation.pacing import Paced, paced
 from planner.evaluation.rematerialisation import rematerialised
 from planner.evaluation.residuals import listed_sums, sent_back, unread
 from planner.evaluation.terms import BlockTerms
@@ -56,6 +57,8 @@ class BlockCost(NamedTuple):
     host_forward: float
     """Host time to issue the block's kernels and collectives, which bounds the device's from below."""
     host_backward: float
+    paced: Paced
+    """Time of host and device where one waits for the other."""
     ranks_forward: int
     """Ranks of every collective over the tensor axis, which may be checked one by one."""
     ranks_backward: int
@@ -367,6 +370,7 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         comm_backward=_by_axis(backward_comm),
         host_forward=host[0],
         host_backward=host[1],
+        paced=paced(pricer, block, terms, repeated),
         ranks_forward=sum(comm.ranks for comm in forward_comm),
         ranks_backward=sum(comm.ranks for comm in backward_comm),
         sent_bytes=_by_collective((*forward_comm, *backward_comm)),

@@ -62,7 +62,7 @@ def _after_dispatch(block: Block) -> set[str]:
     return names
 
 
-class _Issuing(NamedTuple):
+class Issuing(NamedTuple):
     """What the host does for one block."""
 
     pricer: Pricer
@@ -71,11 +71,21 @@ class _Issuing(NamedTuple):
     experts: float
     """That a rank holds."""
 
+    @classmethod
+    def of(cls, pricer: Pricer, block: Block, experts: float) -> "Issuing":
+        """With what is replayed from graphs of the job."""
+        return cls(pricer, block, captured(block, pricer.job.graph_parts), experts)
+
+    @property
+    def graph(self) -> float:
+        """Host time of a replay [s]."""
+        return self.pricer.software.host_operator if self.captured else 0.0
+
     def operator(self, op: Op) -> float:
         """Host time of ``op`` in the forward, outside of graphs [s]."""
         software = self.pricer.software
         if op.kind in ROUTING_KINDS:
-            return software.host_operator * self._routing(op)
+            return self._routing(op)
         if op.kind == "view" or op.name in self.captured or is_later_step(op):
             return 0.0
         return software.host_operator + self._launches(op)
@@ -85,17 +95,24 @@ class _Issuing(NamedTuple):
         frozen = bool(op.weights) and all(self.block.tensor[w].role == "frozen" for w in op.weights)
         return (1 if frozen or op.kind in ROUTING_KINDS else 2) * self.operator(op)
 
-    def _routing(self, op: Op) -> float:
-        """Operators of the exchange of tokens that no graph holds."""
-        job, parts = self.pricer.job, self.pricer.job.graph_parts
-        exchange = "once_per_node" if job.token_exchange in ("deepep", "hybridep") else "all_to_all"
-        issued = self.pricer.software.routing_operators.get(exchange)
+    def before_exchange(self) -> float:
+        """Of a dispatch, what is issued until the counts of tokens are known to the device [s]."""
+        issued = self.pricer.routing_operators
+        parts = self.pricer.job.graph_parts
         if issued is None or "moe" in parts:
             return 0.0
-        if op.kind == "combine":
-            return issued.combine
         choice = 0.0 if "moe_router" in parts else issued.choice
-        return choice + issued.dispatch + (0.0 if "moe_preprocess" in parts else issued.preparation)
+        prepared = 0.0 if "moe_preprocess" in parts else issued.preparation
+        return self.pricer.software.host_operator * (choice + prepared)
+
+    def _routing(self, op: Op) -> float:
+        """Host time of the exchange of tokens that no graph holds [s]."""
+        issued, each = self.pricer.routing_operators, self.pricer.software.host_operator
+        if issued is None or "moe" in self.pricer.job.graph_parts:
+            return 0.0
+        if op.kind == "combine":
+            return each * issued.combine
+        return self.before_exchange() + each * issued.dispatch
 
     def _launches(self, op: Op) -> float:
         """Launches for each expert of a rank [s]."""
@@ -112,11 +129,9 @@ def issue_seconds(
 
     ``experts`` of a mixture are on a rank. Collectives count wherever they are issued.
     """
-    software, replayed = pricer.software, captured(block, pricer.job.graph_parts)
-    host = _Issuing(pricer, block, replayed, experts)
-    graph = software.host_operator if replayed else 0.0
+    host = Issuing.of(pricer, block, experts)
     repeated = (op for op in block.ops if op.name in again)
-    forward = graph + sum(map(host.operator, block.ops))
-    backward = graph + sum(map(host.gradient, block.ops)) + sum(map(host.operator, repeated))
-    before, after = (software.host_collective * number for number in collectives)
+    forward = host.graph + sum(map(host.operator, block.ops))
+    backward = host.graph + sum(map(host.gradient, block.ops)) + sum(map(host.operator, repeated))
+    before, after = (pricer.software.host_collective * number for number in collectives)
     return forward + before, backward + after

@@ -164,8 +164,10 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     issue_forward = block.host_forward + host.check * block.ranks_forward + hooks
     issue_backward = block.host_backward + host.check * block.ranks_backward
     issue_backward += hooks * (2 if block.recompute else 1)
-    waits_forward = max(0.0, issue_forward + software.host_collective * gather_forward - front.seconds)
-    waits_backward = max(0.0, issue_backward + software.host_collective * gather_backward - back.seconds)
+    issue_forward += software.host_collective * gather_forward
+    issue_backward += software.host_collective * gather_backward
+    waits_forward = max(0.0, max(issue_forward, block.paced.forward) - front.seconds)
+    waits_backward = max(0.0, max(issue_backward, block.paced.backward) - back.seconds)
     parts = {
         "launch": waits_forward + waits_backward,
         "compute": block.forward + gradients,

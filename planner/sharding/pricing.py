@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster_specs.habits import RoutingOperators
 from cluster_specs.software import SoftwareSpec
 from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import product_dtype, stream_seconds
@@ -67,6 +68,12 @@ class Pricer:
     def exchange(self) -> str:
         """How keys and values of a split sequence are exchanged: as the job says, or by the stack's habit."""
         return self.job.context_exchange or self.software.context_exchange
+
+    @property
+    def routing_operators(self) -> RoutingOperators | None:
+        """What the host issues for the exchange of tokens; None where the stack does not say."""
+        way = "once_per_node" if self.job.token_exchange in ("deepep", "hybridep") else "all_to_all"
+        return self.software.routing_operators.get(way)
 
     @property
     def partitioned(self) -> Edges | None:
