@@ -263,6 +263,8 @@ class SoftwareSpec(Record):
 
     None: there is none.
     """
+    gathers_few_heads: bool | None = None
+    """Tensor ranks beyond heads of keys gather all projections to share these; None: each makes what it needs."""
     shards_weights_from: Literal[2, 3]
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)

@@ -21,6 +21,7 @@ from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost
 from planner.sharding.costs import Comm, EdgeCost, OpCost
 from planner.sharding.depths import copied_whole, depths, is_product
+from planner.sharding.few_heads import with_shared_heads
 from planner.sharding.frozen import spared
 from planner.sharding.kernels import in_one_kernel, passes, with_biases, with_weight_casts
 from planner.sharding.mesh import BATCH_AXES, EXPERT_AXES, INNER_AXES, Mesh
@@ -140,6 +141,7 @@ class Pricer:
             priced = with_logits_again(self, block, op, strategy, priced)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
             priced = with_scatters(self, block, op, strategy, priced)
+            priced = with_shared_heads(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
             priced = with_biases(self, block, op, strategy, in_one_kernel(self, block, op, strategy, priced))
             added = priced.backward_weight + self._accumulation(block, op, strategy)
