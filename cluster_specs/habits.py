@@ -36,6 +36,15 @@ class RoutingKernels(Record):
     kernel of large tiles does; 0: as fast as memory is."""
 
 
+class IndexedRows(Record):
+    """Rows of tokens that are read, or added to, one by one where an index says, by a device without kernels for it."""
+
+    gathered: Seconds = Field(ge=0)
+    """Of a row that is taken to where experts, or tokens, have theirs one after the other [s]."""
+    scattered: Seconds = Field(ge=0)
+    """Of a row that is added to one which others add to as well [s]."""
+
+
 class RoutingOperators(Record):
     """Operators that the host issues, one by one, to bring tokens to their experts and back, in the forward.
 

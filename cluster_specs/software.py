@@ -16,6 +16,7 @@ from cluster_specs.habits import (
     BiasedExperts,
     FlatBuffers,
     GroupedGrid,
+    IndexedRows,
     OnGPU,
     Partitioner,
     RoutingKernels,
@@ -66,6 +67,8 @@ class SoftwareSpec(Record):
     scattered_rate: float | None = Field(default=None, ge=0)
     """Elements a second that GPUs add to rows which others add to as well, where a compiler's atomic additions sum what
     experts make, or gradients of what they read; None or 0: as fast as memory is."""
+    indexed_rows: Mapping[str, IndexedRows] = {}
+    """Pattern of device names -> what rows of tokens take there that an index brings to experts and back."""
     grouped_tile: int | None = Field(default=None, ge=0)
     """Rows of a tile of grouped products, which every group that begins inside it computes again; None or 0: each group
     is padded by itself."""

@@ -29,7 +29,7 @@ from planner.sharding.partitioning import Edges, edges_of
 from planner.sharding.pinning import pins_gathered
 from planner.sharding.products import matmul_cost, with_logits_again
 from planner.sharding.resharding import Move, gathered_whole, moves, narrowed, splits_experts
-from planner.sharding.routing import routed_otherwise, with_scatters
+from planner.sharding.routing import routed_otherwise, with_rows, with_scatters
 from planner.sharding.scans import scan_cost
 from planner.sharding.spec import (
     ShardingSpec,
@@ -140,7 +140,7 @@ class Pricer:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
             priced = with_logits_again(self, block, op, strategy, priced)
             priced = spared(self.job, self.sizes, block, op, strategy, priced)
-            priced = with_scatters(self, block, op, strategy, priced)
+            priced = with_rows(self, block, op, strategy, with_scatters(self, block, op, strategy, priced))
             priced = with_shared_heads(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
             priced = with_biases(self, block, op, strategy, in_one_kernel(self, block, op, strategy, priced))

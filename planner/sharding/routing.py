@@ -97,6 +97,25 @@ def kernel_passes(
     )
 
 
+def with_rows(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
+    """``cost`` of routing where a device goes from row to row: gathers each way, or scatters as of `with_scatters`."""
+    device, software = pricer.mesh.cluster.device, pricer.software
+    known = software.indexed_rows.items()
+    rows = next((rows for pattern, rows in known if fnmatchcase(device.name, pattern)), None)
+    if rows is None or op.kind not in ROUTING_KINDS or routes_by_masks(pricer, op):
+        return cost
+    combine = op.kind == "combine"
+    routed = block.tensor[op.inputs[0] if combine else op.outputs[0]]
+    elements = pricer.sizes.elements(routed, input_spec(pricer.graph, routed, strategy))
+    number = elements / pricer.sizes.local("hidden", strategy)
+    summed = rows.scattered if software.scattered_rate else rows.gathered
+    forward, backward = (summed, rows.gathered) if combine else (rows.gathered, summed)
+    return cost._replace(
+        forward=max(cost.forward, number * forward),
+        backward_input=max(cost.backward_input, number * backward),
+    )
+
+
 def scatters(pricer: "Pricer") -> bool:
     """Whether copies of tokens are added to one another by atomic additions."""
     exchange, on_gpu = pricer.job.token_exchange, pricer.mesh.cluster.device.kind == "gpu"

@@ -27,7 +27,14 @@ STACKS = list_software()
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     stated = {name for name in SoftwareSpec.model_fields if getattr(stack, name) is not None}
-    names = ("attention", "activation_arrays", "fused_experts", "grouped_grid", "grouped_share")
+    names = (
+        "attention",
+        "activation_arrays",
+        "fused_experts",
+        "grouped_grid",
+        "grouped_share",
+        "indexed_rows",
+    )
     tables = {name: getattr(stack, name) for name in names}
     parts = ("partitioner", "on_gpu", "routing_kernels", "biased_experts", "flat_buffers")
     records = {name: getattr(stack, name) for name in parts}

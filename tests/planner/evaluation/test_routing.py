@@ -76,6 +76,29 @@ def test_scatters_take_as_long_as_elements_are_added() -> None:
     assert scattered.time["compute"] - gathered.time["compute"] == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("stack", "device", "dispatch", "combine"),
+    [
+        ("levanter", "tpu-v5p:2x2x1", (23e-9, 75e-9), (75e-9, 23e-9)),
+        ("jax-xla", "tpu-v5p:2x2x1", (23e-9, 23e-9), (23e-9, 23e-9)),
+    ],
+)
+def test_tpus_go_from_row_to_row(
+    stack: str, device: str, dispatch: tuple[float, float], combine: tuple[float, float]
+) -> None:
+    """Copies of tokens, 8 of 8,192 on each of 4 ranks: Levanter adds by index, MaxText takes rows either way."""
+    job = Job.model_validate({"global_batch": 8, "seq_len": 4096, "stack": stack})
+    plan = Parallelism(data=4, expert=1, zero_stage=3, shard_degree=4, micro_batch=2)
+    evaluator = Evaluator(load_model("qwen3-30b-a3b"), load_cluster(device), job)
+    pricer, block = evaluator.pricer(plan), next(b for b, n in evaluator.graph.instances() if n == LAYERS)
+    assigned = evaluator.assignment(plan, block.name, {})
+    for op in (op for op in block.ops if op.kind in ("dispatch", "combine")):
+        forward, backward = dispatch if op.kind == "dispatch" else combine
+        cost = pricer.op(block, op, assigned[op.name])
+        assert cost.forward == pytest.approx(8 * 8192 * forward)
+        assert cost.backward_input == pytest.approx(8 * 8192 * backward)
+
+
 def test_a_dispatcher_that_sums_tokens_itself_leaves_nothing_to_scatter() -> None:
     scattered, gathered = (
         estimate(stack=stack, exchange="deepep") for stack in ("levanter-quack", "levanter-sonic")
