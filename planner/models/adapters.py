@@ -34,6 +34,21 @@ def _listed(given: object) -> object:
     return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
 
 
+DROPOUT_PASSES: Mapping[str, float] = MappingProxyType(
+    {"eager_passes": 5 / 4, "eager_backward_passes": 11 / 6}
+)
+"""Bytes of its kernels over those of one pass forward (2 read, 2 written) and backward (twice what is read).
+
+Forward ``native_dropout`` writes a mask, too (2 + 2 + 1). Backward it reads that (2 + 1 + 2), and autograd adds what
+comes of it to the gradient that the module's frozen product sends to the same input (2 + 2 + 2).
+"""
+
+CLONE_BYTES: Mapping[str | None, int] = MappingProxyType({"nf4": 4})
+"""Type of the frozen weights -> bytes that copying the result before the sum moves an element.
+
+Source: huggingface/peft ``src/peft/tuners/lora/bnb.py`` (``Linear4bit.forward``: ``result.clone()``).
+"""
+
 INDIFFERENT = frozenset(
     {
         "base_model_name_or_path",
@@ -92,6 +107,14 @@ class Adapter(Given):
         stored = f", frozen weights in {self.base}" if self.base else ""
         dropped = f", dropout {self.lora_dropout:g}" if self.lora_dropout else ""
         return f"{kind} r={self.r} on {', '.join(self.target_modules)}{dropped}{stored}"
+
+
+def sum_passes(base: Base | None) -> Mapping[str, float]:
+    """The same of ``result + lora_B(...) * scaling``: product (2 + 2) and sum (4 + 2), and of 4 bits a copy.
+
+    Backward the product's alone, as sums and copies hand their gradient on.
+    """
+    return {"eager_passes": (10 + CLONE_BYTES.get(base, 0)) / 6, "eager_backward_passes": 4 / 10}
 
 
 class _Adapted(NamedTuple):
@@ -205,7 +228,8 @@ def _steps(
         read = made(update={"name": f"{name}_lora_input"})
         mask = made(update={"name": f"{name}_lora_mask", "dtype": "bool"})
         added += [read, mask]
-        steps.append(_op(f"{name}_lora_dropout", "elementwise", (x,), (read,), linear=True, mask=mask.name))
+        dropped: dict[str, bool | str | float] = {"linear": True, "mask": mask.name, **DROPOUT_PASSES}
+        steps.append(_op(f"{name}_lora_dropout", "elementwise", (x,), (read,), attributes=dropped))
     steps.append(_op(down.name, "matmul", (read,), (narrow,), (down,)))
     results = [tensors[out] for out in module.results]
     ups = [
@@ -221,7 +245,8 @@ def _steps(
     steps.append(_op(ups[0].name, "matmul", (narrow,), deltas, ups))
     bases = [tensors[f"{out.name}_base"] for out in results]
     # One sum for all parts of a fused module, as they are views of one array.
-    steps.append(_op(f"{name}_lora_add", "add", (*bases, *deltas), results))
+    summed = sum_passes(adapter.base)
+    steps.append(_op(f"{name}_lora_add", "add", (*bases, *deltas), results, attributes=summed))
     return [*added, *ups, *deltas], steps
 
 
@@ -236,7 +261,7 @@ def _op(
     inputs: Iterable[Tensor],
     outputs: Iterable[Tensor],
     weights: Iterable[Tensor] = (),
-    **attributes: bool | str,
+    attributes: Mapping[str, bool | str | float] = MappingProxyType({}),
 ) -> Op:
     names = [tuple(t.name for t in group) for group in (inputs, outputs, weights)]
     return Op(

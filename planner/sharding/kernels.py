@@ -29,7 +29,8 @@ def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
     if "casts" in op.attributes:
         return float(op.attributes["casts"]), float(op.attributes["casts"])
     if "eager_passes" in op.attributes and not software.fused_elementwise:
-        return float(op.attributes["eager_passes"]), float(op.attributes["eager_passes"])
+        forward = float(op.attributes["eager_passes"])
+        return forward, float(op.attributes.get("eager_backward_passes", forward))
     found = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
     return found, found
 

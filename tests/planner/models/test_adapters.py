@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from cluster_specs.software import load_software
 from planner.errors import InputError
 from planner.flops import Counting
 from planner.graph import Graph, count_parameters
 from planner.models.adapters import RANK, Adapter, adapted
 from planner.models.catalog import build_graph, load_model
 from planner.operators import backward_flops, forward_flops, model_flops, saved_tensors
+from planner.sharding.kernels import passes
 
 ROWS = [
     json.loads(line)
@@ -123,3 +125,20 @@ def test_fields_of_peft_that_change_no_shape_are_read_over() -> None:
 def test_fields_of_peft_that_train_more_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{field} is .*, with which more is trained"):
         Adapter.model_validate({"r": 8, field: value})
+
+
+@pytest.mark.parametrize(("base", "summed"), [(None, 10), ("nf4", 14)])
+def test_steps_of_an_adapter_move_as_many_bytes_as_torch_dispatches(base: str | None, summed: int) -> None:
+    """An element of what each step makes, as PyTorch 2.13's dispatcher shows ``y + B(A(dropout(x))) * 2`` in 16 bits.
+
+    Forward ``native_dropout`` 2 + 2 + 1, ``mul`` 2 + 2 and ``add`` 4 + 2, beside 4 bits ``clone`` 2 + 2; backward
+    ``mul`` 2 + 2, ``native_dropout_backward`` 2 + 1 + 2 and ``add`` 4 + 2 of both gradients of ``x``.
+    """
+    layer = llama(lora_dropout=0.1, base=base, target_modules=("o_proj",)).block["layer"]
+    eager, compiled = load_software("hf-fsdp"), load_software("torch-fsdp2")
+    for step, inputs, moved in (("_lora_dropout", 1, (5, 11)), ("_lora_add", 2, (summed, 4))):
+        (op,) = (op for op in layer.ops if op.name.endswith(step))
+        once = 2 * inputs + 2, 2 * 2 * inputs + 2
+        found = tuple(n * each for n, each in zip(once, passes(eager, op), strict=True))
+        assert found == pytest.approx(moved)
+        assert passes(compiled, op) == (compiled.elementwise_passes,) * 2
