@@ -19,6 +19,7 @@ from planner.evaluation.memory import held_in_backward, states_of
 from planner.evaluation.stages import StageCost
 from planner.evaluation.step import through_all
 from planner.graph import Block, tied_share
+from planner.pipeline.generators import stage_to_rank
 from planner.plans import Job, Parallelism
 from planner.search.candidates import Candidate
 from planner.sharding.pricing import Pricer
@@ -189,6 +190,8 @@ class Unavoidable(NamedTuple):
     """Parameters of embedding and head, tied ones once."""
     largest: float
     """The largest tensor that an operator makes for one sequence, in the kind of layer where that is least [bytes]."""
+    handed_on: float
+    """What a layer hands to the next of one sequence, of the kind where that is least [bytes]."""
 
     def saved(self, policy: str) -> float:
         """What all layers keep of one sequence [bytes]."""
@@ -208,6 +211,10 @@ def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
     def largest(block: Block) -> float:
         made = [block.tensor[name] for op in block.ops for name in op.outputs]
         return max((graph.elements(tensor) * pricer.element_bytes(tensor) for tensor in made), default=0.0)
+
+    def handed_on(block: Block) -> float:
+        made = [block.tensor[name] for name in block.outputs[:1]]
+        return sum(graph.elements(tensor) * pricer.element_bytes(tensor) for tensor in made)
 
     def parameters(name: str | None, experts: bool) -> float:
         weights = [t for t in graph.block[name].tensors if t.role == "weight"] if name else []
@@ -229,6 +236,7 @@ def unavoidable(pricer: Pricer, policies: Iterable[str]) -> Unavoidable:
         ),
         ends=(parameters(graph.first, False), untied(graph.last)),
         largest=min(largest(graph.block[name]) for name in kinds),
+        handed_on=min(handed_on(graph.block[name]) for name in kinds),
     )
 
 
@@ -246,7 +254,7 @@ def held_per_weight(plan: Parallelism, job: Job, software: SoftwareSpec) -> PerW
 
 
 def early_floor(c: Candidate, least: Unavoidable, per_weight: PerWeight, evaluator: Evaluator) -> float:
-    """Least memory of the fullest rank [bytes], before anything is priced."""
+    """Least memory of the fullest rank [bytes], before anything is priced; less what it receives (`least_received`)."""
     held, share = per_weight.usual / c.tensor, c.micro_batch / (c.tensor * c.context)
     kept = 0.0 if "activations" in c.offload else share
     loads = tuple(
@@ -279,3 +287,25 @@ def overhead(c: Candidate, software: SoftwareSpec, device: DeviceSpec) -> float:
     """What framework and communicators take beside tensors, at least [bytes]."""
     groups = sum(degree > 1 for degree in (c.tensor, c.context, c.expert, c.pipeline, c.data))
     return software.context + groups * communicator_bytes(software, device)
+
+
+def least_boundary(c: Candidate, least: Unavoidable) -> float:
+    """What a stage hands on for one micro-batch at least, however operators are split [bytes]."""
+    return c.micro_batch / (c.tensor * c.context) * least.handed_on
+
+
+def least_received(c: Candidate, software: SoftwareSpec, boundary: float) -> float:
+    """Buffers of any rank for what it receives, where stages hand on ``boundary`` for a micro-batch, or more [bytes].
+
+    As in `planner.evaluation.handing_over.receive_buffers`.
+    """
+    if not (software.receives_apart and c.pipeline > 1):
+        return 0.0
+    return _ways(c.schedule, c.pipeline, c.virtual_stages) * c.num_microbatches * boundary
+
+
+@lru_cache(maxsize=1 << 10)
+def _ways(schedule: str, pipeline: int, virtual_stages: int) -> int:
+    """From which any rank receives: its stages both ways, but for the pipeline's two ends, which may be on one rank."""
+    home = stage_to_rank(schedule, pipeline, virtual_stages)
+    return 2 * virtual_stages - (2 if home[0] == home[-1] else 1)

@@ -3,30 +3,27 @@
 The search takes them in turn, and stops at the first that excludes a candidate.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import NamedTuple
 
-from planner.evaluation.blocks import left_gathered
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.host import host_step_seconds
-from planner.evaluation.memory import held_in_backward, model_states
-from planner.evaluation.rank import stages_gathered
 from planner.evaluation.stages import StageCost, StageShape
-from planner.evaluation.states import gathered_weight_bytes
 from planner.evaluation.step import stage_wait, straggling
-from planner.graph import counted, tied_share
+from planner.graph import counted
 from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Parallelism, Pins
 from planner.search.assignments import Assignments
 from planner.search.bounds import (
-    Load,
     PerWeight,
     busiest_rank,
     early_floor,
     fullest_rank,
     held_per_weight,
+    least_boundary,
     least_on_host,
     least_pipeline,
+    least_received,
     least_stepped,
     most_in_flight,
     overhead,
@@ -34,6 +31,7 @@ from planner.search.bounds import (
     unavoidable,
 )
 from planner.search.candidates import Candidate, Family, alternates, parallelism, splits_backward
+from planner.search.loads import Parts, RankLoads, loads_of, parts_of
 from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
 from planner.search.space import policies, stage_policies
@@ -53,19 +51,6 @@ class Floor(NamedTuple):
     memory_bytes: float
 
 
-class Part(NamedTuple):
-    """Layers of one kind, or embedding or head, as one device has them."""
-
-    number: int
-    states: Mapping[str, float]
-    elements: float
-    saved: float
-    """For one micro-batch [bytes]."""
-    workspace: float
-    gathered: float
-    """Elements of one that are surely whole at once."""
-
-
 class Whole(NamedTuple):
     """What bounds the time of every cut of a candidate."""
 
@@ -77,22 +62,6 @@ class Whole(NamedTuple):
     """Seconds of forward and backward, and the number of layers that take at least as long."""
     end_seconds: tuple[float, float]
     """Of embedding and head."""
-
-
-class Parts(NamedTuple):
-    """What bounds the memory of every cut of a candidate."""
-
-    layers: tuple[Part, ...]
-    ends: tuple[Part | None, Part | None]
-    """Embedding and head."""
-
-
-class RankLoads(NamedTuple):
-    """What ranks hold of their layers, and of embedding and head; and the least beside that [bytes]."""
-
-    layers: tuple[Load, ...]
-    ends: tuple[float, float]
-    beside: float
 
 
 class Floors:
@@ -148,7 +117,8 @@ class Floors:
             least = min(self._policies, key=self._unavoidable.saved, default=c.recompute)
             own = c._replace(recompute=least) if self._policies else c
             self._early[key] = early_floor(own, self._unavoidable, held, self.evaluator)
-        return self._early[key]
+        boundary = least_boundary(c, self._unavoidable)
+        return self._early[key] + least_received(c, self.evaluator.software, boundary)
 
     def too_large(self, family: Family) -> bool:
         """Whether none of a family of the space can fit: those that keep least of their layers cannot."""
@@ -249,52 +219,15 @@ class Floors:
         """Layers, embedding and head, before any of them is timed."""
         key = self._key(c)
         if key not in self._parts:
-            plan, shardings, graph = parallelism(c), self.sharding(c), self.evaluator.graph
-            layers = [self._part(plan, name, count, shardings) for name, count in counted(graph.sequence)]
-            first, last = (
-                self._part(plan, name, 1, shardings) if name else None for name in (graph.first, graph.last)
-            )
-            self._parts[key] = Parts(tuple(layers), (first, last))
+            plan, shardings = parallelism(c), self.sharding(c)
+            self._parts[key] = parts_of(self.evaluator, plan, shardings, self._policies)
         return self._parts[key]
-
-    def _part(self, plan: Parallelism, name: str, count: int, shardings: Shardings) -> Part:
-        evaluator = self.evaluator
-        end = name in (evaluator.graph.first, evaluator.graph.last)
-        own = {"none"} if end else set(self._policies) or {plan.recompute}
-        costs = [evaluator.block(plan, name, policy, shardings) for policy in sorted(own)]
-        weights = costs[0].weights
-        if ends := evaluator.keepers[name]:
-            untied = 1 - tied_share(evaluator.graph, name, ends)
-            weights = tuple(group._replace(elements=untied * group.elements) for group in weights)
-        return Part(
-            count,
-            model_states(weights, evaluator.job, plan, evaluator.mesh(plan), evaluator.software),
-            sum(group.elements for group in weights),
-            min(cost.saved_bytes - cost.compiled.looped for cost in costs),
-            min(cost.workspace_bytes for cost in costs),
-            min(left_gathered(cost) for cost in costs),
-        )
 
     def rank_loads(self, c: Candidate) -> RankLoads:
         """What there is to be spread over the candidate's ranks."""
         key = (*self._key(c), c.num_microbatches > 1, c.virtual_stages)
         if key not in self._loads:
-            plan, job, software = parallelism(c), self.evaluator.job, self.evaluator.software
-            layers, ends = self._held_by(c)
-
-            def held(part: Part | None, looked_up: bool = False) -> float:
-                if part is None:
-                    return 0.0
-                late = part.elements if looked_up else 0.0
-                return held_in_backward(part.states, part.elements, job, plan, software, late)
-
-            kept = 0.0 if "activations" in c.offload else 1.0
-            beside = min(part.workspace for part in layers)
-            if c.zero_stage == 3 and stages_gathered(plan, software) == 1:
-                gathered = min(software.live_parameters, *(part.gathered for part in layers))
-                beside += gathered * gathered_weight_bytes(job, software)
-            loads = tuple(Load(part.number, held(part), kept * part.saved) for part in layers)
-            self._loads[key] = RankLoads(loads, (held(ends[0], looked_up=True), held(ends[1])), beside)
+            self._loads[key] = loads_of(self._held_by(c), self.evaluator, parallelism(c))
         return self._loads[key]
 
     def _span(self, c: Candidate, whole: Whole) -> float:
@@ -348,21 +281,21 @@ class Floors:
 
     def whole(self, c: Candidate) -> Floor:
         """What no cut of this candidate can be below; the time of one that cannot fit is `policy`'s."""
-        layers, ends, beside = self.rank_loads(c)
-        memory = (
-            fullest_rank(layers, ends, c)
-            + beside
-            + overhead(c, self.evaluator.software, self.evaluator.cluster.device)
-        )
+        layers, ends, beside, boundary = self.rank_loads(c)
+        memory = fullest_rank(layers, ends, c) + beside + self.beside_loads(c, boundary)
         return Floor(self.uncut(c) if memory <= self.limit else self.policy(c).seconds, memory)
 
     def states(self, c: Candidate) -> float:
         """Memory without any activations [bytes], however operators are split."""
-        layers, ends, _ = self.rank_loads(c)
+        layers, ends, *_ = self.rank_loads(c)
         bare = tuple(load._replace(activations=0.0) for load in layers)
-        return fullest_rank(bare, ends, c) + overhead(
-            c, self.evaluator.software, self.evaluator.cluster.device
-        )
+        boundary = least_boundary(c, self._unavoidable)
+        return fullest_rank(bare, ends, c) + self.beside_loads(c, boundary)
+
+    def beside_loads(self, c: Candidate, boundary: float) -> float:
+        """What any rank has beside layers and ends [bytes], where stages hand on ``boundary`` [bytes] or more."""
+        software, device = self.evaluator.software, self.evaluator.cluster.device
+        return overhead(c, software, device) + least_received(c, software, boundary)
 
     # --- its own stages -------------------------------------------------------------------------------
 

@@ -27,12 +27,12 @@ from planner.search.bounds import (
     Load,
     around_busiest,
     most_in_flight,
-    overhead,
     pipeline_seconds,
     waits_behind,
 )
 from planner.search.candidates import Candidate, Family, parallelism, splits_backward
-from planner.search.floors import Floors, RankLoads
+from planner.search.floors import Floors
+from planner.search.loads import RankLoads
 from planner.search.space import SEARCHED_POLICIES
 
 Array = npt.NDArray[np.float64]
@@ -209,7 +209,8 @@ def _beside(floors: Floors, c: Candidate) -> float:
         for policy in SEARCHED_POLICIES
     }
     spared = spaces[c.recompute] - min(spaces.values())
-    return floors.rank_loads(c).beside - spared + overhead(c, evaluator.software, evaluator.cluster.device)
+    loads = floors.rank_loads(c)
+    return loads.beside - spared + floors.beside_loads(c, loads.boundary)
 
 
 def cheapest(ways: list[Way]) -> list[Way]:

@@ -6,21 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_specs.software import load_software
+from planner.evaluation.cuts import ranks_of
+from planner.evaluation.handing_over import receive_buffers
+from planner.evaluation.rank import Rank
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import Sync
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES
 from planner.pipeline.simulator import StageTimes, makespan
+from planner.plans import Job
 from planner.search.bounds import (
     Load,
     around_busiest,
     busiest_rank,
     busiest_within,
     fullest_rank,
+    least_received,
     pipeline_seconds,
     waits_behind,
 )
-from planner.search.candidates import Candidate
+from planner.search.candidates import Candidate, parallelism
 
 BACKWARD = 1.5
 """Of its inputs and of its weights, each against one forward."""
@@ -139,6 +145,21 @@ def test_the_fullest_rank_holds_as_much_as_the_bound(
     held[0] += ends[0]
     held[-1] += ends[1]
     assert fullest_rank(kinds, ends, candidate(schedule, p, 1, m)) <= max(held) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "p", "v"), [*SHAPES, ("dualpipev", 4, 2), ("1f1b", 1, 1)])
+def test_no_rank_receives_in_less_than_the_bound(schedule: str, p: int, v: int) -> None:
+    """And some rank in no more; other stacks have no such buffers."""
+    c, software, boundary = candidate(schedule, p, v, 2 * p), load_software("torch-fsdp2"), 3.0
+    stages = [whole_model(1.0)._replace(boundary_bytes=boundary) for _ in range(p * v)]
+    stages[0] = stages[0]._replace(end_units=(1.0,))
+    stages[-1] = stages[-1]._replace(loss_bytes=1.0)
+    plan, job = parallelism(c), Job(global_batch=2 * p, seq_len=1024)
+    held = [
+        receive_buffers(Rank([stages[s] for s in own], 0.0, job, plan, software)) for own in ranks_of(plan)
+    ]
+    assert least_received(c, software, boundary) == min(held)
+    assert least_received(c, load_software("megatron"), boundary) == 0
 
 
 @pytest.mark.parametrize(("p", "layers"), [(1, 12), (4, 32), (8, 32)])
