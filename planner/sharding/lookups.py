@@ -30,15 +30,18 @@ class LookUp(NamedTuple):
 
 
 def first_split(lookup: LookUp) -> str:
-    """``columns``, ``rows`` or ``tokens``; of ways that are alike the first, whose collectives send the least."""
-    rows, tokens, columns, tensor, _ = lookup
+    """``columns``, ``rows`` or ``tokens``; of ways that are alike the one whose collectives send the least.
+
+    By columns first, copies gather what all of them find; without copies columns send no more than rows do.
+    """
+    rows, tokens, columns, tensor, copies = lookup
     gathered = rows / columns * (1 + 1 / tensor) if tensor > 1 else 0.0
     exchanged = 2 * tokens / lookup.ranks
     ways = {"columns": max((rows + tokens) / columns, gathered, exchanged)}
     if tensor > 1:
         ways["rows"] = max(rows / tensor + tokens, rows / tensor * (1 + 1 / columns))
     ways["tokens"] = max(rows * (1 + 1 / columns / tensor), rows + tokens / lookup.ranks)
-    return min(ways, key=lambda way: ways[way])
+    return min(ways, key=lambda way: (ways[way], way == "columns" and copies > 1))
 
 
 def splits_tokens_of_rows(lookup: LookUp) -> bool:

@@ -27,6 +27,7 @@ COMPILED = """
 128256  16384  4  8 1 rows    no  no
 128256  16384  4  4 1 columns no  no
 128256  65536  8  4 2 columns no  no
+128256   8192  2  2 2 rows    no  no
  50432   4096  2  8 1 rows    no  no
  32000 131072 16  1 1 columns no  no
 """
