@@ -60,6 +60,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 * **As many tensor ranks with the same heads of keys and values as data ranks share states, or a multiple.** Parts of
   their weights change places before tensor ranks gather them, and parts of gradients, which data ranks sum, after
   (`planner.evaluation.syncing`). Where all is recomputed the backward gathers them once more, which is not priced.
+* **Queries of which each head is normed, beside tensor ranks.** Where they are made again, the backward gathers their
+  projection twice: once to make them, once for the gradient.
 * **Gradients over copies of states, or of shards.** Summed with every micro-batch.
 * **ZeRO-1.** The same, and updated weights are gathered as they are stored, in fp32. Of several micro-batches the
   gradients of embedding and head are scattered, as their sums lie as the states do, and so they are where SGD reads
@@ -78,7 +80,6 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 
 ## What is not priced
 
-* `qwen3-8b`, but not `8b-4`: where all is recomputed, the projection of queries is gathered once more.
 * `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than a layer is wide, keys and values are
   summed in place of the gather of their weights (0.3 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.

@@ -25,7 +25,8 @@ from planner.plans import NARROW
 from planner.saving import weight_casts
 from planner.sharding.costs import Comm
 from planner.sharding.depths import depths
-from planner.sharding.partitioning import Lone, lone_gathers, slice_partitioner
+from planner.sharding.gathers import Lone, lone_gathers
+from planner.sharding.partitioning import slice_partitioner
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
 from planner.sharding.spec import ShardingSpec
@@ -394,5 +395,5 @@ def block_cost(pricer: Pricer, block: Block, terms: BlockTerms, policy: str) -> 
         midway=_midway(pricer, block, terms, saved),
         compiled=compiled_block(pricer, block, terms, kept, there),
         sums_in_ring=_sums_in_ring(pricer, block, terms),
-        lone=lone_gathers(pricer.graph, block, repeated, {block.producer[name] for name in terms.sums}),
+        lone=lone_gathers(pricer, block, repeated, {block.producer[name] for name in terms.sums}),
     )

@@ -150,7 +150,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     copied_forward = max(activations, sync.fetch * gather_forward)
     copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
     gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
-    again, _ = gathered_again(sync, place, plan, software)
+    again = gathered_again(sync, place, plan, software)[0] * (1 + block.lone.apart)
     reduces = reduces_every_microbatch(plan, software)
     reduced, alone = again + (sync.reduce - sync.reduce_alone) * reduces, sync.reduce_alone * reduces
     gradients = block.backward_input + block.backward_weight
@@ -205,7 +205,7 @@ def timed(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: Host)
 def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tuple[float, dict[str, float]]:
     """What a unit's gathers bring for one micro-batch, and what is sent for them as rings and sums [bytes]."""
     first = gathers_weights(plan, software)[0]
-    _, again = gathered_again(unit.sync, unit.place, plan, software)
+    again = gathered_again(unit.sync, unit.place, plan, software)[1] * (1 + unit.block.lone.apart)
     times = first + gathers_again(unit.place, plan, software)
     rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
     further = {"send": rings + times * unit.sync.swapped_bytes, "all_reduce": times * unit.sync.summed_bytes}

@@ -19,7 +19,7 @@ Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (``disable_windowed_eins
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, TorusSpec
@@ -122,26 +122,6 @@ def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePart
     habits, device = software.partitioner, cluster.device
     buffer = habits.scatter_buffer_of(device.name)
     return SlicePartitioner(habits, cluster.torus, device.peak_flops_per_second["bf16"], buffer)
-
-
-class Lone(NamedTuple):
-    """Shares of a block's weights that one product reads, beside which they may be gathered in a ring.
-
-    Where the tensor axis splits products as well, only those of which it leaves no sum to be made have one.
-    """
-
-    forward: float
-    backward: float
-    """Weights of repeated operators are read by two products there."""
-
-
-def lone_gathers(graph: Graph, block: Block, repeated: Collection[str], summed: Collection[str]) -> Lone:
-    """Where some operators are ``repeated`` in the backward, and some leave parts to be ``summed``."""
-    elements = {op.name: sum(graph.elements(block.tensor[w]) for w in op.weights) for op in block.ops}
-    everything = sum(elements.values()) or 1.0
-    forward = sum(e for name, e in elements.items() if name not in summed)
-    backward = sum(e for n, e in elements.items() if n not in repeated and (n in summed or not summed))
-    return Lone(forward / everything, backward / everything)
 
 
 def handed_back(block: Block, name: str) -> str:

@@ -143,7 +143,6 @@ def test_copies_of_shards_are_summed_as_often_as_the_stack_does(stack: str, time
 
 
 NOT_PRICED = {
-    "xla-compiled/qwen3-8b/v5e:4x4/tp4-fsdp4-full",
     "xla-compiled/t5-small/v5e:4x4/fsdp16-none-mb8",
     "xla-compiled/t5-11b/v5p:2x2x4/tp4-fsdp4-full-mb2",
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
