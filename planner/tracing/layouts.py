@@ -244,13 +244,14 @@ def steps(sources: Sequence[Layout] | Layouts, targets: Sequence[Layout] | Layou
     have = np.maximum(np.array(sources), WHOLE)  # what is in parts stays so, as if it were whole
     want = np.maximum(np.array(targets), WHOLE)
     split, wanted = (mask(layouts != WHOLE) for layouts in (have, want))
+    before, after = split[:, None], wanted[None, :]
     misplaced = np.zeros((len(have), len(want)), np.uint8)
     for dim in range(1 + max(have.max(initial=0), want.max(initial=0)) if have.shape[1] > 1 else 0):
-        misplaced |= _MISPLACED[mask(have == dim)][:, mask(want == dim)]
-    before, after = split[:, None], wanted[None, :]
-    sliced = np.where(before & ~after, before, after)  # no slice comes before a gather
+        first, last = mask(have == dim)[:, None], mask(want == dim)[None, :]
+        cut, exchanged = first | (last & ~before), last | (first & ~after)
+        misplaced |= _MISPLACED[first, cut] | _MISPLACED[cut, exchanged] | _MISPLACED[exchanged, last]
     return [
-        codes_of("send", misplaced, sliced),
+        codes_of("send", misplaced, before | after),
         *_exchanges(have, want, before | after),
         *_gathers(have, np.array(before & ~after), after),
     ]
@@ -294,24 +295,6 @@ def _exchanges(have: Layouts, want: Layouts, split: Codes) -> Iterator[Codes]:
                 together = moved[b] & (ways[a] == ways[b])
                 axes = axes * ~together if b < a else axes | (first & together) << b
         yield codes_of("all_to_all", axes, split)
-
-
-def between(source: Partition, target: Partition, axes: Sequence[str]) -> Iterator[Partition]:
-    """Where an array lies on its way from one layout to another, if its axes leave for several dims.
-
-    By the axes' names, outermost first. XLA gathers the whole array unless it is told each place.
-    """
-    at = {axis: dim for dim, named in enumerate(source) for axis in named}
-    pairs: dict[tuple[int, int], list[str]] = {}
-    for dim, named in enumerate(target):
-        for axis in named:
-            if at.get(axis, dim) != dim:
-                pairs.setdefault((at[axis], dim), []).append(axis)
-    meet = len({dim for _, dim in pairs}) < len(pairs)  # inner axes leave first, outer ones arrive first
-    order = sorted(pairs, key=lambda pair: max(map(axes.index, pairs[pair])), reverse=not meet)
-    for pair in order[:-1]:
-        at |= dict.fromkeys(pairs[pair], pair[1])
-        yield tuple(tuple(a for a in axes if at.get(a) == dim) for dim in range(len(source)))
 
 
 class PartialSums(NamedTuple):

@@ -24,13 +24,14 @@ from planner.tracing.applying.parts import (
     product_in_parts,
     sums_in_turn,
 )
+from planner.tracing.applying.places import between, fits
 from planner.tracing.applying.repeats import Repeats
 from planner.tracing.applying.rings import RingProduct, goes_round
 from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.applying.views import View, partition_of, split_of
-from planner.tracing.layouts import Partition, between
+from planner.tracing.layouts import Partition
 from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
 from planner.tracing.reading.jax_record import output_names
@@ -166,7 +167,9 @@ class _Runner:
         """``array`` from where it lies to ``partition``."""
         import jax
 
-        for place in (*between(known, partition, tuple(self.sharded.mesh)), partition):
+        mesh = self.sharded.mesh
+        ways = (place for place in between(known, partition, tuple(mesh)) if fits(array.shape, place, mesh))
+        for place in (*ways, partition):
             array = jax.lax.with_sharding_constraint(array, _named(self.mesh, place))
         self.lies[id(array)] = (array, partition)
         return array

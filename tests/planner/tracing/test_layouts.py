@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cluster_specs.catalog import load_cluster
 from planner.errors import InputError
+from planner.tracing.applying.places import between, fits
 from planner.tracing.layouts import (
     PARTS,
     WHOLE,
@@ -19,7 +20,6 @@ from planner.tracing.layouts import (
     Partition,
     among,
     as_layouts,
-    between,
     different,
     distinct,
     divides,
@@ -115,13 +115,20 @@ def test_what_leaves_one_dim_for_several_goes_in_turn() -> None:
         (((), (), ("a", "b")), (("a",), ("b",), ()), [((), ("b",), ("a",))]),  # the inner one leaves first
         ((("a",), ("b",), ()), ((), (), ("a", "b")), [((), ("b",), ("a",))]),  # the outer one arrives first
         (((), (), ("a", "b")), (("a", "b"), (), ()), []),
-        (((), ("a",), ("b",)), (("a",), (), ()), []),
+        (((), ("a",), ("b",)), (("a",), (), ()), [(("a",), (), ("b",))]),  # the other axis is gathered last
+        ((("a",), (), ()), ((), ("b",), ()), [(("a",), ("b",), ())]),  # cut first
+        ((("a", "b"), (), ()), ((), ("b",), ()), [(("a",), ("b",), ())]),
     ],
 )
 def test_an_array_is_told_each_place_on_its_way(
     source: Partition, target: Partition, expected: list[Partition]
 ) -> None:
     assert list(between(source, target, ("a", "b"))) == expected
+
+
+def test_a_place_on_the_way_divides_evenly() -> None:
+    assert fits((4, 6), (("a",), ("b",)), {"a": 2, "b": 3})
+    assert not fits((4, 6), (("a", "b"), ()), {"a": 2, "b": 3})
 
 
 def test_a_slice_is_free() -> None:
