@@ -17,6 +17,13 @@ class AttentionRate(Record):
     backward: float = Field(gt=0, le=1)
 
 
+class ActivationKernels(Record):
+    """Arrays that an activation reads and writes where it is several kernels, less a gate's product with ``up``."""
+
+    forward: float = Field(gt=0)
+    backward: float = Field(gt=0)
+
+
 class RoutingKernels(Record):
     """Passes over the copies of tokens that experts read or make, where kernel after kernel goes over them.
 

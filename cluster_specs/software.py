@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.errors import UnknownName
 from cluster_specs.habits import (
+    ActivationKernels,
     AttentionRate,
     BiasedExperts,
     FlatBuffers,
@@ -51,6 +52,8 @@ class SoftwareSpec(Record):
     """Element-wise operators run inside the products that read them, so that what they make never exists whole."""
     elementwise_passes: float = Field(gt=0)
     """Memory traffic of norms and element-wise operators over one read of inputs and one write of outputs."""
+    activation_kernels: Mapping[str, ActivationKernels] = {}
+    """Activation function -> what goes over memory instead, of those that are many kernels."""
     loss_forward_passes: float = Field(gt=0)
     """As ``elementwise_passes``, of the loss: one for each kernel that goes over the logits, two if in fp32."""
     loss_backward_passes: float = Field(gt=0)

@@ -65,9 +65,12 @@ NORMS: tuple[Literal["rms"], Literal["layer"], Literal["layer_no_bias"]] = ("rms
 POSITIONS: tuple[Literal["rotary"], Literal["learned"], Literal["none"]] = ("rotary", "learned", "none")
 """Queries and keys are rotated, or a table is added to the embedding; ``none`` is ALiBi, too, inside attention."""
 
-ACTIVATIONS: tuple[Literal["silu"], Literal["gelu"], Literal["relu"], Literal["relu2"]] = (
+ACTIVATIONS: tuple[
+    Literal["silu"], Literal["gelu"], Literal["gelu_new"], Literal["relu"], Literal["relu2"]
+] = (
     "silu",
     "gelu",
+    "gelu_new",
     "relu",
     "relu2",
 )

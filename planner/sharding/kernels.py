@@ -3,6 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from cluster_specs.habits import ActivationKernels
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import cast_seconds, stream_seconds
 from planner.graph import Block, Op, trained_weights
@@ -31,8 +32,19 @@ def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
     if "eager_passes" in op.attributes and not software.fused_elementwise:
         forward = float(op.attributes["eager_passes"])
         return forward, float(op.attributes.get("eager_backward_passes", forward))
+    if "function" in op.attributes and not software.fused_elementwise:
+        kernels = software.activation_kernels.get(str(op.attributes["function"]))
+        if kernels is not None:
+            return _activation_passes(kernels, len(op.inputs))
     found = software.routing_passes if op.kind in ROUTING_KINDS else software.elementwise_passes
     return found, found
+
+
+def _activation_passes(kernels: ActivationKernels, inputs: int) -> tuple[float, float]:
+    """Passes of an activation of several kernels; a gated one's product reads two arrays, and each gradient of it."""
+    product = inputs > 1
+    forward, backward = kernels.forward + 3 * product, kernels.backward + 6 * product
+    return forward / (inputs + 1), backward / (2 * inputs + 1)
 
 
 def fuses_experts(pricer: "Pricer") -> bool:

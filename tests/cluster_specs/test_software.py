@@ -30,6 +30,7 @@ def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
     names = (
         "attention",
         "activation_arrays",
+        "activation_kernels",
         "fused_experts",
         "grouped_grid",
         "grouped_share",
