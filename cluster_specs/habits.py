@@ -108,6 +108,8 @@ class GroupedGrid(Record):
 class OnGPU(Record):
     """What is different on GPUs of a stack whose other habits are those that it has on TPUs."""
 
+    overlap_data: float = Field(ge=0, le=1)
+    overlap_gather: float = Field(ge=0, le=1)
     overlap_slowdown: float = Field(ge=0)
     straggler: float = Field(ge=0)
     grouped_tile: int = Field(ge=0)
