@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 from cost_models.memory import gathered_bytes
+from planner.evaluation.flat_units import layer_done, root_done
 from planner.evaluation.rank import Rank, passing, reduces
 
 
@@ -53,6 +54,9 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
         return
     head = rank.head * (rank.reduced if rank.software.wraps_ends else rank.weight)
     own = 0.0 if rank.adds_up_whole else rank.made
+    if not (rank.software.pads_shards or rank.adds_up_whole):
+        yield from _flat_units(rank, gathered, (head, own))
+        return
     yield from _inside(rank, rank.activations, min(gathered, rank.whole), (head, own))
     if rank.software.wraps_ends:
         yield from _head_reduced(rank)
@@ -64,6 +68,22 @@ def as_they_are_made(rank: Rank) -> Iterator[dict[str, float]]:
     following = rank.whole - layer if plan.zero_stage == 2 else gathered
     yield from _later_layers(rank, following, 0.0 if rank.software.wraps_ends else head)
     yield from _backward_done(rank)
+
+
+def _flat_units(rank: Rank, gathered: float, gradients: tuple[float, float]) -> Iterator[dict[str, float]]:
+    """The first FSDP: the backward of its first two and last two layers, and the end of the whole.
+
+    ``gathered`` while the last layer computes, ``gradients`` that wait and a layer's own [bytes]. Between the second
+    and the last but one, activations go and shards come evenly.
+    """
+    layers = int(rank.layers)
+    for done in sorted({0, 1, layers - 2, layers - 1} & set(range(layers))):
+        left = max(0.0, rank.activations - done * rank.layer_activations)
+        there = min(gathered, rank.whole - rank.gathered_layers(done * rank.largest))
+        after = layer_done(rank, max(0.0, left - rank.layer_activations), there)
+        shards = rank.sharded(done * rank.largest)
+        yield from (at | shards for at in (*_inside(rank, left, there, gradients), *after))
+    yield from root_done(rank)
 
 
 def _head_reduced(rank: Rank) -> Iterator[dict[str, float]]:

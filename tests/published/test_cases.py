@@ -8,6 +8,7 @@ import tracking
 import tracking_adapters
 import tracking_autocast
 import tracking_experts
+import tracking_flat
 import tracking_replicas
 import tracking_stages
 import tracking_transformers
@@ -22,6 +23,7 @@ SCRIPTS = {
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
     "torch_replicas": tracking_replicas,
+    "torch_flat": tracking_flat,
 }
 
 
