@@ -256,7 +256,7 @@ def device_memory(
         states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
     if buffers := receive_buffers(rank):
         states["receive_buffers"] = buffers
-    passing = passing_moments(rank, mesh)
+    passing = passing_moments(rank, mesh, limit - sum(states.values()))
     fullest = max(passing, key=lambda moment: sum(moment.passing.values()))
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
@@ -284,8 +284,8 @@ def unused(rank: Rank, moments: Sequence[Moment], fullest: Moment) -> float:
     return software.fragmentation * (sum(fullest.passing.values()) - large)
 
 
-def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
-    """What there is beside resident states at each moment, in turn [bytes]."""
+def passing_moments(rank: Rank, mesh: Mesh, room: float = math.inf) -> tuple[Moment, ...]:
+    """What there is beside resident states, which leave ``room``, at each moment, in turn [bytes]."""
     plan, software = rank.plan, rank.software
     groups = [g for stage in rank.stages for g in stage.weights]
     shard = sharded_elements(groups, mesh, plan.shard_degree if plan.zero_stage else 1)
@@ -297,18 +297,23 @@ def passing_moments(rank: Rank, mesh: Mesh) -> tuple[Moment, ...]:
     temporaries = 0.0 if elsewhere else made
     stepping = {**passing_gradients(rank, "optimizer"), "optimizer_temporaries": shard * temporaries}
     stepping |= {"copied_weights": copied_weights(rank)} if software.keeps_copy else {}
-    during = (moment for turn in backwards(rank) for moment in _least_around_backward(turn, stored))
+    during = (moment for turn in backwards(rank) for moment in _least_around_backward(turn, stored, room))
     return (*during, Moment("optimizer", stepping))
 
 
-def _least_around_backward(rank: Rank, stored: float) -> Sequence[Moment]:
+def _least_around_backward(rank: Rank, stored: float, room: float) -> Sequence[Moment]:
     """Those of a forward and its backward, in the order that holds least where a compiler has several to choose from.
 
-    Source: openxla/xla ``xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc`` (``DefaultMemoryScheduler``).
+    A sum waits if there is ``room`` for that: a program that needs more is scheduled anew.
+
+    Source: openxla/xla ``xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc`` (``DefaultMemoryScheduler``),
+    ``xla/service/latency_hiding_scheduler.cc`` (``LatencyHidingScheduler::Run`` lowers its limit of memory).
     """
     turns = (replace(rank, head_gradient=when) if when != "early" else rank for when in rank.head_gradients)
-    orders = (tuple(_around_backward(turn, stored)) for turn in turns)
-    return min(orders, key=lambda order: max(sum(moment.passing.values()) for moment in order))
+    orders = {turn.head_gradient: tuple(_around_backward(turn, stored)) for turn in turns}
+    most = {when: max(sum(at.passing.values()) for at in order) for when, order in orders.items()}
+    fits = most.get("waiting", math.inf) <= room
+    return orders["waiting" if fits else min(most, key=lambda when: most[when])]
 
 
 def _around_backward(rank: Rank, stored: float) -> Iterator[Moment]:

@@ -44,7 +44,7 @@ def _of_one_stage(rank: Rank) -> Iterator[Moment]:
     if by_compiler and rank.head_gradient != "late":
         yield Moment("head", _at_head(rank))
     yield from (Moment("backward", at) for at in BACKWARD[rank.software.gradient_life](rank))
-    if rank.head_gradient != "early":
+    if rank.head_gradient in ("waiting", "late"):
         yield Moment("backward", _head_after_layers(rank))
 
 
@@ -93,7 +93,7 @@ def _at_head(rank: Rank) -> dict[str, float]:
     """
     gathered = rank.head * rank.weight if rank.shards_weights else 0.0
     gradient = rank.head * gradient_bytes(rank.job)
-    if rank.head_gradient == "waiting":
+    if rank.head_gradient in ("waiting", "summed"):
         return passing(rank.activations, 0.0, gradient, 2 * rank.boundary) | {"logits_and_loss": rank.logits}
     if rank.postpones_gradients and any(stage.hands_back_in_ring for stage in rank.stages):
         return _beside_unrolled_ring(rank, gathered, gradient)

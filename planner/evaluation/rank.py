@@ -45,7 +45,7 @@ def stages_gathered(plan: Parallelism, software: SoftwareSpec) -> int:
     return plan.virtual_stages if plan.pipeline > 1 and left else 1
 
 
-HeadGradient = Literal["early", "waiting", "late"]
+HeadGradient = Literal["early", "summed", "waiting", "late"]
 """Made and summed before the layers' backward, made before and summed after, or both after."""
 
 
@@ -241,7 +241,7 @@ class Rank:
 
         Late ones are whole and leave only shards, or a ring's that is postponed. Where the end of the step has memory
         from before the loss, such a ring has begun early, and so are whole ones that no tensor ranks split, but a sum
-        over all of a slice waits.
+        over all of a slice waits, or is done before the layers' backward where memory is short.
         """
         postponed = self.postpones_gradients and not self.sets_aside
         if not (self.software.heads_sum_last and self.head and self.frees_gradients):
@@ -249,7 +249,8 @@ class Rank:
         if self.ring_parts:
             return ("late",) if postponed else ("early",)
         if self.sets_aside and self.plan.tensor == 1:
-            return ("waiting",) if any(stage.head_summed_whole for stage in self.stages) else ("early",)
+            whole = any(stage.head_summed_whole for stage in self.stages)
+            return ("waiting", "summed") if whole else ("early",)
         return ("early", "late")
 
     @cached_property
