@@ -305,16 +305,6 @@ FRESH: dict[str, Mapping[str, Any]] = {
     "llama-2-13b/v4:2x2x4/tp2-fsdp8-none": {"dp": 8, "tp": 2, "seq": 2048},
     "phi-4-14b/v6e:4x4/fsdp16-full-bf16": {"dp": 16, "seq": 2048, "recompute": "full", **NARROW},
     "pythia-12b/v4:2x2x4/tp4-fsdp4-none-mb2": {"dp": 4, "tp": 4, "seq": 2048, "micro_batch": 2},
-    "qwen3-0.6b/v6e:2x4/dp8-none": {"dp": 8, **COPIES, "seq": 2048},
-    "llama-3.2-3b/v5e:4x4/fsdp16-full-plain-mb2": {
-        "dp": 16, "seq": 2048, "recompute": "full", "attention": "dot", "micro_batch": 2,
-    },
-    "bert-large/v6e:2x4/tp2-dp4-full-mb16": {
-        "dp": 4, "tp": 2, **COPIES, "seq": 512, "recompute": "full", "micro_batch": 16,
-    },
-    "llama-3.1-8b/v5p:2x2x2/tp8-selective": {"tp": 8, "seq": 4096, "recompute": "selective"},
-    "llama-3.1-70b/v5p:4x4x8/fsdp128-full-mb2": {"dp": 128, "seq": 8192, "recompute": "full", "micro_batch": 2},
-    "qwen3-8b/v5e:4x8/tp8-fsdp4-products": {"dp": 4, "tp": 8, "seq": 4096, "recompute": "dots_nobatch"},
 }  # fmt: skip
 """Shipped models again, compiled before their memory was priced: whole groups of data or tensor ranks, products kept,
 other slices and policies beside these than above."""
