@@ -15,6 +15,7 @@ import numpy as np
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
 from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
+from planner.intra_op.decided import solve_decided
 from planner.intra_op.first_choice import first_choice, frugal
 from planner.intra_op.guessing import guess
 from planner.intra_op.halves import halves_of
@@ -313,14 +314,13 @@ class _Anytime:
 
     def _solve_decided(self, hubs: Decided, deadline: float) -> None:
         """Look for a choice in what a decision of the hubs leaves."""
-        part = self.proof.narrowed({v: np.array([s], dtype=np.intp) for v, s in hubs.choice.items()})
+        near = not self._apart(FAR_APART)  # else there is nothing good yet to be bettered
         try:
-            self._improve(solve_network(part, deadline, self.cutoff, hubs.prices))
+            answer = solve_decided(self.proof, hubs, deadline, self.cutoff, solve_network, near=near)
         except Stopped as stop:
             self._improve(stop.answer)
             raise
-        except (Infeasible, SolverStopped):  # which says nothing of other decisions
-            pass
+        self._improve(answer)
 
     def _improve(self, answer: NetworkAnswer) -> None:
         """Take the answer to a part of the proof, if there is one."""
