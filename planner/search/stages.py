@@ -84,13 +84,14 @@ class Steps:
         self._paths: list[Path] = []
         self._stages = cache(partial(evaluator.stages, plan, shardings))
         self.seconds: Callable[[Cuts], float] = cache(partial(evaluator.seconds, plan, shardings))
+        self.floor: Callable[[Cuts], float] = cache(self._floor)
+        """Less than `seconds` will say [s]; cuts come again, as neighbours have moves in common."""
 
     def look_along(self, cuts: Cuts) -> None:
         """Let floors know what these cuts have to wait for."""
         self._paths.append(critical_path(*self._given, self._stages(cuts), self._around))
 
-    def floor(self, cuts: Cuts) -> float:
-        """Less than `seconds` will say [s]."""
+    def _floor(self, cuts: Cuts) -> float:
         return step_floor(*self._given, self._stages(cuts), self._around)
 
     def along_paths(self, cuts: Cuts) -> float:
