@@ -243,6 +243,7 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "qwen3-8b/v6e:4x4/fsdp16-full": {"dp": 16, "seq": 4096, "recompute": "full"},
     "1b-2/v5e:2x4/tp2-fsdp2x2-full": {"tp": 2, "dp": 4, "dp_shard": 2, "seq": 2048, "recompute": "full"},
     "3b-2/v6e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
+    "8b-2/v5e:2x4/tp2-fsdp4-none-mb2": {"tp": 2, "dp": 4, "seq": 2048, "grad_accum": 2},
 }
 """The same, compiled only after communication was priced as the others have it."""
 
