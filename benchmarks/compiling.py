@@ -244,6 +244,7 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "1b-2/v5e:2x4/tp2-fsdp2x2-full": {"tp": 2, "dp": 4, "dp_shard": 2, "seq": 2048, "recompute": "full"},
     "3b-2/v6e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
     "8b-2/v5e:2x4/tp2-fsdp4-none-mb2": {"tp": 2, "dp": 4, "seq": 2048, "grad_accum": 2},
+    "2b-2/v5e:2x4/cp2-fsdp4-selective": {"cp": 2, "dp": 4, "seq": 4096, "recompute": "selective"},
 }
 """The same, compiled only after communication was priced as the others have it."""
 
