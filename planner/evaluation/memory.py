@@ -312,7 +312,7 @@ def _least_around_backward(rank: Rank, stored: float, room: float) -> Sequence[M
     turns = (replace(rank, head_gradient=when) if when != "early" else rank for when in rank.head_gradients)
     orders = {turn.head_gradient: tuple(_around_backward(turn, stored)) for turn in turns}
     most = {when: max(sum(at.passing.values()) for at in order) for when, order in orders.items()}
-    fits = most.get("waiting", math.inf) <= room
+    fits = "waiting" in most and most["waiting"] <= room
     return orders["waiting" if fits else min(most, key=lambda when: most[when])]
 
 
