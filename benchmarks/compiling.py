@@ -245,6 +245,7 @@ HELD_OUT: dict[str, Mapping[str, Any]] = {
     "3b-2/v6e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
     "8b-2/v5e:2x4/tp2-fsdp4-none-mb2": {"tp": 2, "dp": 4, "seq": 2048, "grad_accum": 2},
     "2b-2/v5e:2x4/cp2-fsdp4-selective": {"cp": 2, "dp": 4, "seq": 4096, "recompute": "selective"},
+    "gpt2-medium/v5e:2x4/fsdp8-none-mb2": {"dp": 8, "seq": 1024, "micro_batch": 2},
 }
 """The same, compiled only after communication was priced as the others have it."""
 
