@@ -297,6 +297,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "libtpu-0.0.51",
             "levanter",
             "levanter-fa4",
+            "levanter-grug",
             "levanter-quack",
             "levanter-sonic",
             "levanter-2026.08",
