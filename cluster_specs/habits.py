@@ -70,6 +70,18 @@ class RoutingOperators(Record):
     """Whether it waits, before the exchange, for the device to know how many tokens each expert gets."""
 
 
+class IssuedProducts(Record):
+    """Host time to issue a layer's product with weights, or one of its two gradients, by a library that takes long.
+
+    What runs beside it in the same module, as a norm does, is issued as other operators are.
+    """
+
+    wide: Seconds = Field(gt=0)
+    """In 16 bits or more [s]."""
+    narrow: Seconds = Field(gt=0)
+    """In 8 bits or fewer, with casts of what it reads and with their scales [s]."""
+
+
 class BiasedExperts(Record):
     """What kernels of their own move for experts with biases, whose gates are clamped [bytes per element]."""
 

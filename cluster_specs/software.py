@@ -18,6 +18,7 @@ from cluster_specs.habits import (
     FlatBuffers,
     GroupedGrid,
     IndexedRows,
+    IssuedProducts,
     OnGPU,
     Partitioner,
     RoutingKernels,
@@ -237,6 +238,8 @@ class SoftwareSpec(Record):
     """Per optimizer step: data loading, logging, synchronisation with the host [s]."""
     host_operator: Seconds = Field(ge=0)
     """Host time to issue one operator of a layer, or one of its two gradients: Python, autograd and launches [s]."""
+    host_product: IssuedProducts | None = None
+    """Host time of products in place of that; None: they are as other operators."""
     host_collective: Seconds = Field(ge=0)
     """Host time to issue one collective [s]."""
     host_launch: Seconds | None = Field(default=None, ge=0)
@@ -359,7 +362,7 @@ def software_on(software: SoftwareSpec, device: DeviceSpec) -> SoftwareSpec:
 def replayed(software: SoftwareSpec) -> SoftwareSpec:
     """The stack with steps replayed from captured graphs: the host issues nothing."""
     issued = [name for name in SoftwareSpec.model_fields if name.startswith("host_")]
-    return software.model_copy(update=dict.fromkeys(issued, 0.0))
+    return software.model_copy(update={**dict.fromkeys(issued, 0.0), "host_product": None})
 
 
 GROUPED_TEMPORARIES = 4.0

@@ -4,7 +4,8 @@ What is replayed from a captured graph, one for each layer, is issued as one ope
 issues many operators beside those that compute much (`cluster_specs.habits.RoutingOperators`), and where a library has
 a kernel for each expert, launches for each one that a rank holds. The steps of an adapter are issued as one operator:
 they are five kernels, and an operator of an eager layer stands for four (two norms of eight, rotation of twelve, seven
-products, and nine more, in eleven operators).
+products, and nine more, in eleven operators). A product of Transformer Engine goes through much Python, which until
+1.11 took longer than later (`cluster_specs.habits.IssuedProducts`).
 
 Sources: NVIDIA/Megatron-LM@d98e8a64 ``megatron/core/transformer/transformer_layer.py`` (``_te_cuda_graph_replay``: what
 each `planner.plans.GraphPart` holds); NVIDIA/TransformerEngine@d0067d0d
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from planner.graph import Block, Op
 from planner.models.adapters import is_later_step
-from planner.operators import ROUTING_KINDS
+from planner.operators import ROUTING_KINDS, operator_rule
 from planner.plans import NARROW
 from planner.sharding.pricing import Pricer
 from planner.sharding.routing import has_experts
@@ -83,12 +84,11 @@ class Issuing(NamedTuple):
 
     def operator(self, op: Op) -> float:
         """Host time of ``op`` in the forward, outside of graphs [s]."""
-        software = self.pricer.software
         if op.kind in ROUTING_KINDS:
             return self._routing(op)
         if op.kind == "view" or op.name in self.captured or is_later_step(op):
             return 0.0
-        return software.host_operator + self._launches(op)
+        return self._alone(op) + self._launches(op)
 
     def gradient(self, op: Op) -> float:
         """The same of its gradients [s]: routing has no weights, frozen ones have no gradient; else there are two."""
@@ -113,6 +113,14 @@ class Issuing(NamedTuple):
         if op.kind == "combine":
             return each * issued.combine
         return self.before_exchange() + each * issued.dispatch
+
+    def _alone(self, op: Op) -> float:
+        """Host time of one operator; a head's product is PyTorch's own, even where those of layers are not [s]."""
+        products = self.pricer.software.host_product
+        head = self.block.name == self.pricer.graph.last
+        if products is None or head or not op.weights or operator_rule(op).arithmetic != "matmul":
+            return self.pricer.software.host_operator
+        return products.narrow if self.pricer.job.precision in NARROW else products.wide
 
     def _launches(self, op: Op) -> float:
         """Launches for each expert of a rank [s]."""

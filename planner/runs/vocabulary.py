@@ -251,7 +251,14 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=3),
     ),
     **dict.fromkeys(
-        ("megatron", "megatron-llama", "megatron-serial", "megatron-serial-fused", "megatron-unfused"),
+        (
+            "megatron",
+            "megatron-llama",
+            "megatron-serial",
+            "megatron-serial-fused",
+            "megatron-unfused",
+            "transformer-engine-1.11",
+        ),
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
     "colossalai": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16"),

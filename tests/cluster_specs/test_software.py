@@ -37,7 +37,14 @@ def test_every_value_has_a_source(stack: SoftwareSpec) -> None:
         "indexed_rows",
     )
     tables = {name: getattr(stack, name) for name in names}
-    parts = ("partitioner", "on_gpu", "routing_kernels", "biased_experts", "flat_buffers")
+    parts = (
+        "partitioner",
+        "on_gpu",
+        "routing_kernels",
+        "biased_experts",
+        "flat_buffers",
+        "host_product",
+    )
     records = {name: getattr(stack, name) for name in parts}
     paths = (stated - {"name", "summary", "sources", "routing_operators", *records, *tables}) | {
         f"{table}.{key}" for table, keys in tables.items() for key in keys
@@ -116,10 +123,12 @@ def test_collectives_of_a_compiler_slow_gpus_as_those_of_other_stacks_do() -> No
 
 
 def test_captured_graphs_need_no_host() -> None:
-    eager = load_software("megatron")
+    eager = load_software("transformer-engine-1.11")
     graphs = replayed(eager)
     assert eager.host_operator > 0
+    assert eager.host_product is not None
     assert (graphs.host_operator, graphs.host_collective, graphs.host_launch) == (0, 0, 0)
+    assert graphs.host_product is None
     assert graphs.elementwise_passes == eager.elementwise_passes
 
 

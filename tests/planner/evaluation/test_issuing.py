@@ -8,7 +8,7 @@ from cluster_specs.catalog import cluster_for, load_cluster
 from cluster_specs.software import load_software
 from planner import evaluate
 from planner.evaluation import Evaluator
-from planner.evaluation.issuing import captured
+from planner.evaluation.issuing import Issuing, captured
 from planner.evaluation.setting import graph_of
 from planner.models.catalog import load_model
 from planner.plans import GraphPart, Job, Parallelism
@@ -102,6 +102,49 @@ def test_adapters_are_issued_as_one_operator_and_frozen_weights_have_no_gradient
     weighty = [op for op in layer.ops if op.weights and op.kind != "view"]
     assert costs[0].host_forward - costs[1].host_forward == pytest.approx(2 * each)
     assert costs[0].host_backward - costs[1].host_backward == pytest.approx((2 * 2 - len(weighty)) * each)
+
+
+def layer_of_gpt(stack: str, precision: str = "bf16") -> dict[str, float]:
+    """Operator of a layer of GPT-3 -> host time of its forward in a stack [s]."""
+    job = Job.model_validate({"global_batch": 1, "seq_len": 256, "stack": stack, "precision": precision})
+    evaluator = Evaluator(load_model("gpt3-175b"), cluster_for("H100-SXM-80GB", 1)[0], job)
+    pricer = evaluator.pricer(Parallelism())
+    block = evaluator.graph.block[evaluator.main_layer]
+    issuing = Issuing.of(pricer, block, 0.0)
+    return {op.name: issuing.operator(op) for op in block.ops}
+
+
+def test_modules_of_transformer_engine_are_issued_as_it_prints() -> None:
+    """NVIDIA/TransformerEngine pull request 3523 (September 2026), GB200, bf16: 59.19, 83.48 and 210.44 us forward."""
+    each = layer_of_gpt("nemo")
+    linear, normed = each["attn_out"], each["attn_norm"] + each["qkv"]
+    layers = each["mlp_norm"] + each["gate_up"] + each["activation"] + each["down"]
+    assert linear + normed + layers == pytest.approx(59.19e-6 + 83.48e-6 + 210.44e-6, rel=0.02)
+
+
+def test_products_of_transformer_engine_took_longer_until_1_11() -> None:
+    """Its pull request 1191: 140 us for one in bf16; issue 761: more than twice that in FP8; no other operator."""
+    now, then = layer_of_gpt("megatron"), layer_of_gpt("transformer-engine-1.11")
+    assert {name for name in now if then[name] > now[name]} == {"qkv", "attn_out", "gate_up", "down"}
+    assert then["qkv"] == pytest.approx(140e-6)
+    assert layer_of_gpt("transformer-engine-1.11", "fp8")["qkv"] >= 2 * then["qkv"]
+
+
+def test_a_head_is_none_of_transformer_engine() -> None:
+    job = Job.model_validate({"global_batch": 1, "seq_len": 256, "stack": "transformer-engine-1.11"})
+    evaluator = Evaluator(load_model("gpt3-175b"), cluster_for("H100-SXM-80GB", 1)[0], job)
+    head = evaluator.graph.block[evaluator.graph.last]
+    issuing = Issuing.of(evaluator.pricer(Parallelism()), head, 0.0)
+    assert [issuing.operator(op) for op in head.ops] == [load_software("megatron").host_operator] * len(
+        head.ops
+    )
+
+
+def test_short_steps_of_transformer_engine_wait_for_the_host() -> None:
+    """ROCm/TransformerEngine issue 72, GPT-2 XL in FP8 on one H100: 1.95 s of 64 sequences, of which 1.36 s compute."""
+    found = next(row for row in load_rows(PUBLISHED) if row["id"] == "rocm-te/gpt2xl-h100-fp8-bs8")
+    plan, _ = plan_from_run(found)
+    assert evaluate(plan).step_time_s == pytest.approx(found["measured"]["step_time_s"], rel=0.12)
 
 
 @pytest.mark.parametrize(("run", "seconds"), [("1.8b-full-1-s256", 2.1), ("1.8b-full-1-s1024", 2.2)])
