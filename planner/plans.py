@@ -72,6 +72,9 @@ class Job(Given):
     narrow_gathers: bool | None = None
     """In fp8 and fp4 jobs, tensor ranks gather in 8 bits, or in 16 (scales by row); None is the software stack's
     habit."""
+    narrow_weight_gathers: bool = False
+    """In fp8 jobs, ranks that share weights cast those of products before they gather them, in 8 bits (torchao's
+    ``enable_fsdp_float8_all_gather``). Memory counts gathered weights in 16 bits all the same."""
     cuda_graphs: bool = False
     """Whole steps are replayed from captured graphs, so that the host never holds up the device."""
     graph_parts: tuple[GraphPart, ...] = ()

@@ -207,7 +207,7 @@ class Evaluator:
     ) -> UnitCost:
         """A block on the stage of ``ends``: tied weights are stored once, and gathered and reduced by one."""
         own = 1 - tied_share(self.graph, name, ends)
-        weights = tuple(g._replace(elements=own * g.elements) for g in unit.block.weights)
+        weights = tuple(g.times(own) for g in unit.block.weights)
         frozen = tuple(g.times(own) for g in unit.block.frozen)
         block = unit.block._replace(weights=weights, frozen=frozen, elements=own * unit.block.elements)
         end = self._unit(plan, ends[0], "none", shardings)

@@ -34,9 +34,10 @@ def with_staging(
     if not setting.software.sorts_shards or lie_whole(plan, setting.software):
         return sync
     device, degree = setting.cluster.device, plan.shard_degree
-    gathered = sum(g.elements for g in weights if shards_of(g, mesh, degree).inner.size > 1)
+    shared = [g for g in weights if shards_of(g, mesh, degree).inner.size > 1]
+    elements, gathered = sum(g.elements for g in shared), sum(wire.gathered(g) for g in shared)
     untrained = sum(g.data for g in frozen if shards_of(g, mesh, degree).inner.size > 1)
     return sync._replace(
-        unpack=memory_seconds(2 * (gathered * wire.weights + untrained), device),
-        pack=memory_seconds(gathered * (weight_bytes(setting.job) + wire.gradients), device),
+        unpack=memory_seconds(2 * (gathered + untrained), device),
+        pack=memory_seconds(elements * (weight_bytes(setting.job) + wire.gradients), device),
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import COLLECTIVES, wire_bytes
+from cost_models.compute import element_bytes
 from cost_models.optimizers import optimizer_rule
 from planner.evaluation.scatters import padded_gradients, unlike_parts
 from planner.evaluation.setting import Setting
@@ -41,6 +42,12 @@ class WireWidths(NamedTuple):
     gradients: float
     copied: float
     """Of gradients that tensor ranks hold a part each of."""
+    narrow: float
+    """Of weights that are cast before they are gathered; as the others where these are gathered as stored."""
+
+    def gathered(self, group: WeightGroup) -> float:
+        """Bytes of a group's weights as they are gathered."""
+        return (group.elements - group.narrow) * self.weights + group.narrow * self.narrow
 
 
 def wire_widths(
@@ -58,7 +65,8 @@ def wire_widths(
     read = min(weight_bytes(job), products.width) if products else weight_bytes(job)
     as_stored = sums_whole(plan, software) or gathers_apart(plan, software)
     weights = stored_weight_bytes(job, software) if as_stored else read
-    return WireWidths(weights, reduced(job, software), copied_bytes(job, software))
+    narrow = weights if as_stored else min(weights, element_bytes("fp8"))
+    return WireWidths(weights, reduced(job, software), copied_bytes(job, software), narrow)
 
 
 class Products(NamedTuple):
@@ -150,7 +158,7 @@ def sync_of(
     total = Sync()
     for group in groups:
         shards = shards_of(group, mesh, plan.shard_degree if plan.zero_stage else 1)
-        weights, gradients = group.elements * wire.weights, group.elements * wire.gradients
+        weights, gradients = wire.gathered(group), group.elements * wire.gradients
         phases = [("all_gather", weights, shards.inner, "gather")]
         if whole:
             everyone = shards_of(group, mesh, 1).outer
@@ -194,7 +202,7 @@ def _partitioned(
     Rows that fill chunks go back to their ranks.
     """
     partitioner = products.partitioner
-    weights, gradients = weights_of.elements * wire.weights, weights_of.elements * wire.gradients
+    weights, gradients = wire.gathered(weights_of), weights_of.elements * wire.gradients
     gather = phase_of("all_gather", weights, group, "gather")
     if not rings:
         whole = partitioner.sums_whole(group)
@@ -233,7 +241,7 @@ def _swapped(
     Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (groups of partially replicated operands); products compiled
     for TPU v5e, over 2 and 4 data ranks and 2, 4 and 8 tensor ranks that are alike.
     """
-    weights, gradients = weights_of.elements * wire.weights, weights_of.elements * wire.gradients
+    weights, gradients = wire.gathered(weights_of), weights_of.elements * wire.gradients
     among = mesh.inner_outer(("tensor",), weights_of.alike)[0]
     gather = phase_of("all_gather", weights, among, "gather")
     part = gradients / group.size

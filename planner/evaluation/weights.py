@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from planner.flops import matmul_dims
 from planner.graph import Block, Op, Tensor
+from planner.operators import operator_rule
 from planner.sharding.depths import copied_parts
 from planner.sharding.frozen import frozen_bytes
 from planner.sharding.pricing import Pricer
@@ -28,6 +30,12 @@ class WeightGroup(NamedTuple):
     """Of each array of them there, where a compiler partitions programs."""
     alike: int = 1
     """Tensor ranks that have the same of them, where a compiler partitions programs: fewer heads than ranks."""
+    narrow: float = 0.0
+    """Of ``elements``, those that are cast to 8 bits before they are gathered."""
+
+    def times(self, count: float) -> "WeightGroup":
+        """``count`` of these."""
+        return self._replace(elements=count * self.elements, narrow=count * self.narrow)
 
 
 class FrozenGroup(NamedTuple):
@@ -62,11 +70,12 @@ def weights_of(
 ) -> Weights:
     """Weights of ``block`` on one device; ``padded`` says how much longer one is stored than it is."""
     trained: dict[Kind, float] = {}
+    narrow: dict[Kind, float] = {}
     shapes: dict[Kind, tuple[Shape, ...]] = {}
     partitioned = pricer.partitioned is not None
     frozen: dict[tuple[str, ...], FrozenGroup] = {}
     for op in block.ops:
-        strategy = assignment[op.name]
+        strategy, cast = assignment[op.name], _cast_first(pricer, block, op)
         for kind, found in _shapes(pricer, block, op, strategy) if partitioned else ():
             shapes[kind] = (*shapes.get(kind, ()), found)
         for weight in (block.tensor[name] for name in op.weights):
@@ -76,16 +85,30 @@ def weights_of(
             if weight.role == "weight":
                 kind = axes, _alike(pricer, weight)
                 trained[kind] = trained.get(kind, 0.0) + local
+                narrow[kind] = narrow.get(kind, 0.0) + local * (weight.name in cast)
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
             frozen[axes] = FrozenGroup(axes, data, scales)
     groups = (
-        WeightGroup(axes, elements, shapes.get((axes, alike), ()), alike)
+        WeightGroup(axes, elements, shapes.get((axes, alike), ()), alike, narrow[axes, alike])
         for (axes, alike), elements in trained.items()
     )
     return Weights(tuple(groups), tuple(frozen.values()))
+
+
+def _cast_first(pricer: Pricer, block: Block, op: Op) -> frozenset[str]:
+    """Weights of ``op`` that are cast before they are gathered: of products in 8 bits, which those of experts are not.
+
+    Source: pytorch/ao@36027d8 ``torchao/float8/float8_linear_utils.py`` (modules that are ``nn.Linear``).
+    """
+    if not pricer.job.narrow_weight_gathers or operator_rule(op).arithmetic != "matmul":
+        return frozenset()
+    left, right = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
+    if pricer.matmul_dtype(block, left, right) != "fp8":
+        return frozenset()
+    return frozenset(weight.name for weight, _ in matmul_dims(op, block) if "experts" not in weight.dims)
 
 
 def _shapes(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> Iterator[tuple[Kind, Shape]]:

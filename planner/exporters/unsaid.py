@@ -54,6 +54,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.plan.tensor > 1 and plan.job.narrow_gathers is not None,
             "tensor ranks that gather in 8 or 16 bits, as the job says",
         ),
+        "narrow_weight_gathers": (
+            lambda plan: plan.plan.zero_stage > 0 and plan.job.narrow_weight_gathers,
+            "weights that are cast to 8 bits before ranks gather them",
+        ),
         "cuda_graphs": (lambda plan: plan.job.cuda_graphs, "whole steps replayed from CUDA graphs"),
         "graph_parts": (lambda plan: bool(plan.job.graph_parts), "parts of layers replayed from CUDA graphs"),
         "context_exchange": (_exchanges_keys, "keys and values exchanged in the way that the job names"),

@@ -178,6 +178,8 @@ class ParallelSection(Section):
     stack: str | None = None
     compile: bool | None = None
     """Whether blocks and loss are compiled, of PyTorch's stacks."""
+    narrow_weight_gathers: bool = False
+    """In fp8, weights are cast before they are gathered (torchao's ``enable_fsdp_float8_all_gather``)."""
     async_tp: bool | None = None
     """Whether PyTorch gathers and sums over tensor ranks beside products."""
     reshard_after_forward: Any = None

@@ -64,7 +64,7 @@ def _part(
     weights = costs[0].weights
     if ends := evaluator.keepers[name]:
         untied = 1 - tied_share(evaluator.graph, name, ends)
-        weights = tuple(group._replace(elements=untied * group.elements) for group in weights)
+        weights = tuple(group.times(untied) for group in weights)
     return Part(
         count,
         model_states(weights, evaluator.job, plan, evaluator.mesh(plan), evaluator.software),

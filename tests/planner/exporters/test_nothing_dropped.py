@@ -84,6 +84,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "mlp_tiles": 8,
         "fused_optimizer": False,
         "narrow_gathers": False,
+        "narrow_weight_gathers": True,
         "cuda_graphs": True,
         "graph_parts": ("attn",),
         "context_exchange": "all_to_all",
@@ -116,6 +117,7 @@ MATTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "secondary_degree": ("fully sharded", "tensor", "context", "experts"),  # of ZeRO 3
         "sequence_parallel": SPLIT,
         "narrow_gathers": SPLIT,
+        "narrow_weight_gathers": SHARING,
         "experts_over_tensor": ("experts and tensor",),
         "context_exchange": ("context", "context, ZeRO 1"),
         "token_exchange": MIXED,

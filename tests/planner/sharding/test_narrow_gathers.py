@@ -1,4 +1,6 @@
-"""What tensor ranks gather in fp8 jobs: 8 bits for products in 8 bits, 16 for all others."""
+"""What ranks gather in fp8 jobs: 8 bits for products in 8 bits, 16 for all others."""
+
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,44 @@ def test_a_recipe_by_rows_gathers_in_16_bits(recipe: str, narrow: bool | None) -
         "parallel": {"dp": 1, "tp": 8, "micro_batch": 1, "precision": "fp8", "fp8_recipe": recipe},
     }
     assert plan_from_run(row)[0].job.narrow_gathers is narrow
+
+
+SHARDED = Parallelism(data=8, zero_stage=3, sharding="FULL_SHARD", shard_degree=8)
+LINEAR = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * 14336)
+"""Weights of Llama-3.1-8B's linear layers: of attention, with eight heads of keys, and of the MLP."""
+
+
+def weights_gathered(narrow: bool, model: str = "llama-3.1-8b", **job: Any) -> float:
+    """Bytes that a rank sends in all-gathers of a step over eight ranks that share the states."""
+    given = Job.model_validate(
+        {"global_batch": 8, "seq_len": 512, "precision": "fp8", "narrow_weight_gathers": narrow} | job
+    )
+    found = Evaluator(load_model(model), load_cluster("dgx-h100:1"), given).estimate(SHARDED)
+    return found.communication["all_gather"]
+
+
+def test_weights_of_layers_are_gathered_in_8_bits_twice() -> None:
+    """Before the forward and before the backward; embedding, norms and head stay in 16."""
+    saved = weights_gathered(False) - weights_gathered(True)
+    assert saved == pytest.approx(2 * 7 / 8 * LINEAR)
+
+
+def test_experts_are_gathered_in_16_bits() -> None:
+    """Of Mixtral only attention has products in 8 bits of linear layers: its router is in 32."""
+    saved = weights_gathered(False, "mixtral-8x7b") - weights_gathered(True, "mixtral-8x7b")
+    assert saved == pytest.approx(2 * 7 / 8 * 32 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024))
+
+
+def test_nothing_is_narrower_in_16_bits() -> None:
+    assert weights_gathered(True, precision="bf16") == weights_gathered(False, precision="bf16")
+
+
+def test_a_run_says_that_weights_are_cast_first() -> None:
+    row = {
+        "id": "x",
+        "series": "torchtitan",
+        "model": {"name": "llama-3.1-8b", "seq": TOKENS},
+        "hardware": {"gpu": "H100-SXM-80GB", "gpus_per_node": 8, "n_gpus": 8},
+        "parallel": {"dp": 8, "micro_batch": 1, "precision": "fp8", "narrow_weight_gathers": True},
+    }
+    assert plan_from_run(row)[0].job.narrow_weight_gathers
