@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +40,8 @@ def solve_contest_problem(problem: ContestProblem, deadline: float) -> ContestSo
     """
     interrupted = False
     start = time.monotonic()
-    network = network_of(problem)
+    rest, least = without_least(problem)
+    network = network_of(rest)
     writing = time.monotonic() - start  # about what the answer takes to be expanded and priced
     try:
         answer = solve_network(network, deadline - writing)
@@ -48,7 +49,33 @@ def solve_contest_problem(problem: ContestProblem, deadline: float) -> ContestSo
         answer, interrupted = stop.answer, True
     choice = tuple(answer.choice[v] for v in range(len(problem.costs)))
     cost = problem.cost(choice)
-    return ContestSolution(choice, cost, min(cost, math.ceil(answer.lower_bound)), interrupted)
+    return ContestSolution(choice, cost, min(cost, least + math.ceil(answer.lower_bound)), interrupted)
+
+
+def without_least(problem: ContestProblem) -> tuple[ContestProblem, int]:
+    """The problem with the least entry of every node and edge taken off all of it, and what that is in all.
+
+    Every choice pays it. Beside one entry near `NEVER` that is forced, differences between choices would be below the
+    rounding of sums.
+    """
+    least = [_least(entries) for entries in problem.costs]
+    of_edges = [_least(entries) for entries in problem.edge_costs]
+    rest = replace(
+        problem,
+        costs=tuple(map(_lowered, problem.costs, least)),
+        edge_costs=tuple(map(_lowered, problem.edge_costs, of_edges)),
+    )
+    return rest, sum(least) + sum(of_edges)
+
+
+def _least(entries: tuple[int, ...]) -> int:
+    """What is taken at least, or nothing where all is forbidden."""
+    least = min(entries)
+    return least if least < NEVER else 0
+
+
+def _lowered(entries: tuple[int, ...], by: int) -> tuple[int, ...]:
+    return tuple(c if c >= NEVER else c - by for c in entries) if by else entries
 
 
 def network_of(problem: ContestProblem) -> Network:

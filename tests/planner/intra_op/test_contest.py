@@ -1,5 +1,6 @@
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from planner.intra_op import anytime, contest, hub_branches, hubs, local_polytop
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided
-from planner.intra_op.iopddl import ContestProblem
+from planner.intra_op.iopddl import NEVER, ContestProblem
 from planner.intra_op.liveness import demand, one_hot
 from planner.intra_op.local_polytope import solve_program
 from planner.intra_op.messages import Relaxation
@@ -40,6 +41,15 @@ def check(problem: ContestProblem, seconds: float = 20.0) -> None:
 @given(contest_problems())
 def test_equals_brute_force(problem):
     check(problem)
+
+
+@pytest.mark.parametrize("entries", ["costs", "edge_costs"])
+def test_what_every_choice_pays_does_not_drown_the_rest(entries):
+    """Beside an entry near `NEVER` a float tells costs apart by 128."""
+    problem = random_contest_problem(6, 3, seed=4)
+    first, *others = getattr(problem, entries)
+    dear = tuple(c + NEVER - 10**6 for c in first)
+    check(replace(problem, **{entries: (dear, *others)}))
 
 
 def take_turns(patch: pytest.MonkeyPatch) -> None:
