@@ -218,6 +218,28 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "8bv-6/dp8-tp4-full-8192-in_tiles": {"seq": 8192, "tp": 4, "recompute": "full", "mlp_tiles": 4},
     "7b-6/dp2-cp4-products-16384": {"seq": 16384, "shard": 2, "cp": 4, "recompute": "selective_op_all"},
+    "14b-4/dp8-none-512-ends-accumulated-saved_away": {
+        "seq": 512, "wrap": "titan", "grad_accum": 2, "act_offload": True,
+    },
+    "14b-4/dp8-full-512-bf16-muon": {
+        "seq": 512, "recompute": "full", "master_dtype": "bfloat16", "reduce_dtype": "bfloat16", "optim": "muon",
+    },
+    "14b-6/dp8-full-512-kept-clipped-momentum": {
+        "seq": 512, "recompute": "full", "reshard": False, "clip": True, "optim": "sgd_momentum",
+    },
+    "14b-4/dp4-tp8-none-2048-ends-kept-accumulated": {
+        "seq": 2048, "tp": 8, "shard": 4, "wrap": "titan", "reshard": False, "grad_accum": 4,
+    },
+    "13b-6/dp4x4-tp4-full-2048-foreach": {
+        "seq": 2048, "tp": 4, "shard": 4, "replicate": 4, "recompute": "full", "optim": "adamw_foreach",
+    },
+    "3b-8/dp16-every_second-1024-accumulated-8bit": {
+        "seq": 1024, "shard": 16, "recompute": "selective_op", "grad_accum": 4, "optim": "adamw8bit",
+    },
+    "13b-4/dp4-none-2048-mb4-fp16-clipped": {
+        "seq": 2048, "shard": 4, "micro_batch": 4, "precision": "fp16", "param_dtype": "float16",
+        "reduce_dtype": "float16", "clip": True,
+    },
 }  # fmt: skip
 """Width and layers, data ranks, recomputation, tokens -> what differs from `USUAL`."""
 
