@@ -209,18 +209,25 @@ def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
 
     The first one's gradients become the sums; where these are wider, the last unit's are there in both types.
     """
-    apart = rank.software.wraps_ends
+    apart, kept = rank.software.wraps_ends, rank.whole if _keeps_without_sums(rank) else 0.0
     if apart and rank.reduced > rank.weight:
-        kept = rank.whole if rank.plan.zero_stage == 2 else 0.0
         made = rank.looked_up * rank.weight
         yield passing(rank.earlier_activations, kept, made, 0.0) | rank.sharded(rank.elements)
     if rank.plan.num_microbatches > 2:
         made = rank.looked_up * rank.weight if apart else _of_ends(rank)
         last = rank.root - rank.gathered_head if apart else rank.root
-        gathered = last if rank.shards_weights else 0.0
-        if rank.plan.zero_stage == 2:
-            gathered = rank.whole
+        gathered = kept or (last if rank.shards_weights or rank.keeps_gathered else 0.0)
         yield passing(rank.earlier_activations, gathered, made, 0.0) | rank.sharded(rank.elements)
+
+
+def _keeps_without_sums(rank: Rank) -> bool:
+    """Whether weights that the forward kept outlast a backward that reduces nothing.
+
+    Those of FSDP2's units are freed (``FSDPParamGroup.post_backward``) but in pipelines, which ask for them to stay;
+    those of the first FSDP's are not (``_should_free_in_backward``).
+    """
+    frees = rank.software.pads_shards and rank.software.accumulates_whole == "always"
+    return rank.plan.zero_stage == 2 and not frees
 
 
 def _last_reduced(rank: Rank, elements: float) -> float:
