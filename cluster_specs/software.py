@@ -86,7 +86,7 @@ class SoftwareSpec(Record):
     """Where experts have a capacity, products with masks sort tokens by expert and back."""
     sums_alone: bool | None = None
     """Nothing runs beside sums of gradients inside a slice of a torus, unless they are rings."""
-    unfused_attention: Literal["plain", "fused_softmax", "counted_softmax", "wide_softmax"]
+    unfused_attention: Literal["plain", "fused_softmax", "counted_softmax", "sdpa_math", "wide_softmax"]
     """Kernels between the products of attention, where it is not one kernel (`cost_models.attention.KERNELS`)."""
     whole_heads: int | None = None
     """Heads on TPUs whose dims are no multiples of this have attention in loops over tiles rather than in a kernel."""

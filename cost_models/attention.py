@@ -13,7 +13,7 @@ from cost_models.costs import ComputeTime, kernel_time
 from cost_models.matmul import matmul_seconds
 from cost_models.roofline import element_bytes, memory_seconds, product_dtype, product_peak, stream_seconds
 
-KERNELS = ("flash", "plain", "fused_softmax", "counted_softmax", "wide_softmax", "tiled")
+KERNELS = ("flash", "plain", "fused_softmax", "counted_softmax", "sdpa_math", "wide_softmax", "tiled")
 
 
 @dataclass(frozen=True, slots=True)

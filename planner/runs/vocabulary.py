@@ -247,6 +247,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "transformers-fsdp2",
             "hf-fsdp",
             "hf-kernels",
+            "hf-sdpa-math",
         ),
         Habits(zero_stage=3),
     ),

@@ -195,7 +195,7 @@ def test_what_other_hopper_boards_reach(rows: Any, name: str, tolerance: float) 
 
 @pytest.mark.parametrize(
     ("kernel", "forward", "backward"),
-    [("fused_softmax", 16, 13), ("counted_softmax", 9, 11), ("wide_softmax", 16, 20)],
+    [("fused_softmax", 16, 13), ("counted_softmax", 9, 11), ("sdpa_math", 8, 6), ("wide_softmax", 16, 20)],
 )
 def test_a_fused_softmax_saves_passes_over_the_scores(
     device: DeviceSpec, kernel: str, forward: int, backward: int
