@@ -22,6 +22,7 @@ from planner.graph import Block, tied_share
 from planner.pipeline.generators import stage_to_rank
 from planner.plans import Job, Parallelism
 from planner.search.candidates import Candidate
+from planner.search.fullest import Load, fullest_rank
 from planner.sharding.pricing import Pricer
 
 
@@ -124,50 +125,6 @@ SLACK = 1e-9
 
 EXPERT_DIMS = frozenset({"experts", "expert_ffn"})
 """Dims of the weights that expert ranks split."""
-
-
-class Load(NamedTuple):
-    """What layers of one kind put on the rank that they are on."""
-
-    number: int
-    states: float
-    """Of one layer [bytes]."""
-    activations: float
-    """Of one layer for one micro-batch [bytes]."""
-
-
-def fullest_rank(layers: tuple[Load, ...], ends: tuple[float, float], c: Candidate) -> float:
-    """Least bytes of the fullest rank, whatever the cut; ``ends`` are the states of embedding and head [bytes].
-
-    A layer of kind k takes ``s_k + f_r a_k`` on rank r, with ``f_r`` micro-batches in flight: ``p - r`` under 1F1B and
-    its kin, at least one. No rank is above M only if ``sum_r x_r h_r <= M sum_r x_r`` for any ``x_r >= 0`` and what the
-    ranks hold, ``h_r``. With ``x_r = 1 / (s + f_r a)`` of the commonest kind, each of its layers adds 1 to the left
-    wherever it is, and any other at least the least of its bytes over theirs.
-    """
-    return _fullest(layers, ends, c.pipeline, most_in_flight(c))
-
-
-def most_in_flight(c: Candidate) -> int:
-    """Micro-batches that the first rank surely has in flight; each rank after it has one less, but at least one.
-
-    Beside sums of gradients: where all are in flight at once, one has its backward before these are there.
-    """
-    return max(1, min(c.num_microbatches - 1, c.pipeline)) if c.schedule in ("1f1b", "interleaved") else 1
-
-
-@lru_cache(maxsize=1 << 14)
-def _fullest(layers: tuple[Load, ...], ends: tuple[float, float], pipeline: int, in_flight: int) -> float:
-    """``in_flight`` micro-batches at most on any rank, one less on each rank from the end."""
-    main = max(layers, key=lambda load: load.number)
-    own = [main.states + min(in_flight, r) * main.activations for r in range(pipeline, 0, -1)]
-    if not own[-1]:
-        return 0.0
-    held = ends[0] / own[0] + ends[1] / own[-1]
-    for load in layers:
-        # The ratio of two straight lines is least where they begin or end.
-        first = (load.states + min(in_flight, pipeline) * load.activations) / own[0]
-        held += load.number * min(first, (load.states + load.activations) / own[-1])
-    return held / sum(1 / each for each in own)
 
 
 class Layers(NamedTuple):

@@ -18,19 +18,18 @@ from planner.search.bounds import (
     PerWeight,
     busiest_rank,
     early_floor,
-    fullest_rank,
     held_per_weight,
     least_boundary,
     least_on_host,
     least_pipeline,
     least_received,
     least_stepped,
-    most_in_flight,
     overhead,
     pipeline_seconds,
     unavoidable,
 )
 from planner.search.candidates import Candidate, Family, alternates, parallelism, splits_backward
+from planner.search.fullest import fullest_rank, fullest_with_whole_layers, most_in_flight
 from planner.search.loads import Parts, RankLoads, loads_of, parts_of
 from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
@@ -282,7 +281,8 @@ class Floors:
     def whole(self, c: Candidate) -> Floor:
         """What no cut of this candidate can be below; the time of one that cannot fit is `policy`'s."""
         layers, ends, beside, boundary = self.rank_loads(c)
-        memory = fullest_rank(layers, ends, c) + beside + self.beside_loads(c, boundary)
+        rank = max(bound(layers, ends, c) for bound in (fullest_rank, fullest_with_whole_layers))
+        memory = rank + beside + self.beside_loads(c, boundary)
         return Floor(self.uncut(c) if memory <= self.limit else self.policy(c).seconds, memory)
 
     def states(self, c: Candidate) -> float:

@@ -10,7 +10,7 @@ from planner.evaluation.rank import stages_gathered
 from planner.evaluation.states import gathered_weight_bytes
 from planner.graph import counted, tied_share
 from planner.plans import Parallelism
-from planner.search.bounds import Load
+from planner.search.fullest import Load
 
 
 class Part(NamedTuple):

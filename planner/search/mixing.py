@@ -24,14 +24,13 @@ from planner.pipeline.dependencies import programs
 from planner.pipeline.generators import schedule_entry
 from planner.pipeline.schedule import Pass
 from planner.search.bounds import (
-    Load,
     around_busiest,
-    most_in_flight,
     pipeline_seconds,
     waits_behind,
 )
 from planner.search.candidates import Candidate, Family, parallelism, splits_backward
 from planner.search.floors import Floors
+from planner.search.fullest import Load, most_in_flight
 from planner.search.loads import RankLoads
 from planner.search.space import SEARCHED_POLICIES
 

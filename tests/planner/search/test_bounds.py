@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster_specs.software import load_software
@@ -13,20 +13,19 @@ from planner.evaluation.rank import Rank
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import Sync
 from planner.pipeline.dependencies import arranged, peak_bytes
-from planner.pipeline.generators import SCHEDULES
+from planner.pipeline.generators import SCHEDULES, refusal
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Job
 from planner.search.bounds import (
-    Load,
     around_busiest,
     busiest_rank,
     busiest_within,
-    fullest_rank,
     least_received,
     pipeline_seconds,
     waits_behind,
 )
 from planner.search.candidates import Candidate, parallelism
+from planner.search.fullest import Load, fullest_rank, fullest_with_whole_layers
 
 BACKWARD = 1.5
 """Of its inputs and of its weights, each against one forward."""
@@ -145,6 +144,42 @@ def test_the_fullest_rank_holds_as_much_as_the_bound(
     held[0] += ends[0]
     held[-1] += ends[1]
     assert fullest_rank(kinds, ends, candidate(schedule, p, 1, m)) <= max(held) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("p", "v"), [(2, 1), (4, 1), (2, 2), (3, 2), (2, 4)])
+@given(
+    order=st.permutations(range(12)),
+    cuts=st.sets(st.integers(1, 11), min_size=7, max_size=7),
+    states=st.floats(0, 5),
+    ends=st.tuples(st.floats(0, 20), st.floats(0, 20)),
+    m=st.integers(2, 20),
+)
+def test_a_rank_holds_as_much_as_the_bound_with_whole_layers(
+    p: int, v: int, order: list[int], cuts: set[int], states: float, ends: tuple[float, float], m: int
+) -> None:
+    """However layers are ordered and cut, if every stage has one; one in flight less where all were, as above."""
+    schedule = "interleaved" if v > 1 else "1f1b"
+    assume(not refusal(schedule, p, v, m))
+    kinds = tuple(load._replace(states=states * load.states) for load in KINDS)
+    layers = [kinds[number >= kinds[0].number] for number in order]
+    stages = [layers[a:b] for a, b in pairwise([0, *sorted(cuts)[: p * v - 1], len(layers)])]
+    saved = [sum(load.activations for load in stage) for stage in stages]
+    held = list(peak_bytes(arranged(schedule, p, v, m), saved, [0.0] * len(saved)))
+    for s, stage in enumerate(stages):
+        held[s % p] += sum(load.states for load in stage)
+    held[0] += ends[0]
+    held[-1] += ends[1]
+    assert fullest_with_whole_layers(kinds, ends, candidate(schedule, p, v, m)) <= max(held) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(4, 1, 8), (4, 3, 4), (4, 3, 8)])
+def test_stages_of_one_layer_meet_the_bound_with_whole_layers(p: int, v: int, m: int) -> None:
+    """But for what first stages have in flight beyond a round; and all others are below what layers in parts say."""
+    schedule, one = ("interleaved" if v > 1 else "1f1b"), Load(p * v, 2.0, 1.0)
+    held = max(peak_bytes(arranged(schedule, p, v, m), [one.activations] * p * v, [0.0] * p * v))
+    bound = fullest_with_whole_layers((one,), (0.0, 0.0), candidate(schedule, p, v, m))
+    beyond = max(0, 2 * (p - 1) + 1 - p) if v > 1 and m > p else 0
+    assert bound == held + v * one.states - beyond
 
 
 @pytest.mark.parametrize(("schedule", "p", "v"), [*SHAPES, ("dualpipev", 4, 2), ("1f1b", 1, 1)])
