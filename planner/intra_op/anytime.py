@@ -24,7 +24,7 @@ from planner.intra_op.hubs import Decided, hubs_of
 from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import MARGIN, Bound, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
-from planner.intra_op.network import Indices, Network
+from planner.intra_op.network import Network, position
 from planner.intra_op.settling import better, read_off
 from planner.intra_op.shrinking import merge_partners, shrink
 from planner.intra_op.tree import solve_tree
@@ -171,10 +171,11 @@ class _Anytime:
                     self._search()
                 self._fix()
                 self._part_on_memory()
-                self._guess()
+                if not self._far_in_branches():
+                    self._guess()
                 self._search()
                 self._fix()
-                if self.proof.size <= LARGE:
+                if self.proof.size <= LARGE and not self._far_in_branches():
                     break
             if self._open():
                 self._decide()
@@ -330,7 +331,7 @@ class _Anytime:
     def _part_on_memory(self) -> None:
         """Branches on memory where so much is open that guesses would have to be far above the bound."""
         small = self.proof.size <= PARTED and self.proof.rows.size
-        if not small or not self._apart(FAR_APART) or not self._open():
+        if not (small or self.on_memory) or not self._apart(FAR_APART) or not self._open():
             return
         if self.on_memory is None:
             self.on_memory = MemoryTree(self.proof.fork(), self.relaxation.known_prices, solve_network)
@@ -338,6 +339,10 @@ class _Anytime:
         if answer.choice:
             self._take(answer.choice)
         self._prove(answer.lower_bound)
+
+    def _far_in_branches(self) -> bool:
+        """Whether branches on memory have begun and much is open: they close more of it than guesses and programs."""
+        return self.on_memory is not None and self._apart(FAR_APART)
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""
@@ -360,7 +365,7 @@ class _Anytime:
         """Where a choice lies above the bound, as far as the proof still has its strategies."""
         gap = max(0.0, found.cost - self.lower_bound)
         labels = self.proof.labels
-        known = {v: at for v in self.proof.nodes if (at := _position(labels[v], found.choice[v])) is not None}
+        known = {v: at for v in self.proof.nodes if (at := position(labels[v], found.choice[v])) is not None}
         regrets = self.relaxation.regrets(known)
         # what is more than the whole gap comes of strategies and pairs that reductions replaced by others
         return {v: regret for v, regret in regrets.items() if regret <= gap}
@@ -392,8 +397,3 @@ class _Anytime:
 def _aim(value: float, cost: float) -> float:
     """What steps of the prices aim at, given the bound and the best cost."""
     return min(cost, value + FURTHEST * max(abs(value), 1.0))
-
-
-def _position(labels: Indices, label: int) -> int | None:
-    at = int(np.searchsorted(labels, label))
-    return at if at < labels.size and labels[at] == label else None

@@ -235,8 +235,12 @@ def prices_of(network: Network, known: Mapping[int, float]) -> Array:
     """Prices of the rows left, by original row; what a row cost that is gone, the one costs that it followed from."""
     prices = np.zeros(network.rows.size)
     for row, price in known.items():
-        stand_in = network.stand_in(row)
-        at = int(np.searchsorted(network.rows, stand_in))
-        if at < network.rows.size and network.rows[at] == stand_in:
+        if (at := position(network.rows, network.stand_in(row))) is not None:
             prices[at] += price
     return prices
+
+
+def position(ascending: Indices, number: int) -> int | None:
+    """Where a number stands among ascending ones; None where it does not."""
+    at = int(np.searchsorted(ascending, number))
+    return at if at < ascending.size and ascending[at] == number else None

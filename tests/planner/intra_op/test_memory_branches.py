@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem
@@ -87,3 +88,26 @@ def test_what_is_apart_is_parted_on_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(anytime, "PARTED", 0)
     solve_network(network_of(problem), time.monotonic() + 20)
     assert not parted
+
+
+def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little each turn of them does, guesses and the linear program have none."""
+    problem = random_contest_problem(40, 6, seed=2, share=0.1)
+    at_once = solve_network(network_of(problem), time.monotonic() + 20)
+    turns: list[float] = []
+
+    def one_branch(tree: MemoryTree, below: float, deadline: float) -> NetworkAnswer:
+        turns.append(tree.bound)
+        tree.cutoff, tree.deadline = min(tree.cutoff, below), deadline
+        tree._explore()
+        return replace(tree.best, lower_bound=min(tree.bound, tree.cutoff))
+
+    monkeypatch.setattr(MemoryTree, "explore", one_branch)
+    monkeypatch.setattr(memory_branches, "SMALL", 100)
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
+    for unused in ("guess", "solve_tree"):
+        monkeypatch.setattr(anytime, unused, lambda *_: pytest.fail("branches come first"))
+    answer = solve_network(network_of(problem), time.monotonic() + 20)
+    assert answer.cost == answer.lower_bound == at_once.cost
+    assert len(turns) > 1
