@@ -28,6 +28,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "wide-4/dp8-full-512-bf16": {**IN_BF16, "recompute": "full"},
     "small-6/dp4-none-128-fp32": {**IN_FP32, "reduce_dtype": "float32", "shard": 4},
     "wide-4/dp8-none-64-foreach": {"optim": "adamw_foreach"},
+    "small-6/dp8-none-128-kept-accumulated": {"reshard": False, "grad_accum": 2},
+    "wide-4/dp2-full-1024-momentum": {"shard": 2, "recompute": "full", "optim": "sgd_momentum"},
+    "wide-4/dp8-none-512-bf16-kept": {**IN_BF16, "reshard": False},
 }  # fmt: skip
 """Width and layers, ranks, recomputation, tokens -> what differs from what is usual."""
 

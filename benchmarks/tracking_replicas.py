@@ -34,6 +34,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "small-8/none-64-bf16": IN_BF16,
     "small-6/none-64-fp32-accumulated": {**IN_FP32, "grad_accum": 2},
     "wide-3/none-64-bf16-foreach": {**IN_BF16, "optim": "adamw_foreach"},
+    "wide-3/full-256-bf16-accumulated": {**IN_BF16, "recompute": "full", "grad_accum": 4},
+    "small-6/none-512-fp32-momentum": {**IN_FP32, "optim": "sgd_momentum"},
 }  # fmt: skip
 """Width and layers, recomputation, tokens -> what differs from what is usual."""
 
