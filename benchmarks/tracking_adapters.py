@@ -52,6 +52,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "shard": 16, "grad_accum": 2, "attn": "plain", "targets": "qkv_proj,o_proj",
     },
     "qwen2.5-7b/none-1024-copies-linear": {"shard": 2, "replicate": 4, "targets": "all-linear", "grad_accum": 2},
+    "gpt-neox-20b/full-2048-mb2": {
+        "shard": 8, "micro_batch": 2, "recompute": "full", "targets": "query_key_value",
+    },
+    "gemma-3-12b/full-4096-linear": {"shard": 8, "recompute": "full", "targets": "all-linear"},
+    "opt-6.7b/full-1024-mb4-kept": {"shard": 4, "micro_batch": 4, "recompute": "full", "reshard": False},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 

@@ -3,8 +3,7 @@
     pip install torch==2.13.0 transformers==5.23.0
     python benchmarks/tracking_families.py NAME    # a case of CASES, into tests/data/torch_families.jsonl
 
-As tracking_transformers.py. T5's kin run plain attention: a bias that learns is no input of a flash kernel. Weights
-that begin as truncated normals begin as they are, since rejecting a draw looks at its value.
+As tracking_transformers.py. T5's kin run plain attention: a bias that learns is no input of a flash kernel.
 """
 
 import json
@@ -117,9 +116,6 @@ CLASSES = {family: f"AutoModelFor{TASKS[ARCHITECTURES[family]]}" for family in C
 
 def measured(name: str) -> dict[str, Any]:
     """The case as a run with its measurement, beside the configuration of its model."""
-    import transformers.initialization
-
-    transformers.initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
     tracking_transformers.CLASSES = {**tracking_transformers.CLASSES, **CLASSES}
     row = tracking_transformers.row_of_case(name, CASES[name])
     family = row["model"]["name"]

@@ -4,7 +4,8 @@
     python benchmarks/tracking_transformers.py    # write tests/published/torch_transformers.jsonl again
 
 As tracking.py, with models of transformers: layers are units of FSDP2, the loss is the model's own. Dropout is off.
-What transformers would learn from the values of positions, it is told: that no sequences are packed.
+What transformers would learn from the values of positions, it is told: that no sequences are packed. Weights that begin
+as truncated normals begin as they are, since rejecting a draw looks at its value.
 
 Source: torch.distributed._tools.fsdp2_mem_tracker, which counts tensors, not what the allocator adds.
 """
@@ -78,6 +79,14 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "pythia-12b/full-2048-plain-mb2": {"attn": "plain", "recompute": "full", "micro_batch": 2, "shard": 64},
     "bert-large/full-512-plain-mb32": {"attn": "plain", "recompute": "full", "micro_batch": 32},
     "opt-6.7b/full-1024-plain-mb4": {"attn": "plain", "recompute": "full", "micro_batch": 4, "shard": 32},
+    "t5-small/full-1024-mb16-accumulated": {
+        "attn": "plain", "recompute": "full", "micro_batch": 16, "grad_accum": 2,
+    },
+    "vit-l-16/none-197-mb64": {"micro_batch": 64},
+    "vit-h-14/full-257-plain-mb32": {"attn": "plain", "recompute": "full", "micro_batch": 32},
+    "falcon-7b/full-2048": {"recompute": "full", "shard": 16},
+    "gpt-oss-20b/none-512": {"attn": "plain", "shard": 32},
+    "opt-13b/none-1024-kept": {"reshard": False, "shard": 32},
 }  # fmt: skip
 """Model, recomputation and tokens -> what differs from what is usual."""
 
@@ -86,6 +95,7 @@ KERNELS: Mapping[str, str] = {"flash": "sdpa", "plain": "eager"}
 
 CLASSES: Mapping[str, str] = {
     "bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM", "whisper": "AutoModelForSpeechSeq2Seq",
+    "vit": "AutoModelForImageClassification",
 }  # fmt: skip
 """Family -> class of transformers, where it is no causal language model."""
 
@@ -130,7 +140,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, float]:
 def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
     """A shipped model as transformers has it, with weights in ``dtype``, that trains as ``plan`` says."""
     import transformers
-    from transformers import AutoConfig, masking_utils
+    from transformers import AutoConfig, initialization, masking_utils
 
     from planner.models.catalog import load_model
 
@@ -146,6 +156,7 @@ def named_model(name: str, plan: Mapping[str, Any], dtype: Any) -> Any:
     ):
         setattr(config, key, 0.0)
     masking_utils.find_packed_sequence_indices = lambda positions: None
+    initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
     made = getattr(transformers, CLASSES.get(named.family, "AutoModelForCausalLM"))
     model = made.from_config(config, dtype=dtype).train()
     if plan["recompute"] == "full":
