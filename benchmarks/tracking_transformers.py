@@ -84,7 +84,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "vit-l-16/none-197-mb64": {"micro_batch": 64},
     "vit-h-14/full-257-plain-mb32": {"attn": "plain", "recompute": "full", "micro_batch": 32},
-    "falcon-7b/full-2048": {"recompute": "full", "shard": 16},
+    "falcon-7b/full-2048-plain": {"attn": "plain", "recompute": "full", "shard": 16},
     "gpt-oss-20b/none-512": {"attn": "plain", "shard": 32},
     "opt-13b/none-1024-kept": {"reshard": False, "shard": 32},
 }  # fmt: skip
