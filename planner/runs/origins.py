@@ -80,16 +80,17 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     ),
     (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
+    (
+        r"(Hugging ?Face|\bHF\b|transformers|accelerate|axolotl|\bTRL\b|LLaMA-?Factory|swift).*\bZeRO-?[1-3]",
+        Origin("deepspeed-transformers"),
+    ),
     (r"DeepSpeed|NeoX", Origin("deepspeed")),
     (r"FlagPerf", Origin("megatron-serial")),
     (r"Kwai", Origin("megatron-serial")),
     (r"Pai-Megatron|xtuner Megatron|AMD Primus primus/qwen3", Origin("megatron-serial-fused")),
     (r"AMD Primus|Megatron-LM llama example", Origin("megatron")),
     (r"Megatron|MegaScale|VocabularyParallelism", Origin("megatron-unfused")),
-    (
-        r"(Hugging ?Face|\bHF\b|transformers|accelerate|axolotl|\bTRL\b|LLaMA-?Factory|swift).*\bZeRO-?[1-3]|xtuner",
-        Origin("deepspeed"),
-    ),
+    (r"xtuner", Origin("deepspeed")),
     (
         r"Hugging ?Face|\bHF\b|transformers|\bTrainer\b|accelerate|ATorch|axolotl|\bTRL\b|lightning|litgpt|"
         r"LLaMA-?Factory|swift|\bverl\b|oumi",

@@ -294,6 +294,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("deepspeed", "deepspeed-liger", "atorch-deepspeed"),
         Habits(zero_stage=1, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
     ),
+    "deepspeed-transformers": Habits(zero_stage=1, sequence_parallel=False),
     **dict.fromkeys(
         ("nanotron", "nanotron-keeping", "nanotron-checked", "nanotron-polling"),
         Habits(zero_stage=1, always_splits_sequence=True, balances_stages=True, vocabulary_multiple=1),
