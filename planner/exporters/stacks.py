@@ -21,7 +21,7 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accelerate": TRANSFORMERS,
         "accelerate-fsdp1": TRANSFORMERS,
         "hf-trainer": TRANSFORMERS,
-        "deepspeed": ("deepspeed", "deepspeed-liger"),
+        "deepspeed": ("deepspeed", "deepspeed-liger", "deepspeed-transformers"),
         torchtitan.TARGET: TORCHTITAN,
         torchtitan.OLD_TARGET: TORCHTITAN,
         "megatron-lm": ("megatron",),

@@ -43,6 +43,11 @@ def test_torchtitans_files_start_what_was_priced(found: Plan, target: str) -> No
     assert list(priced_apart(found, target)) == []
 
 
+def test_deepspeeds_configuration_starts_transformers_models_too(found: Plan) -> None:
+    job = found.job.model_copy(update={"stack": "deepspeed-transformers"})
+    assert list(priced_apart(found.model_copy(update={"job": job}), "deepspeed")) == []
+
+
 @pytest.mark.parametrize(
     ("target", "enabled"), [("torchtitan", "CompileConfig(enable={})"), ("torchtitan-0.2", "enable = {}")]
 )
