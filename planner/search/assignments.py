@@ -42,6 +42,7 @@ class Assignments:
         self._alone: dict[Key, float] = evaluator.kept.searched_as("alone")
         self._counts_replicas = not all_have_batch(evaluator.graph)
         graph, main = evaluator.graph, evaluator.main_layer
+        self._with_experts = {b.name for b in graph.blocks if any("experts" in t.dims for t in b.tensors)}
         self._main_layers = graph.sequence.count(main)
         self._other_layers = [(name, n) for name, n in counted(graph.sequence) if name != main]
         self._ends = [name for name in (graph.first, graph.last) if name is not None]
@@ -72,9 +73,9 @@ class Assignments:
         return within + sum(self._block_alone(plan, name, "none") for name in self._ends)
 
     def _block_alone(self, plan: Parallelism, name: str, policy: str) -> float:
-        key = (*self._degrees(plan), plan.expert, name, policy)
+        block = self._evaluator.graph.block[name]
+        key = (*self._degrees(plan), self._experts(plan, block), name, policy)
         if key not in self._alone:
-            block = self._evaluator.graph.block[name]
             self._alone[key] = seconds_alone(self._evaluator.pricer(plan), block, policy)
         return self._alone[key]
 
@@ -96,11 +97,7 @@ class Assignments:
         return chosen
 
     def _optimise(self, plan: Parallelism, block: Block, policy: str, ends: Ends, lean: bool) -> Solved:
-        has_experts = any("experts" in tensor.dims for tensor in block.tensors)
-        counts = has_experts or self._counts_replicas
-        # Without experts the axis is just batch.
-        experts = plan.expert if counts else min(self._evaluator.mesh(plan).size("expert"), 2)
-        key = (*self._degrees(plan), experts, block.name, policy, ends, lean)
+        key = (*self._degrees(plan), self._experts(plan, block), block.name, policy, ends, lean)
         if key not in self._solved:
             priced = price_block(self._evaluator.pricer(plan), block, Situation(policy, ends))
             choice = _choose(priced, lean)
@@ -109,6 +106,12 @@ class Assignments:
             found = self._distinct.setdefault((block.name, *found.values()), found)
             self._solved[key] = Solved(found, priced.problem.cost(choice))
         return self._solved[key]
+
+    def _experts(self, plan: Parallelism, block: Block) -> int:
+        """Expert ranks, as far as the block's choice depends on them: without experts the axis is just batch."""
+        if block.name in self._with_experts or self._counts_replicas:
+            return plan.expert
+        return min(self._evaluator.mesh(plan).size("expert"), 2)
 
     def _degrees(self, plan: Parallelism) -> Key:
         """What the choice depends on: how many ranks split the batch does not matter, only whether any do.
