@@ -87,6 +87,7 @@ class Floors:
         self._operators: dict[tuple[object, ...], float] = evaluator.kept.searched_as("operators")
         self._spans: dict[tuple[object, ...], float] = evaluator.kept.searched_as("spans")
         self._alone: dict[tuple[object, ...], float] = evaluator.kept.searched_as("alone of main layers")
+        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = evaluator.kept.searched_as("cuts")
         self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
@@ -310,7 +311,9 @@ class Floors:
         if c not in self.cuts and self._policies:
             self.cuts[c] = cut_by_policy(self.evaluator, plan, shardings, self._policies, self.limit)
         elif c not in self.cuts:
-            self.cuts[c] = cut_layers(self.evaluator, plan, shardings)
+            if c not in self._cuts:
+                self._cuts[c] = cut_layers(self.evaluator, plan, shardings)
+            self.cuts[c] = self._cuts[c]
         return self.cuts[c]
 
     def with_stages(self, c: Candidate, plan: Parallelism) -> Parallelism:

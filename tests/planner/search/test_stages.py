@@ -1,11 +1,14 @@
 """How layers are cut into stages."""
 
+import math
+
 import pytest
 from small_cases import CASES, every_candidate
 
 from planner.evaluation.cuts import even_cuts
 from planner.evaluation.step import Around, critical_path, step_floor
 from planner.search.candidates import parallelism
+from planner.search.floors import Floors
 from planner.search.stages import cut_layers, moved_by_one
 
 
@@ -40,3 +43,17 @@ def test_no_move_makes_a_short_step_shorter(name: str) -> None:
         cuts = cut_layers(evaluator, plan, shardings)
         least = min(evaluator.seconds(plan, shardings, moved) for moved in (cuts, *moved_by_one(cuts)))
         assert evaluator.seconds(plan, shardings, cuts) <= least * (1 + 1e-8)
+
+
+def test_what_one_search_cut_to_fit_is_no_other_search_cut() -> None:
+    """Searches share cuts, and those with less memory than others cut once more."""
+    search = CASES["pipeline"].search("time")
+    candidates = [c for c in every_candidate(search) if c.pipeline > 1 and c.virtual_stages == 1]
+    plain = {c: cut_layers(search.evaluator, parallelism(c), search.sharding(c)) for c in candidates}
+    recut = 0
+    for c in candidates:
+        tight = Floors(search.evaluator, search.pins, 0.99 * search.floors.staged(c, math.inf).memory_bytes)
+        tight.staged(c)
+        recut += tight.cuts[c] != plain[c]
+        assert Floors(search.evaluator, search.pins, math.inf).cut(c) == plain[c]
+    assert recut
