@@ -306,7 +306,7 @@ class _Anytime:
         if not self._apart(FAR_APART) or not self._open() or not self._time_for(LOOKS_PER_DIVE):
             return
         at_ease = self._time_for(LOOKS_PER_BRANCHES)
-        tree = HubTree(self.relaxation, hubs)
+        tree = HubTree(self.relaxation, hubs, self._soon(BEFORE))
         for turn, (branching, parting) in enumerate(TURNS if at_ease else (IN_HASTE,)):
             tree.explore(self.cutoff, self._soon(branching), on_memory=turn > 0)
             self._prove(tree.bound)

@@ -83,7 +83,8 @@ class _Open(NamedTuple):
 class HubTree:
     """Branches of one network, whose ``relaxation`` holds the messages and the prices of memory."""
 
-    def __init__(self, relaxation: Relaxation, hubs: Collection[int]) -> None:
+    def __init__(self, relaxation: Relaxation, hubs: Collection[int], deadline: float = np.inf) -> None:
+        """With a first decision of the hubs, after whose ``deadline`` its bound is not raised any more."""
         self.relaxation = relaxation
         self.hubs = tuple(hubs)
         self.expected = {v: disagreement(relaxation.network, v) for v in self.hubs}
@@ -101,7 +102,7 @@ class HubTree:
         self.deadline, self.on_memory = np.inf, True
         value = relaxation.proven()
         self.open = [_Branch(value - MARGIN * abs(value), next(self.count), {}, relaxation.snapshot())]
-        self.best = dive(relaxation, {}, hubs)
+        self.best = dive(relaxation, {}, hubs, deadline=deadline)
         """Good strategies of all hubs, and the bound under them."""
         self._set({}, self.open[0].state)
 
@@ -259,7 +260,7 @@ class HubTree:
         decided = {v: branch.kept[v][0] for v in self.hubs if len(branch.kept.get(v, ())) == 1}
         self._set({}, branch.state)
         left = [v for v in self.hubs if v not in decided]
-        found = dive(self.relaxation, decided, left, self.best.value)
+        found = dive(self.relaxation, decided, left, self.best.value, self.deadline)
         self.best = min(self.best, found, key=lambda decided: decided.value)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.intra_op.ascent import LEAST_GAIN
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
@@ -22,7 +23,7 @@ MANY = 20
 """Neighbours that make a node a hub."""
 
 SWEEPS, LAST_STEPS = 3, 60
-"""Sweeps after each hub that is decided, and changes of the prices after the last one."""
+"""Sweeps after each hub that is decided, and changes of the prices after the last one, as often as they help."""
 
 AT_ONCE = 0.12
 """Share of the hubs left that are decided between sweeps."""
@@ -56,11 +57,16 @@ def hubs_of(network: Network) -> list[int]:
 
 
 def dive(
-    relaxation: Relaxation, choice: Mapping[int, int], hubs: Collection[int], enough: float = np.inf
+    relaxation: Relaxation,
+    choice: Mapping[int, int],
+    hubs: Collection[int],
+    enough: float = np.inf,
+    deadline: float = np.inf,
 ) -> Decided:
     """Decide ``hubs``, where others are decided by ``choice``; messages and prices are those under them then.
 
-    Some are left undecided where the bound reaches ``enough`` before: it only rises.
+    Some are left undecided where the bound reaches ``enough`` before: it only rises. After the last one the bound is
+    raised until that gains little, or the clock says ``deadline``, so that bounds of two decisions compare.
     """
     decided, left = dict(choice), set(hubs)
     relaxation.hold(_alone(decided))
@@ -74,9 +80,18 @@ def dive(
         decided |= {v: int(margins[v].argmin()) for v in clearest}
         left -= set(clearest)
         relaxation.hold(_alone(decided))
-    climb(relaxation, LAST_STEPS)
-    rise(relaxation, LAST_SWEEPS)
+    _settle(relaxation, enough, deadline)
     return Decided(decided, relaxation.value(), relaxation.known_prices)
+
+
+def _settle(relaxation: Relaxation, enough: float, deadline: float) -> None:
+    value, gaining = -np.inf, True
+    while gaining and value < enough:
+        before = value
+        climb(relaxation, LAST_STEPS)
+        rise(relaxation, LAST_SWEEPS)
+        value = relaxation.value()
+        gaining = value - before > LEAST_GAIN * abs(value) and time.monotonic() < deadline
 
 
 def _alone(choice: Mapping[int, int]) -> dict[int, tuple[int]]:

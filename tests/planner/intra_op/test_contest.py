@@ -103,7 +103,7 @@ def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch)
     least = solve_contest_problem(problem, soon(60.0)).cost
     decided = []
 
-    def greediest(relaxation, _, nodes, __=np.inf):
+    def greediest(relaxation, _, nodes, *_args, **_named):
         pieces = relaxation.network.pieces
         decided.append({v: int(sum(pieces[v].values(), np.zeros(1)).argmax()) for v in nodes})
         return Decided(decided[-1], 0.0, {})

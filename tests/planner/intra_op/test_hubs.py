@@ -4,10 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from contest_problems import best_of_network, contest_problems, unshrunk
+from contest_problems import best_of_network, contest_problems, random_contest_problem, unshrunk
 from hypothesis import given
 
-from planner.intra_op.hubs import dive, hubs_of
+from planner.intra_op import hubs
+from planner.intra_op.contest import network_of
+from planner.intra_op.hubs import climb, dive, hubs_of
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
@@ -55,6 +57,19 @@ def test_a_decision_ends_where_its_bound_is_too_high() -> None:
     ended = dive(Relaxation(stars(40, seed=1), {}), {0: worse}, [1, 2], enough=best.value / 2)
     assert best.value / 2 <= ended.value <= whole.value
     assert len(ended.choice) < len(whole.choice)
+
+
+def test_bounds_of_a_decision_agree_wherever_messages_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the one that is met after more sweeps looks dearer."""
+    monkeypatch.setattr(hubs, "LAST_STEPS", 5)
+    monkeypatch.setattr(hubs, "LAST_SWEEPS", 5)
+    network = network_of(random_contest_problem(60, 4, seed=7, share=0.1))
+    choice = dict.fromkeys(sorted(network.nodes)[:3], 0)
+    cold, swept = Relaxation(network, {}), Relaxation(network, {})
+    climb(swept, 200)
+    late = dive(swept, choice, []).value
+    assert dive(Relaxation(network, {}), choice, [], deadline=0.0).value < 0.97 * late
+    assert dive(cold, choice, []).value == pytest.approx(late, rel=0.01)
 
 
 @given(contest_problems(max_ends=2))
