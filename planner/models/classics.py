@@ -214,6 +214,7 @@ def falcon(read: ConfigReader, name: str) -> TransformerConfig:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,
+        narrow_softmax=True,
     )
 
 
