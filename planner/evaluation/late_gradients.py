@@ -223,10 +223,10 @@ def _sums_complete(rank: Rank) -> Iterator[dict[str, float]]:
 def _keeps_without_sums(rank: Rank) -> bool:
     """Whether weights that the forward kept outlast a backward that reduces nothing.
 
-    Those of FSDP2's units are freed (``FSDPParamGroup.post_backward``) but in pipelines, which ask for them to stay;
-    those of the first FSDP's are not (``_should_free_in_backward``).
+    Those of FSDP2's units are freed (``FSDPParamGroup.post_backward``) but in pipelines, which ask for them to stay
+    (``set_reshard_after_backward``); those of the first FSDP's are not (``_should_free_in_backward``).
     """
-    frees = rank.software.pads_shards and rank.software.accumulates_whole == "always"
+    frees = rank.software.pads_shards and rank.plan.pipeline == 1
     return rank.plan.zero_stage == 2 and not frees
 
 
