@@ -19,6 +19,7 @@ from planner.tracing.applying.parts import (
     Sum,
     added_in_turn,
     added_up,
+    batches,
     each_part,
     is_grouped,
     product_in_parts,
@@ -281,7 +282,7 @@ class _Runner:
 
         Sums that end in several places it does whole; where an axis does nothing, it may split the work over it, and
         change places afterwards; a dim that the product has in parts already it gathers before it cuts it further. Rows
-        by group it gathers before it sums over them.
+        by group it gathers before it sums over them, and an operand whose batches axes split in two dims.
         """
         grouped = is_grouped(equation)
         if not grouped and equation.primitive.name != "dot_general":
@@ -289,13 +290,14 @@ class _Runner:
         split, left = site.sharding.split, self._left(site)[0]
         sums = sums_in_turn(split, site.reads, site.writes[0], left)
         further = any({*axes} & {*one.axes} and {*axes} - {*one.axes} for one in sums for axes in left)
-        anew = grouped or len(sums) > 1 or len(split) < len(self.mesh.shape) or further
+        many = len(batches(site.reads, site.writes[0]) & {*split.values()}) > 1
+        anew = grouped or len(sums) > 1 or len(split) < len(self.mesh.shape) or further or many
         return sums if anew else []
 
     def _in_turn(self, equation: Any, operands: list[Any], site: _Site, sums: Sequence[Sum]) -> Any:
         """A product whose sums end in several places."""
         loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
-        axes = [a for a in self.mesh.shape if any(a in one.axes for one in sums)]
+        axes = [a for one in sums for a in self.mesh.shape if a in one.axes]
         parts = product_in_parts(equation, operands, loops, axes)
         return self.put(added_in_turn(parts, axes, sums, self.mesh), sums[-1].after)
 

@@ -93,6 +93,11 @@ class Sum(NamedTuple):
     after: Partition
 
 
+def batches(reads: Sequence[Dims], writes: Dims) -> set[int]:
+    """Loops that index all arrays of a product."""
+    return set.intersection(*({f for dim in dims for f in dim} for dims in (*reads, writes)))
+
+
 def sums_in_turn(split: Mapping[str, int], reads: Sequence[Dims], writes: Dims, end: Partition) -> list[Sum]:
     """Sums of a product that end in several dims, or in one and everywhere; those that are scattered come first.
 
@@ -113,12 +118,12 @@ def sums_in_turn(split: Mapping[str, int], reads: Sequence[Dims], writes: Dims, 
 
 
 def added_in_turn(parts: Parts, axes: Sequence[str], sums: Sequence[Sum], mesh: Any) -> Any:
-    """The array itself, of parts over ``axes``, major first."""
+    """The array itself, of parts over ``axes``, major first; those of one sum side by side."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     stage = {a: number for number, one in enumerate(sums) for a in one.axes}
-    # Axes that are added up together are one dim where they lie side by side: two would be two collectives.
+    # Axes that are added up together are one dim: two would be two collectives.
     runs = [tuple(run) for _, run in itertools.groupby(axes, key=lambda a: stage[a])]
     sizes = tuple(math.prod(mesh.shape[a] for a in run) for run in runs)
     array = parts.array.reshape(sizes + parts.array.shape[1:])
@@ -133,14 +138,17 @@ def added_in_turn(parts: Parts, axes: Sequence[str], sums: Sequence[Sum], mesh: 
 
 
 def _cut(array: Any, dims: Dims, loops: Loops, axes: Sequence[str]) -> Any:
-    """An operand with one leading dim: what each axis cuts off the dim that it splits, or the whole once more."""
+    """An operand with one leading dim, of ``axes`` in their order: what each cuts off the dim that it splits.
+
+    Where none splits it, the whole once more for each.
+    """
     import jax
 
     shape: list[int] = []
     front: dict[str, int] = {}
     for size, factors in zip(array.shape, dims, strict=True):
         rest = size
-        for axis in axes:
+        for axis in (a for a in loops.mesh.shape if a in axes):
             if factors and loops.split[axis] == factors[0]:
                 front[axis] = len(shape)
                 shape.append(loops.mesh.shape[axis])

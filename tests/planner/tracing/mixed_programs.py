@@ -166,3 +166,21 @@ def denoiser() -> Case:
     params |= {"double": f(3, 3, 32, 32), "middle": weights(64)}
     params |= {"down": weights(32), "low": weights(32), "up": weights(64)}
     return jax.value_and_grad(loss), params, f(8, 8, 8, 4), f(8), f(8, 8, 8, 4)
+
+
+def axial() -> Case:
+    """Attention along the rows of images, then along their columns: three axes split batches in two dims, and a sum."""
+
+    def attention(x: Any, p: Any) -> Any:
+        queries, keys, values = (jnp.einsum("...nd,dhe->...hne", x, p[name]) for name in "qkv")
+        odds = jax.nn.softmax(jnp.einsum("...hne,...hme->...hnm", queries, keys) / 4)
+        return jnp.einsum("...hne,hed->...nd", jnp.einsum("...hnm,...hme->...hne", odds, values), p["o"])
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        x = x + attention(x.swapaxes(1, 2), p["rows"]).swapaxes(1, 2)
+        x = x + attention(x, p["columns"])
+        return ((x @ p["out"] - y) ** 2).mean()
+
+    heads = dict.fromkeys("qkv", f(64, 4, 16)) | {"o": f(4, 16, 64)}
+    params = {"rows": heads, "columns": heads, "out": f(64, 32)}
+    return jax.value_and_grad(loss), params, f(8, 16, 16, 64), f(8, 16, 16, 32)

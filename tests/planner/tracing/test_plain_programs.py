@@ -52,6 +52,16 @@ def test_a_program_exchanges_what_is_priced(
 
 
 @pytest.mark.jax
+def test_operands_of_batches_in_two_dims_are_not_gathered() -> None:
+    """XLA left to itself gathered an operand whole for each of three products, and did one sum twice."""
+    plan = shard(from_jax(*mixed_programs.axial()), slow_cluster(2), {"a": 2, "b": 4, "c": 2}, seconds=20)
+    answer = verify_program(plan, f"{HERE}/mixed_programs.py:axial")
+    assert answer.passed, answer.failures()
+    assert len(plan.collectives) > 40
+    assert not answer.operators
+
+
+@pytest.mark.jax
 def test_only_branches_that_are_not_planned_are_left_out() -> None:
     program = clean(from_jax(*mixed_programs.orthogonal()))
     members = [m.name for op in program.operations for m in op.members]
