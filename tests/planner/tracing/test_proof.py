@@ -95,7 +95,7 @@ def sharded(program: Program, expected: Expected) -> ShardedProgram:
     answer = shard(program, cluster, mesh, seconds=20)
     if expected.room == 1:
         return answer
-    return shard(program, cluster, mesh, seconds=20, memory_limit=expected.room * answer.memory_bytes)
+    return shard(program, cluster, mesh, seconds=60, memory_limit=expected.room * answer.memory_bytes)
 
 
 def figures(answer: Verification) -> dict[str, tuple[float, float]]:
