@@ -30,6 +30,8 @@ to those who made the model, of which there were ten rounds; each was priced onc
 | the same, a rate of FLOPs alone: Megatron-LM's recipes | 11 | 12.4 % | 23.3 % | 100 % |
 | "transcribed eighth", twelve series: dense | 89 | 26.0 % | 85 % | 44 % |
 | the same: mixtures of experts on GPUs, five series, 49 of 58 AWS's | 58 | 57.7 % | 75.9 % | 17 % |
+| "transcribed ninth", fifteen series: dense | 46 | 10.1 % | 36.1 % | 70 % |
+| the same: Mixtral of one maker, two series | 10 | 39.7 % | 46.2 % | 80 % |
 
 What followed from each:
 
@@ -73,6 +75,9 @@ What followed from each:
   long as their bin; 13 rows cannot be said and were taken out), then hosts' time of adapters (to 11.9 %). Then
   workstation boards got printed rates, fp32 its own, encoders' heads their masked tokens, ZeRO-3 its hooks. Mixtures
   stay where they were, but for their software and EFA's exchanges; all their errors were known.
+* **Ninth** (Pythia, Modalities, Pax on A100, Llama 3 on TPU v6e by a wiki, tpu-recipes, Lightning, LLM-Shearing,
+  BloombergGPT, Danube, ProLong, StarCoder, TinyMathReason, the Smol playbook, MaxText on MI355X; mixtures: BioNeMo's
+  Mixtral): StarCoder, LLM-Shearing and BioNeMo were read again, `gelu_new` became the kernels that it is.
 
 Two things were fitted again when rows had been misread. The 20 runs of maxtext-synthetic with tensor ranks have one
 micro-batch each: `overlap_tensor` of jax-xla went from 0.9 to 0.6. Checkpoints that do not stop early are priced as
