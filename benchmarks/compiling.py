@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from compiling_families import FAMILIES
 from own_cases import SIZES, measure_cases
 
 from planner.runs.mapping import plan_from_run
@@ -321,7 +322,7 @@ USUAL: Mapping[str, Any] = {
 
 def row_of(name: str) -> dict[str, Any]:
     """The case as a run (docs/formats.md), not yet measured."""
-    case = {**USUAL, **(CASES | HELD_OUT | MODELS | FRESH)[name]}
+    case = {**USUAL, **(CASES | HELD_OUT | MODELS | FRESH | FAMILIES)[name]}
     widths, slice_name, _ = name.split("/")
     size, _, layers = widths.rpartition("-")
     generation, topology = slice_name.split(":")
@@ -333,9 +334,9 @@ def row_of(name: str) -> dict[str, Any]:
         model = {
             "name": "llama-style",
             "layers": int(layers),
-            **SIZES[size],
             "gated_mlp": True,
             "tied": False,
+            **SIZES[size],
         }
     devices = case["dp"] * case["tp"] * case["cp"]
     return {
@@ -380,3 +381,4 @@ if __name__ == "__main__":
     measure_cases("xla_held_out.jsonl", HELD_OUT, row_of, measured, wanted)
     measure_cases("xla_models.jsonl", MODELS, row_of, measured, wanted)
     measure_cases("xla_fresh.jsonl", FRESH, row_of, measured, wanted)
+    measure_cases("xla_families.jsonl", FAMILIES, row_of, measured, wanted)
