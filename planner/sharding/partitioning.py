@@ -20,7 +20,7 @@ Source: openxla/xla ``xla/service/spmd/dot_handler.cc`` (``disable_windowed_eins
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, TorusSpec
 from cluster_specs.habits import Partitioner
@@ -32,6 +32,7 @@ from planner.sharding.chunks import cuts_columns, padded_rows
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.depths import copied_parts, copied_whole, depths, is_product
 from planner.sharding.mesh import BATCH_AXES, Mesh
+from planner.sharding.neighbours import Around, gradient_in_common, plain_sums
 from planner.sharding.pinning import pins_gathered
 from planner.sharding.spec import Sizes
 from planner.sharding.widths import DTYPE_BYTES
@@ -124,28 +125,6 @@ def slice_partitioner(software: SoftwareSpec, cluster: ClusterSpec) -> SlicePart
     return SlicePartitioner(habits, cluster.torus, device.peak_flops_per_second["bf16"], buffer)
 
 
-def handed_back(block: Block, name: str) -> str:
-    """The activation whose gradient is that of ``name``: the last of sums of which each is read by the next alone."""
-    readers = [op for op in block.ops if name in op.inputs]
-    if len(readers) == 1 and readers[0].kind == "add" and name not in block.outputs:
-        return handed_back(block, readers[0].outputs[0])
-    return name
-
-
-def plain_sums(rings: Sequence[bool], later: Sequence[bool] = ()) -> int:
-    """Sums between ranks of what products without ``rings`` make of one gradient; 1 where no product makes it.
-
-    Gradients are added up from the last product to the first: parts of sums before these are made, until the sum of a
-    ring is among them. ``later`` are the rings of later operators, of which the last makes what is added up first.
-    """
-    if not rings:
-        return 1
-    order = (*rings, *later)
-    first_ring = max((i for i, ring in enumerate(order) if ring), default=-1)
-    apart = sum(not ring for ring in rings[: max(0, first_ring)])
-    return apart + (not later and first_ring < len(rings) - 1)
-
-
 def _no_gathers(comms: Iterable[Comm]) -> tuple[Comm, ...]:
     return tuple(comm for comm in comms if comm.collective != "all_gather")
 
@@ -163,53 +142,67 @@ class Edges(NamedTuple):
     """Of an element of a gradient of the last block."""
     sequences: float
     """Of a micro-batch on one device."""
+    tables: dict[tuple[object, ...], Any]
+    """What is derived by value."""
 
     def beside(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
         """``cost`` of the tensor ``name`` between the operators that make it and read it."""
-        tensor = block.tensor[name]
-        width = gradient_width = self.element_bytes(tensor)
-        at = block.ops.index(reader)
-        makers = [i for i, op in enumerate(block.ops) if name in op.outputs]
-        earlier = (op for op in block.ops[: min(makers, default=0)] if self._makes(block, op.outputs, tensor))
-        later = (op for op in block.ops[at + 1 :] if self._makes(block, op.inputs, tensor))
-        made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
-        rings = self._back_rings(block, reader, width)
-        cost = self._once(block, name, reader, self._narrowed(cost, width, bool(made), bool(rings)))
-        backward = cost.backward
-        if rings and block.name == self.graph.last:
-            gradient_width = self.head_bytes
-            backward = tuple(self._widened(comm, gradient_width / width) for comm in backward)
-        zeros = any(any(self._rings(depths(self.graph, block, op), width)) for op in earlier)
-        zeros_back = any(any(self._back_rings(block, op, width)) for op in later)
-        rings = self._back_rings(block, reader, gradient_width)
-        others = self._rings_of_later(block, name, reader, gradient_width)
+        tensor, around = block.tensor[name], self._around(block, name, reader)
+        cost = self._narrowed(cost, self.element_bytes(tensor), around.made is not None, around.is_product)
+        if around.gathered_before:
+            cost = cost._replace(forward=_no_gathers(cost.forward), again=())
+        backward = _no_gathers(cost.backward) if around.gathered_after else cost.backward
+        if around.widened is not None:
+            backward = tuple(self._widened(comm, around.widened) for comm in backward)
         return cost._replace(
             forward=(
-                *self._scattered(tensor, cost.forward, self._rings(made, width), zeros),
+                *self._scattered(tensor, cost.forward, around.made or (), around.zeros),
                 *self._of_whole(block, tensor, reader, backward, ("all_gather",)),
             ),
             backward=(
-                *self._scattered(tensor, backward, rings, zeros_back, plain_sums(rings, others)),
+                *self._scattered(tensor, backward, around.rings, around.zeros_back, around.plain),
                 *self._of_copies(block, reader, backward),
                 *self._of_whole(block, tensor, reader, backward, ("reduce_scatter", "all_reduce")),
             ),
         )
 
-    def _once(self, block: Block, name: str, reader: Op, cost: EdgeCost) -> EdgeCost:
-        """``cost`` without gathers that others make: of what an earlier product reads too, of one gradient for two."""
-        products = [op for op in block.ops if name in op.inputs and is_product(op)]
-        if reader in products[1:]:
-            cost = cost._replace(forward=_no_gathers(cost.forward), again=())
-        made = [name for op in block.ops if is_product(op) for name in op.outputs]
-        later = made[made.index(name) + 1 :] if name in made else ()
-        if handed_back(block, name) in {handed_back(block, other) for other in later}:
-            cost = cost._replace(backward=_no_gathers(cost.backward))
-        return cost
+    def _around(self, block: Block, name: str, reader: Op) -> Around:
+        """The operators around the tensor ``name`` on its way to ``reader``, looked at once for all shardings."""
+        size = self.mesh.size
+        on_mesh = size("tensor"), size("context"), size("data") > 1
+        key = ("around", block.name, name, reader.name, *on_mesh)
+        if key not in self.tables:
+            self.tables[key] = self._look_around(block, name, reader)
+        found: Around = self.tables[key]
+        return found
 
-    def _rings_of_later(self, block: Block, name: str, reader: Op, width: float) -> tuple[bool, ...]:
-        """Rings of products that read ``name`` after ``reader`` does, beside which their gradients of it are summed."""
-        later = (op for op in block.ops[block.ops.index(reader) + 1 :] if name in op.inputs)
-        return tuple(ring for op in later for ring in self._back_rings(block, op, width))
+    def _look_around(self, block: Block, name: str, reader: Op) -> Around:
+        tensor = block.tensor[name]
+        width = self.element_bytes(tensor)
+        makers = [i for i, op in enumerate(block.ops) if name in op.outputs]
+        earlier = (op for op in block.ops[: min(makers, default=0)] if self._makes(block, op.outputs, tensor))
+        after = block.ops[block.ops.index(reader) + 1 :]
+        later = (op for op in after if self._makes(block, op.inputs, tensor))
+        made = tuple(depth for i in makers for depth in depths(self.graph, block, block.ops[i]))
+        multiplies = bool(self._back_rings(block, reader, width))
+        at_end = multiplies and block.name == self.graph.last
+        gradient_width = self.head_bytes if at_end else width
+        rings = self._back_rings(block, reader, gradient_width)
+        # Gradients of it by products that read it later, beside which they are summed.
+        others = [
+            ring for op in after if name in op.inputs for ring in self._back_rings(block, op, gradient_width)
+        ]
+        return Around(
+            made=self._rings(made, width) if made else None,
+            is_product=multiplies,
+            widened=gradient_width / width if at_end else None,
+            rings=rings,
+            plain=plain_sums(rings, others),
+            zeros=any(any(self._rings(depths(self.graph, block, op), width)) for op in earlier),
+            zeros_back=any(any(self._back_rings(block, op, width)) for op in later),
+            gathered_before=reader in [op for op in block.ops if name in op.inputs and is_product(op)][1:],
+            gathered_after=gradient_in_common(block, name),
+        )
 
     def _back_rings(self, block: Block, reader: Op, width: float) -> tuple[bool, ...]:
         """Whether each gradient by ``reader`` has a ring: none where programs pin the sum of all as it is gathered."""
@@ -364,10 +357,14 @@ def edges_of(
     sizes: Sizes,
     comm: Callable[[str, tuple[str, ...], float], Comm],
     element_bytes: Callable[[Tensor], float],
+    tables: dict[tuple[object, ...], Any],
 ) -> Edges | None:
-    """The `Edges` of a stack that has a partitioner, on the slices of ``sizes``; None elsewhere."""
+    """The `Edges` of a stack that has a partitioner, on the slices of ``sizes``; None elsewhere.
+
+    ``tables`` are of pricers that differ only in how many ranks split the batch, and in the micro-batch.
+    """
     if (partitioner := slice_partitioner(software, sizes.mesh.cluster)) is None:
         return None
     head = DTYPE_BYTES[software.head_reduce_dtype]
     sequences = sizes.batch / math.prod(sizes.mesh.size(axis) for axis in BATCH_AXES)
-    return Edges(partitioner, sizes.graph, sizes.mesh, comm, element_bytes, head, sequences)
+    return Edges(partitioner, sizes.graph, sizes.mesh, comm, element_bytes, head, sequences, tables)

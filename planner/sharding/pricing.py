@@ -59,6 +59,13 @@ class Pricer:
     """Whatever else is derived by value, shared likewise: tabulated prices, legal strategies, kept tensors."""
     _situations: dict[Strategy, tuple[object, ...]] = field(default_factory=dict, repr=False)
     _outputs: dict[tuple[str, str, str, Strategy], ShardingSpec] = field(default_factory=dict, repr=False)
+    partitioned: Edges | None = field(init=False, repr=False)
+    """What the stack's partitioner makes of scatters, where it has one."""
+
+    def __post_init__(self) -> None:
+        """Look at the slices once."""
+        edges = edges_of(self.software, self.sizes, self.comm, self.element_bytes, self.tables)
+        object.__setattr__(self, "partitioned", edges)
 
     @property
     def mesh(self) -> Mesh:
@@ -75,11 +82,6 @@ class Pricer:
         """What the host issues for the exchange of tokens; None where the stack does not say."""
         way = "once_per_node" if self.job.token_exchange in ("deepep", "hybridep") else "all_to_all"
         return self.software.routing_operators.get(way)
-
-    @property
-    def partitioned(self) -> Edges | None:
-        """What the stack's partitioner makes of scatters, where it has one."""
-        return edges_of(self.software, self.sizes, self.comm, self.element_bytes)
 
     def element_bytes(self, tensor: Tensor) -> float:
         """Stored bytes per element of ``tensor``."""

@@ -10,7 +10,8 @@ import pytest
 from cluster_specs.catalog import load_cluster
 from cluster_specs.software import load_software
 from planner.sharding.mesh import Mesh
-from planner.sharding.partitioning import SlicePartitioner, plain_sums, slice_partitioner
+from planner.sharding.neighbours import plain_sums
+from planner.sharding.partitioning import SlicePartitioner, slice_partitioner
 
 COMPILED = """
 v5e:2x2     4   4096 scatter
