@@ -65,7 +65,7 @@ def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> l
     def step(state: Sequence[Any]) -> list[Any]:
         begun = place(state, "carry", "writes")
         runner.copies.note(begun, _numbered(f"{title}/carry.", begun))
-        begun = [*_from_outside(runner, given[tests : tests + consts]), *begun]
+        begun = [*_from_outside(runner, operands[tests : tests + consts]), *begun]
         made = runner.in_body().body(inner.jaxpr, inner.consts, begun, f"{title}/")
         return place([plain(x) for x in made], "carry", "writes")
 
@@ -92,7 +92,7 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     """
     import jax
 
-    index, *given = map(plain, operands)
+    index, given = plain(operands[0]), operands[1:]
     branches = equation.params["branches"]
     planned = _planned(runner, title, len(branches))
     left: list[Any] = []

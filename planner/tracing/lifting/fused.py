@@ -39,7 +39,9 @@ def separated(
         if draft.primitives[0] not in CUTS or product is None or readers[source] > 1:
             continue
         column = _column(product, draft)
-        if column is not None and [*map(is_weight, product.inputs)].count(False) == 1:
+        weights = (r for n, r in zip(product.inputs, product.reads, strict=True) if is_weight(n))
+        cuts_weight = column is not None and any(column in _flat(dims) for dims in weights)
+        if column is not None and cuts_weight and [*map(is_weight, product.inputs)].count(False) == 1:
             made[id(product)] = [_part(product, draft, column, k, parts) for k in range(len(draft.outputs))]
             gone.add(id(draft))
     drafts = (made.get(id(d), [d]) for d in found.drafts if id(d) not in gone)

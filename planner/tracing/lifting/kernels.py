@@ -195,6 +195,7 @@ class _Sorter:
         made: dict[str, int] = {}
         roots: dict[str, frozenset[str]] = {}
         looped = {n for d in drafts if self._is_loop(d) for n in d.inputs}
+        self.scores = self._scores()
         for draft in drafts:
             names = [lifted.root(n) for n in draft.inputs if not lifted.is_weight(n)]
             of = [roots.get(n, frozenset({n})) for n in names]
@@ -214,11 +215,20 @@ class _Sorter:
         loops = draft.kind in ("loop", "view", "lookup", "accumulate") and ALONE.isdisjoint(draft.primitives)
         return loops and not table
 
+    def _scores(self) -> set[str]:
+        """Products of activations, and what loops make of them."""
+        found: set[str] = set()
+        for draft in self.drafts:
+            looped = self._is_loop(draft) and not found.isdisjoint(map(self.lifted.root, draft.inputs))
+            found.update(draft.outputs if looped or self._is_free_product(draft) else ())
+        return found
+
     def _adds_table(self, draft: Draft) -> bool:
-        """Whether it adds a parameter of several dims: positions, not a bias."""
+        """Whether it adds a parameter of several dims: positions, neither a bias nor one of scores."""
         tables = [r for n, r in zip(draft.inputs, draft.reads, strict=True) if self.lifted.is_weight(n)]
         several = any(sum(map(bool, dims)) > 1 for dims in tables)
-        return set(draft.primitives) <= ADDS and len(draft.inputs) == 2 and several
+        adds = set(draft.primitives) <= ADDS and len(draft.inputs) == 2 and several
+        return adds and self.scores.isdisjoint(map(self.lifted.root, draft.inputs))
 
     def kernels(self) -> list[Kernel]:
         """All of them, in order."""

@@ -125,8 +125,8 @@ def collectives(text: str, devices: int, scope: str = "") -> dict[str, Total]:
     return totals
 
 
-def listed_collectives(text: str, devices: int) -> list[Collective]:
-    """Every collective of a compiled module's ``text``.
+def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Collective]:
+    """Every collective of a compiled module's ``text``, in which loops that end on a condition run ``trips`` times.
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
     are one, which runs as often as what runs least, as steps may be in a loop within the loop of the start. A sum that
@@ -156,9 +156,9 @@ def listed_collectives(text: str, devices: int) -> list[Collective]:
                 if channel is not None and WRITTEN not in made.scope and not passed_on:
                     key = f"{kind} {channel.group(1)}"
                 found[key] = min(found.get(key, made), made, key=lambda c: (c.times, -c.sent_bytes))
-            for callee, trips in _calls(match.group(3), line, bodies):
+            for callee, often in _calls(match.group(3), line, bodies, trips):
                 within = _inner(_scope(line), around) + "/body" * (match.group(3) == "while")
-                walk(callee, times * trips, match.group(3) == "fusion", within)
+                walk(callee, times * often, match.group(3) == "fusion", within)
 
     walk(entry, 1)
     return list(found.values())
@@ -230,27 +230,31 @@ def _send(made: Collective, match: re.Match[str], computation: str, lines: Itera
     return Send(made.scope, part.group(0) if part else "", made.sent_bytes, made.times, devices, kind)
 
 
-def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]]) -> list[tuple[str, float]]:
+def _calls(
+    opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float
+) -> list[tuple[str, float]]:
     """Computations that an instruction runs, and how often."""
     if opcode not in ("while", "fusion", "call", "conditional", "async-start"):
         return []
-    times = _trips(line, bodies) if opcode == "while" else 1.0
+    times = _trips(line, bodies, trips) if opcode == "while" else 1.0
     callees = (name for called in _CALLED.findall(line) for name in called.split(","))
     return [(callee.strip().lstrip("%"), times) for callee in callees]
 
 
-def _trips(line: str, bodies: Mapping[str, list[str]]) -> float:
-    """How often a loop runs: as noted, or as its condition compares a counter from 0 with a constant."""
+def _trips(line: str, bodies: Mapping[str, list[str]], otherwise: float) -> float:
+    """How often a loop runs: as noted, or as its condition compares a counter from 0 with a constant, and no more."""
     if noted := _TRIPS.search(line):
         return float(noted.group(1))
     condition, body = _CONDITION.search(line), _BODY.search(line)
     if condition is None or body is None:
-        return 1.0
+        return otherwise
     asked, done = bodies.get(condition.group(1), []), bodies.get(body.group(1), [])
     constants = [int(n) for text in asked for n in _CONSTANT.findall(text)]
+    if not constants or any(joined in text for text in asked for joined in (" and(", " or(")):
+        return otherwise
     counters = [int(n) for text in asked for n in _COUNTER.findall(text)]
     step = _step(done, counters[0]) if counters else 1
-    return float(math.ceil(max(constants, default=1) / step))
+    return float(math.ceil(max(constants) / step))
 
 
 def _step(body: Iterable[str], counter: int) -> int:
