@@ -167,6 +167,15 @@ def _is_listed_outside_mlp(block: Block, op: Op, tensor: str) -> bool:
     return _is_listed(block, op, tensor) and not is_in_mlp(block, op)
 
 
+def _is_read_by_attention(block: Block, op: Op, tensor: str) -> bool:
+    return any(tensor in other.inputs for other in block.ops if other.kind == "attention")
+
+
+def _is_projection(block: Block, op: Op, tensor: str) -> bool:
+    outside = operator_rule(op).arithmetic == "matmul" and not is_in_mlp(block, op)
+    return outside or _is_read_by_attention(block, op, tensor)
+
+
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
     products = [o for o in block.ops if operator_rule(o).arithmetic == "matmul"]
     counted = [name for o in products if not _of_experts(block, o) for name in o.outputs]
@@ -192,6 +201,8 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
         "selective": _is_listed,
         "products": _is_product,
         "mlp": _is_listed_outside_mlp,
+        "projections": _is_projection,
+        "heads": _is_read_by_attention,
         "alternate": _is_every_second,
         "alternate_local": lambda block, op, tensor: (
             op.kind not in ROUTING_KINDS and _is_every_second(block, op, tensor)
@@ -206,7 +217,8 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
 ``none`` keeps everything; ``full`` only the block's inputs; ``selective`` the results of matrix products, of
 attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
 drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` the feed-forward layer (MaxText
-``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``);
+``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``); ``projections``
+keeps products around attention, ``heads`` queries, keys and values (its ``save_dot_except_mlp``, ``save_qkv_proj``);
 ``alternate`` is selective with every second product computed again, and all of experts and their router, whose grouped
 products are not on the list (pytorch/torchtitan, ``selective_ac_option = "op"``), ``alternate_local`` without the
 exchange of tokens, too (its Qwen3 until March 2026, 114151ad), ``all_but_attention`` only results of attention, which
@@ -216,18 +228,16 @@ attention kernel (Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``
 """
 
 
-SELECTIVE_POLICIES = frozenset(
-    {"selective", "products", "mlp", "alternate", "alternate_local", "all_but_attention"}
-)
+UNWRAPPED_POLICIES = frozenset({"none", "attention", "latent"})
+"""Policies under which no whole layer is wrapped to be computed again."""
+
+SELECTIVE_POLICIES = frozenset(RECOMPUTE_POLICIES) - UNWRAPPED_POLICIES - {"full"}
 """Policies that list the kinds of results that are kept."""
 
 WRAPPED_PARTS: Mapping[str, Callable[[Block, Op], bool]] = MappingProxyType(
     {"full": lambda block, op: True, "mlp": is_in_mlp}
 )
 """Policy -> whether an operator is in the part of a layer that a checkpoint function has as its own."""
-
-UNWRAPPED_POLICIES = frozenset({"none", "attention", "latent"})
-"""Policies under which no whole layer is wrapped to be computed again."""
 
 
 def _makers(block: Block, reads: Mapping[str, tuple[str, ...]]) -> dict[str, Op]:

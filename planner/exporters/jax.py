@@ -36,7 +36,7 @@ REMAT: Mapping[str, tuple[str, str]] = {
     ),
     "products": ('"block"', "jax.checkpoint_policies.dots_with_no_batch_dims_saveable"),
     **dict.fromkeys(
-        ("mlp", "latent", "alternate", "alternate_local", "all_but_attention"),
+        ("mlp", "projections", "heads", "latent", "alternate", "alternate_local", "all_but_attention"),
         ('"block"', "jax.checkpoint_policies.save_only_these_names($kept)"),
     ),
 }

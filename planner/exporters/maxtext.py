@@ -26,6 +26,8 @@ RECOMPUTE = MappingProxyType(
         "selective": "minimal_with_context",
         "products": "minimal",
         "mlp": "save_dot_with_context_except_mlp",
+        "projections": "save_dot_except_mlp",
+        "heads": "save_qkv_proj",
         "full": "full",
     }
 )

@@ -141,6 +141,16 @@ def test_the_policy_of_products_repeats_attention_too() -> None:
     assert kept == {"x", "q", "k", "v", "attn_projected", "gate", "up"}
 
 
+def test_kept_projections_and_heads_leave_attention_to_run_again() -> None:
+    """Names that MaxText saves: query_proj, key_proj and value_proj, which rotate first, and out_proj."""
+    _, block = layer_of("llama-3-8b")
+    rest = ("attn_norm", "attention", "attn_residual", "mlp_norm", "gate_up", "activation")
+    assert recomputed_ops(block, "projections") == rest
+    assert recomputed_ops(block, "heads") == (*rest[:2], "attn_out", *rest[2:])
+    assert set(saved_tensors(block, "heads")) == {"x", "q_rotary", "k_rotary", "v"}
+    assert set(saved_tensors(block, "projections")) == {"x", "q_rotary", "k_rotary", "v", "attn_projected"}
+
+
 def test_the_mlp_policy_repeats_all_of_a_layer_of_experts_but_its_last_product() -> None:
     """Megatron's ``--recompute-modules moe``: the layer of experts is one checkpoint, its router and exchange in it."""
     _, block = layer_of("mixtral-8x7b")
