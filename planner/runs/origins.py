@@ -47,7 +47,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         Origin("megatron-2021", "plain"),
     ),
     (r"Korthikanti", Origin("megatron-2022", "plain")),
-    (r"NeMo launcher, July .* pipeline 1$", Origin("nemo-2022", "plain")),
+    (r"NeMo launcher.* pipeline 1$", Origin("nemo-2022", "plain")),
     (r"NeMo launcher", Origin("megatron-2022", "plain")),
     (r"Alpa", Origin("alpa", "plain")),
     (r"nanotron[- ]sweep.* (512 devices tensor \d+|tensor 32) pipeline (?!1$)", Origin("nanotron-polling")),
