@@ -56,5 +56,6 @@ def _operators(differing: tuple[OperatorDifference, ...]) -> Table:
 
     table = columns("", "priced", "compiled", right="lll")
     for d in differing:
-        table.add_row(d.operator or "(none)", spelled(d.priced), spelled(d.compiled))
+        width = ", wider alone" if d.width_alone else ""
+        table.add_row(d.operator or "(none)", spelled(d.priced), spelled(d.compiled) + width)
     return table

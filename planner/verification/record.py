@@ -81,6 +81,8 @@ class OperatorDifference(Record):
     operator: str
     priced: Mapping[str, float]
     compiled: Mapping[str, float]
+    width_alone: bool = False
+    """The same arrays are exchanged, in 32 bits: of an operator that reads and makes bf16 alone."""
 
 
 class Verification(Record):

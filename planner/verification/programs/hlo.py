@@ -84,6 +84,8 @@ class Collective(NamedTuple):
     """Names of the functions around it, or around the fusion that it is in, as ``jax.named_scope`` gives them."""
     ring: Send | None = None
     """The same, as part of a ring of sends."""
+    types: tuple[str, ...] = ()
+    """Of the elements of what it makes."""
 
 
 def shape_bytes(text: str) -> float:
@@ -206,7 +208,8 @@ def _collective(
     given = shape_bytes(operands) or sum(sizes.get(n, 0) for n in _OPERAND.findall(operands))
     full = given * (group if kind == "all_gather" else 1)
     full *= group > 1  # a device alone exchanges nothing
-    return Collective(kind, SENT[kind](given, group), times, full, _scope(match.group(4)))
+    types = tuple(sorted({dtype for dtype, _ in _SHAPE.findall(match.group(2))}))
+    return Collective(kind, SENT[kind](given, group), times, full, _scope(match.group(4)), types=types)
 
 
 def _scope(line: str) -> str:

@@ -117,9 +117,10 @@ def _matmul(op: Any, inputs: Values, weights: Values, outputs: Any, setting: Set
 
 
 def _laid(product: Any, ranks: int, name: str, setting: Setting) -> Any:
-    """Columns of a product where the ranks among which they are dealt have them: XLA may move weights else."""
-    if ranks == 1:
-        return product
+    """Columns of a product where the ranks among which they are dealt have them: XLA may move weights else.
+
+    Or it gathers what the product reads in place of the array, where that has more columns than there are tokens.
+    """
     by_rank = setting.lay(product.reshape(*product.shape[:-1], ranks, -1), f"{setting.block}.{name}")
     return by_rank.reshape(product.shape)
 

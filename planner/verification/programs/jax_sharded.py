@@ -151,7 +151,7 @@ def _shapes(arguments: list[Any], sharding: Any) -> Any:
 
 
 def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[str, Any]]:
-    """Every collective: its operator in the program, kind, bytes of the whole array, and how often it runs."""
+    """Every collective: its operator in the program, kind, bytes of the whole array, how often it runs, types."""
     devices = math.prod(sharded.mesh.values())
     return [
         {
@@ -159,6 +159,7 @@ def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[st
             "collective": c.kind,
             "full_bytes": c.full_bytes,
             "times": c.times,
+            "types": c.types,
         }
         for c in listed_collectives(compiled.as_text(), devices, _trips(sharded.program))
     ]

@@ -1,0 +1,85 @@
+"""Collectives that differ from the priced ones in the width of their numbers alone."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.tracing.sharded import CollectiveUse
+from planner.verification.with_program import CompiledUse, differences, verify_program
+
+OPERATOR = "dot_general.1"
+PRICED = (
+    CollectiveUse(operator=OPERATOR, collective="all_reduce", axes=("x",), full_bytes=8, seconds=0, times=2),
+)
+
+
+def compiled(kind: str, full_bytes: float, *types: str) -> list[CompiledUse]:
+    return [
+        CompiledUse(
+            operator=OPERATOR,
+            collective=kind,
+            axes=(),
+            full_bytes=full_bytes,
+            seconds=0,
+            times=2,
+            types=types,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "narrow", "alone"),
+    [
+        (compiled("all_reduce", 16, "f32"), {OPERATOR}, True),
+        (compiled("all_reduce", 16, "f32"), (), False),  # the program has 32 bits there itself
+        (compiled("all_reduce", 16, "bf16"), {OPERATOR}, False),  # twice as many numbers
+        (compiled("all_reduce", 16, "bf16", "f32"), {OPERATOR}, False),
+        (compiled("all_reduce", 24, "f32"), {OPERATOR}, False),
+        (compiled("all_gather", 16, "f32"), {OPERATOR}, False),
+        (compiled("all_reduce", 16, "f32") + compiled("p2p", 4, "f32"), {OPERATOR}, False),
+        ([], {OPERATOR}, False),
+    ],
+)
+def test_width_alone_is_the_same_numbers_in_32_bits(
+    made: list[CompiledUse], narrow: set[str], alone: bool
+) -> None:
+    assert [d.width_alone for d in differences(PRICED, made, narrow)] == [alone]
+
+
+def test_what_agrees_is_no_difference() -> None:
+    assert not list(differences(PRICED, compiled("all_reduce", 8, "bf16"), {OPERATOR}))
+
+
+PROGRAM = """
+import jax
+import jax.numpy as jnp
+
+
+def loss(weights, x):
+    for up, down in weights:
+        x = x + jax.nn.gelu(x @ up) @ down
+    return jnp.square(x.astype(jnp.float32)).mean()
+
+
+layer = tuple(jax.ShapeDtypeStruct(sizes, jnp.bfloat16) for sizes in ((1024, 4096), (4096, 1024)))
+example = jax.grad(loss), [layer, layer], jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+"""
+
+
+@pytest.mark.jax
+def test_sums_of_bf16_are_told_from_others_on_a_cpu(tmp_path: Path) -> None:
+    """Of products over parts of what they contract, which XLA's CPU backend makes in fp32."""
+    pytest.importorskip("jax")
+    from planner import shard
+    from planner.verification.programs.trace import trace
+
+    (tmp_path / "step.py").write_text(PROGRAM)
+    target = f"{tmp_path / 'step.py'}:example"
+    program = trace({"function": target, "replicate_unknown": False, "trips": None})
+    answer = verify_program(shard(program, "dgx-h100:1", {"data": 2, "model": 4}), target)
+    assert answer.passed, answer.failures()
+    assert {d.width_alone for d in answer.operators} == {True}
+    assert all(d.compiled["sum"] == 2 * d.priced["sum"] for d in answer.operators)
+    found = {c.name: c.found for c in answer.comparisons}
+    assert found["operators that differ"] == 0
+    assert any("multiplies and sums bf16" in note for note in answer.notes)
