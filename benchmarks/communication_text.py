@@ -24,8 +24,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   Long is a product that contracts more than some 4,400 elements on v5e, 5,000 on v5p, 6,100 on v4, 10,000 on v6e
   (`planner.sharding.partitioning`). Gathers and gradients of weights contract tokens. The products of a gated MLP
   then have a sum each; the projections of attention, too short for rings, share one. Over four ranks gathers send no
-  more than they need, and sums of one shape in a layer's forward or backward share the two parts too many. Four ranks
-  that are a square of a v4 or v5p slice have no rings.
+  more than they need, and sums of one shape share the two parts too many: those in a layer's forward, and those in its
+  backward, with what that makes again. Four ranks that are a square of a v4 or v5p slice have no rings.
 * **Scatters along rows without a ring.** *Chunks*: padded to chunks of one size, of which those of all ranks and four
   more fill what a kernel has of memory on its chip (`planner.sharding.chunks`): 1 to 9 % more. Rows that are not a
   rank's own go back to its neighbours, as `p2p`.
@@ -84,6 +84,10 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   summed in place of the gather of their weights (0.3 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
+* `olmo2-4`: norms over all heads, which tensor ranks split. Each exchanges heads for tokens and back, as OLMo-core has
+  it; XLA does the first in fp32 and again for the gradient, and gathers more (7 % of all).
+* `phi-4-14b/v5p:2x2x4/tp4-fsdp4`: ten heads of keys and values on four tensor ranks. Attention is whole on each, and
+  the program sums what its kernel hands back over them, though they have the same (8 % of all).
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
 """
@@ -93,8 +97,11 @@ FIRST = """
 
 Before anyone had compiled them, and now: errors of all bytes, and of the kind that was furthest off. Programs with
 sequences split twice pinned less when they were first compiled: `cp2-tp2-fsdp4` and `cp4-tp4-fsdp4` were -55 and -66 %
-off, `llama-3.2-3b` -77 %. Whole models had been compiled before, for their memory, but what they send was not
-looked at.
+off, `llama-3.2-3b` -77 %. Whole models had been compiled before, for their memory, but what they send was not looked
+at. Of `phi-4-14b/v6e` the compiler gathered tokens in place of the joined gate and up weights, as these have more
+columns than a micro-batch has tokens, until programs pinned what such a product makes, as under tensor ranks: it sent
+108,119 MiB, 29 % more than was priced. Of `v4:4x4x8/tp4-fsdp32` rings of what a layer makes again were taken to send
+parts that are zeros of their own.
 
 | case | all, first | all, now | kind | first | now |
 | --- | ---: | ---: | --- | ---: | ---: |

@@ -28,5 +28,6 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "tp": 4, "dp": 4, "seq": 4096, "recompute": "attention", "micro_batch": 2,
     },
     "70b-2/v4:4x4x8/tp4-fsdp32-full-mb2": {"tp": 4, "dp": 32, "seq": 4096, "recompute": "full", "micro_batch": 2},
+    "70b-2/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
 }  # fmt: skip
 """Other families' widths, and policies and degrees together that no other file has."""

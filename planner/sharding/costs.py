@@ -44,10 +44,12 @@ class EdgeCost(NamedTuple):
     backward: tuple[Comm, ...] = ()
     again: tuple[Comm, ...] = ()
     """Gathers of ``forward`` that the gradients of the consumer's weights need once more, as nobody kept the result."""
+    remade: tuple[Comm, ...] | None = None
+    """``forward`` where it comes again in the backward, if that is less: what both would send is sent once."""
 
     def backwards(self, repeated: bool, shared: bool) -> tuple[Comm, ...]:
         """All of the backward; ``repeated``: the forward comes again in it, and its gathers are ``shared`` or not."""
-        first = self.forward if repeated else ()
+        first = (self.forward if self.remade is None else self.remade) if repeated else ()
         return (*self.backward, *first, *(() if repeated and shared else self.again))
 
     @property

@@ -24,6 +24,8 @@ class Around(NamedTuple):
     """An earlier ring of one shape sent the parts that are zeros."""
     zeros_back: bool
     """The same in the backward."""
+    summed_back: bool
+    """A gradient of one shape is summed in a ring there."""
     gathered_before: bool
     """For an earlier product that reads it too."""
     gathered_after: bool

@@ -3,10 +3,11 @@
 A sum of which each rank keeps a part, beside the product that makes it, and a gather beside the one product that reads
 it, become a *ring*: parts go round, both ways at once, while the product works on those that are there. A ring sends
 two parts more than it needs to (over four ranks, where its loop is unrolled, gathers send none, sums of one shape in
-the forward or the backward of a layer two in all), and is taken where the product is longer than that takes. With
-``2 k / n`` FLOPs an element of the array (``k`` contracted elements, ``n`` ranks together) and ``w`` bytes an element
-over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever ``n``: 4,378 on TPU v5e in
-16 bits. Products whose sums go round have each its own; others that make parts of one gradient are added up first.
+the forward of a layer two in all, and so in its backward with what that makes again), and is taken where the product is
+longer than that takes. With ``2 k / n`` FLOPs an element of the array (``k`` contracted elements, ``n`` ranks together)
+and ``w`` bytes an element over a link both ways, this asks for a *depth* ``k`` of more than ``w P / (2 b)``, whatever
+``n``: 4,378 on TPU v5e in 16 bits. Products whose sums go round have each its own; others that make parts of one
+gradient are added up first.
 
 Over all of a slice that is a square or a block, other sums are made whole on every rank, which slices its part. Over
 all of one that is too large for rings, arrays that are small, or any on a block, are gathered as sums of what is zero
@@ -154,11 +155,14 @@ class Edges(NamedTuple):
         backward = _no_gathers(cost.backward) if around.gathered_after else cost.backward
         if around.widened is not None:
             backward = tuple(self._widened(comm, around.widened) for comm in backward)
+        whole = tuple(self._of_whole(block, tensor, reader, backward, ("all_gather",)))
+        forward, remade = (
+            (*self._scattered(tensor, cost.forward, around.made or (), sent), *whole)
+            for sent in (around.zeros, around.zeros or around.summed_back)
+        )
         return cost._replace(
-            forward=(
-                *self._scattered(tensor, cost.forward, around.made or (), around.zeros),
-                *self._of_whole(block, tensor, reader, backward, ("all_gather",)),
-            ),
+            forward=forward,
+            remade=remade,
             backward=(
                 *self._scattered(tensor, backward, around.rings, around.zeros_back, around.plain),
                 *self._of_copies(block, reader, backward),
@@ -200,6 +204,7 @@ class Edges(NamedTuple):
             plain=plain_sums(rings, others),
             zeros=any(any(self._rings(depths(self.graph, block, op), width)) for op in earlier),
             zeros_back=any(any(self._back_rings(block, op, width)) for op in later),
+            summed_back=self._sums_back(block, tensor, width),
             gathered_before=reader in [op for op in block.ops if name in op.inputs and is_product(op)][1:],
             gathered_after=gradient_in_common(block, name),
         )
@@ -210,6 +215,11 @@ class Edges(NamedTuple):
         rings = self._rings(depths(self.graph, block, reader, backward=True, ranks=ranks), width)
         pinned = pins_gathered(self.graph, block, reader, self.mesh.size)
         return tuple(ring and not pinned for ring in rings)
+
+    def _sums_back(self, block: Block, like: Tensor, width: float) -> bool:
+        """Whether the backward of the block sums gradients of an array's shape in rings."""
+        readers = (op for op in block.ops if self._makes(block, op.inputs, like))
+        return any(any(self._back_rings(block, op, width)) for op in readers)
 
     def _narrowed(self, cost: EdgeCost, width: float, made: bool, read: bool) -> EdgeCost:
         """What products read is gathered in the type in which they do: inputs, and gradients of what they ``made``."""
