@@ -28,6 +28,14 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
     return tuple(numbers)
 
 
+def number_option(value: float | str) -> float:
+    """A number as typer's ``parser``, whose own refusal is about its input."""
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{str(value)!r} is no number; write 15 or 15e12") from None
+
+
 def whole_option(value: int | str) -> int:
     """`whole_number` as typer's ``parser``: its refusal names the option."""
     try:

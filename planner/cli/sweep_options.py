@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.catalogues import complete_models
+from planner.cli.numbers import number_option
 from planner.cli.options import FIELDS, AdapterOptions, from_options
 from planner.errors import InputError
 
@@ -55,11 +56,16 @@ class TermsOptions:
     """What economics need to know."""
 
     price: Annotated[
-        float | None, term("--price", help="Of a device for an hour, instead of list price.")
+        float | None,
+        term("--price", parser=number_option, help="Of a device for an hour, instead of list price."),
     ] = None
     price_kind: Annotated[str, term("--price-kind", help="on-demand, reserved or spot.")] = "on-demand"
-    grid: Annotated[float | None, term("--grid", help="Carbon of electricity, in kg CO2e/kWh.")] = None
-    pue: Annotated[float | None, term("--pue", help="Energy of the facility over its computers.")] = None
+    grid: Annotated[
+        float | None, term("--grid", parser=number_option, help="Carbon of electricity, in kg CO2e/kWh.")
+    ] = None
+    pue: Annotated[
+        float | None, term("--pue", parser=number_option, help="Energy of the facility over its computers.")
+    ] = None
     device_mtbf: Annotated[
         str | None, term("--device-mtbf", help="Time between failures of one device: 79000h.")
     ] = None
@@ -77,9 +83,9 @@ class TermsOptions:
         str | None, term("--repair-time", help="Until a failed node is back, where nobody replaces it.")
     ] = None
     spares: Annotated[int, term("--spares", help="Idle nodes that take over at once.")] = 0
-    stragglers: Annotated[float, term("--stragglers", help="Further share of time lost to slow devices.")] = (
-        0.0
-    )
+    stragglers: Annotated[
+        float, term("--stragglers", parser=number_option, help="Further share of time lost to slow devices.")
+    ] = 0.0
     failures: Annotated[bool, term("--failures/--no-failures", help="Count failures and checkpoints.")] = True
 
     def to_terms(self, tokens: float) -> "Terms":
@@ -210,18 +216,24 @@ class WantedOptions:
         ),
     ] = None
     tokens: Annotated[
-        float | None, typer.Option("--tokens", help="To train on: 15e12. A ResNet's images have one each.")
+        float | None,
+        typer.Option(
+            "--tokens", parser=number_option, help="To train on: 15e12. A ResNet's images have one each."
+        ),
     ] = None
     samples: Annotated[
-        float | None, typer.Option("--samples", help="Images or sequences, instead of --tokens.")
+        float | None,
+        typer.Option("--samples", parser=number_option, help="Images or sequences, instead of --tokens."),
     ] = None
     compute: Annotated[
-        float | None, typer.Option("--compute", help="FLOPs to spend, instead of --tokens.")
+        float | None,
+        typer.Option("--compute", parser=number_option, help="FLOPs to spend, instead of --tokens."),
     ] = None
     law: Annotated[str, typer.Option("--law", help="Scaling law that divides --compute.")] = "chinchilla"
     deadline: Annotated[str | None, typer.Option("--deadline", help="90d, 6w, 2000h.")] = None
     budget: Annotated[
-        float | None, typer.Option("--budget", help="Money, in the currency of the prices.")
+        float | None,
+        typer.Option("--budget", parser=number_option, help="Money, in the currency of the prices."),
     ] = None
 
     def to_workload(self) -> tuple[str, float, tuple[str, ...]]:

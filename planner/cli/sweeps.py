@@ -7,6 +7,7 @@ import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models
 from planner.cli.files import print_json, write_files
+from planner.cli.numbers import number_option
 from planner.cli.options import AdapterOptions, OutputOptions, PinOptions
 from planner.cli.outcome import BAD_INPUT, NO_PLAN
 from planner.cli.progress import Progress
@@ -50,7 +51,7 @@ def what_if(
     terms: TermsOptions,
     run: RunningOptions,
     output: OutputOptions,
-    tokens: Annotated[float, term("--tokens", help="To train on.")] = 1e12,
+    tokens: Annotated[float, term("--tokens", parser=number_option, help="To train on.")] = 1e12,
     objective: Annotated[str, typer.Option(help="What each plan minimises: time, cost or devices.")] = "time",
     threshold: Annotated[
         float, typer.Option(help="Scaling efficiency below which more devices stop paying.", min=0, max=1)

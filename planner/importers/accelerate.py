@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.errors import InputError
-from planner.importers.deepspeed import OFFLOADED
+from planner.importers.deepspeed import OFFLOADED, TRANSFORMERS
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings, states_on_host
 from planner.importers.torch_fsdp import REPLICATED, STACK, read_fsdp
@@ -93,7 +93,7 @@ def _deepspeed(keys: Keys, around: Surroundings) -> Settings:
     stage = keys.integer(f"{section}.zero_stage", least=0) or 0
     offload, assumed = states_on_host(optimizer, weights, stage)
     return Settings(
-        "deepspeed",
+        TRANSFORMERS,
         zero_stage=stage,
         num_microbatches=keys.integer(f"{section}.gradient_accumulation_steps"),
         offload=offload,

@@ -12,6 +12,12 @@ from planner.importers.settings import Settings, Surroundings, states_on_host
 
 STACK = "deepspeed"
 
+TRANSFORMERS = "deepspeed-transformers"
+"""Where accelerate or the Trainer start DeepSpeed: they fill in what is ``"auto"``, as nothing else but a tuner does.
+
+Source: huggingface/transformers src/transformers/integrations/deepspeed.py, ``HfTrainerDeepSpeedConfig.fill_match``.
+"""
+
 OFFLOADED = {"none": False, "cpu": True, "nvme": True}
 """Device of an offloaded state -> whether it is away from the accelerator."""
 
@@ -27,7 +33,7 @@ IGNORED = (
     "zero_force_ds_cpu_optimizer", r"zero_optimization\.(overlap_comm|contiguous_gradients|reduce_scatter)",
     r"zero_optimization\.(allgather_partitions|round_robin_gradients|sub_group_size|ignore_unused_parameters)",
     r"zero_optimization\..*bucket_size", r"zero_optimization\.stage3_.*", r"zero_optimization\.offload_.*",
-    r"activation_checkpointing\..*",
+    r"activation_checkpointing\..*", "autotuning.*",
 )  # fmt: skip
 """Keys without influence here; buckets and prefetching are those of the software stack."""
 
@@ -45,7 +51,7 @@ def read_deepspeed(keys: Keys, around: Surroundings) -> Settings:
     if recomputes:
         assumed.append("recompute=full (the file has activation_checkpointing; the model's code decides)")
     settings = Settings(
-        STACK,
+        TRANSFORMERS if keys.has_auto and not keys.has("autotuning") else STACK,
         data=data,
         tensor=keys.degree("tensor_parallel.autotp_size"),
         micro_batch=micro,

@@ -41,6 +41,11 @@ class Keys:
         """Whether ``key``, or anything in the table ``key``, is there."""
         return any(name == key or name.startswith(f"{key}.") for name in self._values)
 
+    @property
+    def has_auto(self) -> bool:
+        """Whether any value is left to be filled in."""
+        return AUTO in self._values.values()
+
     def fail(self, key: str, expected: str) -> InputError:
         """The error for a value that is not what it should be."""
         return InputError(f"{self.source}: {key} must be {expected}, found {self._values.get(key)!r}")

@@ -206,8 +206,10 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
     family = config.get("model_type")
     if family is None:
         raise InputError(f"{path}: missing key 'model_type'")
-    family = SAME_TOWER.get(str(family), family)
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str):
+        raise InputError(f"{path}: model_type must be a string, found {family!r}")
+    family = SAME_TOWER.get(family, family)
+    if family not in FAMILIES:
         if family in UNPRICED:
             raise InputError(
                 f"{path}: model_type {family} {UNPRICED[family]}, which is not read from a file; {TRACE}"

@@ -108,7 +108,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         InputError: unreadable, empty, truncated, or not an object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # which Windows begins with a byte order mark
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:

@@ -50,6 +50,7 @@ KEYS: Mapping[str, int] = MappingProxyType(
     {
         "hidden_size": 64,
         "n_embd": 64,
+        "n_embed": 64,
         "intermediate_size": 96,
         "n_inner": 96,
         "moe_intermediate_size": 48,

@@ -124,6 +124,16 @@ def test_interrupting_a_search_ends_with_130(tmp_path: Path, hears_interrupts: d
     assert (stdout, stderr) == ("", "interrupted\n")
 
 
+def test_what_is_there_at_the_end_is_not_looked_through() -> None:
+    """Python collects once more as it ends; what is frozen by then is left alone."""
+    code = (
+        "import atexit, gc; from planner.cli import main; "
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 0)); main(['--version'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "frozen True")
+
+
 def test_a_closed_pipe_is_silent() -> None:
     command = f"{sys.executable} -m planner.cli models | true"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

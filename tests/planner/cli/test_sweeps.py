@@ -247,3 +247,8 @@ def test_sizes_are_planned_with_the_pins_that_are_given(cli: Cli, tmp_path: Path
     assert planned
     assert all((each["tensor"], each["micro_batch"]) == (2, 1) for each in planned)
     assert json.loads(file.read_text())["plan"]["tensor"] == 2
+
+
+def test_what_is_no_number_is_said_plainly(cli: Cli) -> None:
+    result = cli(*SIZE, "--tokens", "15T", "--deadline", "9d")
+    assert (result.exit_code, "'15T' is no number; write 15 or 15e12" in result.output) == (2, True)

@@ -146,7 +146,17 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "accelerate deepspeed": (
         "a.yaml",
         "distributed_type: DEEPSPEED",
-        {"precision": "fp32", "stack": "deepspeed"},
+        {"precision": "fp32", "stack": "deepspeed-transformers"},
+    ),
+    "deepspeed by the trainer": (
+        "a.json",
+        '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}',
+        {"stack": "deepspeed-transformers"},
+    ),
+    "deepspeed tuned": (
+        "a.json",
+        '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}, "autotuning": {"enabled": true}}',
+        {"stack": "deepspeed"},
     ),
     "deepspeed": (
         "a.json",

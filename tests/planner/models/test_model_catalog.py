@@ -160,7 +160,8 @@ BROKEN_FILES = [
     ("[" * 100_000, "config.json: "),
     ("{}", "missing key 'model_type'"),
     ('{"model_type": "lama"}', "unknown model_type in .*'lama'; did you mean"),
-    ('{"model_type": 3}', "unknown model_type"),
+    ('{"model_type": 3}', "model_type must be a string, found 3"),
+    ('{"model_type": ["llama"]}', "model_type must be a string"),
     ('{"model_type": "jamba"}', "jamba has state-space layers .*trace the model as FILE.py:NAME"),
     ('{"model_type": "kimi_linear"}', "kimi_linear has linear attention .*trace the model"),
     (
@@ -179,6 +180,19 @@ def test_broken_files(tmp_path: Path, text: str, message: str) -> None:
         load_model(path)
     assert "config.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """Editors on Windows begin files with one."""
+    marked = tmp_path / "config.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert load_model(marked).parameters == load_model(write(tmp_path, LLAMA, "plain.json")).parameters
+
+
+def test_bloom_is_read_as_its_checkpoints_write_it(tmp_path: Path) -> None:
+    """``n_embed`` stands for ``hidden_size``, and is taken first (transformers, ``BloomConfig``)."""
+    config = {"model_type": "bloom", "vocab_size": 250880, "n_layer": 24, "num_attention_heads": 16}
+    assert load_model(write(tmp_path, {**config, "n_embed": 1024})).parameters == 559_214_592
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
