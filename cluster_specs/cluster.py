@@ -6,9 +6,9 @@ Every number of a shipped file has an entry in ``sources``.
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from cluster_specs.record import Given, Record
 from cluster_specs.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
@@ -46,16 +46,16 @@ class DeviceSpec(Given):
     name: str
     kind: Literal["gpu", "tpu"]
     vendor: str
-    peak_flops_per_second: Mapping[str, FlopsPerSecond]
+    peak_flops_per_second: Mapping[str, Annotated[FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
     """Dense peak by data type: bf16, fp16, fp8, tf32, fp32, ..."""
     memory: Bytes = Field(gt=0)
     """Device memory that the driver reports as total [bytes]."""
     memory_bandwidth: BytesPerSecond = Field(gt=0)
-    host_bandwidth: BytesPerSecond | None = None
+    host_bandwidth: BytesPerSecond | None = Field(default=None, gt=0)
     """Device to host, one direction [bytes/s]; None if unknown."""
     compute_units: int = Field(gt=0)
     """Streaming multiprocessors, compute units or matrix units: one output tile each at a time."""
-    tile: tuple[int, int] = (128, 256)
+    tile: tuple[PositiveInt, PositiveInt] = (128, 256)
     """Rows and columns of the output tile that the usual matrix kernels compute per unit."""
     tile_fill: Seconds | None = Field(default=None, ge=0)
     """Time of each output tile in which its unit multiplies nothing, as operands arrive and results leave [s]; None:
@@ -68,7 +68,7 @@ class DeviceSpec(Given):
     """Exponentials of all units [1/s], which a fused attention computes beside its products; None: not told apart."""
     kernel_launch: Seconds = Field(ge=0)
     """Least time between the starts of two dependent kernels [s]."""
-    power: Watts | None = None
+    power: Watts | None = Field(default=None, gt=0)
     """Board power limit [W]."""
     efficiency: Efficiency
 
@@ -135,9 +135,9 @@ class TorusSpec(Record):
 class HostSpec(Record):
     """The machine that a node's devices hang on."""
 
-    memory: Bytes | None = None
+    memory: Bytes | None = Field(default=None, gt=0)
     """Host memory of one node [bytes]."""
-    memory_bandwidth: BytesPerSecond | None = None
+    memory_bandwidth: BytesPerSecond | None = Field(default=None, gt=0)
     """Peak of all its memory channels, of one node [bytes/s]; None if unknown."""
 
 

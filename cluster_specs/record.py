@@ -43,6 +43,7 @@ def validated(kind: type[RecordT], data: Any, where: str) -> RecordT:
 
 PLAIN = {
     "missing": "is missing",
+    "too_short": "has too few entries",
     "extra_forbidden": "is no field here",
     "model_type": "must be a table of fields",
     "dict_type": "must be a table of fields",

@@ -30,6 +30,9 @@ OWN = {
 }
 
 
+DEVICE = load_device("h100-sxm-80g").model_dump()
+
+
 def toml(fields: dict[str, Any]) -> str:
     lines = [
         f"{key} = {json.dumps(value)}" for key, value in fields.items() if not isinstance(value, list | dict)
@@ -165,6 +168,18 @@ def test_a_dumped_cluster_is_a_file_too(tmp_path: Path) -> None:
         ({"colour": "red"}, "colour: is no field here"),
         ({"links": [OWN["links"][0] | {"fabric": "nvlink9"}]}, "fabric in .*links.0: 'nvlink9'.*nvlink"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"bandwidth": 450}]}, "links.0.bandwidth: 450 without a unit"),  # type: ignore[index]
+        ({"links": [OWN["links"][0] | {"latency": 5}]}, "latency: 5 without a unit is so many seconds"),  # type: ignore[index]
+        ({"host": {"memory": 2}}, "host.memory: 2 without a unit is so many bytes: .* 80 GiB"),
+        ({"host": {"memory": 0}}, "host.memory: must be greater than 0"),
+        ({"device": {**DEVICE, "memory": 80}}, "device.memory: 80 without a unit"),
+        ({"device": {**DEVICE, "memory_bandwidth": 3.35}}, "write it as in 3.35 TB/s"),
+        (
+            {"device": {**DEVICE, "peak_flops_per_second": {"bf16": 989}}},
+            "bf16: 989 without a unit is so many FLOP",
+        ),
+        ({"device": {**DEVICE, "peak_flops_per_second": {"bf16": -1}}}, "bf16: must be greater than 0"),
+        ({"device": {**DEVICE, "peak_flops_per_second": {}}}, "peak_flops_per_second: has too few entries"),
+        ({"device": {**DEVICE, "tile": [0, 256]}}, "device.tile.0: must be greater than 0"),
         ({"links": [OWN["links"][0] | {"bandwidth": "450 Gb/s"}]}, "write Gbit/s or GB/s"),  # type: ignore[index]
         ({"links": [OWN["links"][0] | {"bandwidth": 0}]}, "greater than 0"),  # type: ignore[index]
         ({"links": [OWN["links"][1], OWN["links"][0]]}, "links.ethernet needs `devices`"),  # type: ignore[index]
