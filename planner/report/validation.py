@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster_specs.units import GIB, format_bytes, format_seconds
+from cluster_specs.units import GIB, format_bytes, format_count, format_seconds
 from planner.report.console import columns, heading
 from planner.runs.assumptions import IGNORED
 from planner.validation import ErrorStatistics, FitStatistics, Row, ValidationReport
@@ -59,7 +59,7 @@ def validation_report(report: ValidationReport) -> RenderableType:
 
 def _opening(report: ValidationReport) -> str:
     done = len(report.rows) - report.summary.skipped
-    return f"{len(report.rows)} runs: {done} predicted, {report.summary.skipped} skipped"
+    return f"{format_count(len(report.rows), 'run')}: {done} predicted, {report.summary.skipped} skipped"
 
 
 def _errors(groups: Mapping[str, ErrorStatistics], name: str) -> Table:
@@ -87,7 +87,7 @@ def _fits(fits: FitStatistics) -> str:
     if fits.accuracy is None:
         return "no run says whether it ran"
     return (
-        f"fits or not is right for {fits.accuracy:.1%} of {fits.n} runs: "
+        f"fits or not is right for {fits.accuracy:.1%} of {format_count(fits.n, 'run')}: "
         f"{fits.ran_but_said_not_to_fit} of {fits.ran} that ran were said not to fit, "
         f"{fits.crashed_but_said_to_fit} of {fits.crashed} that crashed were said to fit"
     )
@@ -136,13 +136,17 @@ def _unused(report: ValidationReport) -> list[RenderableType]:
     if rated:
         parts.append(
             Text(
-                f"\nA rate of FLOPs, but not what it counts, in {len(rated)} runs, such as {rated[0]}: "
+                f"\nA rate of FLOPs, but not what it counts, in {format_count(len(rated), 'run')}, such as {rated[0]}: "
                 "a flops_convention says so (model FLOPs, causal attention)"
             )
         )
     nothing = [row.id for row in silent if row.id not in rated]
     if nothing:
-        parts.append(Text(f"\nNothing measured to compare with in {len(nothing)} runs, such as {nothing[0]}"))
+        parts.append(
+            Text(
+                f"\nNothing measured to compare with in {format_count(len(nothing), 'run')}, such as {nothing[0]}"
+            )
+        )
     ignored = Counter(
         a.removeprefix(IGNORED) for r in report.rows for a in r.assumed if a.startswith(IGNORED)
     )

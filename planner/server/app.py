@@ -1,6 +1,7 @@
 """The server: a page, its static files, and two questions; nothing that a client sends ever names a file."""
 
 import json
+import re
 from asyncio import wrap_future
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -145,12 +146,17 @@ def _refusal(error: Exception) -> HTTPException:
     return HTTPException(500, f"internal error, please report it: {type(error).__name__}: {reason}")
 
 
+def _misread(error: ValidationError) -> str:
+    """The field as the form has it, whatever table of the question it is in."""
+    return re.sub(r"^asked\.(job\.|pins\.)?", "", first_problem(error))
+
+
 def _infeasible(error: Any) -> str:
     return "; ".join(filter(None, (str(error), error.least_change)))
 
 
 REFUSALS: Mapping[type[Exception], tuple[int, Callable[[Any], str]]] = {
-    ValidationError: (400, first_problem),
+    ValidationError: (400, _misread),
     InputError: (400, str),
     Infeasible: (422, _infeasible),
     PlannerError: (422, str),

@@ -318,6 +318,6 @@ def test_a_validation_shows_the_runs_that_are_furthest_off_and_what_it_did_not_u
     shown.remove("runs")  # the table of reasons
     assert shown == ["run", "units mixed up", *(f"run{i}" for i in range(SHOWN_RUNS, 1, -1))]
     assert "+1e+11%" in text
-    assert "Nothing measured to compare with in 1 runs, such as in ms" in text
-    assert "A rate of FLOPs, but not what it counts, in 1 runs, such as rate: a flops_convention" in text
+    assert "Nothing measured to compare with in 1 run, such as in ms" in text
+    assert "A rate of FLOPs, but not what it counts, in 1 run, such as rate: a flops_convention" in text
     assert "Fields that nobody reads, and in how many runs: measured.step_time_ms (3)" in text

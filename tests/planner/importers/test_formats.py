@@ -155,7 +155,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "deepspeed tuned": (
         "a.json",
-        '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}, "autotuning": {"enabled": true}}',
+        '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}, "autotuning": {"fast": true}}',
         {"stack": "deepspeed"},
     ),
     "deepspeed": (

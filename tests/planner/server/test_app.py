@@ -115,6 +115,14 @@ def test_bad_bodies_get_one_sentence(address: str, body: bytes) -> None:
     assert "Traceback" not in error
 
 
+def test_a_field_is_named_as_the_form_has_it(address: str, question: dict[str, Any]) -> None:
+    status, reply = post(address, "/answer", {"asked": {**question, "devices": 0}})
+    assert (status, reply["error"]) == (400, "devices: must be greater than 0, found 0")
+    job = {**question["job"], "seq_len": "long"}
+    status, reply = post(address, "/answer", {"asked": {**question, "job": job}})
+    assert (status, reply["error"]) == (400, "seq_len: must be a whole number, found 'long'")
+
+
 def test_contradictions_and_what_does_not_fit(address: str, question: dict[str, Any]) -> None:
     status, reply = post(address, "/answer", {"asked": {**question, "pins": {"tensor": 3}}})
     assert status in (400, 422)
