@@ -56,21 +56,22 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
     degree = math.prod(pricer.mesh.size(a) for a in axes)
     positions = str(op.attributes.get("q_dim", "")).split() or [d for d in query.dims if d in TOKEN_DIMS]
-    heads = next((d for d in query.dims if d.startswith("heads")), None)
-    if heads is None:
+    heads = next((d for d in query.dims if d.startswith("heads")), "")
+    beside = [d for d in query.dims[:-1] if d not in (BATCH, *positions, heads)]
+    if not heads and beside:
         dims = ", ".join(query.dims)
         raise InputError(
             f"block {block.name}, operator {op.name}: queries of attention need a dim heads: {dims}"
         )
     kv_heads = next((d for d in key.dims if d == "kv_heads"), heads)
     shape = AttentionShape(
-        batch=sizes.local(BATCH, strategy) / degree,
-        heads=sizes.local(heads, strategy),
+        batch=sizes.local(BATCH, strategy) / degree * math.prod(sizes.local(d, strategy) for d in beside),
+        heads=sizes.local(heads, strategy) if heads else 1,
         q_len=math.prod(graph.dims[d] for d in positions),
         kv_len=graph.dims[str(op.attributes["kv_dim"])],
         qk_dim=graph.dims[query.dims[-1]],
         v_dim=graph.dims[value.dims[-1]],
-        kv_heads=sizes.local(kv_heads, strategy),
+        kv_heads=sizes.local(kv_heads, strategy) if kv_heads else 1,
         causal=bool(op.attributes.get("causal", False)),
         window=_reach(op),
     )

@@ -20,7 +20,11 @@ from cluster_specs.record import Record
 Dims = tuple[tuple[int, ...], ...]
 """Per dim of an array, the factors that index it, major first."""
 
-Role = Literal["parameter", "input", "constant", "intermediate"]
+Role = Literal["parameter", "frozen", "input", "constant", "intermediate"]
+"""A ``frozen`` parameter is read as any other, but has no gradient."""
+
+WEIGHTS = ("parameter", "frozen")
+"""Roles of what a model has learned."""
 
 SCHEMA: Literal["meshwright/program/1"] = "meshwright/program/1"
 
@@ -197,7 +201,7 @@ class Program(Record):
     def kept(self) -> frozenset[str]:
         """Inputs that a call hands on to the next one: weights and optimizer states."""
         tied = {t.target for t in self.ties}
-        return frozenset(v.name for v in self.values if v.role in ("parameter", "constant") or v.name in tied)
+        return frozenset(v.name for v in self.values if v.role in (*WEIGHTS, "constant") or v.name in tied)
 
     def with_parts(self, **parts: Any) -> "Program":
         """The same with other fields, and nothing that was worked out from the old ones."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.tracing.cleaning.draft import Draft
+from planner.tracing.lifting.biases import ADDS, taken_by
 from planner.tracing.lifting.fused import CUTS, separated
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.plain import Plain, no_graph
@@ -39,7 +40,6 @@ ALONE = frozenset({VIEW, RECURRENCE, SPREAD})
 PRODUCTS = ("matmul", "conv")
 """Roles of products with a weight."""
 
-ADDS = frozenset({"add", "add_any"})
 SCALES = frozenset({"mul", "div"})
 """With one operand that varies they scale: no kernel of their own."""
 INTEGERS = ("int", "uint", "bool")
@@ -103,7 +103,12 @@ def kernels_of(found: Plain) -> Lifted:
     rest = [d for d in found.drafts if not _is_alias(d, lifted)]
     _untie(lifted, rest)
     producer = {name: d for d in rest for name in d.outputs}
-    biases = {id(d) for d in rest if _is_bias(d, lifted, producer)}
+    biases = set[int]()
+    for draft in rest:
+        product = taken_by(draft, lifted.is_weight, lifted.root, producer)
+        if product is not None:
+            lifted.alias[draft.outputs[0]] = product.outputs[0]
+            biases.add(id(draft))
     lifted.parts |= separated(found, biases, lifted.is_weight, lifted.root)
     lifted.alias.update(lifted.parts)
     aliased = {id(d) for d in found.drafts if set(d.outputs) & lifted.alias.keys()}
@@ -154,33 +159,6 @@ def _untie(lifted: Lifted, drafts: Sequence[Draft]) -> None:
             if lifted.root(name) in tables:
                 draft.inputs[i] = f"{name} in {draft.name}"
                 lifted.alias[draft.inputs[i]] = name
-
-
-def _is_bias(draft: Draft, lifted: Lifted, producer: Mapping[str, Draft]) -> bool:
-    """A parameter added to a product belongs to the product, if it is alike for all rows of it."""
-    biases = [i for i, n in enumerate(draft.inputs) if lifted.is_weight(n)]
-    if not set(draft.primitives) <= ADDS or len(draft.inputs) != 2 or len(biases) != 1:
-        return False
-    bias, other = draft.inputs[biases[0]], lifted.root(draft.inputs[1 - biases[0]])
-    product = producer.get(other)
-    if product is None or product.kind != "product" or not any(map(lifted.is_weight, product.inputs)):
-        return False
-    mine = [f for dim in draft.reads[1 - biases[0]] for f in dim]
-    theirs = [f for dim in product.writes[0] for f in dim]
-    to = dict(zip(mine, theirs, strict=True))
-    columns = {
-        f
-        for n, dims in zip(product.inputs, product.reads, strict=True)
-        if lifted.is_weight(n)
-        for d in dims
-        for f in d
-    }
-    if any(to[f] not in columns for dim in draft.reads[biases[0]] for f in dim):
-        return False  # one for each position
-    product.inputs.append(bias)
-    product.reads.append(tuple(tuple(to[f] for f in dim) for dim in draft.reads[biases[0]]))
-    lifted.alias[draft.outputs[0]] = other
-    return True
 
 
 class _Sorter:
@@ -246,7 +224,7 @@ class _Sorter:
         rest = [d for d in self.drafts if id(d) not in taken and d.kind != "boundary"]
         found += [self._kernel(self._role(d), [d]) for d in rest]
         found.sort(key=lambda k: (k.level, LAST.get(k.role, 0), self.order[id(k.drafts[0])]))
-        return list(_joined(found, self._layer))
+        return list(_joined(found, self._alike))
 
     def alone(self) -> Iterator[Draft]:
         """Products and loops that are no part of attention, nor of routing."""
@@ -259,6 +237,14 @@ class _Sorter:
         """What is before a number, and the number, in the path of a parameter."""
         numbered = NUMBER.match(self.lifted.plain.value[self.lifted.root(weight)].path)
         return f"{numbered.group(1)}{numbered.group(2)}" if numbered else ""
+
+    def _alike(self, product: Kernel) -> tuple[object, ...]:
+        """What products that run as one have in common."""
+        draft, inputs = product.drafts[0], product.inputs
+        place = next(i for i, n in enumerate(draft.inputs) if self.lifted.root(n) in inputs)
+        read, made = ([f for dim in dims for f in dim] for dims in (draft.reads[place], draft.writes[0]))
+        summed = tuple(i for i, f in enumerate(read) if f not in made)
+        return (*inputs, summed, product.level, product.region, self._layer(product.weights[0]))
 
     def _layers(self, drafts: Iterable[Draft]) -> set[str]:
         """Layers that operators have parameters of."""
@@ -373,14 +359,14 @@ def _adds_two(draft: Draft) -> bool:
     return first == second
 
 
-def _joined(kernels: Iterable[Kernel], layer: Callable[[str], str]) -> Iterator[Kernel]:
-    """Products of one value with several weights of one layer run as one."""
+def _joined(kernels: Iterable[Kernel], alike: Callable[[Kernel], tuple[object, ...]]) -> Iterator[Kernel]:
+    """Products of one value with several weights of one layer run as one, where all sum over the same of it."""
     first: dict[tuple[object, ...], Kernel] = {}
     for kernel in kernels:
         if kernel.role != "matmul":
             yield kernel
             continue
-        key = (*kernel.inputs, kernel.level, kernel.region, layer(kernel.weights[0]))
+        key = alike(kernel)
         if key not in first:
             first[key] = kernel
             yield kernel

@@ -236,7 +236,8 @@ class Naming:
         both = set(alone[0]) & set(alone[1])
         found = []
         for loops, wanted in zip(alone, ("pixels", "keys"), strict=True):
-            mine = [x for x in loops if x in known] or [x for x in loops if x in both] or loops
+            mine = [x for x in loops if x in known] or [x for x in loops if x in both or x not in self._made]
+            mine = mine or loops
             new = [
                 x
                 for x in dict.fromkeys(mine)
@@ -316,6 +317,21 @@ class Naming:
         """Loops over weights that multiply and over tables: of an image, its channels, wherever they stand."""
         learning = [d for k in self.lifted.kernels if k.role in (*PRODUCTS, "embedding") for d in k.drafts]
         return {x for d in learning for n in d.inputs[:2] if self.lifted.is_weight(n) for x in self.loops(n)}
+
+    @cached_property
+    def _made(self) -> set[Class]:
+        """Loops that products make of weights: features and heads, never positions."""
+        products = [d for k in self.lifted.kernels if k.role in PRODUCTS for d in k.drafts]
+        made = ({x for x in self.loops(d.outputs[0])} for d in products)
+        pairs = zip(products, made, strict=True)
+        return {
+            x
+            for d, out in pairs
+            for n in d.inputs
+            if self.lifted.is_weight(n)
+            for x in self.loops(n)
+            if x in out
+        }
 
     @cached_property
     def _contracted(self) -> set[Class]:

@@ -11,7 +11,7 @@ from planner.tracing.cleaning.views import absorb_views
 from planner.tracing.lifting.batches import batched, is_key, is_of_one
 from planner.tracing.lifting.grouped import by_group
 from planner.tracing.lifting.unmapped import unmapped
-from planner.tracing.program import Operation, Program, elements
+from planner.tracing.program import WEIGHTS, Operation, Program, elements
 
 PASSES: Sequence[Callable[[Program], Program]] = (drop_dead, merge_equal, absorb_views)
 
@@ -50,7 +50,7 @@ class Plain:
 
     def __post_init__(self) -> None:
         self.value = dict(self.program.value)
-        self.weights = frozenset(v.name for v in self.program.values if v.role == "parameter")
+        self.weights = frozenset(v.name for v in self.program.values if v.role in WEIGHTS)
         """Names of parameters."""
 
     @property
@@ -105,7 +105,7 @@ def _compares_positions(op: Operation) -> bool:
 def _without_constants(program: Program) -> Plain:
     constant = {v.name: False for v in program.values if v.role == "constant" or is_key(v)}
     found = Plain(program, [])
-    biases = {v.name: False for v in program.values if v.role == "parameter"}
+    biases = {v.name: False for v in program.values if v.role in WEIGHTS}
     """What is made of parameters and constants alone, and whether a mask is in it."""
     for op in program.operations:
         if op.kind != "boundary" and constant.keys() >= set(op.inputs):

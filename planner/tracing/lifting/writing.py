@@ -105,7 +105,9 @@ class BlockWriter:
             if self.stage.number is not None:
                 path = re.sub(rf"(?<=[._\[]){self.stage.number}(?=[.\]]|$)", "{layer}", path, count=1)
             name = _word(f"{path.replace('{layer}', '')}_{part}")
-            self.weights[key] = self._declare(Tensor(name=name, dims=dims, role="weight", path=path))
+            frozen = self.lifted.plain.value[parameter].role == "frozen"
+            role = "frozen" if frozen else "weight"
+            self.weights[key] = self._declare(Tensor(name=name, dims=dims, role=role, path=path))
         return self.weights[key]
 
     def _operator(self, kernel: Kernel) -> None:
@@ -175,9 +177,9 @@ class BlockWriter:
         queries = self.naming.dims(kernel.inputs[0])
         context = self.naming.dims(kernel.outputs[0])
         seen_from, seen = self.naming.attended[id(kernel)]
-        if not seen_from or not seen or not any(d.startswith("heads") for d in queries):
-            raise no_graph(f"attention {name}: no positions or heads in {', '.join(queries)}")
-        seq, rows = self.naming.over(seen_from), self.naming.over(seen)
+        if not seen:
+            raise no_graph(f"attention {name}: no positions of keys beside {', '.join(queries)}")
+        seq, rows = self.naming.over(seen_from) if seen_from else "", self.naming.over(seen)
         if BATCH in (seq, rows):
             raise no_graph(
                 f"attention {name} runs over the first dim of the inputs, which is no batch then: trace a batch "
@@ -187,20 +189,23 @@ class BlockWriter:
         if width < self.naming.sizes[rows]:  # within windows
             rows = other = f"window_{width}"
             self.naming.sizes[rows] = width
-        else:
-            other = f"kv_{seq}" if rows == seq else rows
+        elif rows == seq:
+            other = f"kv_{seq}"
             self.naming.sizes.setdefault(other, self.naming.sizes[seq])
+        else:
+            other = rows
+        positions = (seq,) if seq else ()  # one query for all keys has none
         heads = tuple(
             d for d in context if d in queries and d not in (BATCH, seq) and not d.startswith(FEATURES)
         )
-        sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, seq, *heads), dtype="fp32")
-        odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, seq, other))
+        sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, *positions, *heads), dtype="fp32")
+        odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, *positions, other))
         return {
             "causal": kernel.masked,
             "window": 0,
             "chunk": 0,
             "kv_dim": rows,
-            **({} if seq in TOKEN_DIMS else {"q_dim": seq}),
+            **({"q_dim": seq} if seq and seq not in TOKEN_DIMS else {}),
             "log_sum_exp": self._declare(sums),
             "probabilities": self._declare(odds),
         }

@@ -27,7 +27,8 @@ def from_torch(
     """``module`` on ``example_inputs`` as a `Program`; build both under ``torch.device("meta")`` to allocate nothing.
 
     With ``gradient`` the module must return one number, and the program is that of the gradients of its parameters
-    and of the number; they are to lie as the parameters do.
+    and of the number; they are to lie as the parameters do. Parameters that require no gradient are frozen, where
+    others do.
 
     A way through the module that depends on values is the one that the inputs take, which need values then; of a
     ``torch.cond`` it is the branch with more operators; a ``while_loop`` runs ``trips`` times.
@@ -62,7 +63,7 @@ def from_torch(
         raise refused("differentiated" if gradient else "traced", error) from error
     parameters, buffers = lifted.parameters, lifted.states
     roles: list[tuple[str, Role]] = [(n, "parameter") for n in parameters]
-    roles += [(n, "constant") for n in buffers]
+    roles += [(n, "frozen" if n in lifted.frozen else "constant") for n in buffers]
     count = sum(1 for node in traced.graph.nodes if node.op == "placeholder") - len(roles)
     roles += [(n, "input") for n in _input_names(module, count)]
     title = name or type(module).__name__
@@ -86,15 +87,20 @@ class _Lifted:
         specs = exported.graph_signature.input_specs
         self.specs = [(s.kind.name, tied.get(s.target, s.target)) for s in specs]
         known = {**exported.constants, **exported.state_dict}
-        self.parameters = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
-        self.states = {t: known[t] for kind, t in self.specs if t is not None and t not in self.parameters}
+        weights = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
+        trained = {n for n, p in module.named_parameters() if p.requires_grad} or weights.keys()
+        self.parameters = {t: w for t, w in weights.items() if t in trained}
+        self.frozen = weights.keys() - self.parameters.keys()
+        """Those that have no gradient, of a module in which others do."""
+        others = {t: known[t] for kind, t in self.specs if t is not None and t not in weights}
+        self.states = {**{t: weights[t] for t in weights if t in self.frozen}, **others}
         self.written = sum(s.kind.name != "USER_OUTPUT" for s in exported.graph_signature.output_specs)
 
     def outputs(self, weights: Any, states: Any, *inputs: Any) -> list[Any]:
         """What the module returns; new values of its buffers, which come first, are left out."""
         given = iter(inputs)
         arguments = [
-            weights[t] if kind == "PARAMETER" else next(given) if kind == "USER_INPUT" else states.get(t)
+            weights[t] if t in weights else next(given) if kind == "USER_INPUT" else states.get(t)
             for kind, t in self.specs
         ]
         return list(self.module(*arguments)[self.written :])

@@ -233,9 +233,7 @@ def _send(made: Collective, match: re.Match[str], computation: str, lines: Itera
     return Send(made.scope, part.group(0) if part else "", made.sent_bytes, made.times, devices, kind)
 
 
-def _calls(
-    opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float
-) -> list[tuple[str, float]]:
+def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float) -> list[tuple[str, float]]:
     """Computations that an instruction runs, and how often."""
     if opcode not in ("while", "fusion", "call", "conditional", "async-start"):
         return []

@@ -168,7 +168,9 @@ def compiled_by_operator(compiled: Any, sharded: ShardedProgram) -> list[dict[st
 def _trips(program: Program) -> float:
     """How often loops that end on a condition were taken to run; all alike."""
     times = {op.name: op.times for op in program.operations if op.kind == "boundary"}
-    ends = (t for t in program.ties if t.target.rpartition("/carry.")[0].rpartition("/")[2].startswith("while."))
+    ends = (
+        t for t in program.ties if t.target.rpartition("/carry.")[0].rpartition("/")[2].startswith("while.")
+    )
     return max((t.times / times[t.target] for t in ends if t.target in times), default=1.0)
 
 
