@@ -277,9 +277,19 @@ class _Sorter:
         for context in product.values():
             for name in map(self.lifted.root, context.inputs):
                 group = maker.get(name, [])
-                scores = [product[n] for d in group for n in map(self.lifted.root, d.inputs) if n in product]
-                if scores and any(EXPONENTIALS & {*d.primitives} for d in group):
-                    yield scores[0], group, context
+                scores = [n for d in group for n in map(self.lifted.root, d.inputs) if n in product]
+                if scores and self._exponentiates(group, scores[0]):
+                    yield product[scores[0]], group, context
+
+    def _exponentiates(self, group: Iterable[Draft], scores: str) -> bool:
+        """Whether these loops, in order, take exponentials of ``scores``; not only of what scales them."""
+        made = {scores}
+        for draft in group:
+            if not made.isdisjoint(map(self.lifted.root, draft.inputs)):
+                made.update(draft.outputs)
+                if EXPONENTIALS & {*draft.primitives}:
+                    return True
+        return False
 
     def _is_free_product(self, draft: Draft) -> bool:
         products = draft.kind == "product" and draft.primitives[0] not in ROUTING

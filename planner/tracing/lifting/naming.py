@@ -5,7 +5,7 @@ have second, ``hidden`` what layers hand on, ``heads`` what attention does besid
 the embedding or the classes of the loss, ``ffn`` what products make and sum inside a layer.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cached_property
 
 from planner.graph import BATCH
@@ -236,20 +236,27 @@ class Naming:
         both = set(alone[0]) & set(alone[1])
         found = []
         for loops, wanted in zip(alone, ("pixels", "keys"), strict=True):
-            mine = [x for x in loops if x in known] or [x for x in loops if x in both or x not in self._made]
-            mine = mine or loops
-            new = [
-                x
-                for x in dict.fromkeys(mine)
-                if x not in known and x not in self.names and x not in self._formed
-            ]
-            if len(new) == 1:
-                self._give(new[0], wanted)
-            elif new:
-                self._form(tuple(new), wanted)
+            mine = [x for x in loops if x in known or x in both or x not in self._made] or loops
+            new = dict.fromkeys(
+                x for x in mine if x not in known and x not in self.names and x not in self._formed
+            )
+            for group in self._apart_in_weights(new):
+                if len(group) == 1:
+                    self._give(group[0], wanted)
+                else:
+                    self._form(group, wanted)
             found.append(tuple(mine))
         self.attended[id(kernel)] = (found[0], found[1])
         return {x for mine in found for x in mine}
+
+    def _apart_in_weights(self, loops: Iterable[Class]) -> list[tuple[Class, ...]]:
+        """Loops in groups of which every weight has all or none: a filter has those within a patch of keys."""
+        groups: dict[frozenset[str], list[Class]] = {}
+        for loop in loops:
+            weights = (n for k in self.lifted.kernels if k.role in PRODUCTS for n in k.weights)
+            having = frozenset(n for n in weights if loop in self.loops(n))
+            groups.setdefault(having, []).append(loop)
+        return [tuple(group) for group in groups.values()]
 
     def over(self, loops: Sequence[Class]) -> str:
         """The dim that loops are, or are part of: windows of an image are of its pixels."""
@@ -322,7 +329,7 @@ class Naming:
     def _made(self) -> set[Class]:
         """Loops that products make of weights: features and heads, never positions."""
         products = [d for k in self.lifted.kernels if k.role in PRODUCTS for d in k.drafts]
-        made = ({x for x in self.loops(d.outputs[0])} for d in products)
+        made = (set(self.loops(d.outputs[0])) for d in products)
         pairs = zip(products, made, strict=True)
         return {
             x

@@ -179,24 +179,25 @@ class BlockWriter:
         seen_from, seen = self.naming.attended[id(kernel)]
         if not seen:
             raise no_graph(f"attention {name}: no positions of keys beside {', '.join(queries)}")
-        seq, rows = self.naming.over(seen_from) if seen_from else "", self.naming.over(seen)
-        if BATCH in (seq, rows):
+        positions, keys = (
+            [*dict.fromkeys(self.naming.over([x]) for x in seen_by)] for seen_by in (seen_from, seen)
+        )
+        if BATCH in (*positions, *keys):
             raise no_graph(
                 f"attention {name} runs over the first dim of the inputs, which is no batch then: trace a batch "
                 "of such inputs (jax.vmap, torch.vmap)"
             )
-        width = elements(self.naming.size[x] for x in seen)
-        if width < self.naming.sizes[rows]:  # within windows
+        width, rows = elements(self.naming.size[x] for x in seen), keys[0]
+        if len(keys) > 1 or width < self.naming.sizes[rows]:  # within windows
             rows = other = f"window_{width}"
             self.naming.sizes[rows] = width
-        elif rows == seq:
-            other = f"kv_{seq}"
-            self.naming.sizes.setdefault(other, self.naming.sizes[seq])
+        elif [rows] == positions:
+            other = f"kv_{rows}"
+            self.naming.sizes.setdefault(other, self.naming.sizes[rows])
         else:
             other = rows
-        positions = (seq,) if seq else ()  # one query for all keys has none
         heads = tuple(
-            d for d in context if d in queries and d not in (BATCH, seq) and not d.startswith(FEATURES)
+            d for d in context if d in queries and d not in (BATCH, *positions) and not d.startswith(FEATURES)
         )
         sums = Tensor(name=f"{name}_log_sum_exp", dims=(BATCH, *positions, *heads), dtype="fp32")
         odds = Tensor(name=f"{name}_probabilities", dims=(BATCH, *heads, *positions, other))
@@ -205,7 +206,7 @@ class BlockWriter:
             "window": 0,
             "chunk": 0,
             "kv_dim": rows,
-            **({"q_dim": seq} if seq and seq not in TOKEN_DIMS else {}),
+            **({} if set(positions) <= {*TOKEN_DIMS} else {"q_dim": " ".join(positions)}),
             "log_sum_exp": self._declare(sums),
             "probabilities": self._declare(odds),
         }
