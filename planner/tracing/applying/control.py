@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from planner.tracing.applying.literals import plain
+from planner.tracing.applying.literals import Known, plain
 from planner.tracing.applying.manual import mapped
 from planner.tracing.applying.parts import Parts, added_up, as_parts
 from planner.tracing.applying.scopes import scope_of
@@ -96,6 +96,7 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     branches = equation.params["branches"]
     planned = _planned(runner, title, len(branches))
     left: list[Any] = []
+    numbers: list[bool] = []
 
     def alike(made: Sequence[Any]) -> list[Any]:
         """What every branch must hand on: arrays of the same shapes and types, where the planned one has them."""
@@ -109,7 +110,9 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
 
         def run() -> list[Any]:
             if number == planned:
-                left[:] = map(plain, inside(given))
+                made = inside(given)
+                numbers[:] = (isinstance(x, Known) for x in made)
+                left[:] = map(plain, made)
                 return alike(left)
             with jax.named_scope(scope_of(name)):
                 return alike(inside([added_up(x) if isinstance(x, Parts) else x for x in given]))
@@ -127,7 +130,8 @@ def cond(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
     results = _lying_as(runner, left, made)
     for array, inside in zip(results, left, strict=True):
         runner.copies.pinned(array, inside)
-    return [Parts(x) if isinstance(inside, Parts) else x for x, inside in zip(results, left, strict=True)]
+    found = (Parts(x) if isinstance(inside, Parts) else x for x, inside in zip(results, left, strict=True))
+    return [Known(x) if number else x for x, number in zip(found, numbers, strict=True)]
 
 
 def _planned(runner: Any, title: str, count: int) -> int:

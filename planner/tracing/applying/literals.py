@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Known(NamedTuple):
-    """Such a number, among operands."""
+    """Such a number, among operands; what a branch hands on in its place is an array."""
 
     number: Any
 

@@ -6,7 +6,7 @@ In a cleaned program they are one operator. XLA would lay out the others as it l
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from planner.tracing.applying.literals import Known
+from planner.tracing.applying.literals import Known, plain
 from planner.tracing.reading.jax_record import digest
 
 
@@ -44,7 +44,10 @@ class Repeats:
         return (digest(equation, title), *map(self._identity, operands))
 
     def _identity(self, operand: Any) -> str | int:
-        if isinstance(operand, Known):
+        import jax
+
+        if isinstance(operand, Known) and not isinstance(operand.number, jax.core.Tracer):
             return str(operand.number)
-        _, first = self.alike.get(id(operand), (operand, operand))
+        array = plain(operand)
+        _, first = self.alike.get(id(array), (array, array))
         return id(first)

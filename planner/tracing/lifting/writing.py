@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.graph import BATCH, TOKEN_DIMS, Block, Op, Tensor
+from planner.tracing.lifting.biases import ADDS
 from planner.tracing.lifting.fused import PART
-from planner.tracing.lifting.kernels import ADDS, EXPONENTIALS, INTEGERS, PRODUCTS, Kernel
+from planner.tracing.lifting.kernels import EXPONENTIALS, INTEGERS, PRODUCTS, Kernel
 from planner.tracing.lifting.mixtures import ROUTING
 from planner.tracing.lifting.naming import Naming
 from planner.tracing.lifting.plain import no_graph

@@ -249,3 +249,56 @@ def video() -> Case:
 
     params = {"space": f(1, 3, 3, 4, 32), "time": f(3, 1, 1, 32, 32), "out": f(32, 16)}
     return jax.value_and_grad(loss), params, f(8, 4, 8, 8, 4), f(8, 16)
+
+
+def number_in_branch() -> Case:
+    """A number that is written in the program goes into a branch."""
+
+    def loss(p: Any, x: Any, which: Any, y: Any) -> Any:
+        def one(scale: Any, x: Any) -> Any:
+            return jnp.tanh(x @ p["a"] * scale) @ p["b"]
+
+        def other(scale: Any, x: Any) -> Any:
+            return jax.nn.relu(x @ p["a"] + scale)
+
+        return ((jax.lax.cond(which > 0, one, other, jnp.float32(0.5), x) - y) ** 2).mean()
+
+    return jax.value_and_grad(loss), {"a": f(64, 64), "b": f(64, 64)}, f(128, 64), i(), f(128, 64)
+
+
+def settling() -> Case:
+    """A layer whose result is where a loop settles, with the gradient of that: two loops that end on conditions."""
+
+    def layer(p: Any, z: Any, x: Any) -> Any:
+        return jnp.tanh(z @ p["w"] * 0.3 + x @ p["u"])
+
+    def settled(function: Any, start: Any) -> Any:
+        def again(state: Any) -> Any:
+            before, _, number = state
+            made = function(before)
+            return made, jnp.abs(made - before).max(), number + 1
+
+        return jax.lax.while_loop(
+            lambda state: (state[1] > 1e-4) & (state[2] < 8), again, (start, jnp.inf, 0)
+        )[0]
+
+    @jax.custom_vjp
+    def model(p: Any, x: Any) -> Any:
+        return settled(lambda z: layer(p, z, x), jnp.zeros((x.shape[0], 64)))
+
+    def forward(p: Any, x: Any) -> Any:
+        made = model(p, x)
+        return made, (p, x, made)
+
+    def backward(kept: Any, given: Any) -> Any:
+        p, x, made = kept
+        _, of_state = jax.vjp(lambda z: layer(p, z, x), made)
+        sums = settled(lambda w: of_state(w)[0] + given, given)
+        return jax.vjp(lambda p, x: layer(p, made, x), p, x)[1](sums)
+
+    model.defvjp(forward, backward)
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return ((model(p, x) @ p["o"] - y) ** 2).mean()
+
+    return jax.value_and_grad(loss), {"w": f(64, 64), "u": f(32, 64), "o": f(64, 16)}, f(128, 32), f(128, 16)

@@ -28,7 +28,7 @@ MIXED = [
 ]  # fmt: skip
 NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
-    "accumulated", "scanned_residuals", "turning_states", "laplacian", "video",
+    "accumulated", "scanned_residuals", "turning_states", "laplacian", "video", "number_in_branch",
 ]  # fmt: skip
 CASES = [
     *((plain_programs, name) for name in NAMES),
@@ -49,6 +49,17 @@ def test_a_program_exchanges_what_is_priced(
     answer = verify_program(plan, f"{HERE / module.__name__}.py:{name}")
     assert answer.passed, answer.failures()
     assert not answer.operators
+
+
+@pytest.mark.jax
+def test_loops_that_end_on_conditions_exchange_as_often_as_they_are_said_to_run() -> None:
+    """But for what the condition reads, which is not planned, and a product that is the same each time."""
+    plan = shard(from_jax(*plain_programs.settling(), trips=4), slow_cluster(1), {"data": 2, "model": 4})
+    answer = verify_program(plan, f"{HERE}/plain_programs.py:settling")
+    assert answer.passed, answer.failures()
+    in_loops = {c.operator for c in plan.collectives if c.times == 4}
+    assert len(in_loops) > 2
+    assert len(in_loops & {o.operator for o in answer.operators}) <= 1
 
 
 @pytest.mark.jax

@@ -3,7 +3,13 @@
 import pytest
 
 from planner.errors import InputError
-from planner.verification.programs.hlo import Total, collectives, group_size, shape_bytes
+from planner.verification.programs.hlo import (
+    Total,
+    collectives,
+    group_size,
+    listed_collectives,
+    shape_bytes,
+)
 
 MODULE = """HloModule step, num_partitions=8
 
@@ -213,6 +219,13 @@ def test_permutes_of_programs_stay_what_they_are() -> None:
 def test_a_noted_trip_count_goes_before_the_condition() -> None:
     noted = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
     assert collectives(noted, 8)["all_reduce"].times == 3
+
+
+def test_a_loop_that_may_end_before_its_counter_does_runs_as_often_as_is_said() -> None:
+    either = MODULE.replace("direction=LT", "direction=LT\n  ROOT %both = pred[] and(%less, %small)")
+    for text, times in ((MODULE, 5), (either.replace("ROOT %less", "%less"), 7)):
+        (summed,) = (c for c in listed_collectives(text, 8, trips=7) if c.kind == "all_reduce")
+        assert summed.times == times
 
 
 @pytest.mark.parametrize(
