@@ -45,6 +45,7 @@ SETTINGS: Mapping[str, Setting] = {
     "coll-028": Setting("dgx-h100:1", "report"),
     "coll-029": Setting("tpu-v5p:4x4x4", "report"),
     "coll-030": Setting("tpu-v5e:16x16", "report"),
+    "coll-031": Setting("tpu-v6e:16x16", "fit"),
 }
 
 

@@ -121,6 +121,8 @@ class TorusSpec(Record):
     latency: Seconds = Field(ge=0)
     """Of one hop [s]."""
     efficiency: float = Field(gt=0, le=1)
+    joint_efficiency: float = Field(default=1.0, gt=0, le=1)
+    """Share of that which is left where a collective uses rings along several dimensions at once."""
     devices_per_point: int = Field(default=1, gt=0)
     """Devices that a framework sees per chip; they share its links and are the innermost ranks."""
     point_bandwidth: BytesPerSecond | None = Field(default=None, gt=0, le=FASTEST)

@@ -236,21 +236,26 @@ def _torus_levels(torus: TorusSpec, spans: Sequence[_Axis]) -> list[Level]:
     """Levels over a chip's own devices, then over the torus dimensions, in the order of `_extents`."""
     chip, *dimensions = spans[:-1]
     extents = (torus.devices_per_point, *reversed(torus.shape))
+    rings = [
+        wrapped and span.size > 1 and span.size * span.stride == extent
+        for span, extent, wrapped in zip(dimensions, extents[1:], reversed(torus.wrap), strict=True)
+    ]
+    joint = torus.joint_efficiency if sum(rings) > 1 else 1.0
     levels = []
     if chip.size > 1:
         bandwidth = torus.point_bandwidth or torus.bandwidth
         levels.append(Level(chip.size, bandwidth * torus.efficiency, torus.latency, "ici"))
-    for span, extent, wrapped in zip(dimensions, extents[1:], reversed(torus.wrap), strict=True):
+    for span, ring in zip(dimensions, rings, strict=True):
         if span.size > 1:
             # Groups that interleave along one dimension, and devices of one chip, share its links.
             sharers = span.stride * torus.devices_per_point
             levels.append(
                 Level(
                     size=span.size,
-                    bandwidth=torus.bandwidth * torus.efficiency / sharers,
+                    bandwidth=torus.bandwidth * torus.efficiency * joint / sharers,
                     latency=torus.latency * span.stride,
                     kind="ici",
-                    ring_directions=2 if wrapped and span.size * span.stride == extent else 1,
+                    ring_directions=2 if ring else 1,
                 )
             )
     return levels

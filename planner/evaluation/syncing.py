@@ -1,5 +1,6 @@
 """What keeps weights in step: gathers of shards, sums of gradients, and what a partitioner makes of these."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -185,13 +186,20 @@ def sync_of(
 
 
 def phase_of(name: str, full_bytes: float, group: CommGroup, phase: str, alone: bool = False) -> Sync:
-    """One phase; ``alone``: of a program that runs nothing beside sums of gradients inside a slice."""
+    """One phase; ``alone``: of a program that runs nothing beside sums of gradients inside a slice.
+
+    A sum over several slices is one inside each, and another of what is left between them, which runs beside others.
+    Source: steps compiled for two slices of TPU v6e (``all-reduce`` in a slice, ``send`` and ``recv`` between them).
+    """
     seconds = COLLECTIVES[name](full_bytes, group).seconds
     sent = "whole" if (name, phase) == ("all_reduce", "reduce") else phase
     found = Sync()._replace(**{phase: seconds, f"{sent}_bytes": wire_bytes(name, full_bytes, group.size)})
-    if not alone or any(level.kind == "dcn" for level in group.active_levels):
+    if not alone:
         return found
-    return found._replace(reduce_alone=found.reduce, replicate_alone=found.replicate)
+    levels = tuple(level for level in group.active_levels if level.kind != "dcn")
+    inside = CommGroup(math.prod(level.size for level in levels), levels)
+    own = COLLECTIVES[name](full_bytes, inside).seconds if levels else 0.0
+    return found._replace(reduce_alone=min(own, found.reduce), replicate_alone=min(own, found.replicate))
 
 
 def _partitioned(

@@ -166,6 +166,16 @@ def test_interleaved_groups_share_the_links_of_a_torus_dimension(
     assert group.levels[0].bandwidth == pytest.approx(45e9 * 0.938 / max(used.values()))
 
 
+def test_rings_along_both_dimensions_at_once_keep_what_was_measured_of_all_links() -> None:
+    """Google's all-reduce over 16x16 chips of v6e: 235.8 GB/s a chip; a ring, and lines, were not measured so."""
+    both, one, lines = (
+        comm_group(load_cluster(f"tpu-v6e:{shape}"), [(size, 1)])
+        for shape, size in (("16x16", 256), ("16x16", 16), ("4x8", 32))
+    )
+    assert sum(2 * level.bandwidth for level in both.levels) == pytest.approx(235.8e9, rel=0.01)
+    assert {level.bandwidth for level in (*one.levels, *lines.levels)} == {90e9 * 0.938}
+
+
 @given(st.data())
 def test_axes_of_a_mesh_fill_a_torus(data: st.DataObject) -> None:
     """Whatever the factors of a mesh, its axes lay out, alone and together, with all their members."""

@@ -38,3 +38,12 @@ def test_sums_between_slices_run_beside_the_backward() -> None:
     """Two slices: shards of the 1/256 go over the network meanwhile, but for the last."""
     alone, joined = exposed_data("tpu-v5e:16x16", 256), exposed_data("tpu-v5e:16x16*2", 512, shard_degree=256)
     assert joined == pytest.approx(alone, rel=0.02)
+
+
+def test_sums_over_two_slices_show_inside_each() -> None:
+    """States over all of both: scattered in a slice, by itself, before what is left goes over the network.
+
+    A first gather and a last sum over the network show as well.
+    """
+    scattered = 255 / 256 * 2 * LAYERS / LINKS
+    assert scattered < exposed_data("tpu-v5e:16x16*2", 512) < 1.3 * scattered
