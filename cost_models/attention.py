@@ -15,6 +15,9 @@ from cost_models.roofline import element_bytes, memory_seconds, product_dtype, p
 
 KERNELS = ("flash", "plain", "fused_softmax", "counted_softmax", "sdpa_math", "wide_softmax", "tiled")
 
+OWN_WIDTH = frozenset({"counted_softmax", "sdpa_math", "tiled"})
+"""Those whose scores are as wide as queries; the others' are of fp32 somewhere, whatever queries are."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -73,6 +76,8 @@ def attention_seconds(
     if kernel == "flash":
         return _flash(shape, device, dtype, backward)
     score_bytes = constants("kernels")[kernel]["backward_bytes" if backward else "forward_bytes"]
+    if kernel in OWN_WIDTH:
+        score_bytes *= element_bytes(dtype) / element_bytes("bf16")
     if kernel == "tiled":
         return _tiled(shape, device, dtype, score_bytes, backward)
     return _plain(shape, device, dtype, score_bytes, backward)

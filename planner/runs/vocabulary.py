@@ -81,7 +81,6 @@ RECOMPUTES: Table = (
     (r"save_(dot|qkv|out).*", Meaning("full", exact=False)),
     (r"custom: .*(q/k/v/out_proj|attention projections) offload", Meaning("projections")),
     (r"custom: .*q/k/v_proj offload", Meaning("heads")),
-    (r"custom: context\+mlpwo offload", Meaning("all_but_attention")),
     (r"minimal", Meaning("products")),
     (r"minimal_(flash|with_context)", Meaning("selective")),
     (r"minimal.*", Meaning("selective", exact=False)),

@@ -102,6 +102,17 @@ def test_plain_attention_is_its_products_and_passes(device: DeviceSpec) -> None:
     assert time > attention_seconds(LONG, device, "bf16").seconds
 
 
+@pytest.mark.parametrize(("kernel", "score_bytes"), [("counted_softmax", 9), ("sdpa_math", 8), ("tiled", 6)])
+def test_scores_of_wide_queries_are_as_wide(kernel: str, score_bytes: float) -> None:
+    """A TPU multiplies fp32 as bf16, so that what fp32 adds is traffic: as much again for the passes alone."""
+    tpu, shape = load_device("tpu-v4"), replace(LONG, batch=8, kv_heads=32, causal=False)
+    narrow, wide = (attention_seconds(shape, tpu, dtype, kernel).seconds for dtype in ("bf16", "fp32"))
+    scores = 8 * 32 * 8192**2
+    assert wide - narrow > score_bytes * scores / memory_rate(tpu) * 0.999
+    plain = [attention_seconds(shape, tpu, dtype, "plain").memory for dtype in ("bf16", "fp32")]
+    assert plain[1] < 2 * plain[0]
+
+
 @pytest.mark.parametrize(("causal", "tiles"), [(True, 10), (False, 16)])
 def test_tiles_that_hold_no_pair_are_left_out(device: DeviceSpec, causal: bool, tiles: int) -> None:
     """Four tiles a side; passes over scores of 6 bytes forward, 8 backward, which multiplies five times."""

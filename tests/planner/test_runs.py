@@ -264,7 +264,6 @@ def test_unknown_sharding_names_the_known_ones() -> None:
         ("qkv_proj_offloaded", "heads"),
         ("custom: decoder_layer_input+q/k/v_proj offload", "heads"),
         ("custom: decoder_layer_input+q/k/v/out_proj offload", "projections"),
-        ("custom: context+mlpwo offload", "all_but_attention"),
     ],
 )
 def test_recompute_texts(text: str, policy: str) -> None:
