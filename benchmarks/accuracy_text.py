@@ -241,7 +241,7 @@ Step time, dense:
   Gb/s a node would explain all sizes.
 * **MI300X under TransformerEngine** of October 2024: -23 to -50 %, H100 and H200 in the same issues -19 to +8 %. Its
   rates are those of 2025 and 2026. Of then the issues print 487 to 546 TFLOP/s of two products in 16 bits, where later
-  libraries have 590 to 620, and 207 of a layer in 8 bits; how others did is not said, so that nothing is priced from it.
+  libraries have 590 to 620, and 207 of a layer in 8 bits; how others did is not said: nothing is priced from it.
 * **MI355X under Megatron-LM** in 2026: -28 to -44 %; on H100 and B200 the same stack is within 10 %. Rotary positions
   were not fused there. The row at -79 % ran kernels of MI300X only.
 * **torchprime's 405B**: -26 and -28 %; its tensor ranks are squares of chips that share what layers hand on.

@@ -150,8 +150,8 @@ class SoftwareSpec(Record):
     """Attention over a split sequence that gathers keys and values keeps them all, rather than gather them again."""
     gathers_narrow: bool
     """In fp8 and fp4 jobs, tensor ranks gather inputs of products, and gradients of what these make, in 8 bits."""
-    saves_narrow: bool
-    """In fp8 and fp4 jobs, inputs that only products need again are kept as they were multiplied."""
+    saves_narrow: tuple[Literal["fp8", "fp4"], ...]
+    """Formats in which inputs that only products need again are kept as they were multiplied."""
     keeps_fused: bool
     """Of a product by one parameter whose result is split, what nothing reads stays with what is kept (views)."""
     activation_residuals: float = Field(ge=0)

@@ -222,7 +222,8 @@ keeps products around attention, ``heads`` queries, keys and values (its ``save_
 ``alternate`` is selective with every second product computed again, and all of experts and their router, whose grouped
 products are not on the list (pytorch/torchtitan, ``selective_ac_option = "op"``), ``alternate_local`` without the
 exchange of tokens, too (its Qwen3 until March 2026, 114151ad), ``all_but_attention`` only results of attention, which
-is all that a list of operators finds inside parts that are compiled by themselves; ``latent`` keeps everything but
+is all that a list of operators finds inside parts that are compiled by themselves, and beside products in fp4
+(pytorch/pytorch ``torch/_functorch/partitioners.py``: ``_scaled_mm_v2`` is on none); ``latent`` keeps everything but
 heads that are projected up from latents (Megatron's ``mla_up_proj``), ``attention`` everything but what is inside the
 attention kernel (Korthikanti et al., arXiv:2205.05198, section 5; Megatron's ``core_attn``).
 """

@@ -21,7 +21,6 @@ from planner.operators import (
     operator_rule,
     saved_tensors,
 )
-from planner.plans import NARROW
 from planner.saving import weight_casts
 from planner.sharding.costs import Comm
 from planner.sharding.depths import depths
@@ -110,7 +109,7 @@ def _by_collective(comms: Iterable[Comm]) -> dict[str, float]:
 def _kept_shares(pricer: Pricer, block: Block) -> dict[str, float]:
     """Of 16 bits, what is kept of activations that the backward of products reads and no other, as multiplied."""
     job = pricer.job
-    if job.precision not in NARROW or not pricer.software.saves_narrow:
+    if job.precision not in pricer.software.saves_narrow:
         return {}
     share = element_bytes(job.precision) / element_bytes("bf16")
     return dict.fromkeys(_only_multiplied(block, job.attention_kernel), share)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
+from cost_models.roofline import element_bytes
 from planner.evaluation.blocks import Midway
 from planner.evaluation.compiled import ring_is_loop
 from planner.evaluation.stages import StageCost
@@ -79,6 +80,18 @@ class Rank:
     def weight(self) -> float:
         """Bytes of a gathered weight, and of its gradient where it is made."""
         return gathered_weight_bytes(self.job, self.software)
+
+    @cached_property
+    def layer_weight(self) -> float:
+        """Bytes of a gathered weight of layers, of which those that are cast before they are gathered are in 8 bits.
+
+        Source: pytorch/ao@36027d8 ``torchao/float8/fsdp_utils.py`` (``fsdp_post_all_gather``: what was gathered is the
+        weight).
+        """
+        layers = self.elements - self.ends
+        narrow = sum(g.narrow for stage in self.stages for g in stage.weights)
+        share = min(1.0, narrow / layers) if layers else 0.0
+        return self.weight - share * max(0.0, self.weight - element_bytes("fp8"))
 
     @cached_property
     def reduced(self) -> float:
@@ -269,7 +282,7 @@ class Rank:
     def whole(self) -> float:
         """Bytes of all weights of the rank, gathered."""
         frozen = sum(g.data for stage in self.stages for g in stage.frozen) if self.shares_frozen else 0.0
-        return self.elements * self.weight + frozen
+        return self.ends * self.weight + (self.elements - self.ends) * self.layer_weight + frozen
 
     @cached_property
     def shares_frozen(self) -> bool:
@@ -284,7 +297,7 @@ class Rank:
     @cached_property
     def layer(self) -> float:
         """Bytes of the largest layer, gathered."""
-        return self.largest * self.weight + self.frozen_unit
+        return self.largest * self.layer_weight + self.frozen_unit
 
     @cached_property
     def gathered_ends(self) -> tuple[float, ...]:
@@ -306,7 +319,7 @@ class Rank:
     def gathered_layers(self, elements: float) -> float:
         """Bytes of so many elements of layers, gathered with what is frozen of these."""
         frozen = elements / self.largest * self.frozen_unit if self.frozen_unit else 0.0
-        return elements * self.weight + frozen
+        return elements * self.layer_weight + frozen
 
     def secondary_weights(self, activations: float) -> float:
         """Parts of weights that wait for the backward where so many ``activations`` do [bytes].

@@ -183,14 +183,15 @@ def stage_cost(
     parts = dict.fromkeys(PARTS, 0.0) | {"data": first_gather}
     sent: dict[str, float] = {}
     gathered = 0.0
-    weights: dict[tuple[str, ...], float] = {}
+    weights: dict[tuple[str, ...], WeightGroup] = {}
     frozen: list[FrozenGroup] = []
     sync = Sync()
     for (unit, time, brought, further), count in timed:
         add_all(parts, time.parts, count)
         add_all(sent, unit.block.sent_bytes, count)
         for group in unit.block.weights:
-            weights[group.sync_axes] = weights.get(group.sync_axes, 0.0) + count * group.elements
+            before = weights.get(group.sync_axes, WeightGroup(group.sync_axes, 0.0))
+            weights[group.sync_axes] = before.plus(group.times(count))
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
         gathered += count * brought
@@ -219,7 +220,7 @@ def stage_cost(
         in_rows=max((unit.in_rows for unit, _ in units), default=0.0),
         largest_weight=max((unit.block.largest_weight for unit, _ in units), default=0.0),
         end_units=tuple(_elements(unit.block) for unit, _ in units if unit.place != "layer"),
-        weights=tuple(WeightGroup(axes, elements) for axes, elements in weights.items()),
+        weights=tuple(weights.values()),
         frozen=tuple(frozen),
         frozen_unit=max((_frozen_bytes(b) for b in layers), default=0.0),
         frozen_ends=tuple(_frozen_bytes(unit.block) for unit, _ in units if unit.place != "layer"),

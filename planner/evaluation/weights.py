@@ -37,6 +37,10 @@ class WeightGroup(NamedTuple):
         """``count`` of these."""
         return self._replace(elements=count * self.elements, narrow=count * self.narrow)
 
+    def plus(self, other: "WeightGroup") -> "WeightGroup":
+        """These and others over the same axes."""
+        return self._replace(elements=self.elements + other.elements, narrow=self.narrow + other.narrow)
+
 
 class FrozenGroup(NamedTuple):
     """Frozen weights of which ranks along the same axes have the same [bytes on one device]."""

@@ -66,7 +66,7 @@ RECOMPUTES: Table = (
     ),
     (r"selective[-_]op", Meaning("alternate")),
     (r"selective[-_]op without exchange", Meaning("alternate_local")),
-    (r"selective[-_]op of compiled parts", Meaning("all_but_attention")),
+    (r"selective[-_]op (of compiled parts|without products of fp4)", Meaning("all_but_attention")),
     (r"selective([-_]op_all)?", Meaning("selective")),
     (r"selective:mla_up_proj", Meaning("latent")),
     (r"selective:moe_act", Meaning("none", exact=False)),

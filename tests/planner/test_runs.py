@@ -252,6 +252,7 @@ def test_unknown_sharding_names_the_known_ones() -> None:
         ("selective-op", "alternate"),
         ("selective-op without exchange", "alternate_local"),
         ("selective-op of compiled parts", "all_but_attention"),
+        ("selective_op without products of fp4", "all_but_attention"),
         ("selective_op_all", "selective"),
         ("selective:mlp-act+norm (pipeline-parallel-aware)", "selective"),
         ("selective:layernorm+moe_act", "selective"),

@@ -69,6 +69,18 @@ def test_weights_of_layers_are_gathered_in_8_bits_twice() -> None:
     assert saved == pytest.approx(2 * 7 / 8 * LINEAR)
 
 
+def test_weights_that_stay_gathered_are_in_8_bits() -> None:
+    """lightning-thunder pull request 1528: without a copy for the backward 6.5 GiB less of Llama-3-8B's live tensors."""
+    kept = Parallelism(data=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8)
+
+    def there(narrow: bool) -> float:
+        job = Job(global_batch=8, seq_len=8192, precision="fp8", narrow_weight_gathers=narrow)
+        return Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), job).estimate(kept).tensor_bytes
+
+    assert there(False) - there(True) == pytest.approx(LINEAR)
+    assert pytest.approx(LINEAR / 2**30, rel=0.01) == 6.5
+
+
 def test_experts_are_gathered_in_16_bits() -> None:
     """Of Mixtral only attention has products in 8 bits of linear layers: its router is in 32."""
     saved = weights_gathered(False, "mixtral-8x7b") - weights_gathered(True, "mixtral-8x7b")
