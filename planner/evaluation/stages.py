@@ -126,6 +126,11 @@ class StageCost(NamedTuple):
         return self.forward + self.backward_input + self.backward_weight
 
 
+def _add_group(weights: dict[tuple[str, ...], WeightGroup], more: WeightGroup) -> None:
+    """To those over the same axes."""
+    weights[more.sync_axes] = weights.get(more.sync_axes, WeightGroup(more.sync_axes, 0.0)).plus(more)
+
+
 def _elements(block: BlockCost) -> float:
     return sum(group.elements for group in block.weights)
 
@@ -190,8 +195,7 @@ def stage_cost(
         add_all(parts, time.parts, count)
         add_all(sent, unit.block.sent_bytes, count)
         for group in unit.block.weights:
-            before = weights.get(group.sync_axes, WeightGroup(group.sync_axes, 0.0))
-            weights[group.sync_axes] = before.plus(group.times(count))
+            _add_group(weights, group.times(count))
         frozen += [group.times(count) for group in unit.block.frozen]
         sync = sync.plus(unit.sync.times(count))
         gathered += count * brought

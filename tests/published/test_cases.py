@@ -7,6 +7,7 @@ import pytest
 import tracking
 import tracking_adapters
 import tracking_autocast
+import tracking_eight_bits
 import tracking_experts
 import tracking_flat
 import tracking_replicas
@@ -22,6 +23,7 @@ SCRIPTS = {
     "torch_autocast": tracking_autocast,
     "torch_experts": tracking_experts,
     "torch_stages": tracking_stages,
+    "torch_eight_bits": tracking_eight_bits,
     "torch_replicas": tracking_replicas,
     "torch_flat": tracking_flat,
 }

@@ -22,5 +22,7 @@ def test_what_only_products_read_is_kept_as_it_was_multiplied_where_the_stack_do
     assert kept[0] > kept[1] > kept[2]
     # From 16 to 8 bits 8/16 of what products read goes, from 16 to 4 and a share of a scale 23/32 of it.
     assert (kept[0] - kept[2]) / (kept[0] - kept[1]) == 23 / 16
-    of_torch = [estimate(precision, "torch-fsdp2").memory["activations"] for precision in ("bf16", "fp8", "fp4")]
+    of_torch = [
+        estimate(precision, "torch-fsdp2").memory["activations"] for precision in ("bf16", "fp8", "fp4")
+    ]
     assert of_torch[0] == of_torch[1] > of_torch[2]
