@@ -4,6 +4,7 @@ Sources: Dao, "FlashAttention-2", arXiv:2307.08691; Shah et al., "FlashAttention
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from math import ceil
 
 from cluster_specs.cluster import DeviceSpec
@@ -81,6 +82,15 @@ def attention_seconds(
     if kernel == "tiled":
         return _tiled(shape, device, dtype, score_bytes, backward)
     return _plain(shape, device, dtype, score_bytes, backward)
+
+
+def with_first_flash(device: DeviceSpec) -> DeviceSpec:
+    """The device with the rates of the first FlashAttention (until July 2023; in PyTorch up to 2.1), where known."""
+    for pattern, (forward, backward) in constants("kernels")["first_flash"].items():
+        if fnmatchcase(device.name, pattern):
+            update = {"attention_forward": forward, "attention_backward": backward}
+            return device.model_copy(update={"efficiency": device.efficiency.model_copy(update=update)})
+    return device
 
 
 def flash_utilisation(shape: AttentionShape, device: DeviceSpec) -> float:

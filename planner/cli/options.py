@@ -124,7 +124,7 @@ class JobOptions:
     ] = None
     attention: Annotated[
         str,
-        _job("--attention", help="flash (as the stack has it), native (written for the device) or plain."),
+        _job("--attention", help="flash (of the stack), flash-1 (the first), native (of the device), plain."),
     ] = "flash"
     cuda_graphs: Annotated[
         bool, _job("--cuda-graphs", help="Whole steps are replayed from captured graphs.")

@@ -18,6 +18,7 @@ from cluster_specs.software import (
     updating,
 )
 from cluster_specs.usual_stacks import runs_on, usual_stack
+from cost_models.attention import with_first_flash
 from cost_models.compute import newton_schulz_flops
 from cost_models.intervals import Spread, spread
 from planner.flops import matmul_dims
@@ -50,13 +51,20 @@ def setting_of(model: Model, cluster: ClusterSpec, job: Job) -> Setting:
     Raises ``InputError`` where adapters fit neither model nor stack.
     """
     software = software_of(job, cluster.device)
-    device = cluster.device if job.attention == "native" else device_on(cluster.device, software)
-    runs_on = cluster.model_copy(update={"device": in_training(device)})
+    runs_on = cluster.model_copy(update={"device": in_training(_attending(job, cluster.device, software))})
     check_adapter(job, software)
     check_autocast(job, software)
     graph = graph_of(model, job)
     matrices = orthogonalisation_flops(graph) if job.optimizer == "muon" else 0.0
     return Setting(graph, runs_on, job, software, count_parameters(graph), matrices)
+
+
+def _attending(job: Job, device: DeviceSpec, software: SoftwareSpec) -> DeviceSpec:
+    """The device with the rates of the kernel of attention that the job has."""
+    if job.attention == "native":
+        return device
+    found = device_on(device, software)
+    return with_first_flash(found) if job.attention == "flash-1" else found
 
 
 def software_of(job: Job, device: DeviceSpec) -> SoftwareSpec:

@@ -36,7 +36,7 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
     {
         "attention": (
             lambda plan: plan.job.attention != "flash",
-            "attention by the kernel that the job names: plain, or the one written for the device",
+            "attention by the kernel that the job names: plain, of the first FlashAttention, or the device's own",
         ),
         "autocast": (
             lambda plan: plan.job.autocast,

@@ -108,5 +108,5 @@ def _attention(run: RunFile, origin: Origin, assume: Assumptions) -> str:
         if re.search(r"(no|without) flash ?attention|flash ?attention not used", run.notes, re.IGNORECASE):
             return "plain"
         if re.search(r"flash ?attention(?! not stated)|flash-?attn", run.notes, re.IGNORECASE):
-            return "flash"
+            return "flash" if origin.attention == "plain" else origin.attention
     return assume.understand("attention", text, vocabulary.ATTENTIONS, origin.attention)

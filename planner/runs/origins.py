@@ -56,7 +56,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"nanotron", Origin("nanotron")),
     (r"torch-tracker", Origin("torch-blocks")),
     (r"VectorLM", Origin("hf-fsdp")),
-    (r"InternEvo", Origin("internevo")),
+    (r"InternEvo", Origin("internevo", "flash-1")),
     (r"llm\.c", Origin("llm-c")),
     (r"ATorch 3D", Origin("atorch-deepspeed")),
     (r"Megatron-LLaMA", Origin("megatron-llama")),
@@ -137,6 +137,9 @@ Other runs are taken to overlap, and not to fuse.
 Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/Megatron-Bridge@067f987
 ``scripts/performance``, which dispatch with DeepEP or HybridEP) and in the tables of the MoE ModelZoo
 (yanring/Megatron-MoE-ModelZoo@e865051 ``best_practice/qwen3/readme.md``, column ETP).
+
+InternLM's table of throughput was there before FlashAttention-2, and asks for the first, of version 1.0.5
+(InternLM/InternEvo@fa7337b doc/en/train_performance.md, install.md: July 2023).
 
 FlagPerf starts Megatron-LM without ``--overlap-grad-reduce`` (FlagOpen/FlagPerf@8f45ae0
 training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh). OLMo-core's scripts compile model and loss

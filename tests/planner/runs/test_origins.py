@@ -42,6 +42,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("KempnerForge kempner-forge/01 H200 1 devices tensor 1 pipeline 1", "kempner-forge"),
         ("NeMo launcher, July 2022 a A100 8 devices tensor 2 pipeline 1", "nemo-2022"),
         ("NeMo launcher, July 2022 a A100 128 devices tensor 8 pipeline 8", "megatron-2022"),
+        ("NeMo launcher A100 a A100 8 devices tensor 1 pipeline 1", "nemo-2022"),
         ("Kwai ATC24 kwai/1 H800 256 devices tensor 2 pipeline 16", "megatron-serial"),
         ("Megatron-LLaMA megatron-llama/13b-32 A100 32 devices tensor 2 pipeline 1", "megatron-llama"),
         ("Aleph Alpha layouts aleph/1 A100 64 devices tensor 4 pipeline 8", "aleph-alpha-scaling"),
@@ -186,3 +187,16 @@ def test_configurations_of_a_release_say_whether_its_loss_is_fused(name: str, st
 def test_a_version_by_month_says_which_release_a_run_had(source: str, stack: str) -> None:
     assert variant(Origin("nemo"), {}, source).stack == stack
     assert variant(Origin("nemo-unfused"), {}, source).stack == "nemo-unfused"
+
+
+@pytest.mark.parametrize(
+    ("attention", "kernel"),
+    [("flash-1", "flash-1"), ("FlashAttention-1", "flash-1"), ("fa1", "flash-1"), ("fa2", "flash")],
+)
+def test_the_first_flash_attention_is_told_apart(attention: str, kernel: str) -> None:
+    assert plan_from_run(changed(attention=attention))[0].job.attention == kernel
+
+
+def test_internlm_had_the_first_flash_attention() -> None:
+    found = find_origin("InternEvo internevo/tgs-tp1-z-1-8 A100 8 devices tensor 1 pipeline 1")
+    assert found == Origin("internevo", "flash-1")
