@@ -254,6 +254,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "hf-fsdp",
             "hf-kernels",
             "hf-sdpa-math",
+            "llm-shearing",
         ),
         Habits(zero_stage=3),
     ),

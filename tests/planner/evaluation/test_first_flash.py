@@ -26,7 +26,14 @@ def rate(size: str, seq: int, attention: str) -> float:
     """Predicted FLOP/s a device, counted as the paper counts them."""
     layers, hidden, heads = SIZES[size]
     model: dict[str, Any] = {"layers": layers, "hidden": hidden, "heads": heads, "ffn_hidden": 4 * hidden}
-    model |= {"kv_heads": heads, "head_dim": 128, "gated_mlp": False, "vocab": 50264, "seq": seq, "tied": True}
+    model |= {
+        "kv_heads": heads,
+        "head_dim": 128,
+        "gated_mlp": False,
+        "vocab": 50264,
+        "seq": seq,
+        "tied": True,
+    }
     parallel = {"dp": 8, "tp": 1, "pp": 1, "sharding": "ZeRO-1", "micro_batch": 8192 // seq}
     parallel |= {"global_batch": 512 * 2048 // seq, "recompute": "none", "precision": "bf16"}
     parallel |= {"attention": attention, "stack": "flash-attention-2023"}
