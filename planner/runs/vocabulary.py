@@ -270,7 +270,10 @@ STACK_HABITS: Mapping[str, Habits] = {
         Habits(zero_stage=1, selective="attention", vocabulary_multiple=128),
     ),
     "colossalai": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16"),
-    "paddle": Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
+    **dict.fromkeys(
+        ("paddle", "paddle-fused", "paddle-fused-norm", "paddle-fused-rope"),
+        Habits(zero_stage=1, sequence_parallel=False, grad_dtype="bf16", selective="attention"),
+    ),
     **dict.fromkeys(("aleph-alpha-scaling", "flash-attention-2023", "llm-c"), Habits(zero_stage=1)),
     "internevo": Habits(zero_stage=1, sequence_parallel=False),
     **dict.fromkeys(
