@@ -41,6 +41,9 @@ class RoutingKernels(Record):
     outer_element: Seconds = Field(ge=0)
     """For each element of the gradient that an outer product for each token makes in fp32, two of the passes, where a
     kernel of large tiles does; 0: as fast as memory is."""
+    picked_element: Seconds = Field(ge=0)
+    """For each element of the gradient of copies that an index picked, three of the passes of the dispatch's backward:
+    at least so long, where they are summed row by row in sorted order; 0: as fast as memory is."""
 
 
 class IndexedRows(Record):

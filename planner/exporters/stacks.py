@@ -35,14 +35,15 @@ RUNS_AS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Target -> stacks that its files start, the usual one first.
 
 The scripts compile nothing, nor do accelerate, Trainer and axolotl unless they are told to; torchtitan's files compile
-blocks and loss, unless `torchtitan.compiles` says that they do not.
+what `torchtitan.compiled` says.
 """
 
 
 def started(plan: Plan, target: str) -> tuple[str, ...]:
     """Stacks that the files of ``target`` start, the usual one first."""
-    is_eager = target in (torchtitan.TARGET, torchtitan.OLD_TARGET) and not torchtitan.compiles(plan)
-    return ("torch-eager",) if is_eager else RUNS_AS.get(target, ())
+    if target not in (torchtitan.TARGET, torchtitan.OLD_TARGET) or "model" in torchtitan.compiled(plan):
+        return RUNS_AS.get(target, ())
+    return (plan.job.stack,) if torchtitan.compiled(plan) else ("torch-eager",)
 
 
 def priced_apart(plan: Plan, target: str, lacking: Sequence[str] = ()) -> Iterator[str]:

@@ -29,6 +29,9 @@ TOML_FILE, PYTHON_FILE, FLAGS_FILE = "torchtitan.toml", "config_registry.py", "t
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 """Policy -> ``activation_checkpoint.mode``; its selective mode by operators recomputes every second product."""
 
+LOSS_ALONE = ("torch-loss-alone", "torch-loss-alone-batched")
+"""Stacks whose loss is compiled, and nothing else."""
+
 REDUCES = "float32"
 """All that ``mixed_precision_reduce`` may be."""
 
@@ -89,7 +92,7 @@ def to_torchtitan_toml(plan: Plan) -> dict[str, str]:
         "training": _training(plan),
         "parallelism": parallelism,
         "activation_checkpoint": _checkpointing(policy_of(p), p.recompute_every),
-        "compile": {"enable": compiles(plan), "components": ["model", "loss"]},
+        "compile": {"enable": bool(compiled(plan)), "components": compiled(plan) or ["model", "loss"]},
     }
     if base is not None:
         sections = {"model": {"name": base.module, "flavor": base.flavor}, **sections}
@@ -113,13 +116,15 @@ def to_torchtitan(plan: Plan) -> dict[str, str]:
     return {PYTHON_FILE: _python(plan, parallelism), FLAGS_FILE: _flags(plan, parallelism)}
 
 
-def compiles(plan: Plan) -> bool:
-    """Whether blocks are compiled: not where the plan is for eager ones, nor where their backward is split.
+def compiled(plan: Plan) -> list[str]:
+    """What is compiled: blocks not where the plan is for eager ones, nor where their backward is split.
 
     PyTorch refuses the latter: pytorch/pytorch issue 161904 and pull request 162511.
     """
+    if plan.job.stack in LOSS_ALONE:
+        return ["loss"]
     split = plan.plan.pipeline > 1 and splits_backward(plan.plan.schedule)
-    return plan.job.stack != "torch-eager" and not split
+    return [] if plan.job.stack == "torch-eager" or split else ["model", "loss"]
 
 
 def _check(plan: Plan, target: str) -> None:
@@ -189,6 +194,12 @@ def _checkpointing(policy: str, every: int) -> dict[str, str]:
     return mode | {"selective_ac_option": "op"} if policy == "alternate" else mode
 
 
+def _compilation(plan: Plan) -> str:
+    """Arguments, where blocks and loss are what is compiled unless others are named."""
+    parts = compiled(plan)
+    return f"enable={bool(parts)}" + (f", components={parts}" if parts == ["loss"] else "")
+
+
 def _literal(value: object) -> str:
     """A value of TOML; of Python too, but for booleans."""
     if isinstance(value, bool):
@@ -223,7 +234,7 @@ def _python(plan: Plan, parallelism: Mapping[str, Any]) -> str:
         *(f"        {key}={value!r}," for key, value in parallelism.items()),
         "    )",
         f"    config.activation_checkpoint = {CLASSES[policy_of(plan.plan)]}",
-        f"    config.compile = CompileConfig(enable={compiles(plan)})",
+        f"    config.compile = CompileConfig({_compilation(plan)})",
         "    return config",
     ]
     if base is not None:

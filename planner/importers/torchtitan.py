@@ -68,7 +68,7 @@ def read_torchtitan(keys: Keys, around: Surroundings) -> Settings:
 
 
 def _stack(keys: Keys) -> str:
-    """Eager unless it is compiled, the loss too unless only other components are named.
+    """Eager unless it is compiled, layers and loss alike unless only one of them is named.
 
     Source: pytorch/torchtitan@v0.2.2 torchtitan/config/job_config.py, ``Compile``.
     """
@@ -77,9 +77,10 @@ def _stack(keys: Keys) -> str:
         components = ["model", "loss"]
     if not isinstance(components, list):
         raise keys.fail("compile.components", 'a list such as ["model", "loss"]')
-    if not compiled or "model" not in components:
-        return "torch-eager"
-    return "torch-compiled-loss" if "loss" in components else "torch-fsdp2"
+    layers, loss = (bool(compiled) and part in components for part in ("model", "loss"))
+    if layers:
+        return "torch-compiled-loss" if loss else "torch-fsdp2"
+    return "torch-loss-alone" if loss else "torch-eager"
 
 
 def _positive(value: int | None) -> int | None:

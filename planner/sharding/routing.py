@@ -17,6 +17,9 @@ from planner.sharding.spec import Strategy, input_spec
 if TYPE_CHECKING:
     from planner.sharding.pricing import Pricer
 
+PICK_PASSES = 3
+"""Over the gradient of copies that an index picked: what it is added to is cleared, it is read, and added."""
+
 
 def has_experts(op: Op, block: Block) -> bool:
     """Whether ``op`` has weights of which every expert has its own."""
@@ -86,9 +89,12 @@ def kernel_passes(
     )
     device = pricer.mesh.cluster.device
     back = stream_seconds(backward * copies, device).seconds
+    elements = copies / pricer.element_bytes(routed)
     if combine:
-        elements = copies / pricer.element_bytes(routed)
         back += max(0.0, elements * kernels.outer_element - stream_seconds(2 * copies, device).seconds)
+    else:
+        picks = kernels.dispatch_backward / PICK_PASSES
+        back = max(back, picks * elements * kernels.picked_element)
     return OpCost(
         stream_seconds(forward * copies, device).seconds,
         back,

@@ -61,6 +61,22 @@ def test_torchtitan_compiles_only_what_was_priced_compiled(
     assert list(priced_apart(own, target)) == []
 
 
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("torchtitan", "CompileConfig(enable=True, components=['loss'])"),
+        ("torchtitan-0.2", 'enable = true\ncomponents = ["loss"]'),
+    ],
+)
+def test_torchtitan_compiles_the_loss_alone_where_that_was_priced(
+    found: Plan, target: str, named: str
+) -> None:
+    job = found.job.model_copy(update={"stack": "torch-loss-alone"})
+    own = judged(found.model_copy(update={"job": job}))
+    assert named in "".join(export(own, target).values())
+    assert list(priced_apart(own, target)) == []
+
+
 @pytest.mark.parametrize("target", ["hf-trainer", "accelerate", "deepspeed", "levanter", "maxtext"])
 def test_what_a_file_says_to_plan_with_gives_degrees_that_its_target_has(found: Plan, target: str) -> None:
     """Left to itself, the search splits this one otherwise under most of these stacks."""

@@ -192,7 +192,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torchtitan loss": (
         "a.toml",
         '[training]\nseq_len = 4096\n[compile]\nenable = true\ncomponents = ["loss"]\n',
-        {"stack": "torch-eager"},
+        {"stack": "torch-loss-alone"},
     ),
     "torchtitan nothing": (
         "a.toml",
