@@ -66,7 +66,8 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"fms-fsdp|TinyLlama", Origin("torch-fsdp1")),
     (r"Fast-LLM", Origin("fast-llm")),
     (r"KempnerForge", Origin("kempner-forge")),
-    (r"fms|nnScaler|prime-rl", Origin("torch-fsdp2")),
+    (r"prime-rl", Origin("prime-rl")),
+    (r"fms|nnScaler", Origin("torch-fsdp2")),
     (
         r"Megatron-Bridge",
         Origin("nemo", expert_tensor=1, token_exchange="hybridep", fills_stages=True),

@@ -10,11 +10,12 @@ from planner.runs.record import RunFile
 ANSWERS: Mapping[str, str] = MappingProxyType({"used": "memory_bytes", "reserved": "reserved_bytes"})
 """What is printed -> the field of `Estimate` that answers it."""
 
-RESERVED = ("torchtitan", "ml-engineering")
+RESERVED = ("torchtitan", "ml-engineering", "prime-rl")
 """Found in the series of runs whose source prints what PyTorch's allocator has reserved.
 
 Source: pytorch/torchtitan ``torchtitan/components/metrics.py`` (``max_reserved_gib``); stas00/ml-engineering@18fa017
-``insights/when-to-upgrade-gpus/README.md`` (``max_memory_reserved``, worst rank).
+``insights/when-to-upgrade-gpus/README.md`` (``max_memory_reserved``, worst rank); PrimeIntellect-ai/prime-rl@11d87ee88
+``src/prime_rl/trainer/rl/train.py`` (``max_memory_reserved``).
 """
 
 

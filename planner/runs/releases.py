@@ -13,6 +13,7 @@ VARIANTS: Mapping[tuple[str, str, bool], str] = {
     ("torch-fsdp2", "compile", False): "torch-eager",
     ("torch-compiled-loss", "compile", False): "torch-eager",
     ("kempner-forge", "compile", False): "torch-eager",
+    ("prime-rl", "compile", False): "torch-eager",
     ("torch-eager", "compile", True): "torch-compiled-loss",
     ("torch-fsdp2", "async_tp", True): "torch-async-tp",
 }

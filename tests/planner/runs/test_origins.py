@@ -40,6 +40,7 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ),
         ("Megatron-LM issue 756 a H100 16 devices tensor 2 pipeline 1", "megatron-unfused"),
         ("KempnerForge kempner-forge/01 H200 1 devices tensor 1 pipeline 1", "kempner-forge"),
+        ("prime-rl prime-rl/4B-H200 H200 8 devices tensor 1 pipeline 1", "prime-rl"),
         ("NeMo launcher, July 2022 a A100 8 devices tensor 2 pipeline 1", "nemo-2022"),
         ("NeMo launcher, July 2022 a A100 128 devices tensor 8 pipeline 8", "megatron-2022"),
         ("NeMo launcher A100 a A100 8 devices tensor 1 pipeline 1", "nemo-2022"),
