@@ -108,6 +108,15 @@ def _normalise_heads(b: BlockBuilder, config: TransformerConfig, q: str, k: str)
     return q, k
 
 
+ASSEMBLY_FORWARD, ASSEMBLY_BACKWARD = 7.7, 4.3
+"""Passes over queries, keys and values of multi-head latent attention where they are put together kernel by kernel:
+parts are cut out, rotated as complex numbers in fp32, and joined.
+
+Source: pytorch/torchtitan pull request 4134 (August 2026): 19.160 ms forward and 15.579 backward of GB300 for 65,536
+tokens of 128 heads, of which a pass takes 2.49 ms, and 3.65. Taken to be alike on other devices, in other programs too.
+"""
+
+
 def _latent_qkv(b: BlockBuilder, config: TransformerConfig, x: str) -> QKV:
     """Queries, keys and values of multi-head latent attention; keys share one rotary part over all heads."""
     assert config.latent is not None
@@ -141,7 +150,11 @@ def _latent_qkv(b: BlockBuilder, config: TransformerConfig, x: str) -> QKV:
         b.tensor("k", BATCH, "seq", "heads", "qk_dim"),
         b.tensor("v", BATCH, "seq", "heads", "v_dim"),
     )
-    b.op("rotary", "elementwise", (q, rope, up), outputs, linear=True)
+    passes: dict[str, Attribute] = {
+        "eager_passes": ASSEMBLY_FORWARD,
+        "eager_backward_passes": ASSEMBLY_BACKWARD,
+    }
+    b.op("rotary", "elementwise", (q, rope, up), outputs, (), linear=True, **passes)
     return outputs
 
 

@@ -239,6 +239,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "torch-batched-combine",
             "torch-compiled-loss",
             "torch-eager",
+            "torch-layers-whole",
             "torch-loss-alone",
             "torch-loss-alone-batched",
             "torch-no-sync",

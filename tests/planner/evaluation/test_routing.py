@@ -52,6 +52,18 @@ def test_gradients_of_picked_rows_take_what_was_measured(rows: int, columns: int
     assert 3 * 2 * rows * columns / (device.memory_bandwidth * device.efficiency.memory) < seconds / 4
 
 
+def test_layers_that_are_compiled_whole_go_over_copies_less_often() -> None:
+    """15 passes where there were 36, of which three and six are gradients of one pick, and of two."""
+    whole, apart = estimate(stack="torch-layers-whole", expert=1), estimate(expert=1)
+    picked = load_software(STACK).routing_kernels
+    assert picked is not None
+    device = load_cluster("dgx-b200:1").device
+    of_one_pass = TOKENS * TOPK * HIDDEN * 2 / (device.memory_bandwidth * device.efficiency.memory)
+    pick = TOKENS * TOPK * HIDDEN * picked.picked_element
+    saved = LAYERS * ((6 - 2 + 24 - 10) * of_one_pass + pick)
+    assert apart.time["compute"] - whole.time["compute"] == pytest.approx(saved, rel=0.01)
+
+
 def test_a_loss_that_is_compiled_alone_leaves_layers_as_they_are() -> None:
     """pytorch/torchtitan's configurations of DeepSeek-V3: time is saved at the loss, none in layers."""
     eager, alone, whole = (estimate(stack=stack) for stack in ("torch-eager", "torch-loss-alone", STACK))

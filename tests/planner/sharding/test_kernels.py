@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from cluster_specs.catalog import load_device
+from cluster_specs.catalog import load_cluster, load_device
 from cluster_specs.software import device_on, in_training, load_software
 from cost_models.attention import AttentionShape, attention_seconds
 from cost_models.compute import matmul_seconds
-from planner.evaluation import evaluate
-from planner.plans import Plan
+from planner.evaluation import Evaluator, evaluate
+from planner.models.catalog import load_model
+from planner.plans import Job, Parallelism, Plan
 from planner.runs.mapping import plan_from_run
 from planner.sharding.routing import device_of_groups, grid_on, leaving_seconds
 
@@ -54,6 +55,25 @@ def test_biases_of_experts_are_kernels_of_their_own() -> None:
     without = {**GPT_OSS, "model": {**GPT_OSS["model"], "expert_bias": False}}
     moved = 36 * 5 * 65_536 * 2_880 * (2 * (8 + 10) + 28 + 40) / (8e12 * 0.81)
     assert compute(GPT_OSS) - compute(without) == pytest.approx(moved, rel=0.01)
+
+
+def assembly(stack: str) -> tuple[float, float]:
+    """Seconds to put queries, keys and values of DeepSeek-V3 together, for 16 sequences of 4,096 on one GB300."""
+    job = Job.model_validate({"global_batch": 64, "seq_len": 4096, "stack": stack})
+    plan = Parallelism(data=4, expert=4, zero_stage=3, shard_degree=4, micro_batch=16)
+    evaluator = Evaluator(load_model("deepseek-v3"), load_cluster("gb300-nvl72:1x4"), job)
+    block = evaluator.graph.block[evaluator.main_layer]
+    op = next(op for op in block.ops if op.name == "rotary")
+    cost = evaluator.pricer(plan).op(block, op, evaluator.assignment(plan, block.name, {})["rotary"])
+    return cost.forward, cost.backward_input
+
+
+def test_latent_attention_that_nothing_compiles_is_put_together_as_slowly_as_was_measured() -> None:
+    """pytorch/torchtitan pull request 4134: 19.160 and 15.579 ms; 1.276 and 1.949 with kernels written for it."""
+    assert assembly("torch-eager") == pytest.approx((19.160e-3, 15.579e-3), rel=0.02)
+    compiled = assembly("torch-fsdp2")
+    assert 1.276e-3 < compiled[0] < 19.160e-3 / 3
+    assert 1.949e-3 < compiled[1] < 15.579e-3 / 2
 
 
 GPT: dict[str, Any] = {
