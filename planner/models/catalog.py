@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cluster_specs.catalog import list_clusters
 from cluster_specs.record import validated
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
@@ -143,6 +144,8 @@ def load_model(source: str | Path) -> Model:
         raise InputError(f"model {str(source)!r} fits several: {', '.join(names)}; name one of them")
     if path.suffix in FILE_SUFFIXES or path.is_absolute():
         raise InputError(f"{path}: no such file; a model is a shipped name, a config.json or a graph file")
+    if str(source).partition(":")[0] in {cluster.name for cluster in list_clusters()}:
+        raise InputError(f"{str(source)!r} is a cluster; a model comes first: llama-3.1-8b {source}")
     raise UnknownName("model", str(source), list_models(), see="`meshwright models` lists them")
 
 

@@ -45,17 +45,21 @@ def best(question: Question, objective: Objective) -> Plan:
 
     A curve over devices would bend at the first point that misses it. Errors as `planner.search.plan`.
     """
+    found, notes = _with_notes(question, objective)
+    return found.model_copy(update={"warnings": (*found.warnings, *notes)})
+
+
+def _with_notes(question: Question, objective: Objective) -> tuple[Plan, tuple[str, ...]]:
+    """The same, and apart what is to be said of points alone."""
     found = search(*question, objective=objective, top=1)
     faster = faster_pipeline(found, question.pins) if objective == "time" else None
-    if faster is None:
-        return found
-    return faster.model_copy(update={"warnings": (*faster.warnings, TAKES_PIPELINES)})
+    return (found, ()) if faster is None else (faster, (TAKES_PIPELINES,))
 
 
 def ask(question: Question, objective: Objective) -> Answer:
     """Plan one point; what nobody can plan is an answer too."""
     try:
-        found = best(question, objective)
+        found, notes = _with_notes(question, objective)
     except Infeasible as error:
         reason = "; ".join(filter(None, (str(error), error.least_change)))
         return Answer(status="infeasible", reason=reason, divides=not isinstance(error, Indivisible))
@@ -67,7 +71,7 @@ def ask(question: Question, objective: Objective) -> Answer:
         plan=found.plan.model_copy(update={"stages": stages}),
         estimate=found.estimate,
         optimality=found.optimality,
-        warnings=(*doubts(found), *(said for said in found.warnings if said == TAKES_PIPELINES)),
+        warnings=(*doubts(found), *notes),
     )
 
 

@@ -34,6 +34,7 @@ def one_sentence(stderr: str) -> str:
     [
         (("plan", "llama-3.1-80b", "dgx-h100:1", *JOB), "did you mean llama-3.1"),
         (("plan", "llama-3.2-1b", "dgx-h10:1", *JOB), "did you mean dgx-h100"),
+        (("plan", "dgx-h100:1", "llama-3.2-1b", *JOB), "'dgx-h100:1' is a cluster; a model comes first"),
         (("plan", "llama-3.2-1b", "dgx-h100:0", *JOB), "at least 1 node"),
         (("plan", *SMALL, "--global-batch", "0"), "--global-batch: must be greater"),
         (("plan", *SMALL, "--seq-len", "-1"), "--seq-len: must be greater"),
