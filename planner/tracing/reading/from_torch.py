@@ -90,10 +90,8 @@ class _Lifted:
         weights = {t: known[t].detach() for kind, t in self.specs if kind == "PARAMETER"}
         trained = {n for n, p in module.named_parameters() if p.requires_grad} or weights.keys()
         self.parameters = {t: w for t, w in weights.items() if t in trained}
-        self.frozen = weights.keys() - self.parameters.keys()
-        """Those that have no gradient, of a module in which others do."""
-        others = {t: known[t] for kind, t in self.specs if t is not None and t not in weights}
-        self.states = {**{t: weights[t] for t in weights if t in self.frozen}, **others}
+        self.frozen = weights.keys() - trained  # where others have gradients
+        self.states = {t: known[t] for _, t in self.specs if t is not None and t not in self.parameters}
         self.written = sum(s.kind.name != "USER_OUTPUT" for s in exported.graph_signature.output_specs)
 
     def outputs(self, weights: Any, states: Any, *inputs: Any) -> list[Any]:
