@@ -152,6 +152,8 @@ class SoftwareSpec(Record):
     """In fp8 and fp4 jobs, tensor ranks gather inputs of products, and gradients of what these make, in 8 bits."""
     saves_narrow: tuple[Literal["fp8", "fp4"], ...]
     """Formats in which inputs that only products need again are kept as they were multiplied."""
+    cast_layouts: int | None = Field(default=None, ge=0)
+    """Layouts in which casts of weights that lie whole stay throughout the run in fp8 and fp4 jobs; None or 0: none."""
     keeps_fused: bool
     """Of a product by one parameter whose result is split, what nothing reads stays with what is kept (views)."""
     activation_residuals: float = Field(ge=0)

@@ -18,6 +18,7 @@ SHARDED_FROM: Mapping[str, int] = {
     "cast_weights": 2,
     "gradients": 2,
     "copied_weights": 3,
+    "kept_casts": 3,
     "weights": 3,
 }
 """Component -> ZeRO stage from which data-parallel ranks share it; no stage shares the others."""

@@ -28,6 +28,7 @@ from planner.evaluation.states import (
     frozen_weights,
     gathers_apart,
     gradient_bytes,
+    least_gathered_bytes,
     lie_whole,
     reduced_bytes,
     sharded_elements,
@@ -35,7 +36,7 @@ from planner.evaluation.states import (
     stored_weight_bytes,
     weight_bytes,
 )
-from planner.evaluation.weights import WeightGroup
+from planner.evaluation.weights import WeightGroup, cast_bytes
 from planner.operators import UNWRAPPED_POLICIES
 from planner.pipeline.activations import Held, held
 from planner.pipeline.dependencies import peak_bytes, programs, steady
@@ -137,7 +138,7 @@ def held_in_backward(
     late = software.gradient_life == "late"
     keeps_all = plan.zero_stage == 2 and not lie_whole(plan, software)
     gathered = 1.0 if keeps_all else 1 - 1 / stages_gathered(plan, software)
-    held += gathered * elements * weight_bytes(job)
+    held += gathered * elements * least_gathered_bytes(job, weight_bytes(job))
     if software.gradient_life == "backward":
         missing = looked_up / elements if elements and plan.num_microbatches == 1 else 0.0
         held += (1 - missing) * states["gradients"]
@@ -254,6 +255,8 @@ def device_memory(
     if in_rows := rank.tables_in_rows:
         stored = every["weights"] + every["master_weights"] + every["optimizer"]
         states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
+    if lie_whole(plan, software) and (casts := cast_bytes(groups, job, software)):
+        states["kept_casts"] = casts
     if buffers := receive_buffers(rank):
         states["receive_buffers"] = buffers
     passing = passing_moments(rank, mesh, limit - sum(states.values()))

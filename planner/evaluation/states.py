@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
+from cost_models.roofline import element_bytes
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.plans import Job, Parallelism
 from planner.sharding.mesh import Mesh
@@ -30,6 +31,11 @@ def gathered_weight_bytes(job: Job, software: SoftwareSpec) -> float:
     """Bytes of a gathered weight: at most what a compiler's products read."""
     widest, partitioner = weight_bytes(job), software.partitioner
     return min(widest, DTYPE_BYTES[partitioner.product_dtype]) if partitioner is not None else widest
+
+
+def least_gathered_bytes(job: Job, widest: float) -> float:
+    """Bytes of a gathered weight, surely: of ``widest``, or of 8 bits where those of products are cast before."""
+    return min(widest, element_bytes("fp8")) if job.narrow_weight_gathers else widest
 
 
 def stored_weight_bytes(job: Job, software: SoftwareSpec) -> float:

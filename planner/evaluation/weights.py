@@ -1,12 +1,15 @@
 """The weights of a block on one device: those that are trained, and those that are frozen."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from cluster_specs.software import SoftwareSpec
+from cost_models.roofline import element_bytes
 from planner.flops import matmul_dims
 from planner.graph import Block, Op, Tensor
 from planner.operators import operator_rule
+from planner.plans import NARROW, Job
 from planner.sharding.depths import copied_parts
 from planner.sharding.frozen import frozen_bytes
 from planner.sharding.pricing import Pricer
@@ -32,14 +35,18 @@ class WeightGroup(NamedTuple):
     """Tensor ranks that have the same of them, where a compiler partitions programs: fewer heads than ranks."""
     narrow: float = 0.0
     """Of ``elements``, those that are cast to 8 bits before they are gathered."""
+    multiplied: float = 0.0
+    """Of ``elements``, those that products read in 8 or 4 bits."""
 
     def times(self, count: float) -> "WeightGroup":
         """``count`` of these."""
-        return self._replace(elements=count * self.elements, narrow=count * self.narrow)
+        narrow, multiplied = count * self.narrow, count * self.multiplied
+        return self._replace(elements=count * self.elements, narrow=narrow, multiplied=multiplied)
 
     def plus(self, other: "WeightGroup") -> "WeightGroup":
         """These and others over the same axes."""
-        return self._replace(elements=self.elements + other.elements, narrow=self.narrow + other.narrow)
+        narrow, multiplied = self.narrow + other.narrow, self.multiplied + other.multiplied
+        return self._replace(elements=self.elements + other.elements, narrow=narrow, multiplied=multiplied)
 
 
 class FrozenGroup(NamedTuple):
@@ -73,13 +80,12 @@ def weights_of(
     padded: Callable[[Tensor, Strategy], float],
 ) -> Weights:
     """Weights of ``block`` on one device; ``padded`` says how much longer one is stored than it is."""
-    trained: dict[Kind, float] = {}
-    narrow: dict[Kind, float] = {}
+    trained: dict[Kind, WeightGroup] = {}
     shapes: dict[Kind, tuple[Shape, ...]] = {}
     partitioned = pricer.partitioned is not None
     frozen: dict[tuple[str, ...], FrozenGroup] = {}
     for op in block.ops:
-        strategy, cast = assignment[op.name], _cast_first(pricer, block, op)
+        strategy, multiplied = assignment[op.name], _multiplied(pricer, block, op)
         for kind, found in _shapes(pricer, block, op, strategy) if partitioned else ():
             shapes[kind] = (*shapes.get(kind, ()), found)
         for weight in (block.tensor[name] for name in op.weights):
@@ -88,31 +94,43 @@ def weights_of(
             local *= padded(weight, strategy)
             if weight.role == "weight":
                 kind = axes, _alike(pricer, weight)
-                trained[kind] = trained.get(kind, 0.0) + local
-                narrow[kind] = narrow.get(kind, 0.0) + local * (weight.name in cast)
+                read = local if weight.name in multiplied else 0.0
+                first = read if _is_cast_first(pricer.job, weight) else 0.0
+                more = WeightGroup(axes, local, alike=kind[1], narrow=first, multiplied=read)
+                trained[kind] = trained[kind].plus(more) if kind in trained else more
                 continue
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
             frozen[axes] = FrozenGroup(axes, data, scales)
-    groups = (
-        WeightGroup(axes, elements, shapes.get((axes, alike), ()), alike, narrow[axes, alike])
-        for (axes, alike), elements in trained.items()
-    )
+    groups = (group._replace(shapes=shapes.get(kind, ())) for kind, group in trained.items())
     return Weights(tuple(groups), tuple(frozen.values()))
 
 
-def _cast_first(pricer: Pricer, block: Block, op: Op) -> frozenset[str]:
-    """Weights of ``op`` that are cast before they are gathered: of products in 8 bits, which those of experts are not.
+def _is_cast_first(job: Job, weight: Tensor) -> bool:
+    """Whether a weight of a product in 8 bits is cast before it is gathered, as those of experts are not.
 
     Source: pytorch/ao@36027d8 ``torchao/float8/float8_linear_utils.py`` (modules that are ``nn.Linear``).
     """
-    if not pricer.job.narrow_weight_gathers or operator_rule(op).arithmetic != "matmul":
+    return job.narrow_weight_gathers and job.precision == "fp8" and "experts" not in weight.dims
+
+
+def cast_bytes(groups: Iterable[WeightGroup], job: Job, software: SoftwareSpec) -> float:
+    """Casts of weights that stay throughout the run, in each layout that products of either direction read [bytes]."""
+    layouts = software.cast_layouts or 0
+    return (
+        layouts * element_bytes(job.precision) * sum(group.multiplied for group in groups) if layouts else 0.0
+    )
+
+
+def _multiplied(pricer: Pricer, block: Block, op: Op) -> frozenset[str]:
+    """Weights that ``op`` multiplies in 8 or 4 bits."""
+    if pricer.job.precision not in NARROW or operator_rule(op).arithmetic != "matmul":
         return frozenset()
     left, right = block.tensor[op.inputs[0]], block.tensor[op.outputs[0]]
-    if pricer.matmul_dtype(block, left, right) != "fp8":
+    if pricer.matmul_dtype(block, left, right) not in NARROW:
         return frozenset()
-    return frozenset(weight.name for weight, _ in matmul_dims(op, block) if "experts" not in weight.dims)
+    return frozenset(weight.name for weight, _ in matmul_dims(op, block))
 
 
 def _shapes(pricer: Pricer, block: Block, op: Op, strategy: Strategy) -> Iterator[tuple[Kind, Shape]]:

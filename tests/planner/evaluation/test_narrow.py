@@ -26,3 +26,13 @@ def test_what_only_products_read_is_kept_as_it_was_multiplied_where_the_stack_do
         estimate(precision, "torch-fsdp2").memory["activations"] for precision in ("bf16", "fp8", "fp4")
     ]
     assert of_torch[0] == of_torch[1] > of_torch[2]
+
+
+def test_transformer_engine_keeps_casts_of_weights_in_both_layouts() -> None:
+    """Of Llama-3.1-8B's layers: embedding, norms and head are not cast."""
+    casts = {p: estimate(p, "megatron").memory.get("kept_casts", 0.0) for p in ("bf16", "fp8", "fp4")}
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert casts["bf16"] == 0
+    assert casts["fp8"] == 2 * layers
+    assert casts["fp4"] == casts["fp8"] * 9 / 16
+    assert "kept_casts" not in estimate("fp8", "torch-fsdp2").memory

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from cluster_specs.software import load_software
 from planner.evaluation import Evaluator
+from planner.evaluation.memory import held_in_backward, states_of
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
 from planner.runs.mapping import plan_from_run
@@ -81,6 +83,17 @@ def test_weights_that_stay_gathered_are_in_8_bits() -> None:
 
     assert there(False) - there(True) == pytest.approx(LINEAR)
     assert pytest.approx(LINEAR / 2**30, rel=0.01) == 6.5
+
+
+@pytest.mark.parametrize("stack", ["torch-fsdp2", "torch-eager"])
+def test_what_surely_is_held_is_no_more_than_there_is(stack: str) -> None:
+    """Else the search would leave out plans that fit."""
+    plan = Parallelism(data=8, zero_stage=2, sharding="SHARD_GRAD_OP", shard_degree=8)
+    job = Job(global_batch=8, seq_len=16, precision="fp8", narrow_weight_gathers=True, stack=stack)
+    found = Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-h100:1"), job).estimate(plan)
+    software, elements = load_software(stack), 8.03e9
+    states = states_of(elements, 8, job, plan, software)
+    assert held_in_backward(states, elements, job, plan, software) <= found.tensor_bytes
 
 
 def test_experts_are_gathered_in_16_bits() -> None:
