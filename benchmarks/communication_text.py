@@ -80,8 +80,9 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 
 ## What is not priced
 
-* `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than a layer is wide, keys and values are
-  summed in place of the gather of their weights (0.3 % of all).
+* `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than half of a layer's width (1,024 to 3,072 of
+  8,192, not 4,096), the tensor ranks that have the same keys and values sum parts of these, and gather their weights
+  for the gradient alone (0.3 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `olmo2-4`: norms over all heads, which tensor ranks split. Each exchanges heads for tokens and back, as OLMo-core has
