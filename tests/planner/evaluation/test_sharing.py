@@ -39,6 +39,22 @@ MIXTURE = Model(
 )
 
 
+WIDE = Model(
+    name="wide",
+    family="llama",
+    config={
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 2,
+        "vocab_size": 32000,
+    },
+)
+"""Products deep enough for rings between tensor ranks, some of which share heads of keys."""
+
+
 class Asked(NamedTuple):
     """What the search is asked."""
 
@@ -62,6 +78,10 @@ SERIES = {
     "counts": [question(GPT2, "dgx-h100", n) for n in (4, 8, 16, 32, 64)],
     "counts, with experts": [question(MIXTURE, "dgx-h100", n) for n in (16, 8, 32)],
     "counts of a torus": [question(GPT2, "tpu-v5e", n) for n in (4, 16, 8)],
+    "layouts of a torus, with few heads of keys": [
+        question(WIDE, "tpu-v5e", 16)._replace(pins=Pins(tensor=tensor, pipeline=pipeline))
+        for tensor, pipeline in ((2, 1), (8, 1), (8, 2), (4, 1), (16, 1))
+    ],
     "networks": [question(GPT2, "dgx-h100", 32, network=f"{x}x") for x in (0.25, 1, 4)],
     "pins": [
         pinned(tensor=2),
