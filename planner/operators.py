@@ -172,8 +172,9 @@ def _is_read_by_attention(block: Block, op: Op, tensor: str) -> bool:
 
 
 def _is_projection(block: Block, op: Op, tensor: str) -> bool:
-    outside = operator_rule(op).arithmetic == "matmul" and not is_in_mlp(block, op)
-    return outside or _is_read_by_attention(block, op, tensor)
+    around = operator_rule(op).arithmetic == "matmul" and not is_in_mlp(block, op)
+    leaves = around and not {"heads", "kv_heads"} & set(block.tensor[tensor].dims)
+    return leaves or _is_read_by_attention(block, op, tensor)
 
 
 def _is_every_second(block: Block, op: Op, tensor: str) -> bool:
@@ -218,7 +219,7 @@ RECOMPUTE_POLICIES: Mapping[str, KeepsTensor] = MappingProxyType(
 attention and of expert routing (norms, rotary positions and activations are computed again); ``products``
 drops the attention as well (jax ``dots_with_no_batch_dims_saveable``), ``mlp`` the feed-forward layer (MaxText
 ``save_dot_with_context_except_mlp``; of experts their router and exchange too, Megatron's ``moe``); ``projections``
-keeps products around attention, ``heads`` queries, keys and values (its ``save_dot_except_mlp``, ``save_qkv_proj``);
+keeps what attention reads and its result projected, ``heads`` the former (``save_dot_except_mlp``, ``save_qkv_proj``);
 ``alternate`` is selective with every second product computed again, and all of experts and their router, whose grouped
 products are not on the list (pytorch/torchtitan, ``selective_ac_option = "op"``), ``alternate_local`` without the
 exchange of tokens, too (its Qwen3 until March 2026, 114151ad), ``all_but_attention`` only results of attention, which

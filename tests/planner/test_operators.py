@@ -151,6 +151,13 @@ def test_kept_projections_and_heads_leave_attention_to_run_again() -> None:
     assert set(saved_tensors(block, "projections")) == {"x", "q_rotary", "k_rotary", "v", "attn_projected"}
 
 
+def test_norms_of_heads_need_what_was_projected_once_more() -> None:
+    """MaxText names queries and keys after their norms, whose gradients read them as they were before."""
+    _, block = layer_of("qwen3-8b")
+    assert {"qkv", "q_norm", "k_norm"} < set(recomputed_ops(block, "projections"))
+    assert not {"q", "k"} & set(saved_tensors(block, "projections"))
+
+
 def test_the_mlp_policy_repeats_all_of_a_layer_of_experts_but_its_last_product() -> None:
     """Megatron's ``--recompute-modules moe``: the layer of experts is one checkpoint, its router and exchange in it."""
     _, block = layer_of("mixtral-8x7b")
