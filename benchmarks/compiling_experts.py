@@ -32,13 +32,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "v5e:4x4/ep8-tp2": {"ep": 8, "tp": 2},
     "v5e:4x4/ep4-tp4-top4": {"ep": 4, "tp": 4, "experts": 32, "topk": 4},
     "v5e:4x4/ep4-fsdp2-tp2": {"ep": 4, "tp": 2},
-    "v5p:2x2x4/ep16-top8": {"ep": 16, "experts": 64, "topk": 8},
-    "v6e:4x4/ep8-fsdp2-top4-mb2": {"ep": 8, "experts": 32, "topk": 4, "micro_batch": 2},
     "v5e:8x8/ep16-fsdp4": {"ep": 16},
     "v5e:4x4/ep2-fsdp8": {"ep": 2},
-    "v6e:2x4/ep4-tp2": {"ep": 4, "tp": 2},
 }
-"""Slice and degrees -> what differs from `USUAL`; the last five were priced before they were compiled."""
+"""Slice and degrees -> what differs from `USUAL`; the last two were priced before they were compiled."""
 SIZES: Mapping[str, Any] = {
     "hidden": 2048, "heads": 16, "kv_heads": 16, "head_dim": 128, "ffn_hidden": 1024, "vocab": 32000, "seq": 2048,
 }  # fmt: skip
