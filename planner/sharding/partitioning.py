@@ -192,10 +192,7 @@ class Edges(NamedTuple):
         at_end = multiplies and block.name == self.graph.last
         gradient_width = self.head_bytes if at_end else width
         rings = self._back_rings(block, reader, gradient_width)
-        # Gradients of it by products that read it later, beside which they are summed.
-        others = [
-            ring for op in after if name in op.inputs for ring in self._back_rings(block, op, gradient_width)
-        ]
+        others = self._rings_beside(block, [op for op in after if name in op.inputs], gradient_width)
         return Around(
             made=self._rings(made, width) if made else None,
             is_product=multiplies,
@@ -208,6 +205,14 @@ class Edges(NamedTuple):
             gathered_before=reader in [op for op in block.ops if name in op.inputs and is_product(op)][1:],
             gathered_after=gradient_in_common(block, name),
         )
+
+    def _rings_beside(self, block: Block, later: Sequence[Op], width: float) -> tuple[bool, ...]:
+        """Rings of ``later`` readers of a tensor, beside which their gradients of it are summed.
+
+        What a sum hands back to it, of a block whose norms come after, is whole already, as what a ring made is.
+        """
+        whole = tuple(True for op in later if op.kind == "add")
+        return (*(ring for op in later for ring in self._back_rings(block, op, width)), *whole)
 
     def _back_rings(self, block: Block, reader: Op, width: float) -> tuple[bool, ...]:
         """Whether each gradient by ``reader`` has a ring: none where programs pin the sum of all as it is gathered."""
