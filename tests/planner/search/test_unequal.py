@@ -46,7 +46,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_equals_brute_force(name: str) -> None:
     model, cluster, pins = CASES[name]
-    search = UnequalSearch(Evaluator(model, cluster, Job(global_batch=8, seq_len=2048)), pins)
+    # With a dearer loss the search finds more than these cuts hold, an order of micro-batches of its own or the like.
+    job = Job(global_batch=8, seq_len=2048, stack="torch-compiled-loss")
+    search = UnequalSearch(Evaluator(model, cluster, job), pins)
     found = search.run().found[0].estimate.step_time_s
     every = [
         answer.estimate.step_time_s
