@@ -24,7 +24,7 @@ import numpy as np
 from planner.intra_op.hubs import FAR, climb, dive, lead, rise
 from planner.intra_op.local_polytope import WHOLE
 from planner.intra_op.messages import MARGIN, Relaxation, State
-from planner.intra_op.mixing import Mixture, cheaper_half, mixture, spread
+from planner.intra_op.mixing import Mixture, cheaper_half, deviation, mixture
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array
 
@@ -187,7 +187,7 @@ class HubTree:
         assert found.weights is not None
         self._set(branch.kept, branch.state)
         memory_costs, weights = self.relaxation.memory_costs(v), found.weights[v]
-        less, mixed = cheaper_half(memory_costs, weights), _mixed(memory_costs, weights)
+        less, mixed = cheaper_half(memory_costs, weights), deviation(memory_costs, weights)
         bounds = []
         for side in (less, ~less):
             kept = tuple(s for s in found.allowed(v) if side[s])
@@ -231,7 +231,7 @@ class HubTree:
         """
         if found.weights is None or not self.relaxation.network.rows.size:
             return None
-        mixed = {v: _mixed(self.relaxation.memory_costs(v), w) for v, w in sorted(found.weights.items())}
+        mixed = {v: deviation(self.relaxation.memory_costs(v), w) for v, w in sorted(found.weights.items())}
         known = {v: max(float(np.mean(gains)), LEAST_GAIN) for v, gains in self.memory_gains.items()}
         others = LEAST_GAIN + float(np.mean(list(known.values()))) if known else 1.0
         v = max(mixed, key=lambda v: mixed[v] * known.get(v, others))
@@ -262,11 +262,6 @@ class HubTree:
         left = [v for v in self.hubs if v not in decided]
         found = dive(self.relaxation, decided, left, self.best.value, self.deadline)
         self.best = min(self.best, found, key=lambda decided: decided.value)
-
-
-def _mixed(memory_costs: Array, weights: Array) -> float:
-    """Standard deviation of what a node pays for memory in a mixture."""
-    return float(np.sqrt(spread(memory_costs, weights)[0]))
 
 
 def disagreement(network: Network, v: int) -> float:

@@ -56,6 +56,11 @@ def spread(memory_costs: Array, weights: Array) -> tuple[float, float, int]:
     return float((memory_costs - mean) ** 2 @ weights), undecided, weights.size
 
 
+def deviation(memory_costs: Array, weights: Array) -> float:
+    """Standard deviation of what a node pays for memory in a mixture."""
+    return float(np.sqrt(spread(memory_costs, weights)[0]))
+
+
 def cheaper_half(memory_costs: Array, weights: Array) -> npt.NDArray[np.bool_]:
     """Strategies that pay no more than the mean, or the likeliest alone where all pay about the same."""
     half: npt.NDArray[np.bool_] = memory_costs <= memory_costs @ weights / weights.sum()

@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,8 @@ from planner.intra_op.anytime import solve_network
 from planner.intra_op.contest import network_of
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.memory_branches import MemoryTree
+from planner.intra_op.messages import Relaxation
+from planner.intra_op.network import Network, Piece
 from planner.intra_op.shrinking import shrink
 
 
@@ -52,6 +55,39 @@ def test_larger_ones_are_parted_and_agree_with_guesses(monkeypatch: pytest.Monke
     monkeypatch.setattr(memory_branches, "SMALL", 300)
     answer = solved(problem)
     assert answer.cost == answer.lower_bound == expected.cost
+
+
+def test_nodes_come_first_whose_branches_have_raised_the_bound() -> None:
+    """Of two that mix alike; and of one that was never tried, the others' mean is taken."""
+    costs = {v: np.array([0.0, 8.0]) for v in range(3)}
+    pieces = {v: Piece((0, 1), np.array([8.0, 0.0])) for v in range(3)}
+    network = Network(costs, pieces, np.array([12.0]))
+    tree = MemoryTree(network, {0: 1.0}, solve_network)
+    relaxation = Relaxation(network, {0: 1.0})
+    weights = dict.fromkeys(range(3), np.array([0.5, 0.5]))
+    tree.gains = {(0, True): [0.0, 0.1], (0, False): [0.1], (1, True): [1.0], (1, False): [3.0]}
+    assert tree._most_promising(relaxation, weights) == 1
+    tree.gains = {(0, True): [0.1], (0, False): [0.1], (1, True): [9.0], (1, False): [0.0]}
+    assert tree._most_promising(relaxation, weights) == 2
+
+
+def test_what_lifts_the_bound_is_unlikely() -> None:
+    network = Network({0: np.array([0.0, 0.0, 500.0])}, {0: Piece((0, 1), np.array([1.0, 0, 0]))}, np.ones(1))
+    tree = MemoryTree(network, {}, solve_network)
+    tree.cutoff = 1000.0
+    assert tree._likely(Relaxation(network, {}))[0] == pytest.approx([0.5, 0.5, 0])
+
+
+def test_branches_tell_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_branches, "SMALL", 300)
+    network = network_of(random_contest_problem(40, 6, seed=1, share=0.4))
+    shrink(network)
+    tree = MemoryTree(network, {}, solve_network)
+    tree.explore(math.inf, time.monotonic() + 20)
+    gains = [gain for side in tree.gains.values() for gain in side]
+    assert gains
+    assert min(gains) >= 0
+    assert max(gains) > 0
 
 
 def test_without_time_the_bound_holds() -> None:
