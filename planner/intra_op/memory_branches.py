@@ -178,7 +178,9 @@ class MemoryTree:
         mixed = {v: deviation(relaxation.memory_costs(v), w) for v, w in sorted(weights.items())}
         if max(mixed.values()) < WHOLE:
             return most_mixed(relaxation, weights)
-        return max(mixed, key=lambda v: mixed[v] ** 2 * known.get((v, True), mean) * known.get((v, False), mean))
+        return max(
+            mixed, key=lambda v: mixed[v] ** 2 * known.get((v, True), mean) * known.get((v, False), mean)
+        )
 
     def _learn(self, origin: _Halving | None, bound: float) -> None:
         """Note by how much a branch has raised the bound of the one that was parted."""
