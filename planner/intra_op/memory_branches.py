@@ -41,6 +41,10 @@ SMALL = 10_000
 UNDECIDED = 0.01
 """Of the gap: strategies that lift the bound by so much are a third (1 / e) as likely as those that do not lift it."""
 
+STALLED = 0.02
+"""Of what is open: where a branch raises the bound by less, prices are moved one at a time, which takes as long as all
+else."""
+
 Prices = Mapping[int, float]
 """Of memory, by original row."""
 
@@ -131,7 +135,8 @@ class MemoryTree:
     def _part(self, branch: _Branch) -> None:
         relaxation = Relaxation(branch.network, branch.prices)
         self._relax(relaxation)
-        search_prices(relaxation, self.cutoff, self.deadline)
+        if self._stalled(branch, relaxation.best):
+            search_prices(relaxation, self.cutoff, self.deadline)
         bound = max(branch.bound, self._look(relaxation))
         self._learn(branch.origin, bound)
         if bound > self.cutoff - WHOLE:
@@ -160,6 +165,13 @@ class MemoryTree:
                 self._learn(origin, self.cutoff)
                 continue
             self.add(bound, half, prices, origin)
+
+    def _stalled(self, branch: _Branch, bound: float) -> bool:
+        """Whether a branch, at its ``bound``, has hardly raised that of the one that was parted."""
+        if branch.origin is None:
+            return True
+        before = branch.origin.bound
+        return bound < before + STALLED * (self.cutoff - before)
 
     def _likely(self, relaxation: Relaxation) -> Mixture:
         """How likely each strategy is, by how little it lifts the bound."""

@@ -78,6 +78,17 @@ def test_what_lifts_the_bound_is_unlikely() -> None:
     assert tree._likely(Relaxation(network, {}))[0] == pytest.approx([0.5, 0.5, 0])
 
 
+def test_a_branch_has_stalled_that_raises_the_bound_by_little_of_what_is_open() -> None:
+    network = Network({0: np.zeros(2)}, {}, np.zeros(0))
+    tree = MemoryTree(network, {}, solve_network)
+    tree.cutoff = 200.0
+    [root] = tree.open
+    origin = memory_branches._Halving((0, True), 1.0, 100.0)
+    assert tree._stalled(root, 100.0)
+    assert tree._stalled(root._replace(origin=origin), 101.0)
+    assert not tree._stalled(root._replace(origin=origin), 103.0)
+
+
 def test_branches_tell_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_branches, "SMALL", 300)
     network = network_of(random_contest_problem(40, 6, seed=1, share=0.4))
