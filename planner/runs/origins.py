@@ -29,6 +29,7 @@ class Origin(NamedTuple):
 
 ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"Neuron", Origin("neuronx")),
+    (r"gpu-recipes.*nemo.*a3(mega|ultra)(?!.*405b)", Origin("nemo-2024")),
     (r"gpu-recipes.*(nemo|megatron)", Origin("nemo")),
     (r"DGXC.*maxtext", Origin("jax-xla", recompute="mlp", batch_per_device=True, sequence_parallel=True)),
     (r"maxtext|tpu-recipes", Origin("jax-xla", batch_per_device=True, sequence_parallel=True)),
@@ -122,6 +123,9 @@ of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Fra
 ``launcher_scripts/conf/training``), and in DGXC's of Llama (``llama3.1/llama3.1_405b.yaml``). MLPerf's GPT-3 has it
 from 4.1 on (mlcommons/training_results_v4.1@b87b9e3
 ``NVIDIA/benchmarks/gpt3/implementations/eos_n32_ngc24.09_nemo/conf/custom.yaml``; 4.0's has not).
+Google's recipes for its container 24.07 leave the loss unfused, and what tensor ranks exchange exposed
+(AI-Hypercomputer/gpu-recipes@2e1fd5e ``src/frameworks``, all nine of a3mega and a3ultra but
+those of 405B: ``ub_tp_comm_overlap`` is false).
 
 The sweep of nanotron ran over weeks and versions, which its rows do not name. That pipelines over nodes had their
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their

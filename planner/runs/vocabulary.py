@@ -298,6 +298,8 @@ STACK_HABITS: Mapping[str, Habits] = {
             "megatron-bridge",
             "megatron-bridge-plain",
             "nemo",
+            "nemo-2023",
+            "nemo-2024",
             "nemo-25.11",
             "nemo-automodel",
             "nemo-plain",

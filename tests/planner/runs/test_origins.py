@@ -165,6 +165,7 @@ def test_a_run_that_names_its_kernels_is_taken_at_its_word() -> None:
         ("MLPerf GPT-3 175B mlperf/v3.1/gpt3-175b-eos_n64_ngc23.09", "nemo-unfused"),
         ("MLPerf GPT-3 175B mlperf/v4.0/gpt3-175b-eos_n64_ngc24.04", "nemo-unfused"),
         ("MLPerf GPT-3 175B mlperf/v4.1/gpt3-175b-eos_n64_ngc24.09", "nemo"),
+        ("Google gpu-recipes NeMo gpu-recipes/a3mega-gpt3-175b-256-fp8", "nemo-2024"),
         ("DGXC benchmarking dgxc/v25.05.05/grok1-H100-512-bf16", "nemo"),
         ("DGXC benchmarking dgxc/v25.02.02/llama405b-126L-H100-576-bf16", "nemo"),
         ("DGXC benchmarking dgxc/v24.11.1/pax-gpt3-175b-H100-128-fp8", "jax-xla"),
