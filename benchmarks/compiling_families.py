@@ -29,6 +29,8 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     },
     "70b-2/v4:4x4x8/tp4-fsdp32-full-mb2": {"tp": 4, "dp": 32, "seq": 4096, "recompute": "full", "micro_batch": 2},
     "70b-2/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
+    "8b-2/v5p:2x4x4/tp16-fsdp2-none": {"tp": 16, "dp": 2, "seq": 1536},
+    "3b-2/v5e:4x4/tp8-fsdp2-selective": {"tp": 8, "dp": 2, "seq": 768, "recompute": "selective"},
 }  # fmt: skip
 """Other families' widths, and policies and degrees together that no other file has.
 

@@ -17,6 +17,7 @@ from planner.evaluation import sites
 from planner.evaluation.blocks import BlockCost, block_cost
 from planner.evaluation.checks import check_degrees
 from planner.evaluation.cuts import even_cuts, ranks_of
+from planner.evaluation.few_tokens import with_few_tokens
 from planner.evaluation.host import HostMemory, check_offload, host_memory, with_copies
 from planner.evaluation.lookup import beside_end, with_lookup
 from planner.evaluation.memory import DeviceMemory, in_flight, memory_by_rank, most_held, over_step
@@ -169,6 +170,7 @@ class Evaluator:
                 padded = padded_weights(self.pricer(plan), self.graph.block[name], given, plan.shard_degree)
                 cost = cost._replace(weights=padded.trained, frozen=padded.frozen)
             unit = UnitCost(cost, self._sync(plan, cost, name), place_of(self.graph, name))
+            unit = with_few_tokens(unit, self.pricer(plan), self.graph.block[name], plan, policy)
             self.kept.units[key] = with_lookup(unit, self.pricer(plan), self.graph.block[name], plan)
         return self.kept.units[key]
 

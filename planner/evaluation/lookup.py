@@ -37,7 +37,6 @@ for TPU topologies (jax 0.10.2, libtpu 0.0.52).
 """
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from cluster_specs.topology import CommGroup
@@ -91,7 +90,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     unit = unit._replace(sync=rest, looked_up=True, in_rows=part)
     if by_row:
         there, back = _by_row(size.found, shards.inner, partitioner)
-        return _exchanging(unit, () if there_already else there, back)
+        return unit.exchanging(() if there_already else there, back)
     columns_first = plan.tensor > 1 and first_split(lookup) == "columns"
     everyone = shards_of(unit.block.weights[0], pricer.mesh, 1).outer
     alike = split and plan.context == shards.outer.size and plan.tensor == 1 and not whole
@@ -104,7 +103,7 @@ def with_lookup(unit: UnitCost, pricer: Pricer, block: Block, plan: Parallelism)
     laid_out, read, made = _of_rows(unit.block, pricer, found, lookup, size.table)
     unit = unit if whole else unit._replace(block=laid_out)
     there, back = (*there, *read), (*back, *made)
-    return _exchanging(unit, () if there_already else there, back)
+    return unit.exchanging(() if there_already else there, back)
 
 
 def _gathered(lookup: LookUp) -> bool:
@@ -282,7 +281,7 @@ def _with_positions(unit: UnitCost, pricer: Pricer, shards: Shards, elements: fl
     summed = phase_of("all_reduce", own, shards.inner, "reduce", bool(pricer.software.sums_alone))
     split = unit.sync.times(max(0.0, 1 - copied / elements))
     others = pricer.comm("all_gather", ("tensor",), positions / shards.inner.size)
-    return _exchanging(unit._replace(sync=split.plus(gathered).plus(summed)), (), (others,))
+    return unit._replace(sync=split.plus(gathered).plus(summed)).exchanging((), (others,))
 
 
 def _pinned(
@@ -303,7 +302,7 @@ def _pinned(
         there, back = [of_some, swapped], [of_all, _of_data("send", own, shards.inner)]
     else:
         there, back = [of_some, pricer.comm("all_to_all", ("tensor",), part)], [of_all]
-    return _exchanging(unit, there, back)
+    return unit.exchanging(there, back)
 
 
 def _by_tokens(block: BlockCost, pricer: Pricer, found: Tensor) -> BlockCost:
@@ -336,20 +335,3 @@ def _whole(block: BlockCost, pricer: Pricer, found: Tensor, of_some: bool) -> Bl
     whole = pricer.comm(name, ("tensor",), parts / wire_bytes("reduce_scatter", 1.0, ranks))
     sent[name] = sent.get(name, 0.0) + whole.sent_bytes
     return block._replace(comm_forward={**block.comm_forward, "tensor": whole.seconds}, sent_bytes=sent)
-
-
-def _exchanging(unit: UnitCost, there: Iterable[Comm], back: Iterable[Comm]) -> UnitCost:
-    """``unit`` with further collectives in the forward and in the backward."""
-    forward, backward = dict(unit.block.comm_forward), dict(unit.block.comm_backward)
-    sent = dict(unit.block.sent_bytes)
-    for comms, seconds in ((there, forward), (back, backward)):
-        for comm in comms:
-            _add(seconds, comm.axes[-1], comm.seconds)
-            _add(sent, comm.collective, comm.sent_bytes)
-    return unit._replace(
-        block=unit.block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
-    )
-
-
-def _add(total: dict[str, float], name: str, more: float) -> None:
-    total[name] = total.get(name, 0.0) + more

@@ -125,6 +125,8 @@ class Sync(NamedTuple):
 
     gather: float = 0.0
     """All-gather of the sharded weights."""
+    late: float = 0.0
+    """Of ``gather``, what only the backward does (`planner.evaluation.few_tokens`)."""
     again: float = 0.0
     """The same before the backward, by the ranks that share the weights since the forward, where these are others."""
     reduce: float = 0.0
@@ -148,6 +150,8 @@ class Sync(NamedTuple):
     pack: float = 0.0
     """Sorting gradients by ranks."""
     gather_bytes: float = 0.0
+    late_bytes: float = 0.0
+    """As ``late``."""
     again_bytes: float = 0.0
     summed_bytes: float = 0.0
     """Sent for gathers that are made as sums of arrays that are zeros but for a rank's own part."""

@@ -173,7 +173,7 @@ def sync_of(
         if plan.secondary_degree is not None:
             phases.append(("all_gather", weights, secondary_of(group, mesh, plan.secondary_degree), "again"))
         if products and shards.inner.size > 1 and not whole:
-            if shards.outer.size == 1 and group.alike > 1 and group.alike % shards.inner.size == 0:
+            if swaps(group, shards):
                 total = total.plus(_swapped(group, wire, shards.inner, mesh, products))
             else:
                 rings = products.ring(group, wire.gradients, shards)
@@ -236,6 +236,12 @@ def _partitioned(
         ring=further_gathered * gather.gather,
         ring_bytes=further_gathered * gather.gather_bytes,
     )
+
+
+def swaps(group: WeightGroup, shards: Shards) -> bool:
+    """Whether parts of weights change places between ranks that share states and tensor ranks that have the same."""
+    shared = shards.inner.size > 1 and shards.outer.size == 1
+    return shared and group.alike > 1 and group.alike % shards.inner.size == 0
 
 
 def _swapped(

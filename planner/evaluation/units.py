@@ -1,6 +1,6 @@
 """Time of one block under a plan, for one micro-batch: with its gathers, its reductions and what the host adds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -9,6 +9,7 @@ from planner.evaluation.setting import Setting
 from planner.evaluation.states import Sync, gathers_stepped
 from planner.graph import Graph
 from planner.plans import Parallelism
+from planner.sharding.costs import Comm
 
 Place = Literal["first", "layer", "last"]
 """Embedding, one of the layers, or head and loss."""
@@ -38,6 +39,18 @@ class UnitCost(NamedTuple):
     """Its table is not gathered: ranks exchange what they find."""
     in_rows: float = 0.0
     """Elements, and padding, of a rank's part of such a table that is laid out again by rows."""
+
+    def exchanging(self, there: Iterable[Comm], back: Iterable[Comm]) -> "UnitCost":
+        """The unit with further collectives in the forward and in the backward."""
+        block = self.block
+        forward, backward, sent = dict(block.comm_forward), dict(block.comm_backward), dict(block.sent_bytes)
+        for comms, seconds in ((there, forward), (back, backward)):
+            for comm in comms:
+                add_all(seconds, {comm.axes[-1]: comm.seconds}, 1)
+                add_all(sent, {comm.collective: comm.sent_bytes}, 1)
+        return self._replace(
+            block=block._replace(comm_forward=forward, comm_backward=backward, sent_bytes=sent)
+        )
 
 
 class _Pass(NamedTuple):
@@ -149,7 +162,7 @@ def _unit_time(unit: UnitCost, plan: Parallelism, software: SoftwareSpec, host: 
     # The link works in both directions at once: weights come while activations leave, gradients leave while both come.
     copied_forward = max(activations, sync.fetch * gather_forward)
     copied_backward = max(activations + sync.fetch * gather_backward, sync.store)
-    gathered = sync.gather * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
+    gathered = (sync.gather - sync.late) * gather_forward + sync.ring * gathers_in_rings(unit, plan, software)
     again = gathered_again(sync, place, plan, software)[0] * (1 + block.lone.apart)
     reduces = reduces_every_microbatch(plan, software)
     reduced, alone = again + (sync.reduce - sync.reduce_alone) * reduces, sync.reduce_alone * reduces
@@ -209,7 +222,8 @@ def _gathered(unit: UnitCost, plan: Parallelism, software: SoftwareSpec) -> tupl
     times = first + gathers_again(unit.place, plan, software)
     rings = gathers_in_rings(unit, plan, software) * unit.sync.ring_bytes
     further = {"send": rings + times * unit.sync.swapped_bytes, "all_reduce": times * unit.sync.summed_bytes}
-    return first * unit.sync.gather_bytes + again, {name: more for name, more in further.items() if more}
+    brought = first * (unit.sync.gather_bytes - unit.sync.late_bytes) + again
+    return brought, {name: more for name, more in further.items() if more}
 
 
 def add_all(total: dict[str, float], parts: Mapping[str, float], count: float) -> None:
