@@ -31,6 +31,10 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "70b-2/v5e:4x4/tp4-fsdp4-full": {"tp": 4, "dp": 4, "seq": 4096, "recompute": "full"},
     "8b-2/v5p:2x4x4/tp16-fsdp2-none": {"tp": 16, "dp": 2, "seq": 1536},
     "3b-2/v5e:4x4/tp8-fsdp2-selective": {"tp": 8, "dp": 2, "seq": 768, "recompute": "selective"},
+    "7b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
+    "3b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 16384},
+    "2b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
+    "1b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 16384},
 }  # fmt: skip
 """Other families' widths, and policies and degrees together that no other file has.
 

@@ -151,8 +151,6 @@ class Partitioner(Record):
     """Widest type in which products read weights, which are gathered in it."""
     summed_gather: Bytes = Field(ge=0)
     """Largest array that is gathered by a sum over all of a flat slice of more than ``ring_ranks`` [bytes]."""
-    kept_sum: Bytes = Field(ge=0)
-    """Largest gradient of keys or values of split sequences of which a rank keeps its part as it is summed [bytes]."""
     scatter_buffer: Mapping[str, Bytes]
     """Pattern of devices -> what chunks of an array take that is scattered along its rows (`planner.sharding.chunks`)
     [bytes]; the first that matches counts."""

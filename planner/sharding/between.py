@@ -1,7 +1,7 @@
 """What products between activations cost: those of attention as one operator, and others by themselves."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cost_models.attention import AttentionShape
 from cost_models.compute import matmul_seconds, stream_seconds
@@ -88,7 +88,7 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         dtype=pricer.job.attention_dtype,
         comm=lambda collective, full_bytes: pricer.comm(collective, axes, full_bytes),
         keeps_gathered=pricer.software.saves_gathered_keys,
-        kept_sum=pricer.partitioned and pricer.partitioned.partitioner.habits.kept_sum,
+        scatters=_scatters(pricer, shape, degree),
         shape=shape,
         kernel=kernel,
         degree=degree,
@@ -100,6 +100,14 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
     else:
         found = EXCHANGES[pricer.exchange](split)
     return _unpadded(split, found) if pricer.software.unpads and kernel == "flash" else found
+
+
+def _scatters(pricer: "Pricer", shape: AttentionShape, degree: int) -> Literal["both", "one", "none"]:
+    if pricer.partitioned is None:
+        return "both"
+    width = max(shape.qk_dim, shape.v_dim)
+    one = pricer.partitioned.partitioner.scatters_heads(shape.kv_len / degree, width, degree)
+    return "one" if one else "none"
 
 
 def _unpadded(split: Split, cost: OpCost) -> OpCost:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cluster_specs.cluster import DeviceSpec
 from cost_models.attention import AttentionShape
@@ -32,10 +32,10 @@ class Split(NamedTuple):
     """A collective, by name and bytes of the whole array, over the ranks of the sequence."""
     keeps_gathered: bool
     """Gathered keys and values stay for the backward."""
-    kept_sum: float | None
-    """Largest array of gradients of which a rank keeps its part as it is summed [bytes]; None: any.
+    scatters: Literal["both", "one", "none"]
+    """Of which of the gradients of keys and values a rank keeps its part as they are summed.
 
-    A partitioner sums that of one of the two, and larger ones, whole on every rank, which slices its part.
+    A partitioner sums that of one of the two, or both, whole on every rank, which slices its part.
     """
     shape: AttentionShape
     """Whole sequences, of an equal share of the batch: a rank's even part of the work."""
@@ -55,8 +55,8 @@ def _gathered(split: Split) -> OpCost:
     full = split.degree * split.kv_bytes
     gather = split.comm("all_gather", full)
     sums: tuple[Comm, ...] = (split.comm("reduce_scatter", full),)
-    if split.kept_sum is not None:
-        kinds = ("reduce_scatter" if full / 2 <= split.kept_sum else "all_reduce", "all_reduce")
+    if split.scatters != "both":
+        kinds = ("reduce_scatter" if split.scatters == "one" else "all_reduce", "all_reduce")
         sums = tuple(split.comm(kind, full / 2) for kind in kinds)
     forward, backward = split.seconds(split.shape), split.seconds(split.shape, backward=True)
     again = () if split.keeps_gathered else (gather,)

@@ -29,7 +29,7 @@ from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import wire_bytes
 from planner.graph import TOKEN_DIMS, Block, Graph, Op, Tensor
-from planner.sharding.chunks import cuts_columns, padded_rows
+from planner.sharding.chunks import cuts_columns, is_one_chunk, padded_rows
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.depths import copied_parts, copied_whole, depths, is_product
 from planner.sharding.mesh import BATCH_AXES, Mesh
@@ -84,6 +84,13 @@ class SlicePartitioner(NamedTuple):
         """The same of an array along its columns, of which each of ``ranks`` keeps so many; ``width`` as in `rings`."""
         cut = cuts_columns(rows, columns, ranks, self.scatter_buffer, width)
         return Padded() if cut else Padded(scattered=0.0, whole=1.0)
+
+    def scatters_heads(self, tokens: float, width: float, ranks: int) -> bool:
+        """Whether one of the gradients of keys and values, of so many tokens on each of ``ranks``, is scattered.
+
+        Heads have so many elements.
+        """
+        return is_one_chunk(tokens, width, ranks, self.scatter_buffer)
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""

@@ -81,7 +81,7 @@ def test_a_fused_ring_costs_what_plans_have_it_cost(size: int, backward: bool, c
 
     split = Split(
         device=CLUSTER.device, dtype="bf16", comm=comm, kernel="flash", degree=size,
-        keeps_gathered=False, kept_sum=None,
+        keeps_gathered=False, scatters="both",
         shape=AttentionShape(BATCH / size, HEADS, LENGTH, LENGTH, SIZE, SIZE, KEY_HEADS, causal=causal),
         query_bytes=0.0, kv_bytes=2 * BATCH * KEY_HEADS * LENGTH * SIZE * 2 / size,
     )  # fmt: skip
