@@ -41,8 +41,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   37,391 MiB). What the product makes is pinned by rank, too, or XLA gathers the whole array (`phi-4-14b`: 8.9 %
   more).
 * **Scatters over a whole slice that is a square from 4x4, or has three dimensions.** All-reduces, twice the bytes,
-  unless they are rings. So is that of keys or values of a split sequence, and of both where each is more than 28 MiB
-  (v6e: 48 MiB).
+  unless they are rings. So is that of keys or values of a split sequence, and of both where a rank's tokens of more
+  than one head are more than a chunk (`planner.sharding.chunks`): over four ranks of v5e 3,656.
 * **The one head of keys and values that several tensor ranks have.** Each makes it of its part of the sequence, all
   gather it. Its gradients are summed like those of split sequences, those of its weights over the tensor ranks as
   well.
@@ -59,7 +59,9 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   no gradient of it has a ring.
 * **As many tensor ranks with the same heads of keys and values as data ranks share states, or a multiple.** Parts of
   their weights change places before tensor ranks gather them, and parts of gradients, which data ranks sum, after
-  (`planner.evaluation.syncing`). Where all is recomputed the backward gathers them once more, which is not priced.
+  (`planner.evaluation.syncing`). Where a rank has fewer tokens than half of the layer's width these ranks multiply by
+  parts and sum keys and values, and gather whole weights for the gradient alone (`planner.evaluation.few_tokens`).
+  Where all is recomputed the backward gathers them once more, which is not priced.
 * **Queries of which each head is normed, beside tensor ranks.** Where they are made again, the backward gathers their
   projection twice: once to make them, once for the gradient.
 * **Gradients over copies of states, or of shards.** Summed with every micro-batch.
@@ -80,9 +82,6 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
 
 ## What is not priced
 
-* `70b-2/v5p:2x4x4/tp16-fsdp2-full`: where a data rank has fewer tokens than half of a layer's width (1,024 to 3,072 of
-  8,192, not 4,096), the tensor ranks that have the same keys and values sum parts of these, and gather their weights
-  for the gradient alone (0.3 % of all).
 * `7bv-2/v5e:4x4/tp4-fsdp4` with a vocabulary of 1,024: tokens are split before columns and rows, beside tensor ranks.
 * `1b-4/v6e:2x4/cp4-fsdp2`: chunks of the head's gradient are smaller (0.6 % less is sent).
 * `olmo2-4`: norms over all heads, which tensor ranks split. Each exchanges heads for tokens and back, as OLMo-core has

@@ -105,8 +105,7 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
 def _scatters(pricer: "Pricer", shape: AttentionShape, degree: int) -> Literal["both", "one", "none"]:
     if pricer.partitioned is None:
         return "both"
-    width = max(shape.qk_dim, shape.v_dim)
-    one = pricer.partitioned.partitioner.scatters_heads(shape.kv_len / degree, width, degree)
+    one = pricer.partitioned.partitioner.scatters_heads(shape.kv_len / degree, shape.kv_heads, degree)
     return "one" if one else "none"
 
 

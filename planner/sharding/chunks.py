@@ -9,7 +9,7 @@ Of what is scattered along its columns nothing is padded: chunks are an even sha
 enough, and at least an eighth of that, XLA sums the array whole, and in 16 bits wherever a part has an odd number of
 tiles across.
 
-Gradients of keys and values are scattered a head at a time, whose part of a rank has to be one chunk.
+Of several heads, a rank's rows of a column of tiles have to be one chunk; those of a lone head are rows.
 
 Source: scatters compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.52), in
 ``tests/planner/sharding/test_chunks.py``.
@@ -58,10 +58,6 @@ def cuts_columns(rows: float, columns: float, ranks: int, buffer: float, width: 
     return any(down % chunk == 0 for chunk in range(least, most // across + 1))
 
 
-def is_one_chunk(rows: float, columns: float, ranks: int, buffer: float) -> bool:
-    """Whether a rank's part of an array, of which there may be many to be scattered at once, is no more than a chunk.
-
-    Keys of attention over 2 to 8 ranks of TPU v5e, v5p and v6e, in 2, 8 and 32 heads.
-    """
-    tiles = math.ceil(rows / TILE_ROWS) * math.ceil(columns / TILE_COLUMNS)
-    return tiles * TILE_BYTES <= buffer / (ranks + FURTHER_CHUNKS)
+def scatters_heads(tokens: float, heads: float, ranks: int, buffer: float) -> bool:
+    """Whether ``ranks`` can scatter an array of ``heads`` along its tokens, of which each keeps so many."""
+    return heads == 1 or math.ceil(tokens / TILE_ROWS) * TILE_BYTES <= buffer / (ranks + FURTHER_CHUNKS)

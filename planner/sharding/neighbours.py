@@ -44,7 +44,8 @@ def plain_sums(rings: Sequence[bool], later: Sequence[bool] = ()) -> int:
     """Sums between ranks of what products without ``rings`` make of one gradient; 1 where no product makes it.
 
     Gradients are added up from the last product to the first: parts of sums before these are made, until the sum of a
-    ring is among them. ``later`` are the rings of later operators, of which the last makes what is added up first.
+    ring is among them, or what no product made (BERT's residuals). ``later`` says so of each gradient by a later
+    operator, of which the last makes what is added up first.
     """
     if not rings:
         return 1

@@ -29,7 +29,7 @@ from cluster_specs.software import SoftwareSpec
 from cluster_specs.topology import CommGroup
 from cost_models.collectives import wire_bytes
 from planner.graph import TOKEN_DIMS, Block, Graph, Op, Tensor
-from planner.sharding.chunks import cuts_columns, is_one_chunk, padded_rows
+from planner.sharding.chunks import cuts_columns, padded_rows, scatters_heads
 from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.depths import copied_parts, copied_whole, depths, is_product
 from planner.sharding.mesh import BATCH_AXES, Mesh
@@ -85,12 +85,9 @@ class SlicePartitioner(NamedTuple):
         cut = cuts_columns(rows, columns, ranks, self.scatter_buffer, width)
         return Padded() if cut else Padded(scattered=0.0, whole=1.0)
 
-    def scatters_heads(self, tokens: float, width: float, ranks: int) -> bool:
-        """Whether one of the gradients of keys and values, of so many tokens on each of ``ranks``, is scattered.
-
-        Heads have so many elements.
-        """
-        return is_one_chunk(tokens, width, ranks, self.scatter_buffer)
+    def scatters_heads(self, tokens: float, heads: float, ranks: int) -> bool:
+        """Whether one of the gradients of keys and values, of so many tokens on each of ``ranks``, is scattered."""
+        return scatters_heads(tokens, heads, ranks, self.scatter_buffer)
 
     def sums_whole(self, group: CommGroup) -> bool:
         """Whether a sum over ``group`` of which each rank keeps a part is made whole on all."""
@@ -199,7 +196,13 @@ class Edges(NamedTuple):
         at_end = multiplies and block.name == self.graph.last
         gradient_width = self.head_bytes if at_end else width
         rings = self._back_rings(block, reader, gradient_width)
-        others = self._rings_beside(block, [op for op in after if name in op.inputs], gradient_width)
+        # Gradients of it by what reads it later, beside which they are summed: a product's, or one that needs no sum.
+        others = [
+            ring
+            for op in after
+            if name in op.inputs
+            for ring in self._back_rings(block, op, gradient_width) or (not is_product(op),)
+        ]
         return Around(
             made=self._rings(made, width) if made else None,
             is_product=multiplies,
@@ -212,14 +215,6 @@ class Edges(NamedTuple):
             gathered_before=reader in [op for op in block.ops if name in op.inputs and is_product(op)][1:],
             gathered_after=gradient_in_common(block, name),
         )
-
-    def _rings_beside(self, block: Block, later: Sequence[Op], width: float) -> tuple[bool, ...]:
-        """Rings of ``later`` readers of a tensor, beside which their gradients of it are summed.
-
-        What a sum hands back to it, of a block whose norms come after, is whole already, as what a ring made is.
-        """
-        whole = tuple(True for op in later if op.kind == "add")
-        return (*(ring for op in later for ring in self._back_rings(block, op, width)), *whole)
 
     def _back_rings(self, block: Block, reader: Op, width: float) -> tuple[bool, ...]:
         """Whether each gradient by ``reader`` has a ring: none where programs pin the sum of all as it is gathered."""

@@ -7,7 +7,7 @@ of 2x4 to 8x8, or a gradient of a whole step; jax 0.10.2 with libtpu 0.0.52. Tho
 import pytest
 
 from cluster_specs.software import load_software
-from planner.sharding.chunks import cuts_columns, padded_rows
+from planner.sharding.chunks import cuts_columns, padded_rows, scatters_heads
 
 COMPILED = """
 v5e 4 line      128   2048    128
@@ -174,3 +174,35 @@ def test_columns_of_16_bits_are_scattered_in_pairs_of_tiles(
     buffer = habits.scatter_buffer_of(f"tpu-{device}")
     assert cuts_columns(float(rows), float(columns), int(ranks), buffer, 2.0) == (found == "scattered")
     assert cuts_columns(4096.0, 896.0, 16, buffer, 4.0)
+
+
+HEADS = """
+v5e  2 4608  8 scattered
+v5e  2 5120  8 whole
+v5e  4 3584  8 scattered
+v5e  4 4096  8 whole
+v5e  4 4096  2 whole
+v5e  4 4096  1 scattered
+v5e  4 2048 32 scattered
+v5e  8 2304  8 scattered
+v5e  8 2560  8 whole
+v5e 16 1408  8 scattered
+v5e 16 1536  8 whole
+v6e  4 6144  8 scattered
+v6e  4 8192  8 whole
+v6e  8 4096  8 scattered
+"""
+"""Of steps that split sequences in 16 bits: tokens of a rank and heads of keys, of 128 elements or, of 1 and 2, 256."""
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "tokens", "heads", "found"),
+    [line.split() for line in HEADS.strip().splitlines()],
+)
+def test_keys_are_scattered_where_a_column_of_tiles_is_one_chunk(
+    device: str, ranks: str, tokens: str, heads: str, found: str
+) -> None:
+    habits = load_software("jax-xla").partitioner
+    assert habits is not None
+    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    assert scatters_heads(float(tokens), float(heads), int(ranks), buffer) == (found == "scattered")
