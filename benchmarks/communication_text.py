@@ -33,7 +33,7 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   number of 128 columns (`8b-4/v5p:2x4x4/cp2-fsdp8x2`: 840 MiB more); so are looked-up tokens of one sequence.
 * **What attention and MLP read together (`phi-2`).** Gathered once, as is the gradient of the sum that both are added
   to. Gradients by products without rings are summed together, but one by one once a ring has made a sum that they are
-  added to. So they are where norms come after (`bert-large`), as what the residual hands back is no part of a sum.
+  added to (so they are in BERT, where residuals read what attention does).
 * **Weights cut out of one array before products read them.** Their gradients are summed whole (`falcon-7b`: 1,151 MiB
   more; `pythia-12b`: 2,473). Programs that `verify` compiles multiply by the array and cut what that makes.
 * **One array on several tensor ranks.** A rank has the columns of its own heads, queries, keys and values in turn.
@@ -88,8 +88,8 @@ A case is named `model-layers/slice/ranks-recomputation-micro-batches`. Ranks ar
   it; XLA does the first in fp32 and again for the gradient, and gathers more (7 % of all).
 * `phi-4-14b/v5p:2x2x4/tp4-fsdp4`: ten heads of keys and values on four tensor ranks. Attention is whole on each, and
   the program sums what its kernel hands back over them, though they have the same (8 % of all).
-* `llama-3.2-3b/v5e:8x8/cp8-fsdp8`: of keys and values of 32 MiB over eight ranks one is scattered, where over four
-  ranks both would be summed whole (2.4 % of all).
+* `bert-large/v5p:2x2x2/tp2-fsdp4`: data ranks that are a square beside tensor ranks have no rings either, and weights
+  of queries, keys and values are gathered twice in a backward that makes all again.
 * `t5-small`: layers that are no part of a loop are gathered once or twice, and have no rings.
 * `t5-11b`: gradients of what an encoder hands on are summed whole.
 """

@@ -36,7 +36,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "2b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 8192},
     "1b-2/v5e:4x4/cp4-fsdp4-none": {"cp": 4, "dp": 4, "seq": 16384},
     "8b-2/v5e:4x8/cp4-tp8-none": {"cp": 4, "tp": 8, "seq": 32768},
-    "bert-large/v5p:2x2x4/tp4-fsdp4-full-mb4": {"tp": 4, "dp": 4, "seq": 512, "recompute": "full", "micro_batch": 4},
+    "bert-large/v5p:2x2x2/tp2-fsdp4-full-mb4": {"tp": 2, "dp": 4, "seq": 512, "recompute": "full", "micro_batch": 4},
     "bert-large/v6e:2x2/tp2-fsdp2-selective-mb8": {
         "tp": 2, "dp": 2, "seq": 512, "recompute": "selective", "micro_batch": 8,
     },

@@ -132,8 +132,9 @@ def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Coll
 
     The compiler repeats a collective's channel where it cuts it into a start and steps beside computation: those
     are one, which runs as often as what runs least, as steps may be in a loop within the loop of the start. A sum that
-    keeps a part and one that does not are two, even so. Those that the program writes itself, in a ``shard_map``, have
-    one channel for all, and so have sends to a neighbour that are no ring (rows beyond a rank's own): each counts.
+    keeps a part and one that does not are two, even so, and so are sums of unlike sizes. Those that the program writes
+    itself, in a ``shard_map``, have one channel for all, and so have sends to a neighbour that are no ring (rows beyond
+    a rank's own): each counts.
     """
     bodies, entry = _computations(text)
     found: dict[str, Collective] = {}
@@ -156,7 +157,7 @@ def listed_collectives(text: str, devices: int, trips: float = 1.0) -> list[Coll
                 key = f"{name}.{match.group(1)}"
                 passed_on = kind == "p2p" and made.ring is None
                 if channel is not None and WRITTEN not in made.scope and not passed_on:
-                    key = f"{kind} {channel.group(1)}"
+                    key = f"{kind} {channel.group(1)} {made.full_bytes}"
                 found[key] = min(found.get(key, made), made, key=lambda c: (c.times, -c.sent_bytes))
             for callee, often in _calls(match.group(3), line, bodies, trips):
                 within = _inner(_scope(line), around) + "/body" * (match.group(3) == "while")

@@ -148,6 +148,7 @@ NOT_PRICED = {
     "xla-compiled/t5-small/v5e:4x4/tp4-fsdp4-none",
     "xla-compiled/1b-4/v6e:2x4/cp4-fsdp2-none",
     "xla-compiled/7bv-2/v5e:4x4/tp4-fsdp4-full",
+    "xla-compiled/bert-large/v5p:2x2x2/tp2-fsdp4-full-mb4",
     "xla-compiled/olmo2-4/v5e:4x4/tp4-fsdp4-full",
     "xla-compiled/phi-4-14b/v5p:2x2x4/tp4-fsdp4-selective",
     "xla-compiled/llama-3.2-3b/v5e:8x8/cp8-fsdp8-selective",

@@ -70,6 +70,22 @@ def test_collectives_of_a_program_itself_share_a_channel_and_each_count() -> Non
     assert collectives(WRITTEN, 4) == {"p2p": Total(2, 64)}
 
 
+UNLIKE = """HloModule step, num_partitions=4
+
+ENTRY %main (b: bf16[16], c: bf16[32]) -> bf16[32] {
+  %b = bf16[16]{0} parameter(0)
+  %c = bf16[32]{0} parameter(1)
+  %one = bf16[16]{0} all-reduce(%b), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %two = bf16[32]{0} all-reduce(%c), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+}
+"""
+
+
+def test_sums_of_unlike_sizes_share_a_channel_and_each_count() -> None:
+    """As libtpu 0.0.52 compiles BERT: sums of four of a layer's gradients, and one of the embedding's."""
+    assert collectives(UNLIKE, 4) == {"all_reduce": Total(2, 2 * 3 / 4 * (32 + 64))}
+
+
 FUSED = """HloModule step, num_partitions=8
 
 %all-reduce-scatter.clone (input: bf16[16]) -> bf16[4] {
