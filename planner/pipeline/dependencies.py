@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -28,7 +28,7 @@ NOWHERE = -1
 MOST_NAMED = 16  # actions in a message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dependencies:
     """A schedule whose actions are numbered 1, 2, ... in an order in which they can run.
 
@@ -54,10 +54,29 @@ class Dependencies:
     """Where each rank begins in ``program``; one more at the end."""
     num_stages: int
 
-    @property
+    @cached_property
     def as_programs(self) -> "Programs":
         """What every rank runs."""
         return Programs(self.stage[self.program], self.work[self.program], self.offsets, self.num_stages)
+
+    @cached_property
+    def most_in_flight(self) -> tuple[int, ...]:
+        """Most microbatches that each rank has in flight, over its stages: from F until B or W."""
+        return peak_in_flight(self.as_programs)
+
+    @cached_property
+    def consumers(self) -> Integers:
+        """The actions whose input comes from another rank."""
+        return np.flatnonzero(self.arrival != NOWHERE).astype(np.int32)
+
+    @cached_property
+    def producers(self) -> Integers:
+        """The action whose result each waits for: its source, or the forward that is paired with it."""
+        first = np.zeros_like(self.partner)
+        pairs = np.flatnonzero(self.partner)
+        first[self.partner[pairs]] = pairs
+        paired = (self.work == Pass.F) & (first[self.source] > 0)
+        return np.where(paired, first[self.source], self.source).astype(np.int32)
 
 
 class Programs(NamedTuple):
@@ -253,8 +272,7 @@ def peak_bytes(
 
 def peak_in_flight(order: Dependencies | Programs) -> tuple[int, ...]:
     """Most microbatches that each rank has in flight, over its stages: from F until B or W."""
-    own = order if isinstance(order, Programs) else order.as_programs
-    return _counts(own, own.offsets[:-1])
+    return order.most_in_flight if isinstance(order, Dependencies) else _counts(order, order.offsets[:-1])
 
 
 def peak_in_flight_by_stage(dependencies: Dependencies) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.pipeline.dependencies import NOWHERE, Dependencies, Floats, Integers
-from planner.pipeline.schedule import Pass
+from planner.pipeline.dependencies import Dependencies, Floats, Integers
 
 Ports: TypeAlias = Literal["endless", "rank", "wire"]
 """What results have to share: nothing, one port out and one in of every rank, or a wire between two ranks."""
@@ -67,22 +66,13 @@ class Transfers(NamedTuple):
 
 def transfers(dependencies: Dependencies, hops: Floats, ports: Ports) -> Transfers:
     """Everything that changes ranks."""
-    consumer = np.flatnonzero(dependencies.arrival != NOWHERE).astype(np.int32)
+    consumer = dependencies.consumers
     handed = dependencies.source[consumer]
     sender, receiver = dependencies.rank[handed], dependencies.rank[consumer]
     if ports == "wire":
         sender = receiver = (sender * (len(dependencies.offsets) - 1) + receiver).astype(np.int32)
     seconds = hops[dependencies.arrival[consumer]]
-    return Transfers(producers(dependencies)[consumer], handed, consumer, sender, receiver, seconds)
-
-
-def producers(dependencies: Dependencies) -> Integers:
-    """The action whose result each waits for: its source, or the forward that is paired with it."""
-    first = np.zeros_like(dependencies.partner)
-    pairs = np.flatnonzero(dependencies.partner)
-    first[dependencies.partner[pairs]] = pairs
-    paired = (dependencies.work == Pass.F) & (first[dependencies.source] > 0)
-    return np.where(paired, first[dependencies.source], dependencies.source).astype(np.int32)
+    return Transfers(dependencies.producers[consumer], handed, consumer, sender, receiver, seconds)
 
 
 def settled(sent: Transfers, ends: Floats) -> Floats | None:

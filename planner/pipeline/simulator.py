@@ -26,7 +26,6 @@ from planner.pipeline.ports import (
     Ports,
     Ran,
     Work,
-    producers,
     run_queued,
     settled,
     transfers,
@@ -152,7 +151,7 @@ def longest_path(dependencies: Dependencies, times: StageTimes, p2p: BoundarySec
     """
     work = _prepare(dependencies, _stage_seconds(dependencies, times), p2p, times.overlap)
     delay = work.hops[dependencies.arrival]
-    ends = _run_free(dependencies, work, delay).ends
+    ends = _ends_free(dependencies, work, delay)
     stands_for = np.zeros_like(dependencies.partner)  # the second of a pair takes the time of both
     first = np.flatnonzero(dependencies.partner)
     stands_for[dependencies.partner[first]] = first
@@ -205,7 +204,7 @@ def simulate(
     ends, released, delivered = _run(dependencies, work, ports)
     free = released[dependencies.previous]
     crosses = dependencies.arrival != NOWHERE
-    arrived = np.where(crosses, delivered[producers(dependencies)], ends[dependencies.source])
+    arrived = np.where(crosses, delivered[dependencies.producers], ends[dependencies.source])
     starts = np.maximum(free, arrived)
     first = np.flatnonzero(dependencies.partner)
     second = dependencies.partner[first]
@@ -243,23 +242,23 @@ def _run(dependencies: Dependencies, work: Work, ports: Ports) -> Ran:
     the same as to simulate the queues, and faster.
     """
     delay = work.hops[dependencies.arrival]
-    ran = _run_free(dependencies, work, delay)
+    ends = _ends_free(dependencies, work, delay)
     if ports == "endless" or not work.hops.any():
-        return ran
+        return _ran(dependencies, work, ends, delay)
     sent = transfers(dependencies, work.hops, ports)
     for _ in range(0 if work.sending.any() else ROUNDS):
-        waits = settled(sent, ran.ends)
+        waits = settled(sent, ends)
         if waits is None:
             break
-        if np.allclose(waits, delay[sent.consumer], rtol=0.0, atol=SAME_MOMENT * float(ran.ends.max())):
-            return ran
+        if (np.abs(waits - delay[sent.consumer]) <= SAME_MOMENT * ends.max()).all():
+            return _ran(dependencies, work, ends, delay)
         delay[sent.consumer] = waits
-        ran = _run_free(dependencies, work, delay)
+        ends = _ends_free(dependencies, work, delay)
     return run_queued(dependencies, work, sent)
 
 
-def _run_free(dependencies: Dependencies, work: Work, delay: Floats) -> Ran:
-    """Everything where inputs arrive ``delay`` seconds after they are handed over; the hot loop."""
+def _ends_free(dependencies: Dependencies, work: Work, delay: Floats) -> Floats:
+    """When everything ends where inputs arrive ``delay`` seconds after they are handed over [s]; the hot loop."""
     ends = [0.0]
     append = ends.append
     steps = zip(
@@ -274,16 +273,15 @@ def _run_free(dependencies: Dependencies, work: Work, delay: Floats) -> Ran:
         free = ends[previous] + holds
         arrived = ends[source] + waits
         append((free if free > arrived else arrived) + seconds)
-    ended = np.array(ends)
-    return Ran(ended, ended + work.sending, _delivered(dependencies, ended, delay))
+    return np.array(ends)
 
 
-def _delivered(dependencies: Dependencies, ends: Floats, delay: Floats) -> Floats:
-    """Arrival by producer; both of an overlapped pair are handed over when it is done."""
+def _ran(dependencies: Dependencies, work: Work, ends: Floats, delay: Floats) -> Ran:
+    """What ended then; both of an overlapped pair are handed over when it is done."""
     delivered = np.where(dependencies.partner > 0, ends[dependencies.partner], ends)
-    consumer = np.flatnonzero(dependencies.arrival != NOWHERE)
-    delivered[producers(dependencies)[consumer]] = (ends[dependencies.source] + delay)[consumer]
-    return delivered
+    consumer = dependencies.consumers
+    delivered[dependencies.producers[consumer]] = (ends[dependencies.source] + delay)[consumer]
+    return Ran(ends, ends + work.sending, delivered)
 
 
 def _stage_seconds(dependencies: Dependencies, times: StageTimes) -> Floats:
