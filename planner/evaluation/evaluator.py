@@ -78,7 +78,7 @@ class Evaluator:
         self.kept = kept_for(model, self.cluster, job, self.software)
         self._cut_shapes: dict[tuple[int, ...], tuple[StageShape, ...]] = {}
         self._read: dict[int, tuple[object, Shardings]] = {}
-        self._around = Around()
+        self.around = Around()
 
     # --- what a plan's degrees mean -------------------------------------------------------------------
 
@@ -287,12 +287,12 @@ class Evaluator:
     def floor(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
         """Less than `estimate` will say of the step [s], without a simulation: for the search to prune by."""
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        return step_floor(self.setting, plan, mesh, stages, self._around)
+        return step_floor(self.setting, plan, mesh, stages, self.around)
 
     def seconds(self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...]) -> float:
         """What `estimate` will say of the step [s], without all else that it says."""
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        return step_time(self.setting, plan, mesh, stages, self._around).total
+        return step_time(self.setting, plan, mesh, stages, self.around).total
 
     def memory(
         self, plan: Parallelism, shardings: Shardings, cuts: tuple[int, ...], limit: float = math.inf
@@ -343,7 +343,7 @@ class Evaluator:
         self, plan: Parallelism, shardings: Shardings | None, cuts: tuple[int, ...] | None
     ) -> Judgement:
         stages, mesh = self.stages(plan, shardings, cuts), self.mesh(plan)
-        step = step_time(self.setting, plan, mesh, stages, self._around)
+        step = step_time(self.setting, plan, mesh, stages, self.around)
         by_rank = memory_by_rank(self.setting, plan, mesh, stages)
         fullest, memory = max(by_rank, key=lambda entry: (entry[1].total, -entry[0]))
         host, peak = host_memory(self.setting, plan, mesh, in_flight(plan, stages)), self.peak

@@ -1,7 +1,7 @@
 """Time of one optimizer step: the simulated pipeline, then what comes after its last backward."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -53,21 +53,30 @@ class Around:
 
     def __init__(self) -> None:
         """Nothing is priced yet."""
-        self._sends: dict[tuple[object, ...], tuple[float, ...]] = {}
-        self._tails: dict[tuple[object, ...], Tails] = {}
+        self._known: dict[tuple[object, ...], tuple[dict[tuple[float, ...], tuple[float, ...]], Tails]] = {}
 
     def of(
         self, setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost]
     ) -> tuple[tuple[float, ...], tuple[Tail, ...]]:
         """Seconds at each boundary between stages, and the tail of each rank."""
-        degrees = _DEGREES(plan)
-        tails = tails_of(setting, plan, mesh, stages, self._tails.setdefault(degrees, {}))
-        if plan.pipeline == 1:
-            return (), tails
-        key = (degrees, *(stage.boundary_bytes for stage in stages[:-1]))
-        if key not in self._sends:
-            self._sends[key] = send_seconds(setting, plan, stages)
-        return self._sends[key], tails
+        return self.with_plan(setting, plan, mesh)(stages)
+
+    def with_plan(
+        self, setting: Setting, plan: Parallelism, mesh: Mesh
+    ) -> Callable[[Sequence[StageCost]], tuple[tuple[float, ...], tuple[Tail, ...]]]:
+        """The same of one plan, by its stages."""
+        sends, tails = self._known.setdefault(_DEGREES(plan), ({}, {}))
+
+        def of(stages: Sequence[StageCost]) -> tuple[tuple[float, ...], tuple[Tail, ...]]:
+            found = tails_of(setting, plan, mesh, stages, tails)
+            if plan.pipeline == 1:
+                return (), found
+            sizes = tuple([stage.boundary_bytes for stage in stages[:-1]])
+            if sizes not in sends:
+                sends[sizes] = send_seconds(setting, plan, stages)
+            return sends[sizes], found
+
+        return of
 
 
 def step_time(
@@ -132,42 +141,56 @@ def step_floor(
     around: Around | None = None,
     paths: Sequence[Path] = (),
 ) -> float:
-    """Less than `step_time` will say, without a simulation [s]: for the search to prune by.
+    """`StepFloor` of one cut."""
+    return StepFloor(setting, plan, mesh, around or Around())(stages, paths)
+
+
+class StepFloor:
+    """Less than `step_time` will say of a plan, without a simulation [s]: for the search to prune by.
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
     one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits,
-    nor than one micro-batch takes through all stages beside the others (`through_all`), nor than any of ``paths``
-    through the schedule takes.
+    nor than one micro-batch takes through all stages beside the others (`through_all`), nor than any path through the
+    schedule takes that is given.
     """
-    sends, tails = (around or Around()).of(setting, plan, mesh, stages)
-    copies = copies_of(plan)
-    split = plan.pipeline > 1 and splits_backward(plan.schedule)
-    span = before = 0.0
-    on_rank, seconds = ranks_of(plan), [stage.seconds for stage in stages]
-    work = [sum(seconds[s] for s in ss) for ss in on_rank]
-    for ss, own, waits in zip(on_rank, work, _waits_behind(plan, work, sends), strict=True):
-        span = max(span, plan.num_microbatches / copies * own + waits + before)
-        stage = stages[ss[0]]
-        hop = sends[ss[0]] if ss[0] < len(sends) else 0.0
-        if copies == 1:
-            before += (
-                stage.forward + hop + (0.0 if split else stage.backward_input + stage.backward_weight + hop)
-            )
-    if copies == 1 and not split:
-        longest = max(
-            max(stage.forward, own - stage.forward) for stage, own in zip(stages, seconds, strict=True)
-        )
-        span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
-    if paths:
-        times = stage_times(split_stages(stages, plan, setting.software))
-        span = max(span, (1 - ROUNDING) * max(path.under(times, sends) for path in paths))
-    # Where backwards are not split, everything comes before the first rank's last one: it ends last.
-    data = min(tail.data for tail in tails) if split or copies > 1 else tails[0].data
-    tail_seconds = data + max(tail.optimizer for tail in tails)
-    span += stage_wait(setting, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
-    return (span + tail_seconds + setting.software.step_overhead) * (
-        1 + straggling(setting, plan.num_devices)
-    )
+
+    def __init__(self, setting: Setting, plan: Parallelism, mesh: Mesh, around: Around) -> None:
+        """All that is the same however layers are cut."""
+        self._setting, self._plan, self._around = setting, plan, around.with_plan(setting, plan, mesh)
+        self._copies, self._ranks = copies_of(plan), ranks_of(plan)
+        self._splits = plan.pipeline > 1 and splits_backward(plan.schedule)
+        self._wait = stage_wait(setting, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
+        self._slower = 1 + straggling(setting, plan.num_devices)
+
+    def __call__(self, stages: Sequence[StageCost], paths: Sequence[Path] = ()) -> float:
+        """With these stages."""
+        sends, tails = self._around(stages)
+        split, one = self._splits, self._copies == 1
+        span = self._around_ranks(stages, sends)
+        if paths:
+            times = stage_times(split_stages(stages, self._plan, self._setting.software))
+            span = max(span, (1 - ROUNDING) * max(path.under(times, sends) for path in paths))
+        # Where backwards are not split, everything comes before the first rank's last one: it ends last.
+        data = tails[0].data if one and not split else min([tail.data for tail in tails])
+        tail_seconds = data + max([tail.optimizer for tail in tails])
+        return (span + self._wait + tail_seconds + self._setting.software.step_overhead) * self._slower
+
+    def _around_ranks(self, stages: Sequence[StageCost], sends: Sequence[float]) -> float:
+        """The pipeline by what each rank does, and what comes before and after [s]."""
+        plan, one, whole = self._plan, self._copies == 1, not self._splits
+        seconds, each = [stage.seconds for stage in stages], plan.num_microbatches / self._copies
+        work = [sum([seconds[s] for s in ss]) for ss in self._ranks]
+        span = before = 0.0
+        for ss, own, waits in zip(self._ranks, work, _waits_behind(plan, work, sends), strict=True):
+            span = max(span, each * own + waits + before)
+            if one:
+                stage, hop = stages[ss[0]], sends[ss[0]] if ss[0] < len(sends) else 0.0
+                back = stage.backward_input + stage.backward_weight + hop if whole else 0.0
+                before += stage.forward + hop + back
+        if one and whole:
+            longest = max([max(s.forward, own - s.forward) for s, own in zip(stages, seconds, strict=True)])
+            span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
+        return span
 
 
 def critical_path(

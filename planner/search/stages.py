@@ -10,7 +10,7 @@ from planner.evaluation.cuts import even_cuts
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.memory import device_memory, steady_microbatches
 from planner.evaluation.stages import StageCost, StageShape
-from planner.evaluation.step import Around, critical_path, step_floor
+from planner.evaluation.step import StepFloor, critical_path
 from planner.inter_op.partition import partition_homogeneous
 from planner.pipeline.dependencies import peak_in_flight, programs
 from planner.pipeline.simulator import Path
@@ -80,9 +80,10 @@ class Steps:
     def __init__(self, evaluator: Evaluator, plan: Parallelism, shardings: Shardings) -> None:
         """Nothing is simulated yet."""
         self._given = evaluator.setting, plan, evaluator.mesh(plan)
-        self._around = Around()
+        self._around = evaluator.around
         self._paths: list[Path] = []
         self._stages = cache(partial(evaluator.stages, plan, shardings))
+        self._least = StepFloor(*self._given, self._around)
         self.seconds: Callable[[Cuts], float] = cache(partial(evaluator.seconds, plan, shardings))
         self.floor: Callable[[Cuts], float] = cache(self._floor)
         """Less than `seconds` will say [s]; cuts come again, as neighbours have moves in common."""
@@ -92,11 +93,11 @@ class Steps:
         self._paths.append(critical_path(*self._given, self._stages(cuts), self._around))
 
     def _floor(self, cuts: Cuts) -> float:
-        return step_floor(*self._given, self._stages(cuts), self._around)
+        return self._least(self._stages(cuts))
 
     def along_paths(self, cuts: Cuts) -> float:
         """The same, and no less than what was waited for under other cuts takes [s]."""
-        return step_floor(*self._given, self._stages(cuts), self._around, self._paths)
+        return self._least(self._stages(cuts), self._paths)
 
 
 def cut_layers_to_fit(
