@@ -46,7 +46,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_equals_brute_force(name: str) -> None:
     model, cluster, pins = CASES[name]
-    one_by_one = pins.model_copy(update={"schedule": "1f1b"})  # cuts have one stage a rank, interleaved ones more
+    one_by_one = pins.model_copy(
+        update={"schedule": "1f1b"}
+    )  # cuts have one stage a rank, interleaved ones more
     search = UnequalSearch(Evaluator(model, cluster, Job(global_batch=8, seq_len=2048)), one_by_one)
     found = search.run().found[0].estimate.step_time_s
     every = [
