@@ -11,8 +11,9 @@ A tenth of the runs of one configuration that was published twice differs by 10 
 """
 
 SHORT = """
-Of the report split 49 runs are one campaign, mixtures over EFA of AWS, which take over twice what is predicted; why is
-known of a small part. Without them its runs of quality A are at 6.2 % in the median and 22.3 % at the 90th percentile.
+Of the report split {count} runs are one campaign, mixtures over EFA of AWS, which take over twice what is predicted;
+why is known of a small part. Without them its runs of quality A are at {median} in the median and {p90} at the 90th
+percentile.
 
 A source that nobody had seen before was priced eleven times, and mostly we were further off than on what we had seen:
 dense models 6 to 26 % in the median (10 % the last time), mixtures 11 to 65 % (40 % the last time), mostly as steps

@@ -103,6 +103,7 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
 
 
 def _scatters(pricer: "Pricer", shape: AttentionShape, degree: int) -> Literal["both", "one", "none"]:
+    """Which of the gradients of keys and values are scattered rather than reduced whole."""
     if pricer.partitioned is None:
         return "both"
     one = pricer.partitioned.partitioner.scatters_heads(shape.kv_len / degree, shape.kv_heads, degree)

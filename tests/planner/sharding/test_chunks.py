@@ -76,13 +76,18 @@ v5e 4 line     1024  16384   1032
 ROWS = [line.split() for line in COMPILED.strip().splitlines()]
 
 
+def scatter_buffer_of(device: str) -> float:
+    """Bytes of the buffer that XLA scatters through on a TPU."""
+    habits = load_software("jax-xla").partitioner
+    assert habits is not None
+    return habits.scatter_buffer_of(f"tpu-{device}")
+
+
 @pytest.mark.parametrize(("device", "ranks", "shape", "rows", "columns", "padded"), ROWS)
 def test_a_part_has_the_rows_that_xla_gave_it(
     device: str, ranks: str, shape: str, rows: str, columns: str, padded: str
 ) -> None:
-    habits = load_software("jax-xla").partitioner
-    assert habits is not None
-    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    buffer = scatter_buffer_of(device)
     found = padded_rows(float(rows), float(columns), int(ranks), buffer, shape == "square")
     assert found == int(padded)
 
@@ -127,9 +132,7 @@ Left out are three for v6e that are scattered in chunks that are up to 3 % less 
 def test_columns_are_scattered_where_an_even_share_of_the_rows_fills_a_chunk(
     device: str, ranks: str, rows: str, columns: str, found: str
 ) -> None:
-    habits = load_software("jax-xla").partitioner
-    assert habits is not None
-    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    buffer = scatter_buffer_of(device)
     assert cuts_columns(float(rows), float(columns), int(ranks), buffer, 4.0) == (found == "scattered")
 
 
@@ -169,9 +172,7 @@ v6e  8 4096  256 scattered
 def test_columns_of_16_bits_are_scattered_in_pairs_of_tiles(
     device: str, ranks: str, rows: str, columns: str, found: str
 ) -> None:
-    habits = load_software("jax-xla").partitioner
-    assert habits is not None
-    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    buffer = scatter_buffer_of(device)
     assert cuts_columns(float(rows), float(columns), int(ranks), buffer, 2.0) == (found == "scattered")
     assert cuts_columns(4096.0, 896.0, 16, buffer, 4.0)
 
@@ -202,7 +203,5 @@ v6e  8 4096  8 scattered
 def test_keys_are_scattered_where_a_column_of_tiles_is_one_chunk(
     device: str, ranks: str, tokens: str, heads: str, found: str
 ) -> None:
-    habits = load_software("jax-xla").partitioner
-    assert habits is not None
-    buffer = habits.scatter_buffer_of(f"tpu-{device}")
+    buffer = scatter_buffer_of(device)
     assert scatters_heads(float(tokens), float(heads), int(ranks), buffer) == (found == "scattered")
