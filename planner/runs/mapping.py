@@ -142,7 +142,7 @@ def _origin(run: RunFile, device: DeviceSpec, assume: Assumptions) -> Origin:
     model_parallel = (run.parallel.tp or 1) * (run.parallel.pp or 1) > 1
     usual = "megatron-serial" if model_parallel and device.kind == "gpu" else unasked_stack(device)
     flags = {"compile": run.parallel.compile, "async_tp": run.parallel.async_tp}
-    origin = variant(found or Origin(usual), flags, str(run.source))
+    origin = variant(found or Origin(usual), flags, str(run.source), run.notes or "")
     if found is None:
         assume.default("stack", None, origin.stack)
     return origin

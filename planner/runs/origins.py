@@ -36,6 +36,9 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"torchprime", Origin("torch-xla", sequence_parallel=True)),
     (r"torch[-_]xla|PyTorch/XLA", Origin("torch-xla")),
     (r"Levanter|Marin", Origin("levanter")),
+    (r"JAX-Toolbox Pax.*126m", Origin("jax-xla", "plain")),
+    (r"JAX-Toolbox Pax.*\b5b", Origin("jax-xla", recompute="products")),
+    (r"JAX-Toolbox Pax", Origin("jax-xla", recompute="full")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3", Origin("deepspeed")),
@@ -117,6 +120,11 @@ products of attention (NVIDIA/dgxc-benchmarking@v24.11.1 ``maxtext/configure.sh`
 (AI-Hypercomputer/maxtext@76bd53b ``MaxText/pyconfig.py``). Its tensor ranks share what layers hand on, by its width
 instead of the sequence, which is as much (``MaxText/configs/base.yml``: ``activation_embed`` lies over ``tensor``).
 So do torchprime's (AI-Hypercomputer/torchprime@abd579d configs/model/sharding/llama-fsdp-tp.yaml).
+
+Of NVIDIA's configurations of Paxml, that of 126M has no repeated layers, which alone are checkpointed, that of 5B keeps
+products, and others have Paxml's policy, which keeps nothing (google/paxml@b397693 ``paxml/contrib/gpu/scripts_gpu/
+configs.py``, ``paxml/tasks/lm/model_params.py``). Figures of 126M are without fused attention in every container
+(NVIDIA/JAX-Toolbox@00056429 ``rosetta/rosetta/projects/pax/README.md``).
 
 NeMo 1 fuses the loss where it is told to: ``cross_entropy_loss_fusion`` is in none of the launcher's configurations
 of 24.05, in those of Llama 3 and of smaller Nemotrons of 24.07 (NVIDIA/NeMo-Framework-Launcher

@@ -43,8 +43,8 @@ class Release(NamedTuple):
     """What runs of the program have otherwise."""
     program: str
     """As sources spell it, with the version where they name it."""
-    other: str
-    """The stack of this release."""
+    had: Mapping[str, Any]
+    """Fields of `Origin` that this release had otherwise."""
     era: Era
     """Of runs that had it; without months where ``program`` names the version."""
 
@@ -53,7 +53,7 @@ RELEASES: Sequence[Release] = (
     Release(
         "torch-fsdp2",
         "torchtitan",
-        "torch-compiled-loss",
+        {"stack": "torch-compiled-loss"},
         Era(
             "pytorch/torchtitan@bbb1b61 (April 2025) compiles the loss; formats: its "
             "torchtitan/components/quantization/mxfp8.md and nvfp4.md, both later",
@@ -65,7 +65,7 @@ RELEASES: Sequence[Release] = (
         Release(
             "nemo",
             program,
-            "nemo-25.11",
+            {"stack": "nemo-25.11"},
             Era(
                 "NVIDIA-NeMo/Megatron-Bridge@v0.5.0 docs/releases/software-versions.md: cuDNN 9.18 in 26.02; "
                 "NVIDIA/cudnn-frontend@0b1577c measures 9.13, of PyTorch's container 25.09",
@@ -77,8 +77,18 @@ RELEASES: Sequence[Release] = (
     Release(
         "jax-xla",
         "libtpu 0.0.51",
-        "libtpu-0.0.51",
+        {"stack": "libtpu-0.0.51"},
         Era("compiled steps of both versions: 0.0.52 sums the head's gradient last"),
+    ),
+    Release(
+        "jax-xla",
+        "JAX-Toolbox",
+        {"attention": "plain"},
+        Era(
+            "NVIDIA/JAX-Toolbox rosetta/rosetta/projects/pax/README.md: no word of fused attention beside figures "
+            "until @d80ad7fd (16 April 2024); @00056429, with the figures of container 24.04, fuses it",
+            until=(2024, 3),
+        ),
     ),
 )
 
@@ -128,12 +138,15 @@ def fuses_update(series: str, source: str) -> bool | None:
     return next((_is_in(era, source) for era in eras), None)
 
 
-def variant(origin: Origin, flags: Mapping[str, Any], source: str) -> Origin:
-    """``origin`` with its stack as the run's own flags say, else its source; the first that applies."""
+def variant(origin: Origin, flags: Mapping[str, Any], source: str, notes: str = "") -> Origin:
+    """``origin`` as the run's own flags say, else its source, or its notes where that names no month; the first
+    that applies.
+    """
     for (stack, flag, value), other in VARIANTS.items():
         if origin.stack == stack and flags.get(flag) is value:
             return origin._replace(stack=other)
+    dated = source if month_of(source) else f"{source} {notes}"
     for release in RELEASES:
-        if origin.stack == release.stack and release.program in source and _is_in(release.era, source):
-            return origin._replace(stack=release.other)
+        if origin.stack == release.stack and release.program in source and _is_in(release.era, dated):
+            return origin._replace(**release.had)
     return origin

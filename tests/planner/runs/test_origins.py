@@ -202,3 +202,37 @@ def test_the_first_flash_attention_is_told_apart(attention: str, kernel: str) ->
 def test_internlm_had_the_first_flash_attention() -> None:
     found = find_origin("InternEvo internevo/tgs-tp1-z-1-8 A100 8 devices tensor 1 pipeline 1")
     assert found == Origin("internevo", "flash-1")
+
+
+PAX = {
+    "series": "JAX-Toolbox Pax",
+    "source": "NVIDIA/JAX-Toolbox@bcbbfa578be9:rosetta/rosetta/projects/pax/README.md (older revisions)",
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "container", "recompute", "expected"),
+    [
+        ("126m", "2023-10", "unspecified", ("plain", "none")),
+        ("126m", "2024-04", "unspecified", ("plain", "none")),
+        ("5b", "2023-10", "unspecified", ("plain", "products")),
+        ("5b", "2024-04", "unspecified", ("flash", "products")),
+        ("175b", "2023-10", None, ("plain", "full")),
+        ("175b", "2024-04", None, ("flash", "full")),
+        ("5b", "2024-04", "full", ("flash", "full")),
+    ],
+)
+def test_paxs_containers_fuse_attention_since_april_2024_and_checkpoint_by_model(
+    size: str, container: str, recompute: str | None, expected: tuple[str, str]
+) -> None:
+    notes = f"TransformerEngine=True; remat policy not stated; container {container}."
+    row = changed(recompute=recompute) | PAX | {"id": f"pax/gpt3-{size}-H100-bf16-te", "notes": notes}
+    plan = plan_from_run(row)[0]
+    assert (plan.job.attention, plan.plan.recompute) == expected
+
+
+def test_the_month_of_notes_counts_where_the_source_names_none() -> None:
+    old, new = "container 2023-10", "NVIDIA/JAX-Toolbox, June 2024"
+    found = Origin("jax-xla")
+    assert variant(found, {}, new, old).attention == "flash"
+    assert variant(found, {}, "NVIDIA/JAX-Toolbox", old).attention == "plain"
