@@ -9,7 +9,7 @@ from planner.runs.assumptions import Assumptions
 from planner.runs.record import RunFile
 
 FAMILIES: Sequence[tuple[str, Mapping[str, str | bool]]] = (
-    (r"qwen-?3(?![.-]?(5|next))|gemma-?3", {"qk_norm": "head"}),
+    (r"qwen-?3(?![.-]?(5|next))|gemma-?[34]", {"qk_norm": "head"}),
     (r"olmo-?2|olmoe", {"qk_norm": "full"}),
     (r"nemotron-?4|nemotron-(8|15|22)b", {"positions": "rotary", "bias": False, "activation": "relu2"}),
     (r"gpt-?neox|pythia", {"positions": "rotary"}),
@@ -18,9 +18,29 @@ FAMILIES: Sequence[tuple[str, Mapping[str, str | bool]]] = (
 )
 """Families by their names -> what they have where a run gives sizes alone.
 
-Source: huggingface/transformers ``modeling_qwen3.py``, ``modeling_qwen3_moe.py``, ``modeling_gemma3.py`` (``q_norm``
-of a head's dims), ``modeling_olmo2.py``, ``modeling_olmoe.py`` (of all heads), ``modeling_gpt_neox.py``,
-``modeling_falcon.py``, ``modeling_bloom.py`` (ALiBi); arXiv:2402.16819, section 2.1 (Nemotron-4).
+Source: huggingface/transformers ``modeling_qwen3.py``, ``modeling_qwen3_moe.py``, ``modeling_gemma3.py``,
+``modeling_gemma4.py`` (``q_norm`` of a head's dims), ``modeling_olmo2.py``, ``modeling_olmoe.py`` (of all heads),
+``modeling_gpt_neox.py``, ``modeling_falcon.py``, ``modeling_bloom.py`` (ALiBi); arXiv:2402.16819, section 2.1
+(Nemotron-4).
+"""
+
+WINDOWS: Sequence[tuple[str, int, int]] = (
+    (r"gemma-?4-e?2b", 512, 5),
+    (r"gemma-?4-e?4b", 512, 6),
+    (r"gemma-?4", 1024, 6),
+    (r"gemma-?3-1b", 512, 6),
+    (r"gemma-?3-", 1024, 6),
+    (r"gemma-?2-", 4096, 2),
+    (r"gpt-?oss", 128, 2),
+    (r"olmo-?3", 4096, 4),
+)
+"""Families by their names -> tokens that a layer's attention sees, in all but one of so many layers.
+
+Source: AI-Hypercomputer/maxtext@6aa8b844 ``src/maxtext/configs/models/gemma3-4b.yml``, ``gemma3-12b.yml``,
+@61851770 ``gemma4-31b.yml``, @0c6ae931 ``gemma4-e2b.yml`` (``sliding_window_size``), ``src/maxtext/models/gemma3.py``,
+``gemma4.py``, ``gemma4_small.py`` (attention patterns); google/gemma-3-1b-pt ``config.json``; huggingface/transformers
+``configuration_gemma2.py``, ``configuration_gpt_oss.py``, ``configuration_olmo3.py`` (``sliding_window``,
+``layer_types``).
 """
 
 
@@ -64,6 +84,10 @@ def _predicting(model: Model, most: int | None) -> Model:
     return few
 
 
-def _of_family(run: RunFile) -> Mapping[str, str | bool]:
-    name = run.model.name or ""
-    return next((has for pattern, has in FAMILIES if re.match(pattern, name, re.IGNORECASE)), {})
+def _of_family(run: RunFile) -> Mapping[str, str | bool | int]:
+    name, layers = run.model.name or "", run.model.layers or 0
+    has = next((has for pattern, has in FAMILIES if re.match(pattern, name, re.IGNORECASE)), {})
+    found = ((window, every) for pattern, window, every in WINDOWS if re.match(pattern, name, re.IGNORECASE))
+    for window, every in found:
+        return {**has, "sliding_window": window, "sliding_window_layers": layers - layers // every}
+    return has
