@@ -5,6 +5,7 @@ Only fields that were not published are touched, and every change is listed with
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from types import MappingProxyType
@@ -47,7 +48,7 @@ class Open(NamedTuple):
     value: str
     is_open: Callable[[RunFile, Plan], bool]
     part: str
-    changes: Mapping[str, Any]
+    changes: Callable[[Plan], Mapping[str, Any]]
     """Fields of the plan's ``part`` -> their leaner values."""
 
 
@@ -70,10 +71,16 @@ def _no_gradient_type(run: RunFile, plan: Plan) -> bool:
     return published is None and plan.job.grad_dtype == "fp32"
 
 
-def _no_attention(run: RunFile, plan: Plan) -> bool:
-    parallel = run.parallel
-    silent = "attention" not in (run.notes or "").lower()
-    return parallel.attention is None and parallel.attn is None and silent and plan.job.attention == "plain"
+def _micro_batch_of_another_time(run: RunFile, plan: Plan) -> bool:
+    """A micro-batch that notes say is not the source's, but of a configuration or assumed; it can be halved."""
+    noted = r"(micro-?batch|mbs)\b[^.;]*\b(taken from|from|inferred|assumed)\b"
+    borrowed = re.search(noted, run.notes or "", re.IGNORECASE)
+    return borrowed is not None and plan.plan.micro_batch % 2 == 0
+
+
+def _halved(plan: Plan) -> Mapping[str, Any]:
+    parallel = plan.plan
+    return {"micro_batch": parallel.micro_batch // 2, "num_microbatches": 2 * parallel.num_microbatches}
 
 
 def _no_loss(run: RunFile, plan: Plan) -> bool:
@@ -108,36 +115,48 @@ def _fsdp_activations(run: RunFile, plan: Plan) -> bool:
     return parallel.sharding == "Megatron-FSDP" and unsaid and on_host
 
 
+def _always(**changes: Any) -> Callable[[Plan], Mapping[str, Any]]:
+    return lambda plan: changes
+
+
 def _recompute(policy: str, is_open: Callable[[RunFile, Plan], bool]) -> Open:
-    return Open("recompute", policy, is_open, "plan", MappingProxyType({"recompute": policy}))
+    return Open("recompute", policy, is_open, "plan", _always(recompute=policy))
 
 
 def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **changes: Any) -> Open:
-    return Open(field, value, is_open, "job", MappingProxyType(changes))
+    return Open(field, value, is_open, "job", _always(**changes))
 
 
 ON_HOST: Mapping[str, Any] = MappingProxyType({"offload": ("activations",)})
+
+HALF = "half of the noted"
 
 SHARES_ON_HOST = (0.25, 0.5, 0.75, 1.0)
 """Of the activations: from few layers' to all."""
 
 OPEN = (
     _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
-    _job("attention", "flash", _no_attention, attention="flash"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
-    Open("act_offload", "true", _custom_remat, "plan", ON_HOST),
+    Open("micro_batch", HALF, _micro_batch_of_another_time, "plan", _halved),
+    Open("act_offload", "true", _custom_remat, "plan", _always(**ON_HOST)),
     *(
         Open(
-            "act_offload_fraction", str(share), _fsdp_activations, "plan", {**ON_HOST, "offload_share": share}
+            "act_offload_fraction",
+            str(share),
+            _fsdp_activations,
+            "plan",
+            _always(**ON_HOST, offload_share=share),
         )
         for share in SHARES_ON_HOST
     ),
     _recompute("selective", _no_recompute),
     _job("master_dtype", "bf16", _no_master_type, master_weights=False, grad_dtype="bf16"),
     _recompute("full", _partly_recomputed),
-    Open("act_offload", "true", _checkpoints, "plan", ON_HOST),
+    Open("act_offload", "true", _checkpoints, "plan", _always(**ON_HOST)),
 )
-"""From what changes a run least to what changes it most."""
+"""From what changes a run least to what changes it most. Attention is no part of it: unfused ones are those of origins
+from before there were fused ones (`planner.runs.origins`).
+"""
 
 
 def leaner_choices(run: RunFile, plan: Plan) -> Iterator[Choice]:
@@ -149,7 +168,7 @@ def leaner_choices(run: RunFile, plan: Plan) -> Iterator[Choice]:
 
 
 def _apply(choice: Choice, step: Open) -> Choice:
-    part = getattr(choice.plan, step.part).model_copy(update=dict(step.changes))
+    part = getattr(choice.plan, step.part).model_copy(update=dict(step.changes(choice.plan)))
     plan = choice.plan.model_copy(update={step.part: part})
     return Choice(plan, {**choice.fields, step.field: step.value})
 
