@@ -25,14 +25,14 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
     parallel = run.parallel
     if run.model.seq is None:
         raise InputError("model.seq is missing: tokens per sequence")
-    gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
+    master = _master_dtype(run, origin, assume)
+    gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack, master)
     rates = cluster.device.peak_flops_per_second
     usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
     precision = assume.understand("precision", parallel.precision, vocabulary.PRECISIONS, usual_precision)
     habits = vocabulary.STACK_HABITS[origin.stack]
     narrow = habits.fp16_grad_dtype if precision == "fp16" else None
     usual_gradient = narrow or habits.grad_dtype
-    master = parallel.master_dtype
     return Job.model_validate(
         {
             "global_batch": global_batch,
@@ -69,13 +69,18 @@ def _reduce_dtype(run: RunFile, origin: Origin, assume: Assumptions) -> str | No
     return origin.reduce_dtype and assume.default("reduce_dtype", None, origin.reduce_dtype)
 
 
-def _stored_gradient(run: RunFile, stack: str) -> str | None:
+def _master_dtype(run: RunFile, origin: Origin, assume: Assumptions) -> str | None:
+    published = run.parallel.master_dtype
+    return published or (origin.master_dtype and assume.default("master_dtype", None, origin.master_dtype))
+
+
+def _stored_gradient(run: RunFile, stack: str, master: str | None) -> str | None:
     """Type of gradients by that of their reduction; FSDP stores them as the sharded weights, whatever it reduces in."""
     parallel = run.parallel
     if parallel.mp_mode == "PURE":
         return parallel.reduce_dtype or "bf16"
     late = load_software(stack).gradient_life == "late"
-    return parallel.master_dtype if late else parallel.reduce_dtype
+    return master if late else parallel.reduce_dtype
 
 
 def _fused_optimizer(run: RunFile) -> bool | None:

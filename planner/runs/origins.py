@@ -21,6 +21,8 @@ class Origin(NamedTuple):
     """Where layers do not divide, stages are full but for the last, rather than nearly equal."""
     reduce_dtype: str | None = None
     """Type in which gradients travel where the run does not say; None: the stack's."""
+    master_dtype: str | None = None
+    """Type of the weights that are stepped where the run does not say; None: fp32."""
     batch_per_device: bool = False
     """A batch is printed for each device, tensor and context ranks too, and is one micro-batch of them together."""
     sequence_parallel: bool | None = None

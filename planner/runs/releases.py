@@ -90,6 +90,12 @@ RELEASES: Sequence[Release] = (
             until=(2024, 3),
         ),
     ),
+    Release(
+        "hf-fsdp",
+        "docs/reference_throughput",
+        {"master_dtype": "bf16"},
+        Era("VectorInstitute/vectorlm@9045f08 profiling/benchmark.py casts the model before it is sharded"),
+    ),
 )
 
 FUSED_UPDATES: Mapping[str, Era] = {

@@ -236,3 +236,22 @@ def test_the_month_of_notes_counts_where_the_source_names_none() -> None:
     found = Origin("jax-xla")
     assert variant(found, {}, new, old).attention == "flash"
     assert variant(found, {}, "NVIDIA/JAX-Toolbox", old).attention == "plain"
+
+
+@pytest.mark.parametrize(
+    ("page", "given", "masters"),
+    [
+        ("docs/reference_throughput.md", {}, False),
+        ("docs/reference_throughput.md", {"master_dtype": "fp32"}, True),
+        ("docs/training_optimizations.md", {}, True),
+    ],
+)
+def test_vectorlms_table_of_throughput_has_weights_in_sixteen_bits(
+    page: str, given: dict[str, str], masters: bool
+) -> None:
+    """VectorInstitute/vectorlm@9045f08 profiling/benchmark.py: ``model.bfloat16()``; its trainer keeps fp32."""
+    row = changed(zero_stage=3, grad_dtype=None, **given)
+    row |= {"series": "VectorLM", "source": f"VectorInstitute/vectorlm@9045f08ac1af:{page}"}
+    job = plan_from_run(row)[0].job
+    assert (job.stack, job.master_weights) == ("hf-fsdp", masters)
+    assert job.grad_dtype == ("fp32" if masters else "bf16")
