@@ -72,6 +72,17 @@ def step_time_of_rate(run: RunFile, plan: Plan, gpus: float) -> tuple[float, str
     return flops / (rate * gpus), f"step time from {rate / 1e12:.4g} TFLOP/s per device ({convention})"
 
 
+def layers_per_recomputed(run: RunFile) -> int | None:
+    """Layers for each that runs again, by a printed utilisation that counts it and one that does not; None without.
+
+    A forward is a third of forward and backward (arXiv:2204.02311, appendix B: "hardware FLOPs utilization").
+    """
+    printed = run.measured or MeasuredSection()
+    hardware, model = _positive((printed.model_extra or {}).get("hfu")), _positive(printed.mfu)
+    again = hardware / model - 1 if hardware and model else 0
+    return max(1, round(1 / (3 * again))) if again > 0 else None
+
+
 def _printed_rate(run: RunFile, plan: Plan) -> float | None:
     """FLOP/s of a GPU as printed, or an MFU of a 16-bit job times the source's peak rate."""
     measured = run.measured or MeasuredSection()

@@ -18,6 +18,7 @@ from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan, StagePlan
 from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
+from planner.runs.flop_rates import layers_per_recomputed
 from planner.runs.jobs import job_of
 from planner.runs.models import model_of
 from planner.runs.origins import Origin, find_origin
@@ -91,7 +92,7 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         virtual_stages=_virtual_stages(run, degrees, assume),
         sequence_parallel=_sequence_parallel(run, degrees, job, origin, assume),
         recompute=_recompute(run, origin, assume),
-        recompute_every=_recompute_every(run.parallel.recompute or ""),
+        recompute_every=_recompute_every(run, assume),
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run),
         offload_share=_offload_share(run),
@@ -343,10 +344,15 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, origin: Origin,
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
 
 
-def _recompute_every(text: str) -> int:
-    """One layer in so many; where only ``n`` is printed, every other one, which is usual."""
-    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other|n-?th)\b", text)
-    return int(numbered[1] or 2) if numbered else 1
+def _recompute_every(run: RunFile, assume: Assumptions) -> int:
+    """One layer in so many; where only ``n`` is printed, as the printed utilisations tell, else every other one."""
+    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other|(n-?th))\b", run.parallel.recompute or "")
+    if numbered is None:
+        return 1
+    told = layers_per_recomputed(run) if numbered[2] else None
+    if told is not None:
+        return assume.default("recompute_every", None, told)
+    return int(numbered[1] or 2)
 
 
 def _recompute(run: RunFile, origin: Origin, assume: Assumptions) -> str:

@@ -127,3 +127,25 @@ def test_hardware_flops_of_layers_recomputed_in_part_are_not_guessed() -> None:
     ).rows[0]
     assert row.step_time_error is None
     assert measured("hardware FLOPs", tflops_per_gpu=400).step_time_error is not None
+
+
+@pytest.mark.parametrize(
+    ("recompute", "printed", "every"),
+    [
+        ("selective (every n-th layer, AC)", {"mfu": 0.61, "hfu": 0.69}, 3),
+        ("selective (every n-th layer, AC)", {"mfu": 0.43, "hfu": 0.46}, 5),
+        ("selective (every n-th layer, AC)", {"mfu": 0.45, "hfu": 0.60}, 1),
+        ("selective (every n-th layer, AC)", {"mfu": 0.45, "hfu": 0.45}, 2),
+        ("selective (every n-th layer, AC)", {"mfu": 0.61}, 2),
+        ("every 4th layer", {"mfu": 0.61, "hfu": 0.69}, 4),
+        ("every other layer", {"mfu": 0.61, "hfu": 0.69}, 2),
+        ("full", {"mfu": 0.61, "hfu": 0.69}, 1),
+    ],
+)
+def test_utilisations_with_and_without_recomputation_tell_how_much_there_was(
+    recompute: str, printed: dict[str, float], every: int
+) -> None:
+    row = RUN | {"parallel": RUN["parallel"] | {"recompute": recompute}, "measured": printed}
+    plan, assumed = plan_from_run(row)
+    assert (plan.plan.recompute, plan.plan.recompute_every) == ("full", every)
+    assert (f"recompute_every={every}" in assumed) == ("n-th" in recompute and every != 2)
