@@ -16,11 +16,11 @@ from cluster_specs.record import Record, first_problem
 from cluster_specs.units import GIB
 from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
-from planner.runs.flop_rates import step_time_of_rate
+from planner.runs.flop_rates import is_derived, step_time_of_rate
 from planner.runs.mapping import plan_from_run
 from planner.runs.printed import answer_of, printed_memory
 from planner.runs.record import MeasuredSection, RunFile, parse_run
-from planner.runs.unpublished import Told, as_it_fits, as_its_memory_tells
+from planner.runs.unpublished import Told, as_it_fits, as_its_flops_tell, as_its_memory_tells
 
 MIN_RANKED = 4
 """Fewest runs of a group whose order is worth a correlation."""
@@ -151,7 +151,9 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
     try:
         run = parse_run(row)
         plan, assumed = plan_from_run(run)
-        told = as_its_memory_tells(run, Told(plan, evaluate(plan), assumed), evaluate)
+        told = Told(plan, evaluate(plan), assumed)
+        told = as_its_flops_tell(run, told, measured_step_time(run, plan)[0], evaluate)
+        told = as_its_memory_tells(run, told, evaluate)
         plan, estimate, assumed = as_it_fits(run, told, evaluate) if _ran(measured) else told
     except (InputError, PlannerError) as error:
         reason = str(error).removeprefix(f"run {row.get('id')}: ")
@@ -215,18 +217,24 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
 
 
 def measured_step_time(run: RunFile, plan: Plan) -> tuple[float | None, tuple[str, ...]]:
-    """Seconds of one step, as printed or as they follow from a printed rate of tokens or FLOPs, and notes on how."""
+    """Seconds of one step, as printed or as they follow from a printed rate of tokens or FLOPs, and notes on how.
+
+    What was computed from another figure counts where nothing else is there: it holds for one reading of the batch.
+    """
     measured = run.measured
     if measured is None:
         return None, ()
-    if measured.step_time_s is not None:
-        return measured.step_time_s, ()
     tokens = plan.job.global_batch * plan.job.seq_len
-    if measured.tokens_per_s is not None:
-        return tokens / measured.tokens_per_s, ()
     gpus = run.hardware.n_gpus or plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
-    if measured.tokens_per_s_per_gpu is not None:
-        return tokens / (measured.tokens_per_s_per_gpu * gpus), ()
+    of_all, of_one = measured.tokens_per_s, measured.tokens_per_s_per_gpu
+    seconds = {
+        "step_time_s": measured.step_time_s,
+        "tokens_per_s": of_all and tokens / of_all,
+        "tokens_per_s_per_gpu": of_one and tokens / (of_one * gpus),
+    }
+    known = [name for name, value in seconds.items() if value is not None]
+    if known:
+        return seconds[min(known, key=lambda name: is_derived(measured, name))], ()
     found = step_time_of_rate(run, plan, gpus)
     return (found[0], (found[1],)) if found else (None, ())
 

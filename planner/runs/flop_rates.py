@@ -72,6 +72,22 @@ def step_time_of_rate(run: RunFile, plan: Plan, gpus: float) -> tuple[float, str
     return flops / (rate * gpus), f"step time from {rate / 1e12:.4g} TFLOP/s per device ({convention})"
 
 
+def counts_second_forward(run: RunFile, plan: Plan, seconds: float, gpus: float) -> bool:
+    """Whether the printed rate over a step of ``seconds`` is nearer to FLOPs with all layers' second forward.
+
+    Attention is counted in full, so that a source that halves it is not mistaken for one that counts less.
+    """
+    printed = run.measured or MeasuredSection()
+    rate = None if is_derived(printed, "tflops_per_gpu") else _positive(printed.tflops_per_gpu)
+    again = plan.model_copy(update={"plan": plan.plan.model_copy(update={"recompute": "full"})})
+    once = step_flops(plan, Convention(causal=False, recomputed=False))
+    twice = step_flops(again, Convention(causal=False, recomputed=True))
+    if rate is None or once is None or twice is None:
+        return False
+    half_way = math.sqrt(twice / once)
+    return half_way < rate * 1e12 * gpus * seconds / once < half_way**3
+
+
 def layers_per_recomputed(run: RunFile) -> int | None:
     """Layers for each that runs again, by a printed utilisation that counts it and one that does not; None without.
 
@@ -86,9 +102,8 @@ def layers_per_recomputed(run: RunFile) -> int | None:
 def _printed_rate(run: RunFile, plan: Plan) -> float | None:
     """FLOP/s of a GPU as printed, or an MFU of a 16-bit job times the source's peak rate."""
     measured = run.measured or MeasuredSection()
-    derived = (measured.model_extra or {}).get("derived") or ()
-    rate = None if "tflops_per_gpu" in derived else _positive(measured.tflops_per_gpu)
-    share = None if "mfu" in derived else _positive(measured.mfu)
+    rate = None if is_derived(measured, "tflops_per_gpu") else _positive(measured.tflops_per_gpu)
+    share = None if is_derived(measured, "mfu") else _positive(measured.mfu)
     if rate is not None:
         return rate * 1e12
     if share is None or plan.job.precision not in ("bf16", "fp16"):
@@ -97,6 +112,11 @@ def _printed_rate(run: RunFile, plan: Plan) -> float | None:
     per_gpu = run.hardware.devices_per_chip or 1
     full_rate = peak * 1e12 if peak else per_gpu * product_peak(plan.cluster.device, plan.job.precision)
     return share * full_rate
+
+
+def is_derived(measured: MeasuredSection, field: str) -> bool:
+    """Whether a field was computed from another one that is printed."""
+    return field in ((measured.model_extra or {}).get("derived") or ())
 
 
 def _positive(value: object) -> float | None:

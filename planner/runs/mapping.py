@@ -18,14 +18,14 @@ from planner.pipeline.generators import is_written_out, schedule_entry
 from planner.plans import Job, Parallelism, Plan, StagePlan
 from planner.runs import vocabulary
 from planner.runs.assumptions import IGNORED, Assumptions
-from planner.runs.flop_rates import layers_per_recomputed
 from planner.runs.jobs import job_of
 from planner.runs.models import model_of
 from planner.runs.origins import Origin, find_origin
+from planner.runs.recomputation import recompute, recompute_every
 from planner.runs.record import ParallelSection, RunFile, parse_run
 from planner.runs.releases import variant
 from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
-from planner.runs.vocabulary import UNSAID, Habits
+from planner.runs.vocabulary import Habits
 
 MICROBATCHES_PER_STAGE = 4
 """Micro-batches per pipeline stage where no batch was published: from there on GPipe's bubble is negligible.
@@ -91,8 +91,8 @@ def plan_from_run(row: Mapping[str, Any] | RunFile) -> tuple[Plan, tuple[str, ..
         num_microbatches=num_microbatches,
         virtual_stages=_virtual_stages(run, degrees, assume),
         sequence_parallel=_sequence_parallel(run, degrees, job, origin, assume),
-        recompute=_recompute(run, origin, assume),
-        recompute_every=_recompute_every(run, assume),
+        recompute=recompute(run, origin, assume),
+        recompute_every=recompute_every(run, assume),
         schedule=_schedule(run, degrees, assume),
         offload=_offload(run),
         offload_share=_offload_share(run),
@@ -236,9 +236,12 @@ def _whole_experts(
 
 def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions) -> tuple[int, int]:
     """Micro-batch of a data rank, and number of micro-batches."""
-    parallel = run.parallel
+    parallel, batch = run.parallel, run.parallel.global_batch
+    if origin.batch_per_rank and parallel.micro_batch is None and batch and batch % degrees.data:
+        assume.default("global_batch", None, batch * degrees.data)
+        whole = assume.default("micro_batch", None, batch if degrees.pipeline == 1 else 1)
+        return whole, batch // whole
     micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
-    batch = parallel.global_batch
     local_batch = vocabulary.STACK_HABITS[origin.stack].splits_local_batch and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
@@ -342,29 +345,6 @@ def _sequence_parallel(run: RunFile, degrees: Degrees, job: Job, origin: Origin,
     if usual is None:
         usual = habits.sequence_parallel and job.attention_kernel == "flash"
     return assume.default("sequence_parallel", run.parallel.sequence_parallel, usual)
-
-
-def _recompute_every(run: RunFile, assume: Assumptions) -> int:
-    """One layer in so many; where only ``n`` is printed, as the printed utilisations tell, else every other one."""
-    numbered = re.search(r"every (?:(\d+)(?:st|nd|rd|th)|other|(n-?th))\b", run.parallel.recompute or "")
-    if numbered is None:
-        return 1
-    told = layers_per_recomputed(run) if numbered[2] else None
-    if told is not None:
-        return assume.default("recompute_every", None, told)
-    return int(numbered[1] or 2)
-
-
-def _recompute(run: RunFile, origin: Origin, assume: Assumptions) -> str:
-    text = run.parallel.recompute
-    if origin.recompute != "none" and text in UNSAID:
-        return assume.default("recompute", None, origin.recompute)
-    mixture = ((run.model.model_extra or {}).get("experts") or 0) > 1
-    if mixture and text is not None and re.fullmatch(vocabulary.DENSE_MLP, text):
-        return assume.default("recompute", None, "latent" if "mla_up_proj" in text else "none")
-    if text == "selective":
-        return vocabulary.STACK_HABITS[origin.stack].selective
-    return assume.understand("recompute", text, vocabulary.RECOMPUTES, "none")
 
 
 def _schedule(run: RunFile, degrees: Degrees, assume: Assumptions) -> str:

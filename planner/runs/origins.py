@@ -25,6 +25,8 @@ class Origin(NamedTuple):
     """Type of the weights that are stepped where the run does not say; None: fp32."""
     batch_per_device: bool = False
     """A batch is printed for each device, tensor and context ranks too, and is one micro-batch of them together."""
+    batch_per_rank: bool = False
+    """A batch that data ranks cannot share is that of each of them, and one micro-batch where there is no pipeline."""
     sequence_parallel: bool | None = None
     """Whether tensor ranks share what lies between layers' products where the run does not say; None: as the stack."""
 
@@ -44,7 +46,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
     (r"SC21 .*zero3", Origin("deepspeed")),
-    (r"ColossalAI", Origin("colossalai")),
+    (r"ColossalAI", Origin("colossalai", batch_per_rank=True)),
     (r"Paddle", Origin("paddle")),
     (r"BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed-2022", "plain")),
     (r"DeepSpeed Azure", Origin("deepspeed", "plain")),
@@ -155,6 +157,9 @@ Experts are whole on every rank in the recipes of Megatron Bridge (NVIDIA-NeMo/M
 
 InternLM's table of throughput was there before FlashAttention-2, and asks for the first, of version 1.0.5
 (InternLM/InternEvo@fa7337b doc/en/train_performance.md, install.md: July 2023).
+
+ColossalAI prints batches of a data rank (hpcaitech/ColossalAI@4f9953b README.md, "Batch Size per DP"), each one
+micro-batch unless there is a pipeline (examples/language/llama/benchmark.py: ``--mbs``).
 
 FlagPerf starts Megatron-LM without ``--overlap-grad-reduce`` (FlagOpen/FlagPerf@8f45ae0
 training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh). OLMo-core's scripts compile model and loss

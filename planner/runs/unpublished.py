@@ -13,12 +13,16 @@ from typing import Any, NamedTuple, Self
 
 from cluster_specs.units import GIB
 from planner.plans import Estimate, Plan
+from planner.runs.flop_rates import counts_second_forward
 from planner.runs.origins import LEANER
 from planner.runs.record import RunFile
 from planner.runs.vocabulary import UNSAID
 
 TOLD = "as its memory tells"
 """Why a version was chosen."""
+
+COUNTED = "as its FLOPs count"
+"""Why layers are taken to be recomputed."""
 
 TOLD_APART = 1.2
 """Ratio of two versions' memory from which a printed peak tells one from the other: most predictions are nearer."""
@@ -194,6 +198,19 @@ def as_it_fits(run: RunFile, told: Told, evaluate: Callable[[Plan], Estimate]) -
         if found.fits:
             return told.chosen(choice, found)
     return told
+
+
+def as_its_flops_tell(
+    run: RunFile, told: Told, seconds: float | None, evaluate: Callable[[Plan], Estimate]
+) -> Told:
+    """A run whose source does not say what it recomputed: all layers, where its rate over ``seconds`` counts them."""
+    gpus = run.hardware.n_gpus or told.plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
+    unsaid = _partly_recomputed(run, told.plan)
+    if seconds is None or not unsaid or not counts_second_forward(run, told.plan, seconds, gpus):
+        return told
+    parallel = told.plan.plan.model_copy(update={"recompute": "full"})
+    full = Choice(told.plan.model_copy(update={"plan": parallel}), {"recompute": "full"}, COUNTED)
+    return told.chosen(full, evaluate(full.plan))
 
 
 def as_its_memory_tells(run: RunFile, told: Told, evaluate: Callable[[Plan], Estimate]) -> Told:

@@ -209,3 +209,72 @@ def test_to_recompute_latent_up_projections_keeps_less_than_none() -> None:
     assert report.rows[0].predicted is not None
     assert report.rows[0].predicted.fits
     assert not any(made.startswith("recompute") for made in report.rows[0].assumed)
+
+
+COLOSSALAI: dict[str, Any] = {
+    "series": "ColossalAI",
+    "id": "colossal/70b",
+    "model": {
+        "layers": 80,
+        "hidden": 8192,
+        "heads": 64,
+        "kv_heads": 8,
+        "ffn_hidden": 28672,
+        "vocab": 32000,
+        "seq": 4096,
+    },
+    "hardware": {"gpu": "B200-SXM-180GB", "n_gpus": 16},
+    "parallel": {"dp": 2, "tp": 2, "pp": 4, "zero_stage": 1, "global_batch": 128, "recompute": "unspecified"},
+}
+
+
+@pytest.mark.parametrize(
+    ("printed", "recompute", "full"),
+    [
+        ({"tflops_per_gpu": 811.79}, "unspecified", True),
+        ({"tflops_per_gpu": 811.79}, None, True),
+        ({"tflops_per_gpu": 811.79}, "none", False),
+        ({"tflops_per_gpu": 644.0}, "unspecified", False),
+        ({"tflops_per_gpu": 620.7}, "unspecified", False),
+        ({"tflops_per_gpu": 1288.0}, "unspecified", False),
+        ({"tflops_per_gpu": 811.79, "derived": ["tflops_per_gpu"]}, "unspecified", False),
+        ({}, "unspecified", False),
+    ],
+)
+def test_a_rate_that_counts_a_second_forward_tells_that_there_was_one(
+    printed: dict[str, Any], recompute: str | None, full: bool
+) -> None:
+    """644 TFLOP/s are those of the model in 22.6 s, 621 with attention halved, 858 with every layer twice."""
+    parallel = COLOSSALAI["parallel"] | {"recompute": recompute}
+    row = COLOSSALAI | {"parallel": parallel, "measured": {"tokens_per_s": 23183.4} | printed}
+    assert ("recompute=full (as its FLOPs count)" in validate([row]).rows[0].assumed) == full
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ({"dp": 8, "tp": 1, "pp": 1, "zero_stage": 2, "global_batch": 36}, (36, 1)),
+        ({"dp": 8, "tp": 1, "pp": 1, "zero_stage": 2, "global_batch": 32}, (1, 4)),
+        ({"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1, "global_batch": 33}, (1, 33)),
+    ],
+)
+def test_a_batch_that_ranks_cannot_share_is_each_ones(
+    parallel: dict[str, int], expected: tuple[int, int]
+) -> None:
+    row = COLOSSALAI | {"parallel": parallel, "hardware": {"gpu": "H200-SXM-141GB", "n_gpus": 8}}
+    plan = plan_from_run(row)[0].plan
+    assert (plan.micro_batch, plan.num_microbatches) == expected
+    (other,) = validate([row | {"series": "mine"}]).rows
+    assert (other.skipped is None) == (parallel["global_batch"] % parallel["dp"] == 0)
+
+
+def test_a_step_that_was_computed_from_a_rate_follows_the_rate() -> None:
+    """Its batch was read otherwise by whoever computed it: 36 sequences in 2.1 s, where every rank has 36."""
+    parallel = {"dp": 8, "tp": 1, "pp": 1, "zero_stage": 2, "global_batch": 36}
+    row = COLOSSALAI | {"parallel": parallel, "hardware": {"gpu": "H200-SXM-141GB", "n_gpus": 8}}
+    printed = {"step_time_s": 2.10158, "tokens_per_s": 70164.5, "derived": ["step_time_s"]}
+    derived, rate = (
+        validate([row | {"measured": m}]).rows[0].step_time_error
+        for m in (printed, {"tokens_per_s": 70164.5})
+    )
+    assert derived == rate
