@@ -1,6 +1,7 @@
 """What a run computes again in the backward pass, as its source says or as its origin's runs are."""
 
 import re
+from collections.abc import Mapping
 
 from planner.runs import vocabulary
 from planner.runs.assumptions import Assumptions
@@ -8,6 +9,13 @@ from planner.runs.flop_rates import layers_per_recomputed
 from planner.runs.origins import Origin
 from planner.runs.record import RunFile
 from planner.runs.vocabulary import UNSAID
+
+UNKEPT: Mapping[tuple[str, str], str] = {("alternate", "fp4"): "all_but_attention"}
+"""(policy, number format) -> what the policy comes to where products of the format are on none of its lists.
+
+Source: pytorch/torchtitan@00d1c0e ``distributed/activation_checkpoint.py`` keeps ``aten.mm`` and PyTorch's own list;
+pytorch/pytorch ``torch/_functorch/partitioners.py``: ``_scaled_mm_v2``, which multiplies in fp4, is on none.
+"""
 
 
 def recompute_every(run: RunFile, assume: Assumptions) -> int:
@@ -22,6 +30,15 @@ def recompute_every(run: RunFile, assume: Assumptions) -> int:
 
 
 def recompute(run: RunFile, origin: Origin, assume: Assumptions) -> str:
+    """The policy, as the run's number format leaves it."""
+    policy, precision = _policy(run, origin, assume), run.parallel.precision
+    if precision is None:
+        return policy
+    left = UNKEPT.get((policy, vocabulary.mean(vocabulary.PRECISIONS, "precision", precision).value))
+    return policy if left is None else assume.default("recompute", None, left)
+
+
+def _policy(run: RunFile, origin: Origin, assume: Assumptions) -> str:
     """The policy; where the source says none of it, that of its origin."""
     text = run.parallel.recompute
     if origin.recompute != "none" and text in UNSAID:
