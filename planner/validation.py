@@ -16,11 +16,11 @@ from cluster_specs.record import Record, first_problem
 from cluster_specs.units import GIB
 from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
+from planner.runs.automatic import as_chosen
 from planner.runs.flop_rates import is_derived, step_time_of_rate
-from planner.runs.mapping import plan_from_run
 from planner.runs.printed import answer_of, printed_memory
 from planner.runs.record import MeasuredSection, RunFile, parse_run
-from planner.runs.unpublished import Told, as_it_fits, as_its_flops_tell, as_its_memory_tells
+from planner.runs.unpublished import as_it_fits, as_its_flops_tell, as_its_memory_tells
 
 MIN_RANKED = 4
 """Fewest runs of a group whose order is worth a correlation."""
@@ -150,9 +150,8 @@ def _score(row: Mapping[str, Any], evaluate: Callable[[Plan], Estimate], number:
     measured = measured if isinstance(measured, Mapping) else {}
     try:
         run = parse_run(row)
-        plan, assumed = plan_from_run(run)
-        told = Told(plan, evaluate(plan), assumed)
-        told = as_its_flops_tell(run, told, measured_step_time(run, plan)[0], evaluate)
+        told = as_chosen(run, evaluate)
+        told = as_its_flops_tell(run, told, measured_step_time(run, told.plan)[0], evaluate)
         told = as_its_memory_tells(run, told, evaluate)
         plan, estimate, assumed = as_it_fits(run, told, evaluate) if _ran(measured) else told
     except (InputError, PlannerError) as error:

@@ -45,7 +45,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"JAX-Toolbox Pax", Origin("jax-xla", recompute="full")),
     (r"tpu|xla|JAX|AXLearn|\bpax|Google gpu-recipes", Origin("jax-xla")),
     (r"ml-engineering", Origin("deepspeed-liger", "native", fused_loss=True)),
-    (r"SC21 .*zero3", Origin("deepspeed")),
+    (r"SC21 .*zero3", Origin("deepspeed", "plain")),
     (r"ColossalAI", Origin("colossalai", batch_per_rank=True)),
     (r"Paddle", Origin("paddle")),
     (r"BLOOM|bigscience|vTrain|MT-NLG", Origin("deepspeed-2022", "plain")),

@@ -155,6 +155,9 @@ ATTENTIONS: Table = (
 """``attention`` or ``attn``; kernels of one generation of devices are ``native`` there, and the first
 FlashAttention has rates of its own."""
 
+AUTOMATIC = r"Alpa .*|heuristic .*|GSPMD|auto|AutoDist.*"
+"""``sharding`` where an optimiser or rules chose it."""
+
 SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"FULL_SHARD|FSDP2? \(reshard after fwd\)|DeepSpeed ZeRO-3.*|Megatron-FSDP", ShardingMeaning(3)),
     (r"((torch|pytorch) )?FSDP[12]?|fully_shard", ShardingMeaning(3, exact=False)),
@@ -167,7 +170,7 @@ SHARDINGS: Sequence[tuple[str, ShardingMeaning]] = (
     (r"distributed[- _]optimizer.*|(DeepSpeed )?ZeRO[- ]?1.*", ShardingMeaning(1)),
     (r"(DeepSpeed )?ZeRO[- ]?2.*", ShardingMeaning(2)),
     (r"ZeRO[- ]?3.*", ShardingMeaning(3)),
-    (r"Alpa .*|heuristic .*|GSPMD|auto", ShardingMeaning(None, exact=False)),
+    (AUTOMATIC, ShardingMeaning(None, exact=False)),
 )
 """``sharding``: PyTorch's names and what else sources print."""
 

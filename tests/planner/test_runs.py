@@ -240,7 +240,7 @@ def test_hybrid_sharding_without_a_degree_shards_inside_a_node() -> None:
 
 def test_unknown_sharding_names_the_known_ones() -> None:
     with pytest.raises(InputError, match="use FULL_SHARD"):
-        mean_sharding("AutoDist plan")
+        mean_sharding("split as we like")
 
 
 @pytest.mark.parametrize(
