@@ -208,6 +208,9 @@ def _device_names() -> Mapping[str, str]:
 _VENDOR = re.compile(r"^(nvidia|amd|instinct|tesla|google|aws|[\s-])+", re.IGNORECASE)
 """What drivers print before a device's name: ``NVIDIA H100 80GB HBM3``."""
 
+_CHIPS = re.compile(r"(?<=[a-z\d])-\d+$", re.IGNORECASE)
+"""Cores or chips in the name of a TPU slice: ``v5litepod-256``."""
+
 
 def find_device(name: str) -> DeviceFile:
     """Shipped device of this name or alias, whatever its case and punctuation; raises ``UnknownName``."""
@@ -215,6 +218,8 @@ def find_device(name: str) -> DeviceFile:
         return device_files()[name]
     names = _device_names()  # which needs all files
     own = _VENDOR.sub("", name)
+    if re.match(r"(tpu[\s-]?)?v\d", own, re.IGNORECASE):
+        own = _CHIPS.sub("", own)
     known = names.get(_reduced(name)) or names.get(_reduced(own)) or names.get(_reordered(own))
     if known is None:
         raise UnknownName("device", name, device_files())
@@ -227,8 +232,9 @@ def _reduced(name: str) -> str:
 
 
 def _reordered(name: str) -> str:
-    """Words in one order, so that ``A100 80GB SXM4`` and ``A100-SXM4-80GB`` are one."""
-    return " ".join(sorted(re.findall(r"[a-z0-9]+", name.lower())))
+    """Words in one order and form, so that ``A100 80G SXM`` and ``A100-SXM4-80GB`` are one."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return " ".join(sorted(re.sub(r"^(\d+)g(i?b)?$|^(sxm)\d$", r"\1\3", word) for word in words))
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from cluster_specs import shipped
 from cluster_specs.catalog import list_clusters, list_devices, load_cluster, load_device
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
+from cluster_specs.errors import UnknownName
 from cluster_specs.shipped import DATA, cluster_files, device_files, fabrics
 from cluster_specs.units import parse_quantity
 
@@ -221,3 +222,36 @@ def test_nvlink_carries_what_nccl_gives_a_link(cluster: str, links: int, each: f
 def test_the_slow_example_shares_50_gbit_per_node() -> None:
     network = load_cluster("a100-4x-50g:2").links[-1]
     assert network.bandwidth * 4 == parse_quantity("50 Gbit/s")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("H100 SXM5", "h100-sxm-80g"),
+        ("H100-80GB", "h100-sxm-80g"),
+        ("nvidia-h100-80gb", "h100-sxm-80g"),
+        ("nvidia-h100-mega-80gb", "h100-sxm-80g"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80g"),
+        ("H100 PCIe", "h100-pcie-80g"),
+        ("A100-80G", "a100-sxm-80g"),
+        ("A100-80", "a100-sxm-80g"),
+        ("A100 SXM 40GiB", "a100-sxm-40g"),
+        ("AMD Instinct MI300X OAM", "mi300x-192g"),
+        ("TPU v5", "tpu-v5p"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("v5litepod-256", "tpu-v5e"),
+        ("tpu-v5-lite-podslice", "tpu-v5e"),
+        ("v5p-512", "tpu-v5p"),
+        ("TPU v6 lite", "tpu-v6e"),
+        ("Trillium", "tpu-v6e"),
+        ("Ironwood", "tpu-v7x"),
+    ],
+)
+def test_devices_have_the_names_of_drivers_clouds_and_people(text: str, name: str) -> None:
+    assert load_device(text) == load_device(name)
+
+
+@pytest.mark.parametrize("text", ["H100-8GB", "v9", "v5-256", "tpu", "MI300"])
+def test_what_is_no_device_is_none(text: str) -> None:
+    with pytest.raises(UnknownName):
+        load_device(text)
