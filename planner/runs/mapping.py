@@ -33,6 +33,9 @@ MICROBATCHES_PER_STAGE = 4
 Source: arXiv:1811.06965, section 2.3 (M >= 4 K).
 """
 
+MOST_MICROBATCHES = 1 << 14
+"""Of a step: published runs have up to 2,048, batches counted in tokens more than this."""
+
 USUAL_STACKS = (
     "torch-fsdp2",
     "torch-eager",
@@ -241,7 +244,9 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
         assume.default("global_batch", None, batch * degrees.data)
         whole = assume.default("micro_batch", None, batch if degrees.pipeline == 1 else 1)
         return whole, batch // whole
-    micro_batch = assume.default("micro_batch", parallel.micro_batch, 1)
+    micro_batch = assume.default(
+        "micro_batch", parallel.micro_batch, _usual_micro_batch(run, degrees, origin)
+    )
     local_batch = vocabulary.STACK_HABITS[origin.stack].splits_local_batch and degrees.pipeline > 1
     if batch is None:
         usual = MICROBATCHES_PER_STAGE * degrees.pipeline if degrees.pipeline > 1 else 1
@@ -257,7 +262,21 @@ def _batches(run: RunFile, degrees: Degrees, origin: Origin, assume: Assumptions
         raise InputError(
             f"global_batch {batch} is not a multiple of dp {degrees.data} x micro_batch {micro_batch}"
         )
-    return micro_batch, batch // (degrees.data * micro_batch)
+    number = batch // (degrees.data * micro_batch)
+    if number > MOST_MICROBATCHES:
+        raise InputError(
+            f"global_batch {batch} makes {number} micro-batches a step, {MOST_MICROBATCHES} are the most: "
+            "it counts sequences, not tokens"
+        )
+    return micro_batch, number
+
+
+def _usual_micro_batch(run: RunFile, degrees: Degrees, origin: Origin) -> int:
+    """One sequence; all of a rank's in programs that print batches for each device, unless a run accumulates."""
+    parallel = run.parallel
+    accumulates = parallel.num_microbatches or parallel.grad_accum or degrees.pipeline > 1
+    each, uneven = divmod(parallel.global_batch or 1, degrees.data)
+    return each if origin.batch_per_device and not accumulates and not uneven else 1
 
 
 def _shards(

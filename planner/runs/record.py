@@ -6,6 +6,7 @@ silence), reported as ignored in a row of published measurements.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -60,12 +61,31 @@ def _none_of_rest(value: Any) -> Any:
     return None if value == -1 else _none_of_zero(value)
 
 
+def _none_of_share(value: Any) -> Any:
+    return None if isinstance(value, float) and 0 < value < 1 else value
+
+
 def _text(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
+def _stage_number(value: Any) -> Any:
+    """A stage written as ``ZeRO-3`` or ``stage3``."""
+    named = (
+        re.fullmatch(r"(zero|stage)[ _-]?(stage)?[ _-]?([0-3])", value, re.IGNORECASE)
+        if isinstance(value, str)
+        else None
+    )
+    return int(named[3]) if named else value
+
+
+def _number(value: Any) -> Any:
+    """A whole number written as text."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]+", value) else value
+
+
 def _recompute_text(value: Any) -> Any:
-    if isinstance(value, bool):
+    if value in (0, 1) and isinstance(value, int):
         return "full" if value else "none"
     return f"selective:{'+'.join(map(str, value))}" if isinstance(value, list) and value else value
 
@@ -106,6 +126,15 @@ class ModelSection(Section):
     """Tokens of each that an encoder's head predicts; None: all, or as the configuration says."""
     layers: int | None = Field(default=None, gt=0)
     hidden: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_are_numbers(cls, fields: Any) -> Any:
+        """Sizes from tables of text; a model's name stays one."""
+        texts = ("name", "config")
+        if not isinstance(fields, Mapping):
+            return fields
+        return {key: value if key in texts else _number(value) for key, value in fields.items()}
 
     @property
     def by_sizes(self) -> bool:
@@ -155,9 +184,10 @@ class ParallelSection(Section):
     dp_replicate: Shard = None
     fsdp_degree: Shard = None
     sequence_parallel: bool | None = None
-    zero_stage: int | None = Field(default=None, ge=0, le=3)
+    zero_stage: Annotated[int | None, Field(ge=0, le=3), BeforeValidator(_stage_number)] = None
     sharding: str | None = None
-    micro_batch: int | None = Field(default=None, gt=0)
+    micro_batch: Annotated[int | None, Field(gt=0), BeforeValidator(_none_of_share)] = None
+    """Sequences of a data rank at once; a part of one, as programs print for each device, says no such number."""
     global_batch: int | None = Field(default=None, gt=0)
     """Sequences per optimizer step."""
     grad_accum: int | None = Field(default=None, gt=0)

@@ -7,11 +7,13 @@ Only fields that were not published are touched, and every change is listed with
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from cluster_specs.units import GIB
+from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
 from planner.runs.flop_rates import counts_second_forward
 from planner.runs.origins import LEANER
@@ -190,13 +192,17 @@ class Told(NamedTuple):
 
 
 def as_it_fits(run: RunFile, told: Told, evaluate: Callable[[Plan], Estimate]) -> Told:
-    """A run that ran, with what its source leaves open chosen so that it fits; as it is where no choice does."""
+    """A run that ran, with what its source leaves open chosen so that it fits; as it is where no choice does.
+
+    A choice that has no price, such as offload to a host at an unknown distance, is none.
+    """
     if told.estimate.fits:
         return told
     for choice in leaner_choices(run, told.plan):
-        found = evaluate(choice.plan)
-        if found.fits:
-            return told.chosen(choice, found)
+        with suppress(InputError, PlannerError):
+            found = evaluate(choice.plan)
+            if found.fits:
+                return told.chosen(choice, found)
     return told
 
 

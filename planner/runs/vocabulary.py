@@ -51,8 +51,8 @@ RECOMPUTES: Table = (
     (r"none|full|attention", Meaning("")),
     (r"none \(.*\)|unspecified|off|no|false|disabled|everything_saveable", Meaning("none", exact=False)),
     (
-        r"full (ac|remat|activation checkpointing)|full \(uniform.*\)|granular full|uniform|yes|on|true|enabled|ac|"
-        r"(activation|gradient)[- _]checkpointing|nothing_saveable",
+        r"full (ac|remat|activation checkpointing)|full \(uniform.*\)|granular full|uniform|block|yes|on|true|enabled|"
+        r"ac|(activation|gradient)[- _]checkpointing|nothing_saveable",
         Meaning("full", exact=False),
     ),
     (r"dots_nobatch|dots_with_no_batch_dims_saveable", Meaning("products")),

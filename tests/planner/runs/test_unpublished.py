@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from planner.errors import InputError
+from planner.evaluation import evaluate
+from planner.plans import Estimate, Plan
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import parse_run
 from planner.runs.unpublished import leaner_choices, memory_tells
@@ -278,3 +281,16 @@ def test_a_step_that_was_computed_from_a_rate_follows_the_rate() -> None:
         for m in (printed, {"tokens_per_s": 70164.5})
     )
     assert derived == rate
+
+
+def test_a_choice_without_a_price_is_none() -> None:
+    """DeepSpeed's 1T fits with checkpoints on the host alone; where the way there is unknown, it is said not to fit."""
+
+    def without_host(plan: Plan) -> Estimate:
+        if plan.plan.offload:
+            raise InputError("offload: the bandwidth to the host is not known")
+        return evaluate(plan)
+
+    row = validate([ROWS["dsazure/1T"]], without_host).rows[0]
+    assert row.predicted is not None, row.skipped
+    assert not row.predicted.fits

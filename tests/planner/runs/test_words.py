@@ -247,3 +247,56 @@ def test_splash_is_the_kernel_that_tpus_rates_are_of() -> None:
     assert (first.job.stack, splash.job.stack) == ("torch-xla", "torch-xla")
     slower = evaluate(first).step_time_s - evaluate(splash).step_time_s
     assert slower == pytest.approx(5.87 - 5.367, rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["3", "ZeRO-3", "zero3", "stage3", "stage_3", "ZeRO stage 3", 3.0])
+def test_a_stage_is_a_number_in_any_words(text: object) -> None:
+    assert planned(zero_stage=text, sharding=None)[0].plan.zero_stage == 3
+
+
+@pytest.mark.parametrize("text", ["ZeRO++", "stage", "zero4", "stage33"])
+def test_other_stages_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="zero_stage"):
+        planned(zero_stage=text, sharding=None)
+
+
+@pytest.mark.parametrize(("value", "policy"), [(1, "full"), (0, "none"), ("block", "full")])
+def test_recomputation_may_be_switched_by_a_number(value: object, policy: str) -> None:
+    assert planned(recompute=value)[0].plan.recompute == policy
+
+
+def test_sizes_of_a_table_of_text_are_numbers() -> None:
+    texts = {key: str(value) if type(value) is int else value for key, value in ROW["model"].items()}
+    assert plan_from_run(ROW | {"model": texts})[0] == plan_from_run(ROW)[0]
+    with pytest.raises(InputError, match="heads must be a whole number, found 'many'"):
+        plan_from_run(ROW | {"model": ROW["model"] | {"heads": "many"}})
+
+
+def test_a_part_of_a_sequence_for_each_device_is_no_micro_batch() -> None:
+    """MaxText's ``per_device_batch_size=0.125`` over eight context ranks."""
+    row = changed(dp=8, tp=1, pp=1, micro_batch=0.125, global_batch=8, grad_accum=None)
+    assert plan_from_run(row)[0].plan.micro_batch == 1
+    with pytest.raises(InputError, match="micro_batch"):
+        planned(micro_batch=1.5)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ({"dp": 8, "tp": 1, "pp": 1}, (4, 1)),
+        ({"dp": 4, "tp": 2, "pp": 1}, (8, 1)),
+        ({"dp": 8, "tp": 1, "pp": 1, "grad_accum": 2}, (1, 4)),
+        ({"dp": 4, "tp": 1, "pp": 2}, (1, 8)),
+        ({"dp": 8, "tp": 1, "pp": 1, "micro_batch": 2}, (2, 2)),
+    ],
+)
+def test_maxtext_takes_a_ranks_batch_at_once(parallel: dict[str, int], expected: tuple[int, int]) -> None:
+    """One micro-batch a step, before it could accumulate gradients (`planner.runs.origins`)."""
+    row = changed(**{"micro_batch": None, "grad_accum": None, "global_batch": 32} | parallel)
+    plan = plan_from_run(row | {"series": "maxtext-synthetic"})[0].plan
+    assert (plan.micro_batch, plan.num_microbatches) == expected
+
+
+def test_a_batch_in_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match="it counts sequences, not tokens"):
+        planned(global_batch=4194304)
