@@ -272,21 +272,6 @@ def test_recompute_texts(text: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "precision", "policy"),
-    [
-        ("unspecified", "nvfp4", "all_but_attention"),
-        ("selective-op", "nvfp4", "all_but_attention"),
-        ("unspecified", "mxfp8", "alternate"),
-        ("full", "nvfp4", "full"),
-        ("none", "nvfp4", "none"),
-    ],
-)
-def test_products_in_fp4_are_on_no_list_of_what_is_kept(text: str, precision: str, policy: str) -> None:
-    run = planned("tt/t1-8b-8gpu-bf16", recompute=text, precision=precision)
-    assert run[0].plan.recompute == policy
-
-
-@pytest.mark.parametrize(
     ("text", "every"),
     [("every 3rd layer", 3), ("every other layer", 2), ("selective (every n-th layer, AC)", 2), ("full", 1)],
 )

@@ -300,3 +300,18 @@ def test_maxtext_takes_a_ranks_batch_at_once(parallel: dict[str, int], expected:
 def test_a_batch_in_tokens_is_refused() -> None:
     with pytest.raises(InputError, match="it counts sequences, not tokens"):
         planned(global_batch=4194304)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "policy"),
+    [
+        ("unspecified", "nvfp4", "all_but_attention"),
+        ("selective-op", "nvfp4", "all_but_attention"),
+        ("unspecified", "mxfp8", "alternate"),
+        ("full", "nvfp4", "full"),
+        ("none", "nvfp4", "none"),
+    ],
+)
+def test_products_in_fp4_are_on_no_list_of_what_is_kept(text: str, precision: str, policy: str) -> None:
+    row = changed(recompute=text, precision=precision) | {"series": "torchtitan"}
+    assert plan_from_run(row)[0].plan.recompute == policy
