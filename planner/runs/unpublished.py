@@ -77,11 +77,15 @@ def _no_gradient_type(run: RunFile, plan: Plan) -> bool:
     return published is None and plan.job.grad_dtype == "fp32"
 
 
-def _micro_batch_of_another_time(run: RunFile, plan: Plan) -> bool:
-    """A micro-batch that notes say is not the source's, but of a configuration or assumed; it can be halved."""
+def _doubtful_micro_batch(run: RunFile, plan: Plan) -> bool:
+    """A micro-batch that can be halved, where notes say that it is another source's or assumed, or where the printed
+    steps of accumulation are those of half of it.
+    """
     noted = r"(micro-?batch|mbs)\b[^.;]*\b(taken from|from|inferred|assumed)\b"
-    borrowed = re.search(noted, run.notes or "", re.IGNORECASE)
-    return borrowed is not None and plan.plan.micro_batch % 2 == 0
+    borrowed = re.search(noted, run.notes or "", re.IGNORECASE) is not None
+    accumulated = (run.parallel.model_extra or {}).get("grad_accum_printed")
+    doubtful = borrowed or accumulated == 2 * plan.plan.num_microbatches
+    return doubtful and plan.plan.micro_batch % 2 == 0
 
 
 def _halved(plan: Plan) -> Mapping[str, Any]:
@@ -135,7 +139,7 @@ def _job(field: str, value: str, is_open: Callable[[RunFile, Plan], bool], **cha
 
 ON_HOST: Mapping[str, Any] = MappingProxyType({"offload": ("activations",)})
 
-HALF = "half of the noted"
+HALF = "half of what is said"
 
 SHARES_ON_HOST = (0.25, 0.5, 0.75, 1.0)
 """Of the activations: from few layers' to all."""
@@ -143,7 +147,7 @@ SHARES_ON_HOST = (0.25, 0.5, 0.75, 1.0)
 OPEN = (
     _job("grad_dtype", "bf16", _no_gradient_type, grad_dtype="bf16"),
     _job("fused_loss", "true", _no_loss, fused_loss=True),
-    Open("micro_batch", HALF, _micro_batch_of_another_time, "plan", _halved),
+    Open("micro_batch", HALF, _doubtful_micro_batch, "plan", _halved),
     Open("act_offload", "true", _custom_remat, "plan", _always(**ON_HOST)),
     *(
         Open(

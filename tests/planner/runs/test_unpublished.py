@@ -95,12 +95,23 @@ def test_only_open_fields_are_chosen(published: dict[str, Any], closed: str) -> 
 )
 def test_a_micro_batch_of_another_source_may_have_been_half(notes: str | None, micro_batch: int) -> None:
     """5B over eight A100 without recomputation and without fused attention needs more than they have by 4 each."""
-    row = changed("nemo-a100/gpt3-5b-16", micro_batch=4, grad_accum=32, dp=16) | {"notes": notes}
+    row = changed("nemo-a100/gpt3-5b-16", micro_batch=4, grad_accum=32) | {"notes": notes}
     result = validate([row]).rows[0]
     assert result.predicted is not None
     assert result.predicted.fits == (micro_batch == 2)
-    halved = "micro_batch=half of the noted (fits only so)"
+    halved = "micro_batch=half of what is said (fits only so)"
     assert (halved in result.assumed) == (micro_batch == 2)
+
+
+@pytest.mark.parametrize(("accumulated", "fits"), [(64, True), (32, False), (16, False), (None, False)])
+def test_printed_steps_of_accumulation_may_tell_half_a_micro_batch(
+    accumulated: int | None, fits: bool
+) -> None:
+    """2,048 sequences on sixteen ranks are 32 steps of 4 each, 64 of 2."""
+    row = changed("nemo-a100/gpt3-5b-16", micro_batch=4, grad_accum_printed=accumulated) | {"notes": None}
+    result = validate([row]).rows[0]
+    assert result.predicted is not None
+    assert result.predicted.fits == fits
 
 
 def test_attention_from_before_it_was_fused_is_never_fused() -> None:
