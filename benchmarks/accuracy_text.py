@@ -283,7 +283,10 @@ Step time, mixtures of experts:
 
 * **Routers left to themselves**: -26 to -68 % on H100 in Megatron-Bridge but for Moonlight (0 %), -3 to -47 % in
   torchtitan's Qwen3-30B: the more the smaller the work of a rank; one that is published both ways takes 1.5 times as
-  long so. `--expert-imbalance` says what one knows of it; no default would be right.
+  long so. With random weights (`benchmarks/untrained_routers.py`: 128 experts, eight a token) later layers send nearly
+  all tokens to the same few, and the fullest of 8, 16 and 32 ranks has 2, 2.8 and 4.5 times its share: as much as the
+  worst of these runs would need, too much for the others. `--expert-imbalance` says what one knows of it; no default
+  would be right.
 * **Blackwell**: one configuration became up to 1.8 times as fast between releases. What kernels and graphs explain is
   priced; attention in MXFP8, and what took Qwen3-235B from 26.9 to 22.1 s within a month, are not told apart. GPT-OSS
   had a regression of its attention before 26.06 and in 26.06.01 (NVIDIA/cudnn-frontend issue 256), and in 26.06 and
@@ -303,11 +306,13 @@ Step time, mixtures of experts:
 * **Marin's Grug**, a mixture of JAX on GPUs: within 15 % on a node of H100, -25 to +5 % on Blackwell, -44 to +6 % of
   its models of 1024 and 90B, -44 to -63 % on TPU v4. Levanter's loss alone is right (157.9 ms for 157.3 measured);
   XLA's sorts are not priced at their rate.
-* **AWS's runs of Megatron-Bridge over EFA** (DeepSeek-V3, Kimi K2, Qwen3): -54 %. With one sequence a micro-batch a
-  layer takes 11 to 26 ms, of which we have a half to three fifths, whatever the expert ranks. Megatron Core's layer of
-  experts takes a host of ours what is charged (2.4 ms forward, without TransformerEngine), and NVIDIA's own eager run
-  of Qwen3-30B on 16 H100 is -12 %. With four sequences NCCL's exchanges over four nodes of B300 seem to go at 25 GB/s
-  a device, where AWS's nccl-tests have 94. Rates over EFA are those measured (awslabs), not fitted on these.
+* **AWS's runs of Megatron-Bridge over EFA** (DeepSeek-V3, Kimi K2, Qwen3): -54 %. Four and eight stages agree on the
+  time of a layer and leave none beside: a layer of Kimi takes 22 ms with one sequence over NCCL, 51 with four. That
+  first floor is 1.5 to 1.7 times what the host is charged, which NVIDIA's own tests on a DGX H100 bear out (golden
+  values of NVIDIA/Megatron-LM@core_v0.17.1: -7 to +7 % in five of seven mixtures; 1.6 times as long on a DGX A100).
+  UCCL's Megatron over EFA (uccl-project/uccl@da914a20 `ep/bench/megatron`) is -17 % with NCCL, -23 % with DeepEP where
+  NCCL's channels are limited, and -67 % where they are not, as in AWS's runs: then EFA collapses, it says. Not
+  explained are NCCL's exchanges on B300, at 25 to 28 GB/s a device with four sequences (alone 94; on p5 as alone).
 * **BioNeMo's Mixtral**: -9 to -55 %; eight expert ranks are slower in it than none, and its routing is real.
 * **JaxPP on Grug**: -54 and -71 %; much of its plan is inferred. **Halo's GPT-OSS** with expert ranks -42 %, without
   them -2 to -10 %. **torchtitan in PithTrain's issue** +65 %: how long its documents are is not said.

@@ -97,6 +97,10 @@ class LinkSpec(Record):
     """Exponent ``c`` of colliding routes: over ``n`` nodes trees and halving keep ``(n / 2)^-c`` of the bandwidth."""
     ring_step: Seconds = Field(default=0, ge=0)
     """Time that each step of a ring takes more where the ring crosses this network, whatever its size [s]."""
+    exchange_message: Bytes = Field(default=0, ge=0)
+    """Least message to each peer with which all-to-alls have all of the bandwidth [bytes]; 0: any."""
+    exchange_halving: float = Field(default=0, ge=0, le=1)
+    """Share of the bandwidth that every halving of their messages below that takes, until half is left."""
     in_switch_reduction: bool = False
     """The switch can sum (NVLink SHARP), so that all-reduce moves half the bytes."""
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)

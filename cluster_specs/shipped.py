@@ -13,7 +13,7 @@ from pydantic import Field
 from cluster_specs.cluster import DeviceSpec, LinkKind
 from cluster_specs.errors import UnknownName
 from cluster_specs.record import Record, RecordT, validated
-from cluster_specs.units import BytesPerSecond, Seconds
+from cluster_specs.units import Bytes, BytesPerSecond, Seconds
 
 DATA = Path(__file__).parent / "data"
 
@@ -37,6 +37,8 @@ class Fabric(Record):
     efficiency: float = Field(gt=0, le=1)
     contention: float = Field(default=0, ge=0, le=1)
     ring_step: Seconds = Field(default=0, ge=0)
+    exchange_message: Bytes = Field(default=0, ge=0)
+    exchange_halving: float = Field(default=0, ge=0, le=1)
     in_switch_reduction: bool = False
     in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
     dispatch_efficiency: float | None = Field(default=None, gt=0, le=1)

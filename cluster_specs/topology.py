@@ -47,6 +47,10 @@ class Level:
     """Share of ``bandwidth`` left to routes that cross others: those of trees and of recursive halving."""
     ring_step: float = 0.0
     """Time that each step of a ring that crosses this level takes more [s]."""
+    exchange_message: float = 0.0
+    """Least message to each peer with which all-to-alls have all of ``bandwidth`` [bytes]."""
+    exchange_halving: float = 0.0
+    """Share of it that every halving of their messages below that takes."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,8 @@ def _tier_level(link: LinkSpec, size: int, inside: int) -> Level:
         dispatching=_dispatching(link),
         crossing=max(1.0, size / 2) ** -link.contention,
         ring_step=link.ring_step,
+        exchange_message=link.exchange_message,
+        exchange_halving=link.exchange_halving,
     )
 
 

@@ -129,12 +129,13 @@ def direct_exchange(full_bytes: float, group: CommGroup) -> Steps:
 
     ``(n - k_i)/n V`` leaves a rank over level ``i``. On a ring of a torus a byte travels ``s/4`` links on
     average, in either of two directions: ``s_i/8`` of ``V`` per link; ``s_i/4`` cross the middle of a line.
+    Messages of ``V / n`` leave a level idle where they are small for it (`_kept`).
     """
 
     def share(inside: int, level: Level) -> float:
         if level.kind == "ici" and level.size > 2:
             return level.size / (4 * level.ring_directions)
-        return (group.size - inside) / group.size
+        return (group.size - inside) / group.size / _kept(full_bytes / group.size, level)
 
     return _direct(full_bytes, group, share)
 
@@ -211,6 +212,17 @@ def _phases(full_bytes: float, ranks: int, turns: list[list[Level]]) -> float:
         )
         held = [share * level.size for share, level in zip(held, levels, strict=True)]
     return seconds
+
+
+LEAST_KEPT = 0.5
+"""Share of the bandwidth of all-to-alls that the smallest messages have which anybody measured."""
+
+
+def _kept(message: float, level: Level) -> float:
+    """Share of its bandwidth that ``level`` has for messages of so many bytes to every peer: ``1 - h log2(M / m)``."""
+    if not 0 < message < level.exchange_message:
+        return 1.0
+    return max(LEAST_KEPT, 1 - level.exchange_halving * log2(level.exchange_message / message))
 
 
 def _direct(full_bytes: float, group: CommGroup, share: Callable[[int, Level], float]) -> Steps:

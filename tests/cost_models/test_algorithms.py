@@ -56,6 +56,16 @@ def test_busiest_node_of_two_trees_by_counting_edges(nodes: int, arrays: int) ->
     assert by.double_tree(V, pairs).transfer == pytest.approx(arrays * V / 100e9)
 
 
+@pytest.mark.parametrize(("halvings", "kept"), [(-1, 1.0), (0, 1.0), (1, 0.9), (3, 0.7), (5, 0.5), (9, 0.5)])
+def test_small_messages_to_every_peer_keep_less_of_a_network(halvings: int, kept: float) -> None:
+    """A tenth less for every halving below 8 MB, until half is left; gathers and scatters are spared."""
+    network = Level(4, 50e9, 14e-6, "ethernet", exchange_message=8e6, exchange_halving=0.1)
+    nodes = CommGroup(32, (Level(8, 400e9, 3.4e-6, "nvlink"), network))
+    buffer = 32 * 8e6 / 2**halvings
+    assert by.direct_exchange(buffer, nodes).transfer == pytest.approx(24 / 32 * buffer / (50e9 * kept))
+    assert by.direct(buffer, nodes).transfer == by.direct(buffer, NODES).transfer
+
+
 def test_in_switch_sends_the_array_once_and_its_share_once() -> None:
     node = CommGroup(8, (Level(8, 400e9, 1e-6, "nvlink", in_switch_reduction=True),))
     assert by.in_switch(V, node) == Steps((1.0,), pytest.approx(9 / 8 * V / 400e9))
