@@ -258,6 +258,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "transformers-fsdp2",
             "hf-fsdp",
             "hf-kernels",
+            "hf-reentrant",
             "hf-sdpa-math",
             "llm-shearing",
         ),
