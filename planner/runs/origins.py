@@ -62,6 +62,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"ATorch 3D", Origin("atorch-deepspeed")),
     (r"Megatron-LLaMA", Origin("megatron-llama")),
     (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
+    (r"llm-foundry (.*_80gb|issue)", Origin("composer-2023.10")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
     (r"fms-fsdp|TinyLlama", Origin("torch-fsdp1")),
