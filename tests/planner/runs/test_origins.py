@@ -33,7 +33,10 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("llm.c llm.c/gpt2-124m A100 8 devices tensor 1 pipeline 1", "llm-c"),
         ("Composer, MosaicGPT of 2022 mosaicgpt/7b A100 8 devices tensor 1 pipeline 1", "composer-2022"),
         ("Composer, llm-foundry issue 1153 a H100 8 devices tensor 1 pipeline 1", "composer-2023.10"),
-        ("llm-foundry llmf/mpt-13b-a100_80gb-8 A100-SXM4-80GB 8 devices tensor 1 pipeline 1", "composer-2023.10"),
+        (
+            "llm-foundry llmf/mpt-13b-a100_80gb-8 A100-SXM4-80GB 8 devices tensor 1 pipeline 1",
+            "composer-2023.10",
+        ),
         ("llm-foundry llmf/mpt-1b-a100_40gb-8 A100-SXM4-40GB 8 devices tensor 1 pipeline 1", "composer-2023"),
         ("Fast-LLM fast-llm/llama3.1-8b-h100 H100 32 devices tensor 1 pipeline 1", "fast-llm"),
         (
