@@ -255,19 +255,20 @@ Step time, dense:
   author mended their throughput in October, by other versions of torch, triton and flash-attn and by linked libraries
   (huggingface/bench_cluster@f55b5e5). On one node within 7 % if an odd row left 0.15 of a product's rate in place of
   the 0.28 that is measured at 8 bytes.
-* **NeMo's launcher of September 2022**, GPT3-175B: -23 to -27 %; in July it printed 29 % more with the same settings.
-* **Megatron-LM's unfused loss** is priced as its source has it, 38 bytes a logit forward. Megatron-LLaMA's runs went
-  from -2 to -10 % with it, and with the first FlashAttention, which they had, to -6 %. Megatron-LM of before flash
-  attention has the passes that its source counts (1.4) and attention as measured
+* **NeMo's launcher of September 2022**, GPT3-175B: -21 to -25 %; in July it printed 29 % more with the same settings.
+* **A100 under software of 2023 on**: IBM's 34B +16, nanochat +24, ms-swift, xtuner's and Kwai's 7B +2 to +16 %; all
+  series on A100 -1 %. Shallow products, and recomputation that stops early, were a part of it.
+* **Megatron-LM's unfused loss** is priced as its source has it, 38 bytes a logit forward (Megatron-LLaMA -6 to +4 %).
+  Megatron-LM of before flash attention has the passes that its source counts (1.4) and attention as measured
   ([decision 14](decisions/0014-attention-of-megatron-as-measured.md)).
-* **NVIDIA's BERT** in fp16 -11 %: its head is priced over masked tokens alone, as it runs, which shows that time is
-  missing. **Adapters** that are small beside their host: Qwen's of 1.8B -24 to -3 %, a 70B beside 4 bits -27 %.
-* **BloombergGPT** -37 %, **LLM-Shearing** -23 and -27 %, **GPT-2 XL under Lightning's DDP** -33 %, **StarCoder** -16 %:
-  their scripts leave settings open, or do what nobody tuned. LLM-Shearing makes a causal mask on the host, and copies
-  it for every sequence of a micro-batch, which is not priced; the links between Lightning's four A100 are not known.
+* **NVIDIA's BERT** in fp16 -9 %: time is missing, more than its source explains. **Adapters** that are small beside
+  their host: Qwen's of 1.8B -16 to +1 %, a 70B beside 4 bits -27 %.
+* **BloombergGPT** -37 %, **LLM-Shearing** -20 and -24 %, **GPT-2 XL under Lightning's DDP** -31 %, **StarCoder** -15 %:
+  their scripts leave settings open, or do what nobody tuned. LLM-Shearing copies a causal mask from the host for every
+  sequence, which is not priced; Lightning's links are not known.
 * **The first FlashAttention** has the rates that the second's paper gives it, with which that paper's runs of 8,192
-  tokens are within 2 %. FlashAttention's own training code, with 2,048, is +1 to +14 % with them, the most with heads
-  of 64, and was 0 % with the second's: its other kernels are priced too slow, or small heads.
+  tokens are within 2 %. FlashAttention's own training code, with 2,048, is +1 to +15 % with them, the most with heads
+  of 64: its other kernels are priced too slow, or small heads.
 * **DeepSpeed's ZeRO-3 on two ranks** with up to 1,024 tokens: -23 to -30 %. Its hooks take two to four times the host's
   time of an eager layer, by version; that of 0.12.6 is priced, measured on a CPU.
 * **Lambda's 405B** with the update on the host: +39 %, as its processors were faster than the middling ones that are
@@ -320,7 +321,7 @@ Step time, mixtures of experts:
 
 Memory:
 
-* **ATorch's FSDP**: -33 to -45 %, and its steps +8 to +22 %. Its script runs fp32 weights under autocast, which is how
+* **ATorch's FSDP**: -33 to -45 %, and its steps +4 to +12 %. Its script runs fp32 weights under autocast, which is how
   they are read (weights of 16 bits: -47 to -62 and -2 to +6 %); keys and values that `use_cache` keeps of every layer
   are not counted.
 * **litgpt beside 4 bits**: -27 to -30 %; what its bitsandbytes 0.42 keeps explains all but 5 to 8 %.

@@ -69,6 +69,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"ATorch 3D", Origin("atorch-deepspeed")),
     (r"Megatron-LLaMA", Origin("megatron-llama")),
     (r"Aleph Alpha", Origin("aleph-alpha-scaling")),
+    (r"llm-foundry (.*_80gb|issue)", Origin("composer-2023.10")),
     (r"llm-foundry", Origin("composer-2023")),
     (r"torchtitan", Origin("torch-fsdp2", recompute="alternate", reduce_dtype="fp32")),
     (r"fms-fsdp|TinyLlama", Origin("torch-fsdp1")),
@@ -100,6 +101,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
     (r"AMD Primus|Megatron-LM llama example", Origin("megatron")),
     (r"Megatron|MegaScale|VocabularyParallelism", Origin("megatron-unfused")),
     (r"xtuner", Origin("deepspeed")),
+    (r"Qwen's profile", Origin("hf-reentrant")),
     (
         r"Hugging ?Face|\bHF\b|transformers|\bTrainer\b|accelerate|ATorch|axolotl|\bTRL\b|lightning|litgpt|"
         r"LLaMA-?Factory|swift|\bverl\b|oumi",
@@ -143,6 +145,8 @@ The sweep of nanotron ran over weeks and versions, which its rows do not name. T
 collectives checked, and that those of 64 nodes and of 32 tensor ranks used the version that polls, follows from their
 times (0.5 s per micro-batch of two stages, 1 s of more, whatever its size); what runs without a pipeline had, from
 their memory (`LEANER`).
+
+Qwen's profile is of PyTorch 2.0 (QwenLM/Qwen@2df8e8a README.md), whose checkpoints repeat layers whole.
 
 Megatron-LM overlaps what data ranks exchange, and fuses the loss, where it is told to. Scripts of Kwai tell it neither
 (kwai/Megatron-Kwai@b2646e4 ``examples/atc24``); Primus's schedules of its own, and Pai-Megatron-Patch's script of Qwen3

@@ -261,6 +261,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "transformers-fsdp2",
             "hf-fsdp",
             "hf-kernels",
+            "hf-reentrant",
             "hf-sdpa-math",
             "llm-shearing",
         ),
@@ -288,7 +289,7 @@ STACK_HABITS: Mapping[str, Habits] = {
         ("megatron-2021", "megatron-2022", "nemo-2022"),
         Habits(zero_stage=0, sequence_parallel=False, selective="attention", vocabulary_multiple=128),
     ),
-    **dict.fromkeys(("composer-2022", "composer-2023"), Habits(zero_stage=3)),
+    **dict.fromkeys(("composer-2022", "composer-2023", "composer-2023.10"), Habits(zero_stage=3)),
     "deepspeed-2022": Habits(
         zero_stage=1,
         sequence_parallel=False,

@@ -1,8 +1,11 @@
 """What runs again in the backward: layers as a whole, or what is read where a checkpoint stops early."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from cluster_specs.catalog import load_cluster
+from cluster_specs.software import load_software
 from planner.evaluation.evaluator import Evaluator
 from planner.models.catalog import load_model
 from planner.plans import Job, Parallelism
@@ -31,17 +34,45 @@ Source: Narayanan et al., arXiv:2104.04473, appendix: the layers' forward is cou
 
 
 @pytest.mark.parametrize(
-    "stack", ["megatron", "megatron-2021", "nemo", "deepspeed", "internevo", "composer-2023"]
+    "stack",
+    [
+        "megatron",
+        "megatron-2021",
+        "nemo",
+        "deepspeed",
+        "internevo",
+        "composer-2023",
+        "hf-reentrant",
+        "llm-shearing",
+    ],
 )
 def test_a_checkpoint_function_repeats_the_whole_forward_of_layers(stack: str) -> None:
     assert repeated_flops(stack) == pytest.approx(FORWARD, rel=1e-3)
 
 
-@pytest.mark.parametrize("stack", ["torch-fsdp2", "jax-xla", "nemo-automodel"])
+@pytest.mark.parametrize("stack", ["torch-fsdp2", "jax-xla", "nemo-automodel", "hf-fsdp"])
 def test_what_stops_early_repeats_no_last_product(stack: str) -> None:
     """Of 12 h^2 weights of a layer, 4 h^2 are in it."""
     last = 8 * BATCH * SEQ * LAYERS * HIDDEN**2
     assert repeated_flops(stack) == pytest.approx(FORWARD - last, rel=1e-3)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize(("stack", "reentrant"), [("hf-reentrant", True), ("hf-fsdp", False)])
+def test_checkpoints_of_pytorch_repeat_what_the_stack_says(stack: str, reentrant: bool) -> None:
+    """Of two products with an activation between them, as a feed-forward layer's."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    tokens = torch.randn(16, 8, requires_grad=True)
+    product = 2 * 16 * 8 * 32
+    with FlopCounterMode(display=False) as counted:
+        checkpoint(layer, tokens, use_reentrant=reentrant).sum().backward()
+    again = counted.get_total_flops() - 6 * product  # forward two, backward four
+    assert again == (1 if load_software(stack).stops_early else 2) * product
 
 
 def test_full_recomputation_takes_as_long_as_the_forward() -> None:

@@ -32,7 +32,12 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("ATorch 3D atorch/1 A100 DeepSpeed ZeRO-1 8 devices tensor 2 pipeline 2", "atorch-deepspeed"),
         ("llm.c llm.c/gpt2-124m A100 8 devices tensor 1 pipeline 1", "llm-c"),
         ("Composer, MosaicGPT of 2022 mosaicgpt/7b A100 8 devices tensor 1 pipeline 1", "composer-2022"),
-        ("Composer, llm-foundry issue 1153 a H100 8 devices tensor 1 pipeline 1", "composer-2023"),
+        ("Composer, llm-foundry issue 1153 a H100 8 devices tensor 1 pipeline 1", "composer-2023.10"),
+        (
+            "llm-foundry llmf/mpt-13b-a100_80gb-8 A100-SXM4-80GB 8 devices tensor 1 pipeline 1",
+            "composer-2023.10",
+        ),
+        ("llm-foundry llmf/mpt-1b-a100_40gb-8 A100-SXM4-40GB 8 devices tensor 1 pipeline 1", "composer-2023"),
         ("Fast-LLM fast-llm/llama3.1-8b-h100 H100 32 devices tensor 1 pipeline 1", "fast-llm"),
         (
             "AMD Primus primus/qwen3-235b-mi355x-32-1f1b MI355X 32 devices tensor 1 pipeline 4",
