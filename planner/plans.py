@@ -288,7 +288,7 @@ class Estimate(Record):
     tokens_per_s_per_device: float
     model_flops_per_s_per_device: float
     mfu: float
-    """Model FLOPs (6 N plus causal attention, no recomputation) over dense peak."""
+    """Model FLOPs (forward and backward, masked attention as nothing, no recomputation) over the dense peak."""
     hfu: float
     """As ``mfu``, recomputation counted."""
     fits: bool
@@ -316,6 +316,11 @@ class Estimate(Record):
     """Kind -> bytes that one device sends in a step."""
     bubble_fraction: float
     """Idle share of the pipeline's span."""
+
+    @property
+    def dense_peak(self) -> float:
+        """What `mfu` and `hfu` are shares of: products of a device in the job's precision [FLOP/s]."""
+        return self.model_flops_per_s_per_device / self.mfu
 
     def fits_with(self, headroom: float) -> bool:
         """Whether it fits and leaves this share of the fullest device free."""

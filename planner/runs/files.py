@@ -121,18 +121,23 @@ def read_schedule(path: Path) -> str:
 
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file of measured runs, their paths relative to the file.
+    """Rows of a JSON-lines file of measured runs, as `parse_rows` has them."""
+    return parse_rows(read_text(Path(path)), str(path), Path(path).parent)
+
+
+def parse_rows(text: str, name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows of JSON lines of measured runs, their paths relative to ``folder``.
 
     ``InputError`` names the line that is broken, or says that there is none.
     """
-    path, empty = Path(path), True
-    for where, row in json_lines(read_text(path), str(path)):
+    empty = True
+    for where, row in json_lines(text, name):
         if not isinstance(row, dict):
             raise InputError(f"{where}: one object per line is needed, found {kind_of(row)}")
         empty = False
-        yield _beside(row, path.parent)
+        yield _beside(row, folder)
     if empty:
-        raise InputError(f"{path} is empty: one JSON object per line is needed")
+        raise InputError(f"{name} is empty: one JSON object per line is needed")
 
 
 def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:

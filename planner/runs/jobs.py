@@ -24,7 +24,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
     """
     parallel = run.parallel
     if run.model.seq is None:
-        raise InputError("model.seq is missing: tokens per sequence")
+        raise InputError("model.seq is missing: tokens per sequence, as in model = {name = ..., seq = 4096}")
     gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack)
     rates = cluster.device.peak_flops_per_second
     usual_precision = next((known for known in USUAL_PRECISIONS if known in rates), USUAL_PRECISIONS[0])
