@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.plain_numbers import check_unit
 from cluster_specs.record import validated
 from cluster_specs.shipped import find_device
 
@@ -24,6 +25,7 @@ def what_if(cluster: ClusterSpec, changes: Mapping[str, Any]) -> ClusterSpec:
     for path, value in changes.items():
         if path == "device" and isinstance(value, str):
             value = find_device(value).device.model_dump()
+        check_unit(path, value, f"what-if: {path}")
         _set(fields, path, value)
     fields["sources"] = dict(fields["sources"]) | dict.fromkeys(changes, "what-if")
     if {"nodes", "devices_per_node"} & set(changes):

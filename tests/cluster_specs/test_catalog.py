@@ -280,6 +280,11 @@ def test_no_change_is_the_same_cluster() -> None:
         ({"device": "H2000"}, "unknown device"),
         ({"device.efficiency.matmul": 1.5}, "less than or equal to 1"),
         ({"links.nvlink.devices": 5}, "not a multiple"),
+        ({"device.memory": 2}, "device.memory: 2 without a unit is so many bytes"),
+        ({"device.memory": "80"}, "device.memory: 80 without a unit is so many bytes"),
+        ({"links.infiniband.bandwidth": 400}, "bandwidth: 400 without a unit is so many bytes per second"),
+        ({"links.infiniband.latency": "5"}, "latency: 5 without a unit is so many seconds"),
+        ({"device.peak_flops_per_second.bf16": 989}, "bf16: 989 without a unit is so many FLOP per second"),
     ],
 )
 def test_bad_what_ifs(changes: dict[str, Any], words: str) -> None:
