@@ -157,6 +157,8 @@ def import_text(
     layers = build_graph(model, length).num_layers
     around = Surroundings(layers, cluster.num_devices, cluster.devices_per_node)
     settings = found.read(Keys(data, name), around)
+    if name.endswith(".txt") and 0 < len(settings.unknown) == len(data):
+        raise InputError(f"{name} has no argument of Megatron-LM, which is what a text is read for")
     plan, assumed = complete(settings, model, cluster, given or Given(), name)
     notes = tuple(f"{key} in {name} is not understood and was not read" for key in settings.unknown)
     return Imported(plan.model_copy(update={"warnings": notes}), found, assumed, settings.unknown)
