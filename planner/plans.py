@@ -315,7 +315,7 @@ class Estimate(Record):
     communication: Mapping[str, float]
     """Kind -> bytes that one device sends in a step."""
     bubble_fraction: float
-    """Idle share of the pipeline's span."""
+    """Share of the pipeline's span in which its busiest rank waits; ``time["bubble"]`` over that span."""
 
     @property
     def dense_peak(self) -> float:

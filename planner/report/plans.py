@@ -217,7 +217,9 @@ def _headline(estimate: Estimate, fed: str) -> Table:
         "counted", f"masked attention as nothing, over a dense peak of {format_rate(estimate.dense_peak)}"
     )
     if estimate.bubble_fraction:
-        table.add_row("bubble", f"{estimate.bubble_fraction:.1%} of the pipeline's time is idle")
+        table.add_row(
+            "bubble", f"{estimate.bubble_fraction:.1%} of the pipeline's time its busiest rank waits"
+        )
     return table
 
 
