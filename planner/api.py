@@ -130,8 +130,9 @@ def read_plan(source: AnyPlan) -> Described:
 
     Raises ``InputError`` with the file and the field that is wrong.
     """
+    from cluster_specs.texts import load_mapping
     from planner.pipeline.generators import schedule_entry
-    from planner.runs.files import check_run, load_mapping
+    from planner.runs.files import check_run
     from planner.runs.mapping import plan_from_run
 
     if isinstance(source, Plan):

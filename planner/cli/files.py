@@ -90,7 +90,7 @@ def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
 
 def read_mapping(source: str) -> dict[str, Any]:
     """The table in a JSON, TOML or YAML file (``-``: JSON from stdin)."""
-    from planner.runs.files import load_mapping, parse_mapping
+    from cluster_specs.texts import load_mapping, parse_mapping
 
     if source != STDIN:
         return load_mapping(Path(source))

@@ -104,7 +104,7 @@ def shard(
 def _program(source: str, tracing: TracingOptions) -> "Program":
     """The program in a file, or of a function."""
     from cluster_specs.record import validated
-    from planner.runs.files import parse_mapping, read_text
+    from cluster_specs.texts import load_mapping
     from planner.tracing.program import Program
 
     if ".py:" in source:
@@ -116,7 +116,7 @@ def _program(source: str, tracing: TracingOptions) -> "Program":
         )
     if tracing.gradient:
         raise InputError(f"--gradient: {source} is traced already; trace FILE.py:NAME with it")
-    return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
+    return validated(Program, load_mapping(Path(source), ".json"), source)
 
 
 def _rules(texts: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.texts import parse_mapping, read_text
 from planner.errors import InputError, UnknownName
 from planner.importers.accelerate import read_accelerate
 from planner.importers.completion import ASSUMED_SEQ_LEN, complete
@@ -22,7 +23,6 @@ from planner.importers.torchtitan import read_torchtitan
 from planner.models.catalog import build_graph, sequence_length
 from planner.models.model import Model
 from planner.plans import Plan
-from planner.runs.files import parse_mapping, read_text
 
 
 class Format(NamedTuple):
