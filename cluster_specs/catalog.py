@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_specs.assembly import assemble, parse_shape
-from cluster_specs.changes import resized, what_if
+from cluster_specs.changes import resized, what_if, with_numbers
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.pools import join, read_pools
@@ -193,7 +193,7 @@ def _changed(file: ChangedCluster, nodes: int | None, path: Path) -> ClusterSpec
     if file.base.lower() not in cluster_files():
         raise UnknownName(f"base in {path}:", file.base, cluster_files())
     try:
-        spec = what_if(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
+        spec = with_numbers(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     sources = dict(spec.sources) | dict.fromkeys(file.changes, f"calibrated: {path.name}")

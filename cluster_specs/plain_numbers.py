@@ -38,8 +38,8 @@ PLAIN: Mapping[str, Plain] = MappingProxyType(
 )
 """By field of a device, a link or a host."""
 
-RATES = "peak_flops_per_second"
-"""The table of a device whose values are all rates of arithmetic."""
+RATES, SHARES = "peak_flops_per_second", "efficiency"
+"""Tables of a device whose values are all rates of arithmetic, and all shares of others."""
 
 
 def check_units(fields: object, where: str) -> None:
@@ -57,7 +57,8 @@ def check_units(fields: object, where: str) -> None:
 def check_unit(path: str, value: object, where: str) -> None:
     """``InputError`` where the field at a dotted path is given a number, or text of one, whose unit is missing."""
     *parents, last = path.split(".")
-    plain = FLOPS_PER_SECOND if parents and parents[-1] == RATES else PLAIN.get(last)
+    table = parents[-1] if parents else ""
+    plain = {RATES: FLOPS_PER_SECOND, SHARES: None}.get(table, PLAIN.get(last))
     number = value
     if isinstance(value, str):
         with suppress(ValueError):

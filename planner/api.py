@@ -118,7 +118,10 @@ def export(plan: AnyPlan, target: str) -> dict[str, str]:
 def validate(
     runs: str | Path | Iterable[Mapping[str, Any]], progress: Callable[[str], None] | None = None
 ) -> Any:
-    """Measured runs (a JSON-lines file, or its rows) against what is predicted for them."""
+    """Predictions beside measured runs (a JSON-lines file, or its rows), as a `planner.validation.ValidationReport`.
+
+    A run that cannot be predicted is in it too, with the reason. ``progress`` hears of each run.
+    """
     from planner.runs.files import load_rows
     from planner.validation import validate as score
 

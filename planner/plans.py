@@ -360,7 +360,7 @@ class Faster(Record):
 
 
 class Plan(Record):
-    """The whole answer: inputs, choice, numbers, reasons."""
+    """A plan with what belongs to it: model, cluster and job, the parallelism chosen, its estimate, and the reasons."""
 
     schema_version: Literal["meshwright/plan/1"] = Field(default=SCHEMA, alias="schema")
     model: Model

@@ -354,3 +354,15 @@ def test_a_printed_cluster_is_a_cluster_file_of_any_number_of_nodes(tmp_path: Pa
     path.write_text('{"schema": "meshwright/plan/1"}')
     with pytest.raises(InputError, match="has schema 'meshwright/plan/1', which is no cluster"):
         load_cluster(path)
+
+
+def test_a_machine_that_was_measured_may_be_as_slow_as_it_is(tmp_path: Path) -> None:
+    """Processes on one processor: a latency that nobody would write without a unit."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text('base = "dgx-h100"\n[changes]\n"links.nvlink.latency" = 0.25\n')
+    assert load_cluster(mine).links[0].latency == 0.25
+    assert (
+        what_if(load_cluster("dgx-h100"), {"device.efficiency.memory": 0.8}).device.efficiency.memory == 0.8
+    )
+    with pytest.raises(InputError, match="without a unit"):
+        what_if(load_cluster("dgx-h100"), {"links.nvlink.latency": 0.25})
