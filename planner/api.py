@@ -140,6 +140,8 @@ def read_plan(source: AnyPlan) -> Described:
 
     if isinstance(source, Plan):
         return Described(source, ())
+    if not isinstance(source, str | Path | Mapping):
+        raise InputError(f"a plan is a Plan, a file or the data of one, not {type(source).__name__}")
     path = Path(source) if isinstance(source, str | Path) else None
     data = load_mapping(path) if path is not None else dict(source)  # type: ignore[arg-type]
     name = "the plan" if path is None else str(path)
