@@ -90,6 +90,7 @@ def test_validate_that_compares_nothing_is_no_success(
     assert result.exit_code == 2
     assert result.stderr.startswith("error: nothing was compared: ")
     assert "1 run: " in result.stdout
+    assert "Errors" not in result.stdout
     assert not plot.exists()
 
 
