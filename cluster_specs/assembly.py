@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.plain_numbers import check_units
 from cluster_specs.record import validated
 from cluster_specs.shipped import ClusterFile, fabrics, find_device
 from cluster_specs.units import parse_quantity
@@ -22,8 +22,8 @@ def assemble(file: ClusterFile, nodes: int, shape: tuple[int, ...] | None, where
     torus = _torus(file, shape, where)
     per_node = _devices_per_node(file, torus, where)
     device, device_sources = _device(file)
-    _check_units(device, f"{where}: device")
-    _check_units(file.host, f"{where}: host")
+    check_units(device, f"{where}: device")
+    check_units(file.host, f"{where}: host")
     links, link_sources = _links(file, nodes * per_node, where)
     fields = {
         "name": where,
@@ -49,58 +49,13 @@ def _device(file: ClusterFile) -> tuple[Any, dict[str, str]]:
     return found.device.model_dump(), {f"device.{field}": source for field, source in found.sources.items()}
 
 
-class Plain(NamedTuple):
-    """A number without a unit where text has one."""
-
-    unit: str
-    least: float
-    """What is less was meant to have a unit; slow Ethernet has more bytes per second."""
-    most: float
-    """What is more, too."""
-    written: str
-
-
-SECONDS = Plain("seconds", 0.0, 0.1, "2.5 us")
-BYTES = Plain("bytes", 1e6, math.inf, "80 GiB")
-BYTES_PER_SECOND = Plain("bytes per second", 1e6, math.inf, "400 Gbit/s")
-FLOPS_PER_SECOND = Plain("FLOP per second", 1e6, math.inf, "989 TFLOP/s")
-
-PLAIN: Mapping[str, Plain] = MappingProxyType(
-    {
-        "memory": BYTES,
-        "memory_per_device": BYTES,
-        "bandwidth": BYTES_PER_SECOND,
-        "memory_bandwidth": BYTES_PER_SECOND._replace(written="3.35 TB/s"),
-        "host_bandwidth": BYTES_PER_SECOND,
-        "kernel_launch": SECONDS,
-        "latency": SECONDS,
-    }
-)
-"""By field of a device, a link or a host."""
-
-
-def _check_units(fields: object, where: str) -> None:
-    """Refuse numbers of a table that only make sense in another unit than SI's."""
-    if not isinstance(fields, Mapping):
-        return
-    given = {name: (value, PLAIN[name]) for name, value in fields.items() if name in PLAIN}
-    rates = fields.get("peak_flops_per_second")
-    for name, value in rates.items() if isinstance(rates, Mapping) else ():
-        given[f"peak_flops_per_second.{name}"] = value, FLOPS_PER_SECOND
-    for name, (value, plain) in given.items():
-        if isinstance(value, int | float) and value > 0 and not plain.least <= value <= plain.most:
-            raise InputError(
-                f"{where}.{name}: {value:g} without a unit is so many {plain.unit}: write it as in {plain.written}"
-            )
-
-
 def _links(file: ClusterFile, total: int, where: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Tiers with their fabrics' numbers filled in, and where those come from; the last joins ``total``."""
     links: list[dict[str, Any]] = []
     sources: dict[str, str] = {}
     for position, raw in enumerate(file.links):
         link = dict(raw)
-        _check_units(link, f"{where}: links.{position}")
+        check_units(link, f"{where}: links.{position}")
         name = str(link.get("name", link.get("fabric", position)))
         if (fabric_name := link.pop("fabric", None)) is not None:
             if fabric_name not in fabrics():

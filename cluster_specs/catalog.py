@@ -1,16 +1,14 @@
 """Clusters and devices by name: the shipped ones and users' files."""
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster_specs.assembly import assemble, parse_shape
-from cluster_specs.changes import resized, what_if
+from cluster_specs.changes import resized, what_if, with_numbers
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
-from cluster_specs.errors import InputError, UnknownName, kind_of
+from cluster_specs.errors import InputError, UnknownName
 from cluster_specs.pools import join, read_pools
 from cluster_specs.published import cluster_for
 from cluster_specs.record import Record, validated
@@ -21,6 +19,7 @@ from cluster_specs.shipped import (
     device_files,
     find_device,
 )
+from cluster_specs.texts import load_mapping
 
 __all__ = [
     "ClusterSummary",
@@ -156,9 +155,7 @@ def _no_cluster(name: str) -> InputError:
 
 
 def _from_file(path: Path, nodes: int | None) -> ClusterSpec:
-    fields = _parsed(path)
-    if not isinstance(fields, dict):
-        raise InputError(f"{path}: expected the fields of a cluster, found {kind_of(fields)}")
+    fields = load_mapping(path)
     if (schema := fields.get("schema", SCHEMA)) != SCHEMA:
         raise InputError(f"{path} has schema {schema!r}, which is no cluster")
     fields = {key: value for key, value in fields.items() if key != "schema"}
@@ -196,29 +193,8 @@ def _changed(file: ChangedCluster, nodes: int | None, path: Path) -> ClusterSpec
     if file.base.lower() not in cluster_files():
         raise UnknownName(f"base in {path}:", file.base, cluster_files())
     try:
-        spec = what_if(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
+        spec = with_numbers(load_cluster(f"{file.base}:{nodes or file.nodes}"), file.changes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     sources = dict(spec.sources) | dict.fromkeys(file.changes, f"calibrated: {path.name}")
     return spec.model_copy(update={"name": file.name or path.stem, "sources": sources})
-
-
-def _parsed(path: Path) -> Any:
-    """Contents of a TOML, YAML or JSON file as plain data."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (IsADirectoryError, UnicodeDecodeError):
-        raise InputError(f"{path}: not a text file; expected TOML, YAML or JSON") from None
-    try:
-        if path.suffix == ".json":
-            return json.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            return yaml.safe_load(text)
-        return tomllib.loads(text)
-    except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: not valid {path.suffix.lstrip('.') or 'toml'}: {reason}") from error

@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError, UnknownName
+from cluster_specs.plain_numbers import check_unit
 from cluster_specs.record import validated
 from cluster_specs.shipped import find_device
 
@@ -18,8 +19,15 @@ def what_if(cluster: ClusterSpec, changes: Mapping[str, Any]) -> ClusterSpec:
 
     ``what_if(cluster, {"links.infiniband.bandwidth": "800 Gbit/s", "nodes": 32, "device": "H200"})``.
     Values are as in a file: numbers in SI, or text with units. A change of ``nodes`` or ``devices_per_node``
-    resizes the tiers. Raises ``InputError`` for an unknown path or a bad value.
+    resizes the tiers. Raises ``InputError`` for an unknown path or a bad value, and for a number whose unit is missing.
     """
+    for path, value in changes.items():
+        check_unit(path, value, f"what-if: {path}")
+    return with_numbers(cluster, changes)
+
+
+def with_numbers(cluster: ClusterSpec, changes: Mapping[str, Any]) -> ClusterSpec:
+    """As `what_if`, for numbers that were worked out and may be anything: a machine may be that slow."""
     fields = cluster.model_dump()
     for path, value in changes.items():
         if path == "device" and isinstance(value, str):
@@ -136,8 +144,10 @@ def changed(cluster: ClusterSpec, changes: Mapping[str, str | float]) -> Cluster
             raise InputError(f"{cluster.name} has no {KNOBS[name]} to change")
         factor = _factor(value)
         for path in paths:
+            if factor is None:
+                check_unit(path, value, f"what-if: {path}")
             written[path] = value if factor is None else factor * _number_at(cluster, path)
-    whole = what_if(cluster, written)
+    whole = with_numbers(cluster, written)
     return (
         whole.model_copy(update={"others": _changed_pools(cluster.others, changes)})
         if cluster.others

@@ -78,17 +78,10 @@ FASTEST = 1e15
 still ask for any multiple that makes sense."""
 
 
-class LinkSpec(Record):
-    """One level of the network, as one device sees it."""
+class LinkBehaviour(Record):
+    """How a kind of link behaves, whatever its width and whoever it joins."""
 
-    name: str
     kind: LinkKind
-    devices: int = Field(gt=0)
-    """Devices joined by this level, counting everything inside it."""
-    bandwidth: BytesPerSecond = Field(gt=0, le=FASTEST)
-    """Per device, one direction, while all devices do the same [bytes/s]."""
-    devices_per_card: int = Field(default=1, gt=0)
-    """Devices that share one network card: while the others are silent, one has the bandwidth of all."""
     latency: Seconds = Field(ge=0)
     """Of one hop of a collective's algorithm, software included [s]."""
     efficiency: float = Field(gt=0, le=1)
@@ -111,6 +104,18 @@ class LinkSpec(Record):
     """The same of DeepEP's on the multiprocessors that it takes by itself; None: as ``dispatch_efficiency``."""
     full_mesh: bool = False
     """Every pair has its own cable, so ``k`` peers have (k - 1) / (devices - 1) of the bandwidth."""
+
+
+class LinkSpec(LinkBehaviour):
+    """One level of the network, as one device sees it."""
+
+    name: str
+    devices: int = Field(gt=0)
+    """Devices joined by this level, counting everything inside it."""
+    bandwidth: BytesPerSecond = Field(gt=0, le=FASTEST)
+    """Per device, one direction, while all devices do the same [bytes/s]."""
+    devices_per_card: int = Field(default=1, gt=0)
+    """Devices that share one network card: while the others are silent, one has the bandwidth of all."""
 
 
 class TorusSpec(Record):

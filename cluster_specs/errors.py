@@ -36,7 +36,7 @@ class UnknownName(InputError):
     """A name that no catalogue has; ``see`` says what to do where none that it has is meant."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], see: str = "") -> None:
-        names = list(known)
+        names = list(dict.fromkeys(known))
         near = difflib.get_close_matches(name.lower(), [k.lower() for k in names], n=3, cutoff=0.5)
         all_of_few = (
             f"; use one of {', '.join(names)}" if 0 < len(names) <= FEW else f"; {see}" if see else ""

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster_specs.cluster import DeviceSpec, LinkKind
+from cluster_specs.cluster import DeviceSpec, LinkBehaviour
 from cluster_specs.errors import UnknownName
 from cluster_specs.record import Record, RecordT, validated
-from cluster_specs.units import Bytes, BytesPerSecond, Seconds
+from cluster_specs.units import BytesPerSecond, Seconds
 
 DATA = Path(__file__).parent / "data"
 
@@ -29,21 +29,9 @@ class DeviceFile(Record):
     """Field of the device, or a pattern of fields, to where its number comes from."""
 
 
-class Fabric(Record):
-    """How a kind of link behaves, whatever its width."""
+class Fabric(LinkBehaviour):
+    """A kind of link that is shipped by name."""
 
-    kind: LinkKind
-    latency: Seconds = Field(ge=0)
-    efficiency: float = Field(gt=0, le=1)
-    contention: float = Field(default=0, ge=0, le=1)
-    ring_step: Seconds = Field(default=0, ge=0)
-    exchange_message: Bytes = Field(default=0, ge=0)
-    exchange_halving: float = Field(default=0, ge=0, le=1)
-    in_switch_reduction: bool = False
-    in_switch_efficiency: float | None = Field(default=None, gt=0, le=1)
-    dispatch_efficiency: float | None = Field(default=None, gt=0, le=1)
-    deepep_efficiency: float | None = Field(default=None, gt=0, le=1)
-    full_mesh: bool = False
     words: tuple[str, ...] = ()
     """Words by which published descriptions name it."""
     sources: Mapping[str, str]

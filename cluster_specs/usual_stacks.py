@@ -1,10 +1,11 @@
-"""Which stacks go with which devices: the usual one of each, and where a stack runs at all."""
+"""Which stacks go with what: the usual one of each device, where a stack runs at all, and what it splits."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import get_args
 
 from cluster_specs.cluster import DeviceSpec
-from cluster_specs.software import DeviceFamily, SoftwareSpec
+from cluster_specs.software import Axis, DeviceFamily, SoftwareSpec
 
 FAMILIES: Mapping[str, DeviceFamily] = MappingProxyType({"aws": "trainium"})
 """Who makes a device -> its family, where that is another than its kind: Trainium is priced as a TPU is."""
@@ -18,6 +19,11 @@ def device_family(device: DeviceSpec) -> DeviceFamily:
 def runs_on(software: SoftwareSpec, device: DeviceSpec) -> bool:
     """Whether the stack trains on such a device."""
     return device_family(device) in software.runs_on
+
+
+def lacking_axes(software: SoftwareSpec) -> tuple[Axis, ...]:
+    """Axes over which the stack splits nothing."""
+    return tuple(axis for axis in get_args(Axis) if axis not in software.splits)
 
 
 USUAL_STACKS: Mapping[str, str] = MappingProxyType(

@@ -118,7 +118,10 @@ def export(plan: AnyPlan, target: str) -> dict[str, str]:
 def validate(
     runs: str | Path | Iterable[Mapping[str, Any]], progress: Callable[[str], None] | None = None
 ) -> Any:
-    """Measured runs (a JSON-lines file, or its rows) against what is predicted for them."""
+    """Predictions beside measured runs (a JSON-lines file, or its rows), as a `planner.validation.ValidationReport`.
+
+    A run that cannot be predicted is in it too, with the reason. ``progress`` hears of each run.
+    """
     from planner.runs.files import load_rows
     from planner.validation import validate as score
 
@@ -130,12 +133,15 @@ def read_plan(source: AnyPlan) -> Described:
 
     Raises ``InputError`` with the file and the field that is wrong.
     """
+    from cluster_specs.texts import load_mapping
     from planner.pipeline.generators import schedule_entry
-    from planner.runs.files import check_run, load_mapping
+    from planner.runs.files import check_run
     from planner.runs.mapping import plan_from_run
 
     if isinstance(source, Plan):
         return Described(source, ())
+    if not isinstance(source, str | Path | Mapping):
+        raise InputError(f"a plan is a Plan, a file or the data of one, not {type(source).__name__}")
     path = Path(source) if isinstance(source, str | Path) else None
     data = load_mapping(path) if path is not None else dict(source)  # type: ignore[arg-type]
     name = "the plan" if path is None else str(path)

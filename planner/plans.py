@@ -288,7 +288,7 @@ class Estimate(Record):
     tokens_per_s_per_device: float
     model_flops_per_s_per_device: float
     mfu: float
-    """Model FLOPs (6 N plus causal attention, no recomputation) over dense peak."""
+    """Model FLOPs (forward and backward, masked attention as nothing, no recomputation) over the dense peak."""
     hfu: float
     """As ``mfu``, recomputation counted."""
     fits: bool
@@ -315,7 +315,12 @@ class Estimate(Record):
     communication: Mapping[str, float]
     """Kind -> bytes that one device sends in a step."""
     bubble_fraction: float
-    """Idle share of the pipeline's span."""
+    """Share of the pipeline's span in which its busiest rank waits; ``time["bubble"]`` over that span."""
+
+    @property
+    def dense_peak(self) -> float:
+        """What `mfu` and `hfu` are shares of: products of a device in the job's precision [FLOP/s]."""
+        return self.model_flops_per_s_per_device / self.mfu
 
     def fits_with(self, headroom: float) -> bool:
         """Whether it fits and leaves this share of the fullest device free."""
@@ -355,7 +360,7 @@ class Faster(Record):
 
 
 class Plan(Record):
-    """The whole answer: inputs, choice, numbers, reasons."""
+    """A plan with what belongs to it: model, cluster and job, the parallelism chosen, its estimate, and the reasons."""
 
     schema_version: Literal["meshwright/plan/1"] = Field(default=SCHEMA, alias="schema")
     model: Model

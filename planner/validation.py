@@ -101,6 +101,11 @@ class Summary(Record):
     rank_correlation: RankCorrelation = RankCorrelation()
     skipped: int = 0
 
+    @property
+    def compared(self) -> bool:
+        """Whether any run was held against a measurement, or against having run at all."""
+        return any(part.n for part in (self.step_time, self.memory, self.tensor_memory, self.fits))
+
 
 class ValidationReport(Record):
     """The documented JSON of ``validate``."""

@@ -52,7 +52,7 @@ class Terms(Given):
 
 
 class Economics(Record):
-    """A training run from first to last token. None: not known, and ``unknown`` says why."""
+    """Time, energy and money of a training run from first to last token; of what is None, ``unknown`` says why."""
 
     tokens: float
     time_to_train_s: float

@@ -8,14 +8,15 @@ import textwrap
 from collections.abc import Iterator
 
 from cluster_specs.software import load_software
-from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_seconds
+from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_rate, format_seconds
 from planner.analysis.economics import economics
 from planner.analysis.ladder import Step, steps
 from planner.analysis.naming import EXCHANGES
 from planner.analysis.questions import known
 from planner.analysis.sensitivity import WORTH_NAMING, next_bottleneck, sensitivity
-from planner.evaluation.setting import batch_name, caveats_of, describe_trained
+from planner.evaluation.setting import batch_name, caveats_of, describe_trained, graph_of
 from planner.models.catalog import counted
+from planner.operators import model_flops
 from planner.plans import Plan
 from planner.search.pooled import stage_list
 from planner.search.recommend import set_apart
@@ -110,6 +111,12 @@ def _time(plan: Plan) -> Iterator[str]:
     parts = sorted(estimate.time.items(), key=lambda part: -part[1])[:MOST_PARTS]
     yield ", ".join(f"{name.replace('_', ' ')} {s / estimate.step_time_s:.1%}" for name, s in parts) + (
         f" of {format_seconds(estimate.step_time_s)} (MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%})."
+    )
+    graph = graph_of(plan.model, plan.job)
+    in_full = estimate.mfu * model_flops(graph, 1, causal=False) / model_flops(graph, 1)
+    yield (
+        f"MFU counts masked attention as nothing, over a dense peak of {format_rate(estimate.dense_peak)}"
+        + (f"; with attention in full it is {in_full:.1%}." if in_full > estimate.mfu else ".")
     )
 
 

@@ -6,7 +6,8 @@ from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from cluster_specs.catalog import load_cluster, what_if
+from cluster_specs.catalog import load_cluster
+from cluster_specs.changes import with_numbers
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Record
 from cluster_specs.shipped import FittedValue, MeasuredLine, cluster_files
@@ -69,7 +70,7 @@ def calibrate(base: str, measurements: Sequence[Measurement]) -> Calibration:
         for path, value, most in zip(task.paths, fit.values, task.most, strict=True):
             fitted[path] = _judged(path, fit, at_limit=value >= most, base=base)
             found[path] = value
-        cluster = what_if(cluster, dict(zip(task.paths, fit.values, strict=True)))
+        cluster = with_numbers(cluster, dict(zip(task.paths, fit.values, strict=True)))
     if not found:
         raise InputError("nothing was measured: use --measure, --nccl-log or --data")
     return Calibration(
@@ -98,7 +99,7 @@ def _only(measurements: Sequence[Measurement], kind: type[M]) -> list[M]:
 
 def _fit(task: _Task, cluster: ClusterSpec) -> Fit:
     def predict(values: Sequence[float]) -> list[float]:
-        return task.predict(what_if(cluster, dict(zip(task.paths, values, strict=True))))
+        return task.predict(with_numbers(cluster, dict(zip(task.paths, values, strict=True))))
 
     start = [_value(cluster, path) for path in task.paths]
     return fit_constants(predict, task.seconds, start, task.most)

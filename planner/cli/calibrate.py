@@ -79,9 +79,9 @@ def calibrate(
 
 
 def _logged(logs: list[Path], collective: str | None, files: list[Path]) -> "tuple[Measurement, ...]":
+    from cluster_specs.texts import read_text
     from planner.calibration.measurements import parse_measurements
     from planner.calibration.nccl_log import parse_nccl_log
-    from planner.runs.files import read_text
 
     found: tuple[Measurement, ...] = ()
     for path in logs:
@@ -94,8 +94,8 @@ def _logged(logs: list[Path], collective: str | None, files: list[Path]) -> "tup
 def _warn_of_others(logs: list[Path], cluster: str) -> None:
     """Of logs from devices that the cluster has not."""
     from cluster_specs.catalog import load_cluster, load_device
+    from cluster_specs.texts import read_text
     from planner.calibration.nccl_log import logged_devices
-    from planner.runs.files import read_text
 
     own = load_cluster(cluster).device.name
     for path in logs:

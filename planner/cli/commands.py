@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from planner.cli.catalogues import complete_clusters, complete_models, complete_targets
-from planner.cli.files import print_json, read_plan, with_schedule, write_files
+from planner.cli.files import print_json, read_plan, read_rows, with_schedule, write_files
 from planner.cli.fitting import FitJobOptions
 from planner.cli.imports import ImportOptions
 from planner.cli.options import AdapterOptions, JobOptions, OutputOptions, PinOptions, ScheduleOption
 from planner.cli.outcome import NO_PLAN
 from planner.cli.progress import Progress
 from planner.cli.thresholds import check_thresholds
+from planner.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,26 +137,31 @@ def evaluate(
 
 
 def validate(
-    runs: Annotated[Path, typer.Argument(help="Measured runs, one JSON object per line.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Files of measured runs, one JSON object per line; - reads them from stdin."),
+    ],
     output: OutputOptions,
     plot: Annotated[Path | None, typer.Option(help="Write a parity plot to this HTML file.")] = None,
 ) -> None:
-    """Compare measured runs with what Meshwright predicts for them.
+    """Compare measured runs with what Meshwright predicts for them; exit 2 where none could be compared.
 
     meshwright validate runs.jsonl --fail-if 'step_time.median_abs_error > 0.1'
     """
-    from planner.runs.files import load_rows
     from planner.validation import ValidationReport
     from planner.validation import validate as compare_runs
 
     output.expect(ValidationReport)
     with Progress(output.quiet) as progress:
-        answer = compare_runs(load_rows(runs), progress=progress)
-    if plot is not None:
+        answer = compare_runs(read_rows(runs), progress=progress)
+    summary = answer.summary
+    if plot is not None and summary.compared:
         from planner.pages.parity import parity_page
 
         write_files({plot: parity_page(answer)})
     _answer(_dump(answer), output, lambda: _report("validation_report")(answer))
+    if not summary.compared:
+        raise InputError(f"nothing was compared: {summary.skipped} of {len(answer.rows)} runs were skipped")
 
 
 def export(

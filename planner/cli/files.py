@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,11 +90,19 @@ def read_plan(source: str) -> "tuple[Plan, tuple[str, ...]]":
 
 def read_mapping(source: str) -> dict[str, Any]:
     """The table in a JSON, TOML or YAML file (``-``: JSON from stdin)."""
-    from planner.runs.files import load_mapping, parse_mapping
+    from cluster_specs.texts import load_mapping, parse_mapping
 
     if source != STDIN:
         return load_mapping(Path(source))
     return parse_mapping(sys.stdin.read(), ".json", "stdin")
+
+
+def read_rows(sources: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Measured runs of one JSON-lines file after the other (``-``: from stdin)."""
+    from planner.runs.files import load_rows, parse_rows
+
+    for source in sources:
+        yield from load_rows(source) if source != STDIN else parse_rows(sys.stdin.read(), "stdin", Path())
 
 
 def with_schedule(plan: "Plan", schedule: str | None) -> "Plan":

@@ -32,8 +32,13 @@ class TracingOptions:
         list[str] | None,
         typer.Option("--rule", help="Loops of a kernel, as 'name=i k, k j -> i j; sum k'; may be repeated."),
     ] = None
+    gradient: Annotated[
+        bool,
+        typer.Option("--gradient", help="Add the backward pass of a PyTorch module that returns its loss."),
+    ] = False
     python: Annotated[
-        str | None, typer.Option("--python", help="Interpreter that has JAX, for FILE.py:NAME (this one).")
+        str | None,
+        typer.Option("--python", help="Interpreter that has JAX or PyTorch, for FILE.py:NAME (this one)."),
     ] = None
 
 
@@ -42,7 +47,7 @@ def shard(
         str,
         typer.Argument(
             help="A program: JSON of from_jax(...) or from_torch(...); or FILE.py:NAME, a tuple of a JAX function "
-            "and its arguments, or a function that returns one."
+            "and its arguments, or of a PyTorch module and its inputs, or a function that returns one."
         ),
     ],
     cluster: Annotated[str, typer.Argument(help="name:nodes, or a file.")],
@@ -99,15 +104,19 @@ def shard(
 def _program(source: str, tracing: TracingOptions) -> "Program":
     """The program in a file, or of a function."""
     from cluster_specs.record import validated
-    from planner.runs.files import parse_mapping, read_text
+    from cluster_specs.texts import load_mapping
     from planner.tracing.program import Program
 
     if ".py:" in source:
         from planner.verification.with_program import trace_function
 
         rules = _rules(tracing.rule or ())
-        return trace_function(source, tracing.python, tracing.replicate_unknown, tracing.trips, rules)
-    return validated(Program, parse_mapping(read_text(Path(source)), ".json", source), source)
+        return trace_function(
+            source, tracing.python, tracing.replicate_unknown, tracing.trips, rules, tracing.gradient
+        )
+    if tracing.gradient:
+        raise InputError(f"--gradient: {source} is traced already; trace FILE.py:NAME with it")
+    return validated(Program, load_mapping(Path(source), ".json"), source)
 
 
 def _rules(texts: Sequence[str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
 ROOTS = ("", "estimate", "plan", "summary")
 """Where a name is looked for, in this order: the whole answer, then its parts."""
 
-_CONDITION = re.compile(r"\s*([\w.-]+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
+_CONDITION = re.compile(r"\s*([\w.-]+)\s*(>=|<=|==|!=|>|<)\s*(\S(?:.*\S)?)\s*")
 _WORDS: Mapping[str, bool] = {"true": True, "false": False}
 _UNITS: Mapping[str, "Unit | None"] = {"_bytes": "B", "_per_s": None, "_s": "s"}
 """End of a name -> the unit of its value, the first that applies."""

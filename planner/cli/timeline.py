@@ -81,7 +81,8 @@ def _answer(step: "StepTimeline", files: list[str]) -> dict[str, Any]:
         "schema": "meshwright/timeline/1",
         "step_time_s": step.step_seconds,
         "makespan_s": drawn.makespan,
-        "bubble_fraction": drawn.bubble_fraction,
+        "bubble_fraction": drawn.busiest_bubble_fraction,
+        "idle_fraction": drawn.bubble_fraction,
         "after_s": dict(step.after),
         "memory_limit_bytes": step.memory_limit_bytes,
         "ranks": [

@@ -45,7 +45,7 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:
-    """Refuse stages that are not as many as the pipeline has, or do not hold every layer once and in order."""
+    """Refuse stages that contradict the degrees, are too many or too few, or do not hold each layer once, in order."""
     if not plan.stages:
         return
     expected = plan.pipeline * plan.virtual_stages
@@ -54,6 +54,13 @@ def check_stages(plan: Parallelism, graph: Graph) -> None:
             f"pipeline {plan.pipeline} x virtual_stages {plan.virtual_stages} has {expected} stages, "
             f"`stages` lists {len(plan.stages)}"
         )
+    names, first = ("data", "tensor", "context", "expert"), plan.stages[0]
+    for name, degree in zip(names, first.degrees if first.mesh else (), strict=False):
+        if degree != getattr(plan, name):
+            raise InputError(
+                f"{name} is {getattr(plan, name)}, but stages[0].mesh has {degree}: a plan's degrees are those of its "
+                "first stage; change both, or leave `stages` out"
+            )
     for s, stage in enumerate(plan.stages):
         data, _, _, expert = stage.degrees
         found, due = stage.mesh.get("context_expert", 1), expert // math.gcd(expert, data)

@@ -1,13 +1,12 @@
 """What stays the same while plans are compared: the model's graph, the cluster, the job and the software."""
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from itertools import chain
+from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.errors import InputError
 from cluster_specs.software import (
-    Axis,
     SoftwareSpec,
     device_on,
     gathering,
@@ -17,10 +16,11 @@ from cluster_specs.software import (
     software_on,
     updating,
 )
-from cluster_specs.usual_stacks import runs_on, usual_stack
+from cluster_specs.usual_stacks import usual_stack
 from cost_models.attention import with_first_flash
 from cost_models.compute import newton_schulz_flops
 from cost_models.intervals import Spread, spread
+from planner.evaluation.beyond_stack import choices_beyond, devices_beyond
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters, has_scans
 from planner.models.adapters import adapted
@@ -117,20 +117,8 @@ def caveats_of(plan: Plan) -> tuple[str, ...]:
     """The same of a plan, which may ask of its stack what that cannot do: a search does not."""
     device = plan.cluster.device
     software = software_of(plan.job, device)
-    return (*_beyond_stack(plan, software), *caveats(graph_of(plan.model, plan.job), software, device))
-
-
-def _beyond_stack(plan: Plan, software: SoftwareSpec) -> Iterator[str]:
-    """Devices that the stack does not run on, and axes over which it splits nothing."""
-    for device in {pool.device.name: pool.device for pool in plan.cluster.pools}.values():
-        if not runs_on(software, device):
-            yield (
-                f"{software.name} does not run on {device.name} (but on {' and '.join(software.runs_on)}): its time is "
-                "of a stack that does"
-            )
-    for axis in get_args(Axis):
-        if axis not in software.splits and getattr(plan.plan, axis) > 1:
-            yield f"{software.name} has no {axis} ranks: its time is of a stack that does"
+    said = devices_beyond(plan.cluster, software), choices_beyond(plan.plan, software)
+    return (*chain.from_iterable(said), *caveats(graph_of(plan.model, plan.job), software, device))
 
 
 def graph_of(model: Model, job: Job) -> Graph:

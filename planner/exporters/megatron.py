@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.evaluation.cuts import sizes_of
+from planner.evaluation.megatron_layout import write_layout, write_pattern
 from planner.exporters.header import comments
 from planner.exporters.limits import Limits, check_limits, refuse
-from planner.exporters.megatron_layout import write_layout, write_pattern
 from planner.exporters.megatron_model import layer_letters, model_arguments, prediction_modules
 from planner.exporters.script import notes_file, policy_of
 from planner.exporters.stages import cuts_of, num_layers

@@ -125,9 +125,11 @@ def nearest_within(plan: Plan, target: str, limits: Limits, export: Callable[[Pl
     if not priced:
         reason = why or f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
         stacks = started(plan, target)
-        own = (
-            "" if plan.job.stack in stacks else f" as {plan.job.stack} runs it; plan with --stack {stacks[0]}"
-        )
+        own = ""
+        if plan.job.stack not in stacks:
+            own = f" as {plan.job.stack} runs it; plan with --stack {stacks[0]}"
+        elif "recompute" in aspects:
+            own = f"; plan with --recompute {' or '.join(limits.recompute)}"
         raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits{own}")
     best, mends = min(priced, key=lambda entry: _seconds(entry[0]))
     return _noted(plan, best, target, [mend.words for mend in mends if mend.words])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.exporters.megatron_layout import read_layout, read_pattern
+from planner.evaluation.megatron_layout import read_layout, read_pattern
 from planner.importers.keys import Keys
 from planner.importers.settings import Settings, Surroundings
 from planner.importers.torchtitan import even_but_ends

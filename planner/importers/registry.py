@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cluster_specs.cluster import ClusterSpec
+from cluster_specs.texts import parse_mapping, read_text
 from planner.errors import InputError, UnknownName
 from planner.importers.accelerate import read_accelerate
 from planner.importers.completion import ASSUMED_SEQ_LEN, complete
@@ -22,7 +23,6 @@ from planner.importers.torchtitan import read_torchtitan
 from planner.models.catalog import build_graph, sequence_length
 from planner.models.model import Model
 from planner.plans import Plan
-from planner.runs.files import parse_mapping, read_text
 
 
 class Format(NamedTuple):
@@ -157,6 +157,8 @@ def import_text(
     layers = build_graph(model, length).num_layers
     around = Surroundings(layers, cluster.num_devices, cluster.devices_per_node)
     settings = found.read(Keys(data, name), around)
+    if name.endswith(".txt") and 0 < len(settings.unknown) == len(data):
+        raise InputError(f"{name} has no argument of Megatron-LM, which is what a text is read for")
     plan, assumed = complete(settings, model, cluster, given or Given(), name)
     notes = tuple(f"{key} in {name} is not understood and was not read" for key in settings.unknown)
     return Imported(plan.model_copy(update={"warnings": notes}), found, assumed, settings.unknown)

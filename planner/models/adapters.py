@@ -71,8 +71,9 @@ UNTRAINED: Mapping[str, tuple[object, ...]] = MappingProxyType(
 
 
 class Adapter(Given):
-    """What is trained in place of a model's own weights; fields are called as in peft's ``LoraConfig``, of which those
-    that change neither time nor memory (`INDIFFERENT`) are read over.
+    """What is trained in place of a model's own weights, in the words of peft's ``LoraConfig``.
+
+    Fields of that which change neither time nor memory (`INDIFFERENT`) are accepted and not kept.
     """
 
     r: int = Field(gt=0)

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from cluster_specs.catalog import list_clusters
 from cluster_specs.record import validated
+from cluster_specs.texts import load_mapping
 from planner.errors import InputError, UnknownName
 from planner.graph import Graph, count_parameters
 from planner.models.classes import head_notes
 from planner.models.families import ARCHITECTURES, FAMILIES, FIXED_LENGTHS, SAME_TOWER, TRACE, UNPRICED
 from planner.models.measured import transformer_from_run
 from planner.models.model import Model
-from planner.models.reading import ConfigReader, read_mapping
+from planner.models.reading import ConfigReader
 
 __all__ = [
     "build_graph",
@@ -162,7 +163,7 @@ def _shipped_model(name: str) -> Model:
 
 
 def _model_from_file(path: Path) -> Model:
-    config = read_mapping(path)
+    config = load_mapping(path, ".json")
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     schema = str(config.get("schema", ""))
     if schema.startswith("meshwright/program/"):

@@ -89,7 +89,7 @@ def transformer_from_run(fields: Mapping[str, Any]) -> Model:
     """
     name = str(fields.get("name") or FAMILY)
     config = {key: value for key, value in fields.items() if key in RUN_FIELDS and value is not None}
-    canonical = read_run_model(ConfigReader(config, name), name)
+    canonical = read_run_model(ConfigReader(config, str(fields.get("name") or "model")), name)
     printed = fields.get("params_b")
     if "tied" not in config and isinstance(printed, (int, float)):
         config["tied"] = _nearest_tying(canonical, printed * 1e9)

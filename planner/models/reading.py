@@ -1,11 +1,8 @@
 """Reading a configuration: every refusal names the file and the key."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster_specs.errors import kind_of
 from planner.errors import InputError
 
 T = TypeVar("T")
@@ -99,28 +96,3 @@ def expert_groups(read: ConfigReader, experts: str, groups: str, chosen: str) ->
     if of % count:
         raise read.fail(groups, f"must divide the {of} experts, found {count}")
     return count, read.integer(chosen, default=count, most=count)
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        InputError: unreadable, empty, truncated, or not an object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # which Windows begins with a byte order mark
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not text in UTF-8") from None
-    if not text.strip():
-        raise InputError(f"{path}: is empty; a JSON object was expected")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: is not valid JSON (line {error.lineno}: {error.msg})") from None
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply for a model") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds {kind_of(value)}; a JSON object was expected")
-    return value

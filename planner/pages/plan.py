@@ -119,7 +119,7 @@ def _headlines(estimate: Estimate, fed: str) -> Iterator[tuple[str, str, str]]:
     yield "MFU", f"{estimate.mfu:.1%}", f"HFU {estimate.hfu:.1%}; {rate} of model per device"
     share = f"{estimate.memory_bytes / estimate.memory_limit_bytes:.0%} of the device, peak in {estimate.peak_phase}"
     yield "Memory", format_bytes(estimate.memory_bytes), share
-    yield "Bubble", f"{estimate.bubble_fraction:.1%}", "of the pipeline's time is idle"
+    yield "Bubble", f"{estimate.bubble_fraction:.1%}", "of the pipeline's time its busiest rank waits"
 
 
 def _run(spent: Economics) -> tuple[str, str, str]:

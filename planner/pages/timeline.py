@@ -57,7 +57,8 @@ def summary(step: StepTimeline) -> str:
     after = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in step.after if seconds)
     return (
         f"Step {format_seconds(step.step_seconds)}: pipeline {format_seconds(timeline.makespan)}, of which "
-        f"{timeline.bubble_fraction:.1%} idle on average{', then ' if after else ''}{after}. "
+        f"the busiest rank waits {timeline.busiest_bubble_fraction:.1%}, all of them {timeline.bubble_fraction:.1%} on "
+        f"average{', then ' if after else ''}{after}. "
         f"{timeline.schedule.num_microbatches} micro-batches, {timeline.schedule.num_stages} stages, "
         f"{timeline.schedule.num_ranks} ranks."
     )

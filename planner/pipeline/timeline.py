@@ -110,6 +110,11 @@ class Timeline:
         return _idle_share(self.busy, self.makespan)
 
     @property
+    def busiest_bubble_fraction(self) -> float:
+        """Idle share of the busiest rank's time, which is what a step is longer by than its work."""
+        return _idle_share((max(self.busy),), self.makespan)
+
+    @property
     def stage_bubble_fraction(self) -> float:
         """Bubble rate of a steady run of steps, ``1 - mean(busy) / max(last end - first start)``.
 

@@ -213,8 +213,13 @@ def _headline(estimate: Estimate, fed: str) -> Table:
         f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%} "
         f"({format_rate(estimate.model_flops_per_s_per_device)} of model per device)",
     )
+    table.add_row(
+        "counted", f"masked attention as nothing, over a dense peak of {format_rate(estimate.dense_peak)}"
+    )
     if estimate.bubble_fraction:
-        table.add_row("bubble", f"{estimate.bubble_fraction:.1%} of the pipeline's time is idle")
+        table.add_row(
+            "bubble", f"{estimate.bubble_fraction:.1%} of the pipeline's time its busiest rank waits"
+        )
     return table
 
 

@@ -28,6 +28,8 @@ def sharding_report(answer: ShardedProgram) -> Iterator[str]:
             yield f"in a ring    keys and values of {operator.name}, {around}"
     if answer.recomputed:
         yield f"run again    {', '.join(operator.name for operator in answer.recomputed)}"
+    if any(v.role == "parameter" for v in answer.program.values) and not answer.program.ties:
+        yield "forward      alone: this module has no backward pass here (--gradient adds it)"
     if answer.program.replicated:
         yield f"replicated   no rule for {', '.join(answer.program.replicated)}"
     yield "inputs"

@@ -59,8 +59,10 @@ def sweep_report(sweep: Sweep) -> RenderableType:
     """All points, where scaling stops paying, what is recommended, and what was assumed."""
     failed = [point for point in sweep.points if point.status != "planned"]
     planned = len(sweep.points) - len(failed)
+    counts = format_count(len(sweep.points), "point"), f"{planned} with a plan"
+    searches = f"{sweep.searches} search" + ("" if sweep.searches == 1 else "es")
     parts: list[RenderableType] = [
-        Text(f"{len(sweep.points)} points, {planned} with a plan, {sweep.searches} searches", style="bold"),
+        Text(", ".join((*counts, searches)), style="bold"),
         Text(),
         _points(sweep),
         Text(

@@ -32,12 +32,9 @@ def validation_report(report: ValidationReport) -> RenderableType:
         "memory": summary.memory,
         "live tensors": summary.tensor_memory,
     }
-    parts: list[RenderableType] = [
-        Text(_opening(report), style="bold"),
-        *_runs(report.rows),
-        heading("Errors"),
-        _errors(overall, "quantity"),
-    ]
+    parts: list[RenderableType] = [Text(_opening(report), style="bold"), *_runs(report.rows)]
+    if any(statistics.n for statistics in overall.values()):
+        parts += [heading("Errors"), _errors(overall, "quantity")]
     if summary.inside_interval is not None:
         parts.append(Text(f"{summary.inside_interval:.0%} of step times are inside the 80 % interval"))
     parts.append(Text(_fits(summary.fits)))
@@ -86,10 +83,13 @@ def _percent(value: float | None, sign: bool = False) -> str:
 def _fits(fits: FitStatistics) -> str:
     if fits.accuracy is None:
         return "no run says whether it ran"
+    parts = []
+    if fits.ran:
+        parts.append(f"{fits.ran_but_said_not_to_fit} of {fits.ran} that ran were said not to fit")
+    if fits.crashed:
+        parts.append(f"{fits.crashed_but_said_to_fit} of {fits.crashed} that crashed were said to fit")
     return (
-        f"fits or not is right for {fits.accuracy:.1%} of {format_count(fits.n, 'run')}: "
-        f"{fits.ran_but_said_not_to_fit} of {fits.ran} that ran were said not to fit, "
-        f"{fits.crashed_but_said_to_fit} of {fits.crashed} that crashed were said to fit"
+        f"fits or not is right for {fits.accuracy:.1%} of {format_count(fits.n, 'run')}: {', '.join(parts)}"
     )
 
 

@@ -1,68 +1,13 @@
 """Reading runs and plans from files."""
 
 import json
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from cluster_specs.errors import InputError, kind_of
+from cluster_specs.texts import load_mapping, read_text
 from planner.runs.record import parse_run, refuse_unknown_fields
-
-MAX_TEXT_BYTES = 1 << 20
-"""Largest hand-written file read [bytes]: such files have a page; YAML of more takes minutes to refuse."""
-
-
-def _yaml(text: str) -> Any:
-    import yaml
-
-    return yaml.safe_load(text)
-
-
-PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {".json": json.loads, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
-)
-"""Parser of each file type, by suffix."""
-
-
-def read_text(path: Path) -> str:
-    """Text of a file; ``InputError`` where it does not exist or is not text."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{path} is a folder, a file is needed") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text (byte {error.start} is not UTF-8)") from error
-
-
-def parse_mapping(text: str, suffix: str, name: str) -> dict[str, Any]:
-    """Top-level table of a JSON, TOML or YAML text; ``InputError`` says where it breaks."""
-    if suffix not in PARSERS:
-        raise InputError(f"{name}: unknown file type {suffix!r}; use {', '.join(PARSERS)}")
-    if suffix != ".json" and len(text) > MAX_TEXT_BYTES:
-        raise InputError(
-            f"{name} has {len(text)} characters; a {suffix} run file has at most {MAX_TEXT_BYTES}"
-        )
-    if not text.strip():
-        raise InputError(f"{name} is empty; a table of keys was expected")
-    try:
-        data = PARSERS[suffix](text)
-    except RecursionError as error:
-        raise InputError(f"{name} is nested too deeply") from error
-    except Exception as error:  # each parser has its own tree of errors; all of them mean: not this format
-        reason = " ".join(str(error).split())
-        raise InputError(f"{name} is not valid {suffix[1:].upper()}: {reason}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{name}: the top level must be a table of keys, found {kind_of(data)}")
-    return data
-
-
-def load_mapping(path: Path) -> dict[str, Any]:
-    """Top-level table of a JSON, TOML or YAML file."""
-    return parse_mapping(read_text(path), path.suffix.lower(), str(path))
 
 
 def load_run(path: str | Path) -> dict[str, Any]:
@@ -121,18 +66,23 @@ def read_schedule(path: Path) -> str:
 
 
 def load_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file of measured runs, their paths relative to the file.
+    """Rows of a JSON-lines file of measured runs, as `parse_rows` has them."""
+    return parse_rows(read_text(Path(path)), str(path), Path(path).parent)
+
+
+def parse_rows(text: str, name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows of JSON lines of measured runs, their paths relative to ``folder``.
 
     ``InputError`` names the line that is broken, or says that there is none.
     """
-    path, empty = Path(path), True
-    for where, row in json_lines(read_text(path), str(path)):
+    empty = True
+    for where, row in json_lines(text, name):
         if not isinstance(row, dict):
             raise InputError(f"{where}: one object per line is needed, found {kind_of(row)}")
         empty = False
-        yield _beside(row, path.parent)
+        yield _beside(row, folder)
     if empty:
-        raise InputError(f"{path} is empty: one JSON object per line is needed")
+        raise InputError(f"{name} is empty: one JSON object per line is needed")
 
 
 def json_lines(text: str, name: str) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
     """
     parallel = run.parallel
     if run.model.seq is None:
-        raise InputError("model.seq is missing: tokens per sequence")
+        raise InputError("model.seq is missing: tokens per sequence, as in model = {name = ..., seq = 4096}")
     master = _master_dtype(run, origin, assume)
     gradient = parallel.grad_dtype or _stored_gradient(run, origin.stack, master)
     rates = cluster.device.peak_flops_per_second

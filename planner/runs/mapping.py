@@ -24,7 +24,7 @@ from planner.runs.origins import Origin, find_origin
 from planner.runs.recomputation import recompute, recompute_every
 from planner.runs.record import ParallelSection, RunFile, parse_run
 from planner.runs.releases import variant
-from planner.runs.splits import balanced_stages, filled_layers, printed_layers, with_whole_logits
+from planner.runs.stages import balanced_stages, filled_layers, printed_layers, with_whole_logits
 from planner.runs.vocabulary import Habits
 
 MICROBATCHES_PER_STAGE = 4

@@ -63,6 +63,9 @@ def model_of(run: RunFile, vocabulary_multiple: int, assume: Assumptions) -> Mod
             if field not in sizes:
                 sizes[field] = usual
                 assume.made.append(f"{field}={usual} (as {run.model.name} has it)")
+        if not {"ffn_hidden", "d_ff", "experts"} & sizes.keys() and isinstance(sizes.get("hidden"), int):
+            sizes["ffn_hidden"] = _usual_width(sizes["hidden"], gated=sizes.get("gated_mlp", True))
+            assume.made.append(f"ffn_hidden={sizes['ffn_hidden']} (as Megatron-LM has it)")
         return model_of_run(sizes)
     if run.model.name is None:
         raise InputError("model needs a name, a config path, or sizes (layers, hidden, heads, vocab, ...)")
@@ -82,6 +85,14 @@ def _predicting(model: Model, most: int | None) -> Model:
             f"max_predictions_per_seq is of encoders whose head predicts masked tokens, which {model.name} has not"
         )
     return few
+
+
+def _usual_width(hidden: int, *, gated: bool) -> int:
+    """Of a feed-forward layer where nobody says: ``4 h``; with gates as many weights, in multiples of 64.
+
+    Source: NVIDIA/Megatron-LM ``megatron/training/arguments.py`` (``ffn_hidden_size`` that is not given).
+    """
+    return 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
 
 
 def _of_family(run: RunFile) -> Mapping[str, str | bool | int]:

@@ -1,15 +1,15 @@
 """From the search's outcome to the answer: stages written out, alternatives with reasons, the paragraph of why."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 from cluster_specs.cluster import DeviceSpec
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.units import format_change, format_count, format_seconds
+from planner.evaluation.beyond_stack import choices_beyond
 from planner.evaluation.evaluator import Evaluator
-from planner.evaluation.setting import caveats, caveats_of, software_of
+from planner.evaluation.setting import caveats, caveats_of
 from planner.graph import Graph
-from planner.pipeline.generators import is_written_out, schedule_label, splits_backward
+from planner.pipeline.generators import schedule_label
 from planner.plans import Alternative, Estimate, Objective, Parallelism, Pins, Plan
 from planner.search.best_first import USUAL_TOP, Progress, Search
 from planner.search.branches import Answer
@@ -201,37 +201,19 @@ def _next_best(best: Answer, other: Answer) -> str:
     return f"The next best ({apart}) is {slower}, mostly by {part} (+{format_seconds(seconds, 2)})."
 
 
-def _unlike_stack(plan: Parallelism, software: SoftwareSpec) -> Iterator[str]:
-    """What was pinned though the stack does not have it."""
-    if plan.shard_degree > 1 and plan.zero_stage not in software.zero_stages:
-        stages = ", ".join(map(str, software.zero_stages))
-        yield f"{software.name} has no ZeRO {plan.zero_stage} (but {stages}): its time is of a stack that does"
-    named = plan.pipeline > 1 and not is_written_out(plan.schedule)
-    if named and plan.schedule not in software.schedules:
-        schedules = ", ".join(software.schedules)
-        yield f"{software.name} has no schedule {plan.schedule} (but {schedules}): its time is of a stack that does"
-    if software.split_stack and plan.pipeline > 1 and splits_backward(plan.schedule):
-        yield (
-            f"{schedule_label(plan.schedule)} splits backwards, which {software.name} can do only as "
-            f"{software.split_stack}: plan with --stack {software.split_stack} for its time"
-        )
-
-
 def doubts(answer: Plan) -> tuple[str, ...]:
     """What the numbers of any plan rest on that nobody measured, or that its stack does not have.
 
     The first of what `warnings_of` says, for answers that are about more than one plan.
     """
-    software = software_of(answer.job, answer.cluster.device)
-    said = _unlike_stack(answer.plan, software), caveats_of(answer), answer.model.notes
-    return tuple(dict.fromkeys(chain.from_iterable(said)))
+    return tuple(dict.fromkeys((*caveats_of(answer), *answer.model.notes)))
 
 
 def warnings_of(
     plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph, device: DeviceSpec
 ) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
-    found = [*_unlike_stack(plan, software), *caveats(graph, software, device)]
+    found = [*choices_beyond(plan, software), *caveats(graph, software, device)]
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
         found.append(

@@ -1,19 +1,13 @@
 """What a stack cannot do is refused where it was asked for, and left out of the space where it was not."""
 
 from collections.abc import Iterator
-from typing import get_args
 
 from cluster_specs.cluster import ClusterSpec
-from cluster_specs.software import Axis, SoftwareSpec
-from cluster_specs.usual_stacks import device_family, runs_on, usual_stack
+from cluster_specs.software import SoftwareSpec
+from cluster_specs.usual_stacks import device_family, lacking_axes, runs_on, usual_stack
 from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.plans import Pins
-
-
-def lacking_axes(software: SoftwareSpec) -> tuple[Axis, ...]:
-    """Axes over which the stack splits nothing."""
-    return tuple(axis for axis in get_args(Axis) if axis not in software.splits)
 
 
 def check_stack(evaluator: Evaluator, pins: Pins) -> None:

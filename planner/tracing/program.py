@@ -146,7 +146,10 @@ class Tie(Record):
 
 
 class Program(Record):
-    """Operators in an order in which they can run; bodies of scans stand in line, once."""
+    """A traced function or module: its operators, in an order in which they can run.
+
+    The body of a scan stands among them once, with how often it runs.
+    """
 
     schema_version: Literal["meshwright/program/1"] = Field(default=SCHEMA, alias="schema")
     name: str

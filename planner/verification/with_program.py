@@ -63,14 +63,21 @@ def trace_function(
     replicate_unknown: bool = False,
     trips: int | None = None,
     rules: Mapping[str, str] = MappingProxyType({}),
+    gradient: bool = False,
 ) -> Program:
     """The program of ``FILE.py:NAME``, traced by JAX or torch in a process of its own; options as in `from_jax`.
+
+    ``gradient`` is of modules alone, as in `from_torch`.
 
     Raises ``InputError`` where there is no such function, or it cannot be traced.
     """
     task = {
-        "function": target, "replicate_unknown": replicate_unknown, "trips": trips, "rules": dict(rules)
-    }  # fmt: skip
+        "function": target,
+        "replicate_unknown": replicate_unknown,
+        "trips": trips,
+        "rules": dict(rules),
+        "gradient": gradient,
+    }
     found = _run("trace", {"function.txt": target}, task, DEVICES, python, ("pydantic",))
     return Program.model_validate(found["program"])
 

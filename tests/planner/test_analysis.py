@@ -253,6 +253,19 @@ def test_the_guide_has_the_numbers_of_the_evaluator(found: Plan) -> None:
         assert other.loses_because.split(":")[0] in " ".join(text.split())
 
 
+def test_the_guide_says_what_mfu_counts(found: Plan) -> None:
+    """Attention in full is the PaLM paper's count, 12 L H Q T beside 6 N (arXiv:2204.02311, appendix B)."""
+    estimate, text = evaluate(found), " ".join(explain(found).split())
+    assert estimate.dense_peak == pytest.approx(found.cluster.device.peak_flops_per_second["bf16"])
+    config = found.model.config
+    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    matrices = found.model.parameters - config["vocab_size"] * width
+    per_token = 6 * matrices + 12 * layers * width * found.job.seq_len
+    in_full = per_token * estimate.tokens_per_s_per_device / estimate.dense_peak
+    said = float(text.split("with attention in full it is ")[1].split("%")[0])
+    assert said == pytest.approx(100 * in_full, rel=2e-3)
+
+
 def test_one_device_has_no_network_to_speak_of() -> None:
     text = explain(
         plan("llama-3.2-1b", "rtx4090-8x-pcie:1", global_batch=8, seq_len=1024, objective="devices")

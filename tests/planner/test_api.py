@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,3 +124,11 @@ def test_the_stack_is_that_of_the_devices_unless_it_is_said() -> None:
 def test_what_is_no_model_is_refused_by_its_type() -> None:
     with pytest.raises(InputError, match="not function; trace functions and modules with planner.from_jax"):
         load_model(lambda x: x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", [3, None, [1]])
+def test_what_is_no_plan_is_refused_in_a_sentence(source: Any) -> None:
+    with pytest.raises(
+        InputError, match=f"a plan is a Plan, a file or the data of one, not {type(source).__name__}"
+    ):
+        evaluate(source)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from cluster_specs.texts import load_mapping
 from planner.models import catalog
 from planner.models.model import Model
-from planner.models.reading import read_mapping
 
 
 def load_model(source: str | Path) -> Model:
@@ -18,7 +18,7 @@ def load_model(source: str | Path) -> Model:
         from planner.tracing.lifting.model import model_of
         from planner.tracing.program import SCHEMA, Program
 
-        data = read_mapping(path)
+        data = load_mapping(path)
         if data.get("schema") == SCHEMA:
             return model_of(validated(Program, data, str(path)), str(path))
     return catalog.load_model(source)

@@ -42,8 +42,13 @@ def trace(task: dict[str, Any]) -> Program:
     if isinstance(loaded, Program):
         return loaded
     title = target.rpartition(":")[2]
+    gradient = task.get("gradient", False)
     if hasattr(loaded[0], "named_parameters"):
-        program = from_torch(*loaded, name=title, **how)
+        program = from_torch(*loaded, gradient=gradient, name=title, **how)
+    elif gradient:
+        raise InputError(
+            f"{target} is a function, which --gradient is not for: hand in jax.value_and_grad of it"
+        )
     else:
         program = from_jax(*loaded, name=title, **how)
     return program.model_copy(update={"source": target})

@@ -1,5 +1,6 @@
 """Logs and measurements as files: what they say, and one sentence for what they do not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_log_of_nccl_tests() -> None:
     assert {(one.op, one.ranks, one.nodes) for one in found} == {("all_reduce", 8, 1)}
 
 
-@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: "])
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "[prterun-node-a-17@1,0]<stdout>: ", "0: "])
 def test_prefixes_of_launchers_are_no_part_of_it(prefix: str) -> None:
     prefixed = "".join(f"{prefix}{line}\n" for line in LOG.splitlines())
     assert parse_nccl_log(prefixed, "run.log") == parse_nccl_log(LOG, "run.log")
@@ -34,6 +35,22 @@ def test_hosts_are_nodes() -> None:
         "node-a device  5", "node-b device  1"
     )
     assert {one.nodes for one in parse_nccl_log(halves, "run.log")} == {2}
+
+
+def test_groups_of_a_split_run_each_have_a_communicator() -> None:
+    halves = re.sub(r"Rank  ([4-7]) Group  0", r"Rank  \1 Group  1", LOG)
+    assert {(one.ranks, one.nodes) for one in parse_nccl_log(halves, "run.log")} == {(4, 1)}
+
+
+def test_results_that_nobody_checked_count() -> None:
+    unchecked = re.sub(r" {6}0(?= |$)", "    N/A", LOG, flags=re.MULTILINE)
+    assert "N/A" in unchecked
+    assert parse_nccl_log(unchecked, "run.log") == parse_nccl_log(LOG, "run.log")
+
+
+def test_what_nccl_itself_says_between_the_rows_is_passed_over() -> None:
+    told = LOG.replace("\n", "\nnode-a:4101:4188 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\n")
+    assert parse_nccl_log(told, "run.log") == parse_nccl_log(LOG, "run.log")
 
 
 def test_older_logs_name_the_collective_in_their_own_name_or_not_at_all() -> None:
@@ -69,6 +86,11 @@ def test_processes_that_did_not_find_each_other_are_no_run() -> None:
         ("    57.00   18.40   32.19", "", "cut off"),
         ("57.00", "N/A", "column 6 should be a time in us, found 'N/A'"),
         ("57.00", "-1.0", "a time of -1.0 us"),
+        ("32.19      0", "32.19     12", "run.log, line 22: 12 elements were wrong"),
+        ("32.31      0", "32.31  5e+03", "run.log, line 22: 5e\\+03 elements were wrong"),
+        (": 0 OK", ": 12 FAILED", "run.log: 12 elements of its results were wrong"),
+        ("all_reduce_perf", "sendrecv_perf", "sendrecv_perf is not among those fitted: all_reduce, "),
+        ("Rank  7 Group  0", "Rank  7 Group  1", "groups of ranks are of unlike sizes"),
     ],
 )
 def test_bad_logs(old: str, new: str, said: str) -> None:

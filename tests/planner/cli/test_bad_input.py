@@ -45,7 +45,7 @@ def refused(result: Result, code: int = 2) -> str:
     [
         (b"", "is empty"),
         (b'{"model_type": "llama", "hidden_size": 40', "not valid JSON"),
-        (b"[]", "a JSON object was expected"),
+        (b"[]", "must be a table of keys, found a list"),
         (b"[" * 1_000_000, "nested too deeply"),
         (GARBAGE, "not text"),
         (b"x" * 10_000_000, "not valid JSON"),
@@ -100,7 +100,7 @@ def test_clusters_that_do_not_exist(cli: Cli, cluster: str, reason: str) -> None
 def test_garbage_is_no_cluster(cli: Cli, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cluster{suffix}"
     path.write_bytes(GARBAGE)
-    assert "not a text file" in refused(cli("plan", MODEL, str(path), *JOB))
+    assert "is not text" in refused(cli("plan", MODEL, str(path), *JOB))
 
 
 @pytest.mark.parametrize("command", ["evaluate", "explain", "compare", "export"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -54,6 +55,43 @@ def test_validate_scores_and_plots(cli: Cli, tmp_path: Path) -> None:
     assert len(answer["rows"]) == len(sample.read_text().splitlines())
     assert answer["summary"]["skipped"] < len(answer["rows"]) / 3
     assert 'id="parity"' in plot.read_text()
+
+
+OWN_RUN = {
+    "model": {"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50257, "seq": 2048, "gated_mlp": False},
+    "hardware": {"gpu": "A100-SXM-80GB", "n_gpus": 8},
+    "parallel": {"dp": 8, "micro_batch": 4},
+    "measured": {"tokens_per_s_per_gpu": 15000},
+}
+
+
+def _log(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return str(path)
+
+
+def test_validate_takes_logs_of_few_fields_from_several_files_and_stdin(cli: Cli, tmp_path: Path) -> None:
+    first = _log(tmp_path / "first.jsonl", {**OWN_RUN, "id": "a"})
+    second = _log(tmp_path / "second.jsonl", {**OWN_RUN, "id": "b"})
+    found = json.loads(cli("validate", first, second, "--json").stdout)["rows"]
+    assert [row["id"] for row in found] == ["a", "b"]
+    assert all("ffn_hidden=8192 (as Megatron-LM has it)" in row["assumed"] for row in found)
+    piped = json.loads(cli("validate", "-", "--json", stdin=Path(first).read_text()).stdout)["rows"]
+    assert piped == found[:1]
+
+
+@pytest.mark.parametrize("change", [{"model": "gpt-9"}, {"measured": {}}])
+def test_validate_that_compares_nothing_is_no_success(
+    cli: Cli, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """A gate must not pass because none of its runs could be read, or none says how it went."""
+    plot = tmp_path / "plot.html"
+    result = cli("validate", _log(tmp_path / "runs.jsonl", {**OWN_RUN, **change}), "--plot", str(plot))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: nothing was compared: ")
+    assert "1 run: " in result.stdout
+    assert "Errors" not in result.stdout
+    assert not plot.exists()
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,39 @@ def test_a_program_that_is_no_model_is_refused(cli: Cli) -> None:
     result = cli("plan", PROGRAM, "dgx-h100:1", "--global-batch", "64", "--seq-len", "4096")
     assert result.exit_code == 2
     assert "holds its backward pass" in result.stderr
+
+
+MODULE = """
+import torch
+
+
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(512, 2048, bias=False)
+
+    def forward(self, x):
+        return self.up(x).square().mean()
+
+
+def example():
+    with torch.device("meta"):
+        return Loss(), torch.zeros(1024, 512)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_module_is_sharded_with_its_backward_pass_on_request(cli: Cli, tmp_path: Path) -> None:
+    """Whoever asks how to train a module must not be told of its forward pass without a word."""
+    path = tmp_path / "module.py"
+    path.write_text(MODULE)
+    ask = ("shard", f"{path}:example", "dgx-h100:1")
+    assert "forward      alone" in cli(*ask).stdout
+    whole = json.loads(cli(*ask, "--gradient", "--json").stdout)
+    assert sum("mm" in operator["name"] for operator in whole["operators"]) == 2
+
+
+def test_a_gradient_is_added_where_a_module_is_traced(cli: Cli) -> None:
+    result = cli("shard", *ON_TWO_NODES, "--gradient")
+    assert (result.exit_code, "is traced already" in result.stderr) == (2, True)

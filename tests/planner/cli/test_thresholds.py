@@ -53,6 +53,7 @@ def test_thresholds_that_are_met(condition: str) -> None:
     [
         ("step_time > 10", "did you mean step_time_s"),
         ("step_time_s", "is not a condition"),
+        ("step_time_s > ", "is not a condition"),
         ("step_time_s > soon", "compares 12.0 with soon"),
         ("mfu < nan", "nothing compares with nan"),
         ("memory > 1", "not a single value"),

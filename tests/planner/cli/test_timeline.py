@@ -38,6 +38,8 @@ def test_json_agrees_with_evaluate(cli: Cli, piped: str, tmp_path: Path) -> None
     estimate = json.loads(cli("evaluate", piped, "--json").stdout)["estimate"]
     assert answer["schema"] == "meshwright/timeline/1"
     assert answer["step_time_s"] == pytest.approx(estimate["step_time_s"])
+    assert answer["bubble_fraction"] == pytest.approx(estimate["bubble_fraction"])
+    assert answer["idle_fraction"] > answer["bubble_fraction"]
     assert max(rank["memory_bytes"] for rank in answer["ranks"]) == pytest.approx(estimate["memory_bytes"])
     for rank in answer["ranks"]:
         spent = rank["busy_s"] + rank["fill_s"] + rank["waiting_s"] + rank["drain_s"]

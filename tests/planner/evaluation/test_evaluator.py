@@ -7,11 +7,12 @@ import pytest
 
 from cluster_specs.catalog import load_cluster
 from cost_models.intervals import spread
+from planner.errors import InputError
 from planner.evaluation.blocks import block_cost
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.terms import block_terms
 from planner.models.catalog import load_model
-from planner.plans import Estimate, Job, Parallelism
+from planner.plans import Estimate, Job, Parallelism, StagePlan
 
 SEQ_LEN, HIDDEN, BF16, FP32 = 4096, 4096, 2, 4
 LLAMA_8B = 8_030_261_248
@@ -325,3 +326,20 @@ def test_every_second_layer_recomputes_half_and_keeps_half() -> None:
     )
     kept = [found.memory["activations"] for found in (full, half, none)]
     assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("degree", "said"), [("data", "data is 4"), ("tensor", "tensor is 2")])
+def test_degrees_that_contradict_the_first_stage_are_refused(degree: str, said: str) -> None:
+    """Whoever edits a plan file by hand would else be told of the plan that it was before."""
+    whole = Parallelism(
+        data=2,
+        num_microbatches=8,
+        stages=(StagePlan(blocks=(0, 32), devices=(0, 2), mesh={"data": 2}),),
+    )
+    evaluator = evaluator_of("llama-3.1-8b", 16)
+    assert evaluator.estimate(whole).step_time_s > 0
+    edited = whole.model_copy(
+        update={degree: 4 if degree == "data" else 2, "num_microbatches": 8 if degree == "tensor" else 4}
+    )
+    with pytest.raises(InputError, match=rf"^{said}, but stages\[0\]\.mesh has"):
+        evaluator.estimate(edited)

@@ -42,6 +42,7 @@ PLANS = {
 def test_times_and_memory_are_those_of_the_estimate(evaluator: Evaluator, plan: Parallelism) -> None:
     estimate, step = evaluator.estimate(plan), step_timeline(evaluator, plan)
     assert step.step_seconds == pytest.approx(estimate.step_time_s)
+    assert step.timeline.busiest_bubble_fraction == pytest.approx(estimate.bubble_fraction, abs=1e-9)
     memory = step.memory_over_time()
     assert len(memory) == plan.pipeline
     peaks = [max(held for _, held in steps) for steps in memory]

@@ -11,8 +11,8 @@ from tiny_llama import tiny_model, tiny_plan
 
 from planner.errors import InputError, Unsupported
 from planner.evaluation.cuts import sizes_of, with_cuts
+from planner.evaluation.megatron_layout import read_layout, read_pattern, write_layout
 from planner.exporters.megatron import settings
-from planner.exporters.megatron_layout import read_layout, read_pattern, write_layout
 from planner.exporters.registry import export
 from planner.importers.registry import import_text
 from planner.importers.settings import Given

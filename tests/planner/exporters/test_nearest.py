@@ -123,6 +123,15 @@ def test_degrees_are_not_touched() -> None:
         nearest(plan_of(), "hf-trainer")
 
 
+def test_recomputation_that_has_no_equal_names_what_to_plan_with() -> None:
+    tight = plan_of(
+        pipeline=1, data=8, recompute="selective", micro_batch=8, zero_stage=3, sharding="FULL_SHARD"
+    )
+    tight = tight.model_copy(update={"job": Job(global_batch=64, seq_len=65536, stack="levanter")})
+    with pytest.raises(Unsupported, match="fits; plan with --recompute none or full$"):
+        nearest(tight, "levanter")
+
+
 def test_nothing_that_fits_is_refused() -> None:
     whole = plan_of(pipeline=1, data=8, recompute="full", zero_stage=3, sharding="FULL_SHARD", micro_batch=1)
     large = whole.model_copy(update={"model": load_model("llama-3.1-70b")})

@@ -158,6 +158,7 @@ REFUSALS: dict[str, tuple[str, str, str]] = {
         "--parallelism.tensor_parallel_degree 8",
         "holds torchtitan's flags, which are not read",
     ),
+    "notes": ("a.txt", "pass --attention native to plan", "a.txt has no argument of Megatron-LM"),
     "broken": ("a.json", "{", "a.json is not valid JSON"),
     "empty": ("a.json", " ", "a.json is empty; a table of keys was expected"),
     "components": (

@@ -8,13 +8,12 @@ from typing import Any, get_args
 import pytest
 
 from cluster_specs.software import Axis, load_software
-from cluster_specs.usual_stacks import runs_on
+from cluster_specs.usual_stacks import lacking_axes, runs_on
 from planner import plan
 from planner.api import judged, read_plan
 from planner.errors import InputError
 from planner.plans import Plan
 from planner.search import faster_pipeline
-from planner.search.stack_limits import lacking_axes
 
 JOB: dict[str, Any] = {"global_batch": 64, "seq_len": 4096}
 

@@ -162,8 +162,9 @@ def stage(devices: tuple[int, int], blocks: tuple[int, int] = (0, 4), **mesh: in
     [
         ((), "needs `stages` with devices and mesh, 2 of them; found 0"),
         ((stage((0, 2), data=2), stage((1, 3), (4, 8), data=2)), "two pipeline ranks share device 1"),
-        ((stage((0, 2), data=1), stage((2, 4), (4, 8), data=2)), "devices 0 to 1 has a mesh of 1"),
-        ((stage((0, 1), data=1), stage((1, 3), (4, 8), data=2)), "devices 1 to 2 are in no pool"),
+        ((stage((0, 2), data=2), stage((2, 4), (4, 8), data=1)), "devices 2 to 3 has a mesh of 1"),
+        ((stage((0, 2), data=2), stage((3, 5), (4, 8), data=2)), "devices 3 to 4 are in no pool"),
+        ((stage((0, 1), data=1), stage((2, 4), (4, 8), data=2)), "data is 2, but stages.0..mesh has 1"),
         ((stage((0, 2), data=2), stage((2, 4), (4, 8), tensor=1, data=2)), None),
     ],
 )

@@ -1,11 +1,12 @@
 """How published runs cut a model's layers into stages, where not evenly, and split a stage's operators otherwise."""
 
-import re
 from collections.abc import Sequence
 from itertools import accumulate
 
 from cluster_specs.cluster import ClusterSpec
-from planner.evaluation.cuts import ENDS, even_cuts, stage_plans, stages_of
+from planner.errors import InputError
+from planner.evaluation.cuts import ENDS, even_cuts, sizes_of, stage_plans, stages_of
+from planner.evaluation.megatron_layout import read_layout
 from planner.graph import Block, Graph
 from planner.operators import operator_rule
 from planner.plans import Parallelism, StagePlan
@@ -15,15 +16,11 @@ from planner.sharding.spec import Sizes
 
 
 def printed_layers(text: str) -> tuple[int, ...]:
-    """Layers of each stage of a layout such as ``Et*4|(t*4|)*14tmL``; () where it is not one.
-
-    ``t`` is a layer, ``E`` the embedding, ``m`` a prediction module, ``L`` the loss.
-    Source: NVIDIA/Megatron-LM ``--pipeline-model-parallel-layout``.
-    """
-    for repeated in (r"\(([^()]*)\)\*(\d+)", r"(\w)\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
-    text = re.sub(r"[\s,]", "", text)
-    return tuple(stage.count("t") for stage in text.split("|")) if re.fullmatch(r"[EtmL|]+", text) else ()
+    """Layers of each stage of a layout as Megatron writes it (``Et*4|(t*4|)*14tmL``); () where it is not one."""
+    try:
+        return sizes_of(read_layout(text))
+    except InputError:
+        return ()
 
 
 def filled_layers(layers: int, stages: int) -> tuple[int, ...]:
