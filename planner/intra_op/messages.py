@@ -109,14 +109,20 @@ class Relaxation:
             for w, place in places.items()
         }
 
-    def seen_in(self, part: Network) -> Messages:
-        """The same messages in a network of some of the strategies, which are labelled by their positions here."""
-        place, rows_of = self._layout.place, self.network.rows_of
+    @property
+    def exact_messages(self) -> dict[tuple[int, int], Array]:
+        """The same, rounded so that sums of them and of whole costs are exact; of a network of classes by class."""
+        into = self._rounded()
         return {
-            (v, w): self._into[place[v][w] + rows_of(v, w, part.labels[v].astype(np.intp))]
-            for v in part.nodes
-            for w in part.tables[v]
+            (v, w): into[place : place + len(self.network.tables[v][w])]
+            for v, places in self._layout.place.items()
+            for w, place in places.items()
         }
+
+    def _rounded(self) -> Array:
+        """Messages as multiples of a power of two far below the rounding of sums."""
+        unit = np.ldexp(1.0, int(np.frexp(self.value())[1]) - EXACT_BITS)
+        return np.asarray(np.round(self._into / unit) * unit)
 
     def memory_costs(self, v: int) -> Array:
         """What each strategy of a node pays for its memory."""
@@ -164,8 +170,7 @@ class Relaxation:
         The bound then needs no messages, and no reduction of the network lowers it. Costs stay exact: they are
         multiples of a power of two far below the rounding of sums. Of this relaxation, only `fix` is of use then.
         """
-        unit = np.ldexp(1.0, int(np.frexp(self.value())[1]) - EXACT_BITS)
-        into = np.round(self._into / unit) * unit
+        into = self._rounded()
         for v, places in self._layout.place.items():
             size = self.network.costs[v].size
             for w, place in places.items():
