@@ -203,8 +203,11 @@ class Compact(Network):
                 self.tables[v][w] = table[present]
                 self.tables[w][v] = self.tables[v][w].T
 
-    def eliminate(self, v: int) -> None:
-        """As of a `Network`, of a node with neighbours: between two of them there is a table of their classes then."""
+    def eliminate(self, v: int, known: dict[object, Array] | None = None) -> None:
+        """As of a `Network`, of a node with neighbours: between two of them there is a table of their classes then.
+
+        Tables that are ``known`` are not found again.
+        """
         classes = self.classes.pop(v)
         sides = tuple(
             Side(w, self.labels[w], self.classes[w].pop(v), table[classes[w]])
@@ -220,7 +223,7 @@ class Compact(Network):
             w = sides[0].neighbour
             self.costs[w] = self.costs[w] + first.min(axis=0)[sides[0].classes]
         else:
-            least = (first[:, :, None] + sides[1].table[:, None, :]).min(axis=0)
+            least = _least(first, sides[1].table, {} if known is None else known)
             self._add(sides[0].neighbour, sides[1].neighbour, least, (sides[0].classes, sides[1].classes))
 
     def cost(self, choice: Mapping[int, int]) -> float:
@@ -257,6 +260,14 @@ class Compact(Network):
         for gone in reversed(self.gone):
             labels[gone.node] = gone.taken(labels)
         return {self.names[v]: label for v, label in labels.items()}
+
+
+def _least(first: Array, second: Array, known: dict[object, Array]) -> Array:
+    """What the cheapest strategy costs beside each two classes of neighbours, from [strategy, class] of either."""
+    key = first.shape, first.tobytes(), second.tobytes()
+    if key not in known:
+        known[key] = (first[:, :, None] + second[:, None, :]).min(axis=0)
+    return known[key]
 
 
 def _both(first: Classes, second: Classes) -> tuple[tuple[Classes, Classes], Classes]:

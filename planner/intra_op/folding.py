@@ -10,6 +10,7 @@ Source: Bertele and Brioschi, Nonserial Dynamic Programming (1972).
 import math
 
 from planner.intra_op.compact import Compact
+from planner.intra_op.problem import Array
 
 MOST_SUMS, MOST_SUMS_OF_A_PART = 2**18, 2**20
 """Of one strategy of the node and one class of each neighbour, up to which it is taken out."""
@@ -17,13 +18,13 @@ MOST_SUMS, MOST_SUMS_OF_A_PART = 2**18, 2**20
 
 def fold(network: Compact, most_sums: int = MOST_SUMS) -> None:
     """Take out small nodes without memory until none is left; what cannot be had is ``inf`` afterwards."""
-    waiting = sorted(network.nodes)
+    waiting, known = sorted(network.nodes), dict[object, Array]()
     while waiting:
         around = set[int]()
         for v in waiting:
             if _may_go(network, v, most_sums):
                 around |= network.tables[v].keys()
-                network.eliminate(v)
+                network.eliminate(v, known)
         waiting = sorted(around & network.nodes)
 
 

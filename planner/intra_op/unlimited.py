@@ -30,7 +30,7 @@ from planner.intra_op.frontier import cheapest, order
 from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.problem import Array
 
-SWEEPS, RECENT, MANY = 20, 2, 12
+SWEEPS, RECENT, MANY = 20, 2, 16
 """Of messages at most, before strategies go; the last ones, whose gain says whether more of them follow; and how many
 more at this rate take longer than a look at parts, where a choice near the bound is known."""
 
@@ -53,7 +53,7 @@ SMALLER = 0.5
 """Of the strategies of a network: what must be left for messages to go on there."""
 
 SWEEPS_OF_A_GROUP = 2
-"""Of strategies of a hub."""
+"""Of messages, where a hub takes one of a group of strategies."""
 
 
 def solve_unlimited(network: Compact, deadline: float, below: float = np.inf) -> NetworkAnswer:
@@ -154,15 +154,16 @@ class _Search:
             values.append(value)
             if value - MARGIN * abs(value) > self.cost - 1:
                 return True
-            if value - values[-1 - RECENT] < ENOUGH * abs(value) or self._slow(values) or self.stopped:
+            if self._enough(values) or self.stopped:
                 break
         return False
 
-    def _slow(self, values: list[float]) -> bool:
-        """Whether a choice is known near the bound, but at its rate messages take many sweeps to close the gap."""
+    def _enough(self, values: list[float]) -> bool:
+        """Whether a look at parts is faster than messages at the rate at which they close a gap, or lift the bound."""
         was, left = (self.cost - value for value in (values[-1 - RECENT], values[-1]))
-        near = 1 < left < NEAR * abs(values[-1]) and was < np.inf
-        return bool(near and RECENT * np.log(left) > MANY * np.log(was / left))
+        if 1 < left < NEAR * abs(values[-1]) and was < np.inf:
+            return bool(RECENT * np.log(left) > MANY * np.log(was / left))
+        return values[-1] - values[-1 - RECENT] < ENOUGH * abs(values[-1])
 
     def _look(self, network: Compact, least: float, margins: Margins) -> bool:
         """Look for a better choice near the bound, then ever farther from it; whether it is proven to be the best."""
