@@ -30,6 +30,10 @@ from planner.intra_op.frontier import cheapest, order
 from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.problem import Array
 
+VISITS, SHARE = 16, 0.4
+"""Of parts, and of the time left, after which guesses of the cost and the integer program decide; mostly a dozen parts
+are enough."""
+
 SWEEPS, RECENT, MANY = 20, 2, 16
 """Of messages at most, before strategies go; the last ones, whose gain says whether more of them follow; and how many
 more at this rate take longer than a look at parts, where a choice near the bound is known."""
@@ -64,14 +68,17 @@ def solve_unlimited(network: Compact, deadline: float, below: float = np.inf) ->
     fold(network, MOST_SUMS)
     network.propagate()
     network = network.renumbered(order(network))
-    search = _Search(deadline, below)
+    now = time.monotonic()
+    search = _Search(now + SHARE * (deadline - now) if np.isfinite(deadline) else deadline, below)
     search.run(network)
     choice, cost = search.best
-    if choice or below < np.inf:
+    if search.least == search.cost < np.inf:
         return NetworkAnswer(choice, cost, search.least)
     every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
-    answer = solve_network(network.narrowed(every), deadline)
-    return NetworkAnswer(network.expand(answer.choice), answer.cost, answer.lower_bound)
+    answer = solve_network(network.narrowed(every), deadline, search.cost)
+    if answer.cost < cost:
+        choice, cost = network.expand(answer.choice), answer.cost
+    return NetworkAnswer(choice, cost, min(cost, max(search.least, answer.lower_bound)))
 
 
 Margins = Mapping[int, Array]
@@ -113,9 +120,11 @@ class _Search:
         return self.cost if least > self.cost - 1 else least  # costs are whole numbers
 
     def run(self, network: Compact) -> None:
-        """Look through a network, and what it is parted into, until nothing can be better or time is up."""
+        """Look through a network and parts of it, until nothing can be better, there are too many, or time is up."""
         self._add(-np.inf, network)
-        while self.open and self.open[0][0] <= self.cost - 1 and not self.stopped:
+        for _ in range(VISITS):
+            if not self.open or self.open[0][0] > self.cost - 1 or self.stopped:
+                break
             self.visited, _, network = heapq.heappop(self.open)
             self._visit(network)
             if not self.stopped:
