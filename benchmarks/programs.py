@@ -50,7 +50,8 @@ BLOCK_MESHES = (
 )
 """Of one to three axes: few devices and many, powers of two and others, within nodes and across them, in a torus."""
 
-THREE_AXES = (BLOCK_MESHES[3], BLOCK_MESHES[5])
+THREE_AXES = (BLOCK_MESHES[3], BLOCK_MESHES[5], BLOCK_MESHES[7], BLOCK_MESHES[13], BLOCK_MESHES[14])
+"""Of which messages close some at once, and some leave a gap to parts and hubs."""
 
 
 class Row(NamedTuple):

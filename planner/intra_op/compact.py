@@ -6,7 +6,8 @@ strategies are gone before the table of any two nodes is written out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,69 @@ class Compact(Network):
         for (u, v), table, classes in tables:
             self._add(number[u], number[v], table, classes)
 
+    @classmethod
+    def of(cls, network: Network) -> Self:
+        """A network in which every strategy is a class of its own; strategies are numbered by their positions there."""
+        own = {v: np.arange(costs.size) for v, costs in network.costs.items()}
+        pairs = ((v, w) for v, tables in network.tables.items() for w in tables if v < w)
+        tables = (Between((v, w), network.tables[v][w], (own[v], own[w])) for v, w in pairs)
+        found = cls(network.costs, tables, sorted(network.nodes), (network.pieces, network.capacity))
+        found.constant = network.constant
+        return found
+
+    def fork(self) -> Self:
+        """The same network, to be reduced on its own."""
+        fork = copy(self)
+        fork.nodes, fork.gone = set(self.nodes), list(self.gone)
+        fork.costs, fork.labels, fork.pieces = dict(self.costs), dict(self.labels), dict(self.pieces)
+        fork.tables = {v: dict(tables) for v, tables in self.tables.items()}
+        fork.classes = {v: dict(classes) for v, classes in self.classes.items()}
+        return fork
+
+    def renumbered(self, order: Sequence[int]) -> Self:
+        """As of a `Network`; nodes that are gone are numbered after those that are left."""
+        number = {v: k for k, v in enumerate((*order, *(gone.node for gone in self.gone)))}
+        found = copy(self)
+        found.nodes = set(range(len(order)))
+        found.costs = {number[v]: self.costs[v] for v in order}
+        found.labels = {number[v]: self.labels[v] for v in order}
+        found.pieces = {number[v]: self.pieces[v] for v in order}
+        found.tables = {number[v]: {number[w]: t for w, t in self.tables[v].items()} for v in order}
+        found.classes = {number[v]: {number[w]: c for w, c in self.classes[v].items()} for v in order}
+        found.names = tuple(self.names[v] for v in number)
+        found.gone = [
+            gone._replace(
+                node=number[gone.node],
+                sides=tuple(side._replace(neighbour=number[side.neighbour]) for side in gone.sides),
+            )
+            for gone in self.gone
+        ]
+        return found
+
+    def absorb(self, messages: Mapping[tuple[int, int], Array]) -> None:
+        """Make messages, by class, a part of the costs; what a choice costs stays the same."""
+        for (v, w), message in messages.items():
+            self.costs[v] = self.costs[v] + message[self.classes[v][w]]
+            if v < w:
+                table = self.tables[v][w] - message[:, None]
+                table -= messages[w, v]
+                self.tables[v][w], self.tables[w][v] = table, table.T
+
+    def margins(self) -> tuple[float, dict[int, Array]]:
+        """What every choice costs at least, and by how much each strategy lifts that: by what lies above the least."""
+        least, margins = self.constant, dict[int, Array]()
+        for v, costs in self.costs.items():
+            lowest = costs.min()
+            least += float(lowest)
+            margins[v] = costs - lowest
+        for v, tables in self.tables.items():
+            for w, table in tables.items():
+                rows = table.min(axis=1)
+                lowest = rows.min()
+                least += float(lowest) if v < w else 0.0
+                margins[v] += (rows - lowest)[self.classes[v][w]]
+        return least, margins
+
     def _add(self, u: int, v: int, table: Array, classes: tuple[Classes, Classes]) -> None:
         rows, columns = classes
         if u == v:
@@ -139,8 +203,11 @@ class Compact(Network):
                 self.tables[v][w] = table[present]
                 self.tables[w][v] = self.tables[v][w].T
 
-    def eliminate(self, v: int) -> None:
-        """As of a `Network`, of a node with neighbours: between two of them there is a table of their classes then."""
+    def eliminate(self, v: int, known: dict[object, Array] | None = None) -> None:
+        """As of a `Network`, of a node with neighbours: between two of them there is a table of their classes then.
+
+        Tables that are ``known`` are not found again.
+        """
         classes = self.classes.pop(v)
         sides = tuple(
             Side(w, self.labels[w], self.classes[w].pop(v), table[classes[w]])
@@ -156,7 +223,7 @@ class Compact(Network):
             w = sides[0].neighbour
             self.costs[w] = self.costs[w] + first.min(axis=0)[sides[0].classes]
         else:
-            least = (first[:, :, None] + sides[1].table[:, None, :]).min(axis=0)
+            least = _least(first, sides[1].table, {} if known is None else known)
             self._add(sides[0].neighbour, sides[1].neighbour, least, (sides[0].classes, sides[1].classes))
 
     def cost(self, choice: Mapping[int, int]) -> float:
@@ -164,7 +231,7 @@ class Compact(Network):
         nodes = sum(float(costs[choice[v]]) for v, costs in self.costs.items())
         pairs = ((v, w, t) for v, tables in self.tables.items() for w, t in tables.items() if v < w)
         taken = (t[self.classes[v][w][choice[v]], self.classes[w][v][choice[w]]] for v, w, t in pairs)
-        return nodes + sum(map(float, taken))
+        return self.constant + nodes + sum(map(float, taken))
 
     def rows_of(self, v: int, w: int, positions: Classes) -> Classes:
         """As of a `Network`: their classes."""
@@ -193,6 +260,14 @@ class Compact(Network):
         for gone in reversed(self.gone):
             labels[gone.node] = gone.taken(labels)
         return {self.names[v]: label for v, label in labels.items()}
+
+
+def _least(first: Array, second: Array, known: dict[object, Array]) -> Array:
+    """What the cheapest strategy costs beside each two classes of neighbours, from [strategy, class] of either."""
+    key = first.shape, first.tobytes(), second.tobytes()
+    if key not in known:
+        known[key] = (first[:, :, None] + second[:, None, :]).min(axis=0)
+    return known[key]
 
 
 def _both(first: Classes, second: Classes) -> tuple[tuple[Classes, Classes], Classes]:

@@ -1,10 +1,10 @@
 """Networks without memory rows, solved node by node: all that a few nodes can take, as long as it is cheap enough.
 
 Nodes are taken in turn. A *state* says what the *frontier* takes: those nodes so far that have neighbours still to
-come. Of states alike the cheapest stays, as in dynamic programming; and states beyond a target go, as in branch and
-bound: what costs and tables take beyond their least adds up, and nothing later takes it back. Where messages have
-moved costs so that the sum of all that is least, the bound, is high (`planner.intra_op.messages.Relaxation.absorb`),
-few states are left of frontiers whose whole tables no memory would hold.
+come. Of states alike to all these neighbours the cheapest stays, as in dynamic programming; and states beyond a target
+go, as in branch and bound: what costs and tables take beyond their least adds up, and nothing later takes it back.
+Where messages have moved costs so that the sum of all that is least, the bound, is high
+(`planner.intra_op.messages.Relaxation`), few states are left of frontiers whose whole tables no memory would hold.
 
 Source: Morin and Marsten, "Branch-and-bound strategies for dynamic programming", Operations Research 24 (1976).
 """
@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.intp]
 NARROW = 10.0
 """Logarithm of the states of the widest frontier below which no other order is tried."""
 
-STARTS = 8
+STARTS = 2
 """Nodes from which orders are tried."""
 
 LARGEST_BATCH = 2**20
@@ -38,7 +38,7 @@ class States(NamedTuple):
 
     frontier: tuple[int, ...]
     taken: Numbers
-    """[state, node of the frontier]: position of the strategy."""
+    """[state, node of the frontier]: position of the strategy, or of one that is the same to all to come."""
     cost: Array
     """Per state, beyond all that is least."""
 
@@ -54,19 +54,21 @@ class _Step(NamedTuple):
 
 
 def cheapest(
-    network: Network, target: float, most: int, deadline: float
+    network: Network, target: float, most: int, deadline: float, prove: bool = False
 ) -> tuple[dict[int, int] | None, bool]:
     """The cheapest choice of at most ``target`` that is found, by position, or None; and whether no other is cheaper.
 
-    Nodes are taken by their numbers, and of each frontier the ``most`` cheapest states go on; costs are whole numbers.
-    The clock may say ``deadline`` first.
+    Nodes are taken by their numbers, and of each frontier the ``most`` cheapest states go on, or none where only what
+    can be proven is of use. Costs are whole numbers. The clock may say ``deadline`` first.
     """
     slack, proven = target - network.floor, True
     states, steps = States((), np.zeros((1, 0), np.intp), np.zeros(1)), list[_Step]()
     for v in sorted(network.nodes):
         states, step = _grown(network, states, v, slack)
         if states.cost.size > most:
-            kept = np.sort(np.argsort(states.cost, kind="stable")[:most])
+            if prove:
+                return None, False
+            kept = np.sort(np.argpartition(states.cost, most)[:most])
             states = States(states.frontier, states.taken[kept], states.cost[kept])
             step, proven = _Step(v, step.before[kept], step.strategy[kept]), False
         steps.append(step)
@@ -130,42 +132,74 @@ def _order_from(network: Network, start: int, limit: float) -> _Order | None:
 def _grown(network: Network, states: States, v: int, slack: float) -> tuple[States, _Step]:
     """The states of the frontier with one more node."""
     before, strategy, cost = _extended(network, states, v, slack)
-    frontier = (*states.frontier, v)
-    taken = np.concatenate([states.taken[before], strategy[:, None]], axis=1)
-    stays = [k for k, u in enumerate(frontier) if max(network.tables[u], default=v) > v]
-    if len(stays) < len(frontier):
-        frontier, taken = tuple(frontier[k] for k in stays), taken[:, stays]
-        kept = _cheapest_of_alike(taken, cost, [network.costs[u].size for u in frontier])
-        before, strategy, taken, cost = before[kept], strategy[kept], taken[kept], cost[kept]
-    return States(frontier, taken, cost), _Step(v, before, strategy)
+    every = (*states.frontier, v)
+    stays = [k for k, u in enumerate(every) if max(network.tables[u], default=v) > v]
+    frontier = tuple(every[k] for k in stays)
+    taken = np.concatenate([states.taken[before], strategy[:, None]], axis=1).take(stays, axis=1)
+    for k, u in enumerate(frontier):
+        if u == v or v in network.tables[u]:
+            taken[:, k] = _alike(network, u, [w for w in network.tables[u] if w > v])[taken[:, k]]
+    kept = _cheapest_of_alike(taken, cost, [network.costs[u].size for u in frontier])
+    return States(frontier, taken[kept], cost[kept]), _Step(v, before[kept], strategy[kept])
 
 
 def _extended(network: Network, states: States, v: int, slack: float) -> tuple[Numbers, Numbers, Array]:
     """Per state and strategy of one more node, of those that stay below the target: both, and what they cost."""
     costs = network.costs[v] - network.costs[v].min()
-    near = [(k, network.tables[u][v]) for k, u in enumerate(states.frontier) if v in network.tables[u]]
-    near = [(k, table - table.min()) for k, table in near]
+    every = np.arange(costs.size)
+    near = []
+    for k, u in enumerate(states.frontier):
+        if v in network.tables[u]:
+            table, taken = network.tables[u][v], states.taken[:, k]
+            costs -= table.min()
+            near.append((table, network.rows_of(u, v, taken), network.rows_of(v, u, every)))
     size = max(1, LARGEST_BATCH // costs.size)
     found = []
     for first in range(0, states.cost.size, size):
         part = slice(first, first + size)
         total = states.cost[part, None] + costs
-        for k, table in near:
-            total += table[states.taken[part, k]]
+        for table, rows, columns in near:
+            total += table.take(rows[part], axis=0).take(columns, axis=1)
         state, strategy = np.nonzero(total <= slack)
         found.append((state + first, strategy, total[state, strategy]))
     before, strategy, cost = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return before, strategy, cost
 
 
+def _alike(network: Network, v: int, neighbours: list[int]) -> Numbers:
+    """Per strategy of a node, the first one that is the same to these neighbours."""
+    every = np.arange(network.costs[v].size)
+    rows = [network.rows_of(v, w, every) for w in neighbours]
+    if rows[0] is every:
+        return every
+    key, base = _numbered(rows, [len(network.tables[v][w]) for w in neighbours])
+    if base > LARGEST_BATCH:
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        return np.asarray(first[which])
+    first = np.empty(base, np.intp)
+    first[key[::-1]] = every[::-1]
+    return np.asarray(first[key])
+
+
 def _cheapest_of_alike(taken: Numbers, cost: Array, sizes: list[int]) -> Numbers:
     """Of states that take the same, the first of the cheapest."""
-    key, base = np.zeros(cost.size, np.int64), 1
-    for column, size in zip(taken.T, sizes, strict=True):
+    different = np.flatnonzero((taken != taken[:1]).any(axis=0)).tolist()
+    columns = [np.zeros(cost.size, np.intp), *(taken[:, k] for k in different)]
+    key, _ = _numbered(columns, [1, *(sizes[k] for k in different)])
+    ordered = np.lexsort((cost, key))
+    key = key[ordered]
+    first = np.ones(key.size, np.bool_)
+    first[1:] = key[1:] != key[:-1]
+    return np.asarray(ordered[first])
+
+
+def _numbered(columns: list[Numbers], sizes: list[int]) -> tuple[Numbers, int]:
+    """A number for each row of some columns, whose entries are below ``sizes``, the same for the same; and the end."""
+    key, base = columns[0], sizes[0]
+    for column, size in zip(columns[1:], sizes[1:], strict=True):
         if base * size > LARGEST_KEY:
             different, key = np.unique(key, return_inverse=True)
             base = different.size
         key = key * size + column
         base *= size
-    ordered = np.lexsort((cost, key))
-    return np.asarray(ordered[np.flatnonzero(np.diff(key[ordered], prepend=-1))])
+    return key, base

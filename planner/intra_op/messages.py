@@ -102,20 +102,20 @@ class Relaxation:
 
     @property
     def messages(self) -> dict[tuple[int, int], Array]:
-        """From each edge into each of its nodes."""
+        """From each edge into each of its nodes, by class where the network has classes."""
+        return self._by_edge(self._into.copy())
+
+    @property
+    def exact_messages(self) -> dict[tuple[int, int], Array]:
+        """The same as multiples of a power of two far below the rounding of sums, with whole costs too."""
+        unit = np.ldexp(1.0, int(np.frexp(self.value())[1]) - EXACT_BITS)
+        return self._by_edge(np.round(self._into / unit) * unit)
+
+    def _by_edge(self, into: Array) -> dict[tuple[int, int], Array]:
         return {
-            (v, w): self._into[place : place + len(self.network.tables[v][w])].copy()
+            (v, w): into[place : place + len(self.network.tables[v][w])]
             for v, places in self._layout.place.items()
             for w, place in places.items()
-        }
-
-    def seen_in(self, part: Network) -> Messages:
-        """The same messages in a network of some of the strategies, which are labelled by their positions here."""
-        place, rows_of = self._layout.place, self.network.rows_of
-        return {
-            (v, w): self._into[place[v][w] + rows_of(v, w, part.labels[v].astype(np.intp))]
-            for v in part.nodes
-            for w in part.tables[v]
         }
 
     def memory_costs(self, v: int) -> Array:
@@ -164,14 +164,9 @@ class Relaxation:
         The bound then needs no messages, and no reduction of the network lowers it. Costs stay exact: they are
         multiples of a power of two far below the rounding of sums. Of this relaxation, only `fix` is of use then.
         """
-        unit = np.ldexp(1.0, int(np.frexp(self.value())[1]) - EXACT_BITS)
-        into = np.round(self._into / unit) * unit
-        for v, places in self._layout.place.items():
-            size = self.network.costs[v].size
-            for w, place in places.items():
-                message = into[place : place + size]
-                self.network.costs[v] = self.network.costs[v] + message
-                self.network.add_table(v, w, np.repeat(-message[:, None], self.network.costs[w].size, axis=1))
+        for (v, w), message in self.exact_messages.items():
+            self.network.costs[v] = self.network.costs[v] + message
+            self.network.add_table(v, w, np.repeat(-message[:, None], self.network.costs[w].size, axis=1))
 
     def fix(self, cost: float) -> float:
         """Forbid in the network what only choices of ``cost`` or more contain: strategies and pairs of them.

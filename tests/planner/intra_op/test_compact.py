@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op import folding, narrowing
+from planner.intra_op import folding, unlimited
 from planner.intra_op.compact import Between, Compact
 from planner.intra_op.liveness import demand, one_hot, violated
 from planner.intra_op.messages import Relaxation
@@ -58,7 +58,7 @@ def test_the_optimum_is_that_of_brute_force(
     compact, whole = compact_and_whole(seed, forbidden, capacity)
     least = brute_force(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "MOST_SUMS", most_sums)
+        patch.setattr(unlimited, "MOST_SUMS", most_sums)
         if np.isinf(least):
             with pytest.raises(Infeasible):
                 solve_narrowed(compact, time.monotonic() + 20)
@@ -86,9 +86,7 @@ def test_what_is_written_out_costs_the_same(seed: int) -> None:
 @given(st.integers(0, 10**6), st.sampled_from([12, 30, folding.MOST_SUMS]))
 def test_nodes_that_are_taken_out_take_what_is_cheapest_beside_the_others(seed: int, most_sums: int) -> None:
     compact, whole = compact_and_whole(seed, 0.2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "MOST_SUMS", most_sums)
-        folding.fold(compact)
+    folding.fold(compact, most_sums)
     for choice in itertools.product(*(range(compact.costs[v].size) for v in sorted(compact.nodes))):
         chosen = dict(zip(sorted(compact.nodes), choice, strict=True))
         full = compact.expand(chosen)
@@ -134,8 +132,42 @@ def test_messages_that_prove_a_choice_need_no_other_solver(monkeypatch: pytest.M
         )
         for v in range(7)
     ]
-    monkeypatch.setattr(folding, "MOST_SUMS", 0)
-    monkeypatch.setattr(narrowing, "_within", None)
-    monkeypatch.setattr(narrowing, "solve_network", None)
+    monkeypatch.setattr(unlimited, "MOST_SUMS", 0)
+    monkeypatch.setattr(unlimited, "cheapest", None)
+    monkeypatch.setattr(unlimited, "solve_network", None)
     answer = solve_narrowed(Compact(costs, tables, range(8)), time.monotonic() + 20)
     assert answer.cost == answer.lower_bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_fork_with_other_numbers_and_absorbed_messages_costs_the_same(seed: int) -> None:
+    """And its margins prove what the messages did."""
+    compact, whole = compact_and_whole(seed, 0.0)
+    folding.fold(compact, 30)
+    relaxation = Relaxation(compact, {})
+    relaxation.sweep()
+    fork = compact.fork()
+    fork.absorb(relaxation.exact_messages)
+    least, margins = fork.margins()
+    bound = relaxation.bound()
+    assert least == pytest.approx(bound.value)
+    assert all(margins[v] == pytest.approx(bound.margins[v], abs=1e-6) for v in compact.nodes)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(sorted(compact.nodes)).tolist()
+    other = fork.renumbered(order)
+    taken = {v: int(rng.integers(costs.size)) for v, costs in compact.costs.items()}
+    found = other.expand({k: taken[v] for k, v in enumerate(order)})
+    assert found == compact.expand(taken)
+    cost = other.cost({k: taken[v] for k, v in enumerate(order)})
+    assert cost == fork.cost(taken) == compact.cost(taken) == whole.cost(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_network_every_strategy_is_a_class(seed: int) -> None:
+    _, whole = compact_and_whole(seed, 0.2)
+    compact = Compact.of(whole)
+    for choice in itertools.product(*(range(whole.costs[v].size) for v in range(5))):
+        taken = dict(enumerate(choice))
+        assert compact.cost(taken) == whole.cost(taken)
+        assert compact.expand(taken) == taken

@@ -1,6 +1,5 @@
 """Ever larger parts of a network's strategies lead to the optimum of the whole."""
 
-import itertools
 import time
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 
 from planner.errors import Infeasible
 from planner.intra_op import anytime, narrowing
-from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import Relaxation
@@ -31,90 +29,6 @@ def test_equals_brute_force(problem):
     choice = [answer.choice[v] for v in range(len(problem.costs))]
     assert answer.cost == problem.cost(choice) == answer.lower_bound == least
     assert problem.fits(choice)
-
-
-@pytest.mark.parametrize("too_wide", [False, True])
-@pytest.mark.parametrize("seed", range(8))
-def test_what_memory_does_not_bind_is_decided_along_frontiers(seed, too_wide, monkeypatch):
-    """Eight nodes, each linked to most others, so that nothing simpler does; guesses where frontiers take too much."""
-    rng = np.random.default_rng(seed)
-    costs = {v: rng.integers(0, 100, 3).astype(float) for v in range(8)}
-    network = Network(costs, {}, np.zeros(0))
-    for u, v in itertools.combinations(costs, 2):
-        if rng.random() < 0.7:
-            network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
-    least = min(network.cost(dict(enumerate(c))) for c in itertools.product(range(3), repeat=8))
-    if too_wide:
-        monkeypatch.setattr(narrowing, "cheapest", lambda *_: (None, False))
-    else:
-        monkeypatch.setattr(narrowing, "solve_network", None)
-    answer = solve_narrowed(network, time.monotonic() + 20)
-    assert answer.cost == answer.lower_bound == least
-
-
-def test_a_choice_that_frontiers_find_leaves_a_smaller_part(monkeypatch):
-    """Few states prove nothing, but what they find is the target of the part after; at last enough states prove it."""
-    wanted = list[float]()
-    along = narrowing._along_frontiers
-
-    def noted(known):
-        wanted.append(known.wanted)
-        return along(known)
-
-    monkeypatch.setattr(narrowing, "_along_frontiers", noted)
-    monkeypatch.setattr(narrowing, "STATES", (8, 10**6))
-    monkeypatch.setattr(narrowing, "SWEEPS", 1)
-    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1.0)
-    monkeypatch.setattr(narrowing, "solve_network", None)
-    again = 0
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        network = Network({v: rng.integers(0, 100, 3).astype(float) for v in range(10)}, {}, np.zeros(0))
-        every = np.indices((3,) * 10).reshape(10, -1)
-        costs = sum(network.costs[v][every[v]] for v in range(10))
-        for u, v in itertools.combinations(range(10), 2):
-            network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
-            costs += network.tables[u][v][every[u], every[v]]
-        least = costs.min()
-        wanted.clear()
-        answer = solve_narrowed(network, time.monotonic() + 20)
-        assert answer.cost == answer.lower_bound == least
-        assert network.cost(answer.choice) == least
-        assert wanted == sorted(set(wanted), reverse=True)
-        again += len(wanted) > 1
-    assert again > 2
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_where_messages_are_slow_frontiers_go_on_at_once(seed, monkeypatch):
-    rng = np.random.default_rng(seed)
-    network = Network({v: rng.integers(0, 100, 3).astype(float) for v in range(8)}, {}, np.zeros(0))
-    for u, v in itertools.combinations(range(8), 2):
-        network.add_table(u, v, rng.integers(0, 100, (3, 3)).astype(float))
-    least = min(network.cost(dict(enumerate(c))) for c in itertools.product(range(3), repeat=8))
-    looks = []
-    tighten = narrowing._Known.tighten
-    monkeypatch.setattr(narrowing._Known, "tighten", lambda known: (looks.append(known), tighten(known)))
-    monkeypatch.setattr(narrowing._Known, "is_slow", property(lambda known: known is looks[0]))
-    monkeypatch.setattr(narrowing, "solve_network", None)
-    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1.0)
-    answer = solve_narrowed(network, time.monotonic() + 20)
-    assert answer.cost == answer.lower_bound == least
-    assert len(looks) == 1
-
-
-def test_slow_is_what_needs_many_sweeps_to_close_a_small_gap():
-    """Of 1,000,000: a gap of 1,000 that shrinks by a tenth in three sweeps takes two hundred more, by 99 % four."""
-    known = narrowing._Known(Network({0: np.zeros(1)}, {}, np.zeros(0)), np.inf)
-    assert not known.is_slow
-    known.best = NetworkAnswer({0: 0}, 1e6, -np.inf)
-    for was, slow in ((1.1e3, True), (1e5, False)):
-        known.values = [0.0, 1e6 - was, 0.0, 0.0, 1e6 - 1e3]
-        assert known.is_slow == slow
-    known.values = [0.0, 1e6 - 2.2e4, 0.0, 0.0, 1e6 - 2e4]
-    assert not known.is_slow
-    known.values = [0.0, 1e6 - 1.1, 0.0, 0.0, 1e6 - 0.9]
-    assert not known.is_slow
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -160,7 +74,7 @@ def test_a_first_guess_that_is_too_small_grows(monkeypatch):
         return within(known, target, deadline)
 
     monkeypatch.setattr(narrowing, "_within", counted)
-    monkeypatch.setattr(narrowing, "FIRST_SLACK_UNDER_MEMORY", 1e-9)
+    monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)
     answer = solve_narrowed(network_of(problem), time.monotonic() + 20)
     assert len(parts) > 1
     assert parts == sorted(parts)

@@ -16,7 +16,7 @@ from jax_layers import Sizes  # noqa: E402
 from jax_models import MODELS  # noqa: E402
 
 from planner.errors import Infeasible, InputError  # noqa: E402
-from planner.intra_op import narrowing  # noqa: E402
+from planner.intra_op import unlimited  # noqa: E402
 from planner.intra_op.ilp import solve  # noqa: E402
 from planner.intra_op.narrowing import solve_narrowed  # noqa: E402
 from planner.intra_op.problem import StrategyProblem  # noqa: E402
@@ -301,16 +301,16 @@ def test_three_axes() -> None:
     assert three.seconds <= shard(program, CLUSTER, {"node": 2, "inner": 8}).seconds * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("sweeps", "closing"), [(3, 0.02), (4, 0.05)])
+@pytest.mark.parametrize(("sweeps", "states"), [(4, 1), (20, 4)])
 def test_convolutions_on_three_axes_are_settled_however_long_messages_run(
-    sweeps: int, closing: float, monkeypatch: pytest.MonkeyPatch
+    sweeps: int, states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages leave a gap of three percent here: frontiers close it, whatever the parts that they are given."""
+    """Messages leave a gap of three percent here: hubs close it, however much frontiers may hold."""
     _, program = program_of("resnet", Sizes(1, 1024, batch=512, dtype="bfloat16"))
     setting = set_up(program, "dgx-h100:128", {"pod": 16, "data": 8, "model": 8})
     first = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + 20)
-    monkeypatch.setattr(narrowing, "SWEEPS", sweeps)
-    monkeypatch.setattr(narrowing, "CLOSING", closing)
-    monkeypatch.setattr(narrowing, "solve_network", None)
+    monkeypatch.setattr(unlimited, "SWEEPS", sweeps)
+    monkeypatch.setattr(unlimited, "PROVEN", unlimited.PROVEN // states)
+    monkeypatch.setattr(unlimited, "solve_network", None)
     answer = solve_narrowed(setting.problem.network(math.inf), time.monotonic() + 20)
     assert answer.cost == answer.lower_bound == first.cost
