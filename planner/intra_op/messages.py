@@ -144,7 +144,7 @@ class Relaxation:
         self._ends = self._ends[1], self._into.copy()
 
     def press_on(self) -> None:
-        """A sweep from farther on in the direction of the last ones (heavy ball); the bound may fall before it rises."""
+        """A sweep from farther on in the direction of the last (heavy ball); the bound may fall before it rises."""
         self.go_beyond(self._pace)
         self.sweep()
         self._pace = min(MOST_PACE, self._pace + PICKUP)
