@@ -222,7 +222,7 @@ class _Anytime:
             while done < PRICES_PER_LOOK and time.monotonic() <= deadline:
                 value = self.relaxation.value()
                 self.relaxation.reprice(value, _aim(value, self.cutoff))
-                self.relaxation.sweep()
+                self.relaxation.press_on()
                 done += 1
             self._prove_by(self.relaxation.bound())
             gap = self.cutoff - self.lower_bound

@@ -64,7 +64,7 @@ def narrow(relaxation: Relaxation, cost: float, deadline: float) -> Relaxation:
         for _ in range(STEPS if time.monotonic() < deadline else 0):
             value = relaxation.value()
             relaxation.reprice(value, max(cost, value))
-            relaxation.sweep()
+            relaxation.press_on()
         relaxation.return_to_best()
     return relaxation
 

@@ -28,10 +28,6 @@ SWEEPS, LAST_STEPS = 3, 60
 AT_ONCE = 0.12
 """Share of the hubs left that are decided between sweeps."""
 
-EVERY, BEYOND = 10, 20.0
-"""Sweeps between two moves of the messages beyond what the last sweep changed, and how far these go, as a share of it:
-a hub hands each of its readers so little that hundreds of sweeps go the same way."""
-
 LAST_SWEEPS = 20
 """Under the best prices."""
 
@@ -72,7 +68,7 @@ def dive(
     relaxation.hold(_alone(decided))
     while left:
         for _ in range(SWEEPS):
-            relaxation.sweep()
+            relaxation.press_on()
         value, margins = relaxation.bound()
         if value >= enough:
             return Decided(decided, value, relaxation.known_prices)
@@ -106,7 +102,7 @@ def target(value: float) -> float:
 def climb(relaxation: Relaxation, steps: int, aim: Callable[[float], float] = target) -> None:
     """Raise the bound by so many changes of the prices of memory towards what ``aim`` says, each with a sweep."""
     for _ in range(steps):
-        relaxation.sweep()
+        relaxation.press_on()
         value = relaxation.value()
         relaxation.reprice(value, aim(value))
     relaxation.sweep()
@@ -114,17 +110,11 @@ def climb(relaxation: Relaxation, steps: int, aim: Callable[[float], float] = ta
 
 
 def rise(relaxation: Relaxation, sweeps: int, enough: float = np.inf, deadline: float = np.inf) -> None:
-    """Raise the bound by so many sweeps, or until it is more than ``enough`` or the clock says ``deadline``.
-
-    Now and then messages go beyond the last sweep; where that gains nothing, they are again those of the best bound.
-    """
-    for done in range(1, sweeps + 1):
-        relaxation.sweep()
-        if relaxation.value() > enough or time.monotonic() > deadline:
+    """Raise the bound by so many sweeps, or until it is more than ``enough`` or the clock says ``deadline``."""
+    for _ in range(sweeps):
+        relaxation.press_on()
+        if relaxation.note_best() > enough or time.monotonic() > deadline:
             break
-        if done % EVERY == 0 and done < sweeps:
-            relaxation.keep_best()
-            relaxation.go_beyond(BEYOND)
     relaxation.keep_best()
 
 

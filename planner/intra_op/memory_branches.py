@@ -210,7 +210,7 @@ class MemoryTree:
         while gaining and time.monotonic() < self.deadline:
             for _ in range(PRICES_PER_LOOK):
                 self._reprice(relaxation)
-                relaxation.sweep()
+                relaxation.press_on()
                 if time.monotonic() > self.deadline:
                     break
             gaining = before + LEAST_GAIN * abs(before) < relaxation.best < self.cutoff

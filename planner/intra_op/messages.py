@@ -13,11 +13,15 @@ goes through the nodes; each collects all that its edges can give and hands it o
 that lie ahead, which never lowers the bound. Prices follow what a choice read off the messages takes
 (subgradient steps).
 
+Sweeps that go the same way need not go step by step: the next may start from farther on (heavy ball), which saves most
+of them where costs have far to go.
+
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015); Held, Wolfe and Crowder,
 "Validation of subgradient optimization", Mathematical Programming 6 (1974); Camerini, Fratta and Maffioli, "On
 improving relaxation methods by modified gradient techniques", Mathematical Programming Study 3 (1975); Young,
 "Iterative methods for solving partial difference equations of elliptic type", Transactions of the American
-Mathematical Society 76 (1954), for over-relaxation.
+Mathematical Society 76 (1954), for over-relaxation; Polyak, "Some methods of speeding up the convergence of iteration
+methods", USSR Computational Mathematics and Mathematical Physics 4 (1964), for the heavy ball.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,6 +44,9 @@ MARGIN = 1e-9
 
 EXACT_BITS = 44
 """Of the 53 that a float holds, those that costs may take to the size of the bound; sums may exceed that 500 times."""
+
+MOST_PACE, PICKUP = 0.93, 0.1
+"""Share of what the last sweep changed that the next one starts beyond it, and by how much that grows each time."""
 
 PASSES = 10
 """Through all nodes, in which a choice is improved; mostly two are enough."""
@@ -90,6 +97,8 @@ class Relaxation:
                 self._collect(level.ahead)
         self._ends = self._into, self._into
         """Messages after the last sweep but one, and after the last."""
+        self._pace = 0.0
+        """Share of what the last sweep changed that the next one starts beyond it."""
         self._held = np.zeros(self._layout.costs.size)
         self._most_apart = 0.0
         self._priced = self._price()
@@ -133,6 +142,12 @@ class Relaxation:
             self._collect(level.ahead)
             self._hand_on(level, level.backward)
         self._ends = self._ends[1], self._into.copy()
+
+    def press_on(self) -> None:
+        """A sweep from farther on in the direction of the last (heavy ball); the bound may fall before it rises."""
+        self.go_beyond(self._pace)
+        self.sweep()
+        self._pace = min(MOST_PACE, self._pace + PICKUP)
 
     def go_beyond(self, share: float) -> None:
         """Move messages on by a ``share`` of what changed from sweep to sweep (over-relaxation); sweeps must follow.
@@ -297,8 +312,13 @@ class Relaxation:
         self._remember(self.value())
         self._restore()
 
+    def note_best(self) -> float:
+        """The highest bound so far, right after a sweep."""
+        self._remember(self.value())
+        return self.best
+
     def keep_best(self) -> float:
-        """The highest bound so far, right after a sweep; back to the messages that gave it, if they are no longer."""
+        """The same; back to the messages that gave it, if they are no longer."""
         value = self.value()
         self._remember(value)
         if value < self.best:
@@ -309,6 +329,7 @@ class Relaxation:
         prices, into = self._best_at
         self.prices, self._into = prices.copy(), into.copy()
         self._ends = into, into
+        self._pace = 0.0
         self._priced = self._price()
         self._direction[:] = 0.0
         self._stalled = 0

@@ -29,7 +29,7 @@ def mixture(relaxation: Relaxation, steps: int, aim: Callable[[float], float]) -
     """
     choices = []
     for _ in range(steps):
-        relaxation.sweep()
+        relaxation.press_on()
         value = relaxation.value()
         relaxation.reprice(value, aim(value))
         choices.append(relaxation.decode())

@@ -55,7 +55,7 @@ def test_a_decision_ends_where_its_bound_is_too_high() -> None:
     worse = next(s for s in range(3) if s != best.choice[0])
     whole = dive(Relaxation(stars(40, seed=1), {}), {0: worse}, [1, 2])
     ended = dive(Relaxation(stars(40, seed=1), {}), {0: worse}, [1, 2], enough=best.value / 2)
-    assert best.value / 2 <= ended.value <= whole.value
+    assert best.value / 2 <= ended.value <= whole.value + 1e-6
     assert len(ended.choice) < len(whole.choice)
 
 

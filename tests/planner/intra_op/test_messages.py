@@ -90,6 +90,38 @@ def test_no_message_however_far_it_goes_lifts_the_bound_above_a_choice(problem, 
         assert value <= min(map(network.cost, named)) + 1e-6
 
 
+@given(contest_problems())
+def test_no_message_of_sweeps_that_press_on_lifts_the_bound_above_a_choice(problem):
+    network = unshrunk(problem)
+    if network is None:
+        return
+    relaxation = Relaxation(network, {})
+    choices = itertools.product(*(range(network.costs[v].size) for v in sorted(network.nodes)))
+    least = min(network.cost(dict(zip(sorted(network.nodes), choice, strict=True))) for choice in choices)
+    seen = []
+    for _ in range(12):
+        relaxation.press_on()
+        value = relaxation.value()
+        seen.append(value)
+        assert math.isclose(value, relaxation.bound().value, rel_tol=1e-9, abs_tol=1e-6)
+        assert relaxation.note_best() == max(seen) <= least + 1e-6
+    assert math.isclose(relaxation.keep_best(), relaxation.value(), abs_tol=1e-6)
+
+
+def test_sweeps_that_press_on_reach_a_bound_in_fewer():
+    """On a long chain with skips, where a difference at one end takes many sweeps to reach the other."""
+    network = network_of(random_contest_problem(800, 6, seed=9, share=1.0))
+    plain, pressed = Relaxation(network, {}), Relaxation(network, {})
+    for _ in range(100):
+        plain.sweep()
+    needed = 0
+    while pressed.best < plain.value():
+        pressed.press_on()
+        pressed.note_best()
+        needed += 1
+    assert needed < 50
+
+
 def test_an_improved_choice_costs_no_more_and_no_node_alone_can_better_it():
     network = network_of(random_contest_problem(40, 4, seed=2, share=0.3))
     relaxation = Relaxation(network, {})
