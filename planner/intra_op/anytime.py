@@ -57,6 +57,8 @@ first parts on hubs alone; the second, on memory too, has a better decision, or 
 that it gave. And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
+LIFTED = 0.05
+"""Of the gap: by how much a decision of all hubs must lift the bound for branches on them."""
 UNSETTLED = 0.1
 """Of the best choice: the gap above which a choice is searched for before costs are guessed."""
 
@@ -307,6 +309,8 @@ class _Anytime:
             return
         at_ease = self._time_for(LOOKS_PER_BRANCHES)
         tree = HubTree(self.relaxation, hubs, self._soon(BEFORE))
+        if tree.best.value < tree.bound + LIFTED * (self.cutoff - tree.bound):
+            return  # hubs tie little together: what is far from the bound is the choice
         for turn, (branching, parting) in enumerate(TURNS if at_ease else (IN_HASTE,)):
             tree.explore(self.cutoff, self._soon(branching), on_memory=turn > 0)
             self._prove(tree.bound)

@@ -45,8 +45,9 @@ MARGIN = 1e-9
 EXACT_BITS = 44
 """Of the 53 that a float holds, those that costs may take to the size of the bound; sums may exceed that 500 times."""
 
-MOST_PACE, PICKUP = 0.93, 0.1
-"""Share of what the last sweep changed that the next one starts beyond it, and by how much that grows each time."""
+MOST_PACE, PRICED_PACE, PICKUP = 0.93, 0.8, 0.1
+"""Share of what the last sweep changed that the next one starts beyond it, at most; at most while prices move, which it
+would lead astray; and by how much it grows each time."""
 
 PASSES = 10
 """Through all nodes, in which a choice is improved; mostly two are enough."""
@@ -84,6 +85,8 @@ class Relaxation:
         """The highest bound that prices have reached."""
         self.swept = 0
         """Sweeps so far."""
+        self._aimed = np.inf, -np.inf
+        """Bound and target of the last step."""
         self._direction = np.zeros(self.rows.size)
         self._stalled = 0
         self._layout = Layout(network)
@@ -271,7 +274,7 @@ class Relaxation:
 
     def restore(self, state: State) -> None:
         """Go back to what `snapshot` gave; the highest bound and the steps of the prices count from here."""
-        self.best, self.step = -np.inf, STEP
+        self.best, self.step, self._aimed = -np.inf, STEP, (np.inf, -np.inf)
         self._best_at = state
         self._restore()
 
@@ -289,9 +292,14 @@ class Relaxation:
     def reprice(self, value: float, target: float) -> None:
         """Move the prices towards what a decoded choice takes; ``target`` is the cost to be reached.
 
-        ``value`` is the bound now. Where steps no longer raise it, they go on shorter from the best prices.
+        ``value`` is the bound now. Where steps no longer raise it, they go on shorter from the best prices. Where the
+        target falls, and not with the bound, they stay as long as they are: a better choice says nothing of prices.
         """
         self._remember(value)
+        before, aimed = self._aimed
+        if before <= value < target < aimed:
+            self.step = min(STEP, self.step * (aimed - value) / (target - value))
+        self._aimed = value, target
         if self._stalled >= PATIENCE:
             self.step *= SHORTER
             self._restore()
@@ -306,6 +314,7 @@ class Relaxation:
             length = self.step * max(target - value, 0.0) / product
             self.prices = np.maximum(0.0, self.prices + length * self._direction)
             self._priced = self._price()
+            self._pace = min(self._pace, PRICED_PACE)
 
     def return_to_best(self) -> None:
         """Go back to the prices, and the messages under them, where the bound was highest; after a sweep."""
