@@ -14,7 +14,8 @@ import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.answers import NOTHING, NetworkAnswer, Stopped
-from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
+from planner.intra_op.ascent import LEAST_GAIN, PRICES_PER_LOOK, SETTLING, aim, kept_length
+from planner.intra_op.bounds import Bound
 from planner.intra_op.decided import solve_decided
 from planner.intra_op.first_choice import first_choice, frugal
 from planner.intra_op.guessing import guess
@@ -22,7 +23,7 @@ from planner.intra_op.halves import halves_of
 from planner.intra_op.hub_branches import HubTree
 from planner.intra_op.hubs import Decided, hubs_of
 from planner.intra_op.memory_branches import MemoryTree
-from planner.intra_op.messages import MARGIN, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.network import Network, position
 from planner.intra_op.settling import better, read_off
@@ -219,11 +220,10 @@ class _Anytime:
         gaining = True
         deadline -= self.looking
         while self._open() and time.monotonic() < deadline and gaining:
-            before, start = self.relaxation.value(), time.monotonic()
-            done = 0
+            before, start, done = self.relaxation.value(), time.monotonic(), 0
             while done < PRICES_PER_LOOK and time.monotonic() <= deadline:
                 value = self.relaxation.value()
-                self.relaxation.reprice(value, _aim(value, self.cutoff))
+                self.relaxation.reprice(value, aim(value, self.cutoff))
                 self.relaxation.press_on()
                 done += 1
             self._prove_by(self.relaxation.bound())
@@ -232,7 +232,9 @@ class _Anytime:
             least = max(closed, LEAST_GAIN * abs(before)) * done / PRICES_PER_LOOK
             gaining = self.relaxation.best > before + least
             if gap <= NARROWER * self.looked_at or not gaining or time.monotonic() > deadline:
+                value, cutoff = self.relaxation.value(), self.cutoff
                 self._look(2 * time.monotonic() - start)
+                self.relaxation.step = kept_length(self.relaxation.step, value, cutoff, self.cutoff)
                 self.looked_at = self.cutoff - self.lower_bound
         self.relaxation.return_to_best()
         return not gaining
@@ -396,8 +398,3 @@ class _Anytime:
         if answer.choice is not None:
             self._take(answer.choice)
         self._prove(answer.lower_bound)
-
-
-def _aim(value: float, cost: float) -> float:
-    """What steps of the prices aim at, given the bound and the best cost."""
-    return min(cost, value + FURTHEST * max(abs(value), 1.0))

@@ -22,3 +22,17 @@ their mean says where memory is short. It does not change how long steps are."""
 PATIENCE, SHORTER, GAIN = 10, 0.7, 1e-5
 """Steps that gain less than a relative ``GAIN`` in all before prices go back to the best ones, and what the step
 is multiplied by then."""
+
+
+def aim(value: float, cost: float) -> float:
+    """What steps of the prices aim at, given the bound and the best cost."""
+    return min(cost, value + FURTHEST * max(abs(value), 1.0))
+
+
+def kept_length(step: float, value: float, before: float, cost: float) -> float:
+    """The step by which prices move as far as one did when the best cost was the one ``before``, not ``cost``.
+
+    A better choice lowers what steps aim at, and says nothing of prices. At most as far as first steps do.
+    """
+    aimed, target = aim(value, before), aim(value, cost)
+    return min(STEP, step * (aimed - value) / (target - value)) if value < target < aimed else step

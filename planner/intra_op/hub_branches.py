@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.intra_op.bounds import State
 from planner.intra_op.hubs import FAR, climb, dive, lead, rise
 from planner.intra_op.local_polytope import WHOLE
-from planner.intra_op.messages import MARGIN, Relaxation, State
+from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.mixing import Mixture, cheaper_half, deviation, mixture
 from planner.intra_op.network import Network
 from planner.intra_op.problem import Array

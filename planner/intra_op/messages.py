@@ -13,9 +13,6 @@ goes through the nodes; each collects all that its edges can give and hands it o
 that lie ahead, which never lowers the bound. Prices follow what a choice read off the messages takes
 (subgradient steps).
 
-Sweeps that go the same way need not go step by step: the next may start from farther on (heavy ball), which saves most
-of them where costs have far to go.
-
 Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (2015); Held, Wolfe and Crowder,
 "Validation of subgradient optimization", Mathematical Programming 6 (1974); Camerini, Fratta and Maffioli, "On
 improving relaxation methods by modified gradient techniques", Mathematical Programming Study 3 (1975); Young,
@@ -25,11 +22,11 @@ methods", USSR Computational Mathematics and Mathematical Physics 4 (1964), for 
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.intra_op.ascent import GAIN, MOMENTUM, PATIENCE, SHORTER, STEP
+from planner.intra_op.bounds import Bound, State
 from planner.intra_op.levels import Layout, Level, Share
 from planner.intra_op.liveness import violated
 from planner.intra_op.network import Network, prices_of
@@ -53,21 +50,6 @@ PASSES = 10
 """Through all nodes, in which a choice is improved; mostly two are enough."""
 
 
-class Bound(NamedTuple):
-    """What messages and prices prove."""
-
-    value: float
-    margins: dict[int, Array]
-    """Per node, by how much each strategy lifts the bound."""
-
-
-class State(NamedTuple):
-    """Where messages and prices stand."""
-
-    prices: Array
-    messages: Array
-
-
 class Relaxation:
     """Messages and prices of one network."""
 
@@ -85,8 +67,6 @@ class Relaxation:
         """The highest bound that prices have reached."""
         self.swept = 0
         """Sweeps so far."""
-        self._aimed = np.inf, -np.inf
-        """Bound and target of the last step."""
         self._direction = np.zeros(self.rows.size)
         self._stalled = 0
         self._layout = Layout(network)
@@ -274,7 +254,7 @@ class Relaxation:
 
     def restore(self, state: State) -> None:
         """Go back to what `snapshot` gave; the highest bound and the steps of the prices count from here."""
-        self.best, self.step, self._aimed = -np.inf, STEP, (np.inf, -np.inf)
+        self.best, self.step = -np.inf, STEP
         self._best_at = state
         self._restore()
 
@@ -292,14 +272,9 @@ class Relaxation:
     def reprice(self, value: float, target: float) -> None:
         """Move the prices towards what a decoded choice takes; ``target`` is the cost to be reached.
 
-        ``value`` is the bound now. Where steps no longer raise it, they go on shorter from the best prices. Where the
-        target falls, and not with the bound, they stay as long as they are: a better choice says nothing of prices.
+        ``value`` is the bound now. Where steps no longer raise it, they go on shorter from the best prices.
         """
         self._remember(value)
-        before, aimed = self._aimed
-        if before <= value < target < aimed:
-            self.step = min(STEP, self.step * (aimed - value) / (target - value))
-        self._aimed = value, target
         if self._stalled >= PATIENCE:
             self.step *= SHORTER
             self._restore()

@@ -18,10 +18,11 @@ from planner.errors import Infeasible, SolverStopped
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.ascent import FURTHEST, PRICES_PER_LOOK
+from planner.intra_op.bounds import Bound
 from planner.intra_op.compact import Compact
 from planner.intra_op.folding import fold
 from planner.intra_op.liveness import demand, one_hot, settle, violated
-from planner.intra_op.messages import MARGIN, Bound, Relaxation
+from planner.intra_op.messages import MARGIN, Relaxation
 from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.unlimited import solve_unlimited

@@ -12,8 +12,9 @@ import time
 import numpy as np
 
 from planner.intra_op.ascent import GAIN
+from planner.intra_op.bounds import State
 from planner.intra_op.hubs import rise
-from planner.intra_op.messages import Relaxation, State
+from planner.intra_op.messages import Relaxation
 
 FIRST, LAST = 0.2, 0.1
 """First share by which a price is raised or lowered, and where halving it ends."""

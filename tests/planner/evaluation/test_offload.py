@@ -157,9 +157,9 @@ def test_memory_of_published_deepspeed_runs(offload: tuple[str, ...], micro_batc
 def test_weights_are_gathered_by_module_where_layers_are_huge() -> None:
     """530B on 640 A100 of 80 GB ran (arXiv:2104.04473, table 2, ZeRO-3 without model parallelism).
 
-    Its layers have 5.0e9 elements, of which the widest product has 4 x 20480^2. With attention as it was then, not fused,
-    it is said to take 7 % more than there is: six arrays of 4 GiB of one layer's weights of attention in its backward
-    pass. It ran, so that is too much, by a cause that is not known.
+    Its layers have 5.0e9 elements, of which the widest product has 4 x 20480^2. With attention as it was then, not
+    fused, it is said to take 7 % more than there is: six arrays of 4 GiB of one layer's weights of attention in its
+    backward pass. It ran, so that is too much, by a cause that is not known.
     """
     rows = map(json.loads, (PUBLISHED_RUNS / "runs_gpu.jsonl").read_text().splitlines())
     run = next(row for row in rows if row["id"] == "sc21-t2-zero3-GPT-529.6B-640")

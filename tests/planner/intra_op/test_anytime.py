@@ -2,15 +2,20 @@
 
 import math
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem
 from hypothesis import given, settings
 
 from planner.errors import Infeasible
+from planner.intra_op import anytime, hubs
 from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.anytime import solve_network
-from planner.intra_op.contest import network_of
+from planner.intra_op.contest import network_of, solve_contest_problem
+from planner.intra_op.hub_branches import HubTree
+from planner.intra_op.hubs import Decided
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.local_polytope import solve_program
 from planner.intra_op.shrinking import shrink
@@ -66,3 +71,36 @@ def test_costs_moved_below_zero_prove_nothing() -> None:
     assert solve_program(network.fork(), math.inf).lower_bound == pytest.approx(53)
     out_of_time = solve_network(network, time.monotonic())
     assert out_of_time.lower_bound <= 53 <= out_of_time.cost
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_hubs_are_left_alone_where_deciding_them_all_hardly_lifts_the_bound(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """However far the choice is: it is what has to be bettered then."""
+    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    explored: list[Decided] = []
+    gaps: list[float] = []
+
+    class Lifting(HubTree):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.best = Decided(self.best.choice, self.bound + share * gaps[-1], self.best.prices)
+
+        def explore(self, *_: Any, **__: Any) -> None:
+            explored.append(self.best)
+
+    def part(solver: anytime._Anytime) -> None:
+        gaps.append(solver.cutoff - solver.lower_bound)
+        before(solver)
+
+    before = anytime._Anytime._part
+    monkeypatch.setattr(anytime, "SMALL", -1)
+    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
+    monkeypatch.setattr(anytime, "CLOSING", np.inf)
+    monkeypatch.setattr(anytime._Anytime, "_part", part)
+    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(anytime, "HubTree", Lifting)
+    solution = solve_contest_problem(problem, time.monotonic() + 5)
+    assert problem.fits(solution.choice)
+    assert bool(explored) == bool(share)

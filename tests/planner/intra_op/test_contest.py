@@ -147,36 +147,6 @@ def test_a_better_decision_of_hubs_is_solved_too(monkeypatch):
     assert solved == [0.0, -1.0]
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_hubs_are_left_alone_where_deciding_them_all_hardly_lifts_the_bound(monkeypatch, share):
-    """However far the choice is: it is what has to be bettered then."""
-    problem = random_contest_problem(60, 4, seed=7, share=0.1)
-    explored, value = [], []
-
-    class Lifting(HubTree):
-        def __init__(self, *given):
-            super().__init__(*given)
-            self.best = Decided(self.best.choice, self.bound + share * value[-1], self.best.prices)
-
-        def explore(self, *_, **__):
-            explored.append(self.best)
-
-    def part(solver):
-        value.append(solver.cutoff - solver.lower_bound)
-        before(solver)
-
-    before = anytime._Anytime._part
-    monkeypatch.setattr(anytime, "SMALL", -1)
-    monkeypatch.setattr(anytime, "FAR_APART", 0.0)
-    monkeypatch.setattr(anytime, "CLOSING", np.inf)
-    monkeypatch.setattr(anytime._Anytime, "_part", part)
-    monkeypatch.setattr(hubs, "MANY", 4)
-    monkeypatch.setattr(anytime, "HubTree", Lifting)
-    solution = solve_contest_problem(problem, soon(5.0))
-    assert problem.fits(solution.choice)
-    assert bool(explored) == bool(share)
-
-
 @pytest.mark.parametrize("settled", [False, True])
 def test_hubs_wait_for_messages_that_still_gain_far_below_the_best_choice(monkeypatch, settled):
     problem = random_contest_problem(60, 4, seed=7, share=0.1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import Infeasible
-from planner.intra_op.ascent import STEP
+from planner.intra_op.ascent import STEP, kept_length
 from planner.intra_op.contest import network_of
 from planner.intra_op.levels import Layout
 from planner.intra_op.messages import Relaxation
@@ -124,19 +124,11 @@ def test_sweeps_that_press_on_reach_a_bound_in_fewer():
     assert needed < 50
 
 
-def test_steps_of_prices_stay_as_long_as_they_are_where_the_target_falls():
-    relaxation = Relaxation(network_of(random_contest_problem(80, 4, seed=5, share=0.1)), {})
-    relaxation.sweep()
-    relaxation.reprice(100.0, 300.0)
-    relaxation.step = STEP / 10
-    relaxation.reprice(100.0, 150.0)
-    assert relaxation.step * (150 - 100) == pytest.approx(STEP / 10 * (300 - 100))
-    relaxation.reprice(100.0, 100.1)
-    assert relaxation.step == STEP, "at most as long as the first would be"
-    relaxation.step = STEP / 10
-    relaxation.reprice(90.0, 95.0)
-    relaxation.reprice(100.0, 300.0)
-    assert relaxation.step == STEP / 10, "as a share, where the target falls and rises with the bound"
+def test_steps_of_prices_stay_as_long_as_they_are_where_a_better_choice_is_found():
+    step = kept_length(STEP / 10, 100.0, 150.0, 120.0)
+    assert step * (120 - 100) == pytest.approx(STEP / 10 * (150 - 100))
+    assert kept_length(step, 100.0, 150.0, 100.1) == STEP, "at most as long as the first would be"
+    assert kept_length(step, 100.0, 150.0, 150.0) == kept_length(step, 100.0, 150.0, 99.0) == step
 
 
 def test_an_improved_choice_costs_no_more_and_no_node_alone_can_better_it():
