@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.errors import Infeasible
 from planner.intra_op.answers import NOTHING, NetworkAnswer
-from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING
+from planner.intra_op.ascent import FURTHEST, LEAST_GAIN, PRICES_PER_LOOK, SETTLING, aim
 from planner.intra_op.guessing import narrow
 from planner.intra_op.hubs import rise
 from planner.intra_op.local_polytope import WHOLE, solve_program
@@ -219,10 +219,7 @@ class MemoryTree:
 
     def _reprice(self, relaxation: Relaxation) -> None:
         value = relaxation.value()
-        relaxation.reprice(value, self._aim(value))
-
-    def _aim(self, value: float) -> float:
-        return min(self.cutoff, value + FURTHEST * abs(value))
+        relaxation.reprice(value, aim(value, self.cutoff))
 
     def _look(self, relaxation: Relaxation) -> float:
         """What the relaxation proves; with it goes a choice read off."""

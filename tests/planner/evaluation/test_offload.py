@@ -16,6 +16,7 @@ from planner.evaluation.states import reduced_bytes
 from planner.models.catalog import load_model
 from planner.plans import Estimate, Job, Parallelism
 from planner.runs.mapping import plan_from_run
+from planner.validation import validate
 
 NODE = load_cluster("dgx-a100-80g:1")
 PUBLISHED_RUNS = Path(__file__).parents[2] / "published"
@@ -157,14 +158,16 @@ def test_memory_of_published_deepspeed_runs(offload: tuple[str, ...], micro_batc
 def test_weights_are_gathered_by_module_where_layers_are_huge() -> None:
     """530B on 640 A100 of 80 GB ran (arXiv:2104.04473, table 2, ZeRO-3 without model parallelism).
 
-    Its layers have 5.0e9 elements, of which the widest product has 4 x 20480^2. With attention as it was then, not
-    fused, it is said to take 7 % more than there is: six arrays of 4 GiB of one layer's weights of attention in its
-    backward pass. It ran, so that is too much, by a cause that is not known.
+    Its layers have 5.0e9 elements, of which the widest product has 4 x 20480^2. As attention was not fused then, it is
+    7 % too much with master weights in fp32, of which the paper says nothing, and fits without (in `validate`).
     """
     rows = map(json.loads, (PUBLISHED_RUNS / "runs_gpu.jsonl").read_text().splitlines())
     run = next(row for row in rows if row["id"] == "sc21-t2-zero3-GPT-529.6B-640")
     found = evaluate(plan_from_run(run)[0])
     widest = 4 * 20480**2
+    judged = validate([run]).rows[0]
+    assert judged.predicted is not None
+    assert judged.predicted.fits
     assert found.memory_bytes <= 1.08 * found.memory_limit_bytes
     assert found.memory["gathered_weights"] == pytest.approx(2 * (1e9 + widest), rel=1e-6)
     assert found.memory["gradient_buffers"] == pytest.approx(2 * 2 * widest, rel=1e-6)

@@ -116,12 +116,10 @@ def test_sweeps_that_press_on_reach_a_bound_in_fewer():
     plain, pressed = Relaxation(network, {}), Relaxation(network, {})
     for _ in range(100):
         plain.sweep()
-    needed = 0
-    while pressed.best < plain.value():
+    for _ in range(50):
         pressed.press_on()
         pressed.note_best()
-        needed += 1
-    assert needed < 50
+    assert pressed.best > plain.value()
 
 
 def test_steps_of_prices_stay_as_long_as_they_are_where_a_better_choice_is_found():
