@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -150,8 +151,8 @@ class StepFloor:
 
     Rank r cannot start before the first micro-batch has passed the ranks before it, nor end before the last
     one has gone back through them; the step cannot be shorter than rank r's work between the two, and what it waits,
-    nor than one micro-batch takes through all stages beside the others (`through_all`), nor than any path through the
-    schedule takes that is given.
+    nor than one micro-batch takes through all stages beside the others (`through_all`), nor than links take to carry
+    everything (`carried`), nor than any path through the schedule takes that is given.
     """
 
     def __init__(self, setting: Setting, plan: Parallelism, mesh: Mesh, around: Around) -> None:
@@ -161,6 +162,7 @@ class StepFloor:
         self._splits = plan.pipeline > 1 and splits_backward(plan.schedule)
         self._wait = stage_wait(setting, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
         self._slower = 1 + straggling(setting, plan.num_devices)
+        self._carried = cache(partial(carried, plan, ports_of(setting.cluster)))
 
     def __call__(self, stages: Sequence[StageCost], paths: Sequence[Path] = ()) -> float:
         """With these stages."""
@@ -189,8 +191,11 @@ class StepFloor:
                 before += stage.forward + hop + back
         if one and whole:
             longest = max([max(s.forward, own - s.forward) for s, own in zip(stages, seconds, strict=True)])
+            longest = (
+                max(longest, *sends) if sends else longest
+            )  # a boundary is passed by one at a time as well
             span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
-        return span
+        return max(span, self._carried(tuple(sends))) if one and sends else span
 
 
 def critical_path(
@@ -200,6 +205,21 @@ def critical_path(
     sends, _ = around.of(setting, plan, mesh, stages)
     order = arranged(plan.schedule, plan.pipeline, plan.virtual_stages, plan.num_microbatches)
     return longest_path(order, stage_times(split_stages(stages, plan, setting.software)), sends)
+
+
+def carried(plan: Parallelism, ports: Ports, sends: Sequence[float], work: float = 0.0) -> float:
+    """Least makespan of a pipeline that has every stage once, by what its links carry one at a time [s].
+
+    A boundary is passed m times each way, by the last micro-batch that goes forth before it has gone on to the end and
+    all the way back, as in `through_all`; ``work`` is as there. A rank's port carries all that its stages hand on,
+    either way, between what the first micro-batch takes to come to the rank and the last to go on from its neighbour.
+    """
+    m, hops = plan.num_microbatches, (0.0, *sends, 0.0)
+    least = through_all(work + 2 * sum(sends), max(sends), m)
+    for own in ranks_of(plan) if ports == "rank" else ():
+        each = sum(hops[s] + hops[s + 1] for s in own)
+        least = max(least, m * each + sum(hops[: own[0] + 1]) + sum(hops[: own[0]]))
+    return (1 - ROUNDING) * least
 
 
 def through_all(work: float, longest: float, num_microbatches: int) -> float:

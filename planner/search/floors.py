@@ -6,10 +6,11 @@ The search takes them in turn, and stops at the first that excludes a candidate.
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from planner.evaluation.cuts import places_of
 from planner.evaluation.evaluator import Evaluator, Shardings
 from planner.evaluation.host import host_step_seconds
 from planner.evaluation.stages import StageCost, StageShape
-from planner.evaluation.step import stage_wait, straggling
+from planner.evaluation.step import carried, handed_on, ports_of, stage_wait, straggling
 from planner.graph import counted
 from planner.pipeline.generators import schedule_entry, stage_to_rank
 from planner.plans import Parallelism, Pins
@@ -160,7 +161,16 @@ class Floors:
 
     def first(self, c: Candidate) -> float:
         """The same under no policy, which is faster than any: all that a family of the space has in common [s]."""
-        return max(self._main(c, "none"), self._all_operators(c, "none"))
+        return max(self._main(c, "none"), self._all_operators(c, "none"), self.step(c, self._carried(c)))
+
+    def _carried(self, c: Candidate, work: float = 0.0) -> float:
+        """What links take to carry what stages hand on, however layers are cut, beside ``work`` of whole passes [s]."""
+        if c.pipeline == 1 or schedule_entry(c.schedule).copies > 1:
+            return 0.0
+        plan, cluster = parallelism(c), self.evaluator.cluster
+        places, boundary = places_of(plan), least_boundary(c, self._unavoidable)
+        sends = handed_on(cluster, [boundary] * (len(places) - 1), places)
+        return carried(plan, ports_of(cluster), sends, work if alternates(c) else 0.0)
 
     def main(self, c: Candidate) -> Floor:
         """Seconds without other blocks and without what ZeRO adds."""
@@ -238,7 +248,8 @@ class Floors:
         bound = pipeline_seconds(
             whole.stage, whole.lightest if copies == 1 else 0.0, certain, split or copies > 1
         )
-        return max(bound, c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0)
+        busiest = c.num_microbatches * self._busiest(c, whole) if copies == 1 else 0.0
+        return max(bound, busiest, self._carried(c, whole.stage.seconds))
 
     def _busiest(self, c: Candidate, whole: Whole) -> float:
         """Least seconds of the busiest rank for one micro-batch; of one stage, its own (ends may share a table)."""

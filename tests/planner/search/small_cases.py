@@ -79,6 +79,12 @@ CASES = {
     "pipeline": Case(
         small_llama(), cluster_with(TWO_NODES, 8), Job(global_batch=8, seq_len=1024), Pins(pipeline=2)
     ),
+    "links that carry next to nothing": Case(
+        small_llama(num_hidden_layers=4),
+        cluster_with(TWO_NODES, 8, bandwidth=1e-5),
+        Job(global_batch=8, seq_len=1024),
+        Pins(pipeline=2, tensor=1),
+    ),
     "states on the host": Case(
         small_llama(),
         cluster_with(TWO_NODES, 3),

@@ -52,6 +52,18 @@ def test_what_is_sought_below_a_time_takes_less_than_that(name: str) -> None:
     assert found.estimate.step_time_s == pytest.approx(best, rel=1e-12)
 
 
+def test_few_stages_are_cut_where_only_what_they_hand_on_takes_time() -> None:
+    """Bounds that left it out would all be far below the best step, and every candidate's layers would be cut."""
+    cluster = cluster_with("dgx-h100:2", 8)
+    inside, network = cluster.links
+    slow = network.model_copy(update={"bandwidth": 1e-5 * network.bandwidth})
+    cluster = cluster.model_copy(update={"links": (inside, slow)})
+    search = Case(small_llama(), cluster, Job(global_batch=64, seq_len=1024), Pins(pipeline=2)).search()
+    best = search.run(1).found[0]
+    assert best.plan.num_microbatches == 64
+    assert len(search.floors.cuts) < 20
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_are_below_every_price(name: str) -> None:
     """Of a lean assignment, the bounds of the fast one that it replaces hold too."""

@@ -7,13 +7,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster_specs.software import load_software
-from planner.evaluation.cuts import ranks_of
+from planner.evaluation.cuts import places_of, ranks_of
 from planner.evaluation.handing_over import receive_buffers
 from planner.evaluation.rank import Rank
 from planner.evaluation.stages import StageCost
 from planner.evaluation.states import Sync
+from planner.evaluation.step import carried
 from planner.pipeline.dependencies import arranged, peak_bytes
 from planner.pipeline.generators import SCHEDULES, refusal
+from planner.pipeline.ports import Ports
 from planner.pipeline.simulator import StageTimes, makespan
 from planner.plans import Job
 from planner.search.bounds import (
@@ -65,6 +67,35 @@ def test_no_split_is_faster_than_the_bound(
     split = SCHEDULES[schedule].splits_backward
     bound = pipeline_seconds(whole_model(sum(forwards)), min(forwards), candidate(schedule, p, v, m), split)
     assert bound <= simulated(schedule, p, v, m, forwards) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("ports", ["rank", "wire"])
+@pytest.mark.parametrize(("schedule", "p", "v"), SHAPES)
+@given(forwards=FORWARDS, hops=st.lists(st.floats(0, 50), min_size=7, max_size=7), rounds=st.integers(1, 4))
+def test_no_pipeline_is_faster_than_its_links(
+    schedule: str, p: int, v: int, ports: Ports, forwards: list[float], hops: list[float], rounds: int
+) -> None:
+    forwards, m = forwards[: p * v], rounds * p
+    plan = parallelism(candidate(schedule, p, v, m))
+    sends = [
+        hop if here != there else 0.0
+        for hop, (here, there) in zip(hops, pairwise(places_of(plan)), strict=False)
+    ]
+    weights = [BACKWARD * f for f in forwards]
+    times = StageTimes(forwards, weights, weights)
+    span = makespan(schedule, p, v, m, times, sends, ports=ports).makespan
+    work = 0.0 if SCHEDULES[schedule].splits_backward else (1 + 2 * BACKWARD) * sum(forwards)
+    assert carried(plan, ports, sends, work) <= span * (1 + 1e-12)
+
+
+def test_a_pipeline_whose_links_do_all_takes_what_they_take() -> None:
+    """Two stages, of which each hands on sixteen results: there, one after the other, and the last one back."""
+    plan = parallelism(candidate("1f1b", 2, 1, 16))
+    span = makespan(
+        "1f1b", 2, 1, 16, StageTimes([0.0] * 2, [0.0] * 2, [0.0] * 2), [3.0], ports="rank"
+    ).makespan
+    assert carried(plan, "rank", [3.0]) == pytest.approx(17 * 3.0)
+    assert span == pytest.approx(17 * 3.0)
 
 
 @pytest.mark.parametrize("p", [2, 3, 5])
