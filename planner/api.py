@@ -74,6 +74,7 @@ def plan(
     return answer.model_copy(update={"warnings": (*answer.warnings, *unsplit(answer))})
 
 
+@uncollected()
 def fit(
     model: AnyModel,
     cluster: AnyCluster,

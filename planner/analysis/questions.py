@@ -44,19 +44,47 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
 
     Raises ``InputError`` for contradictory pins, ``Infeasible`` where no plan has the pinned degrees at all.
     """
-    model, cluster, job, pins = question
-    if cluster.others or pins.unequal_stages:
-        return plan_pools(Evaluator(model, cluster, job), pins, progress=progress)
-    evaluator = Evaluator(model, cluster, job)
-    check_pins(evaluator, pins)
-    search = Search(evaluator, pins, "time")
+    if _differs(question):
+        return _on_pools(question, progress)
+    search = _search(question)
     try:
         choice = finished_plans(search, search.run(USUAL_TOP, progress))[0].plan
     except Infeasible:
         if search.nearest is None:
             raise
         choice = with_stages(search, search.nearest.candidate, search.nearest.plan, search.nearest.cuts)
-    found = Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=evaluator.estimate(choice))
+    return _planned(question, search, choice)
+
+
+def fitting(question: Question, progress: Progress | None = None) -> Plan | None:
+    """The same; None where none fits, sooner than the one with the least memory is found."""
+    if _differs(question):
+        return _on_pools(question, progress)
+    search = _search(question)
+    outcome = search.if_any(USUAL_TOP, progress)
+    return _planned(question, search, finished_plans(search, outcome)[0].plan) if outcome else None
+
+
+def _differs(question: Question) -> bool:
+    return bool(question.cluster.others or question.pins.unequal_stages)
+
+
+def _on_pools(question: Question, progress: Progress | None) -> Plan:
+    model, cluster, job, pins = question
+    return plan_pools(Evaluator(model, cluster, job), pins, progress=progress)
+
+
+def _search(question: Question) -> Search:
+    model, cluster, job, pins = question
+    evaluator = Evaluator(model, cluster, job)
+    check_pins(evaluator, pins)
+    return Search(evaluator, pins, "time")
+
+
+def _planned(question: Question, search: Search, choice: Parallelism) -> Plan:
+    model, cluster, job, _ = question
+    estimate = search.evaluator.estimate(choice)
+    found = Plan(model=model, cluster=cluster, job=job, plan=choice, estimate=estimate)
     return found.model_copy(update={"warnings": doubts(found)})
 
 

@@ -14,7 +14,7 @@ from cluster_specs.units import GIB
 from cost_models.memory import state_bytes, weight_bytes
 from cost_models.quantization import quantized_bytes
 from planner.analysis.limits import longest_sequence
-from planner.analysis.questions import Progress, Question, answer, known, priced
+from planner.analysis.questions import Progress, Question, fitting, known, priced
 from planner.errors import Infeasible
 from planner.evaluation.setting import trained_parameters
 from planner.plans import Parallelism, Plan, Sharding
@@ -77,11 +77,10 @@ def remedies(question: Question, judged: Plan, progress: Progress | None = None)
 def _first_that_fits(ladder: Iterator[Change], judged: Plan, progress: Progress | None) -> Remedy | None:
     for change in ladder:
         try:
-            plan = answer(change.question, progress)
+            plan = fitting(change.question, progress)
         except (InputError, Infeasible):
             continue  # this rung does not exist for the model or the cluster
-        estimate = plan.estimate
-        if estimate is not None and estimate.fits_with(change.question.job.memory_headroom):
+        if plan is not None and known(plan).fits_with(change.question.job.memory_headroom):
             return _remedy(change.words, change.kind, plan, judged)
     return None
 

@@ -184,13 +184,21 @@ class Search:
 
         Raises ``Infeasible`` where none fits, naming the least memory found.
         """
+        outcome, tight = self._with_pipelines_at_need(top, progress)
+        if outcome is None:
+            raise self._infeasible(tight)
+        return outcome
+
+    def if_any(self, top: int, progress: Progress | None = None) -> Outcome | None:
+        """The same; None where nothing fits: what needs least memory is not looked for."""
+        return self._with_pipelines_at_need(top, progress)[0]
+
+    def _with_pipelines_at_need(
+        self, top: int, progress: Progress | None
+    ) -> tuple[Outcome | None, list[Candidate]]:
         searched = searches_pipelines(self.evaluator, self.pins)
-        tight: list[Candidate] = []
-        for pipelines in (True,) if searched else (False, True):
-            outcome, tight = self._run(pipelines, top, progress)
-            if outcome is not None:
-                return outcome
-        raise self._infeasible(tight)
+        outcome, tight = self._run(searched, top, progress)
+        return (outcome, tight) if outcome or searched else self._run(True, top, progress)
 
     def pipelined(self, below: float) -> Found | None:
         """The best plan with a pipeline, if its step takes less than ``below`` seconds; where none was searched."""
