@@ -12,6 +12,7 @@ from planner.analysis.remedies import KINDS
 from planner.errors import Infeasible, InputError
 from planner.plans import Estimate, Plan
 from planner.runs.vocabulary import SHARDING_NAMES
+from planner.search.best_first import Search
 
 NODE = "dgx-a100-80g:1"
 JOB = {"global_batch": 64, "seq_len": 4096}
@@ -77,6 +78,16 @@ def test_every_change_fits_by_the_evaluator(too_much: FitReport) -> None:
         assert estimate.memory_bytes <= usable_bytes(judged)
         assert estimate.step_time_s == pytest.approx(change.step_time_s)
         assert change.time_cost_fraction == pytest.approx(estimate.step_time_s / base.step_time_s - 1)
+
+
+def test_only_of_the_question_itself_the_plan_with_the_least_memory_is_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To find it takes longer than to see that nothing fits, and of a change that does not help nobody asks."""
+    sought, least = list[int](), Search._least_memory
+    monkeypatch.setattr(Search, "_least_memory", lambda own, tight: sought.append(1) or least(own, tight))
+    fit("llama-2-7b", NODE, **TIGHT)
+    assert len(sought) == 1
 
 
 def test_the_least_change_comes_first(too_much: FitReport) -> None:
