@@ -69,37 +69,38 @@ class Offers:
         gathered = stages_gathered(several, self._evaluator.software)
         key = pool, size, share, gathered
         if key not in self._known:
-            self._known[key] = _offered(self._prices[pool], meshes, self.kinds, gathered)
+            local_plans = [mesh.model_copy(update={"virtual_stages": gathered}) for mesh in meshes]
+            self._known[key] = _offered(self._prices[pool], local_plans, self.kinds)
         return self._known[key]
 
     def rates(self, pool: int, share: Share) -> list[float]:
         """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
-        on it in submeshes of one size; infinite where it cannot.
+        on it in submeshes of one size; infinite where it cannot. Memory, which takes longest to measure, is not looked
+        at.
         """
-        sizes = self._prices[pool].sizes
+        prices = self._prices[pool]
         found = [
-            _rates(offered, self._counts) * size
-            for size in sizes
-            if (offered := self.of(pool, size, share, 1))
+            self._rates(prices, meshes) * size
+            for size in prices.sizes
+            if (meshes := prices.meshes(size, share))
         ]
         none = np.full(len(self.kinds) + 2, np.inf)
-        least: list[float] = (np.min([none, *found], axis=0) / self._prices[pool].devices).tolist()
+        least: list[float] = (np.min([none, *found], axis=0) / prices.devices).tolist()
         return least
 
+    def _rates(self, prices: PoolPrices, meshes: Sequence[Parallelism]) -> Array:
+        """Least seconds of a micro-batch in all layers of each kind, in the embedding, and in the head."""
+        timed = [[_Timed(prices, mesh, kind) for kind in self.kinds] for mesh in meshes]
+        layers = np.min([[one.a_layer.sum() for one in way] for way in timed], axis=0)
+        ends = np.min([[one.first.sum(), one.last.sum()] for way in timed for one in way], axis=0)
+        return np.concatenate((self._counts * layers, ends))
 
-def _rates(offered: Offered, counts: Array) -> Array:
-    """Least seconds of a micro-batch in all layers of each kind, in the embedding, and in the head."""
-    layers = np.min([offer.seconds.sum(axis=1) for offer in offered.rank.offers], axis=0)
-    ends = [[way.first.sum(), way.last.sum()] for way in offered.ways]
-    return np.concatenate((counts * layers, np.min(ends, axis=0)))
 
-
-def _offered(prices: PoolPrices, meshes: Sequence[Parallelism], kinds: Sequence[str], stages: int) -> Offered:
+def _offered(prices: PoolPrices, local_plans: Sequence[Parallelism], kinds: Sequence[str]) -> Offered:
     """What suits some stage best, the fastest ways first.
 
     Memory is a plane below the true one, which is convex: it holds for any number of layers and activations.
     """
-    local_plans = [mesh.model_copy(update={"virtual_stages": stages}) for mesh in meshes]
     measured = [_measured(prices, local, kinds) for local in local_plans]
     kept = _least([np.concatenate([np.ravel(part) for part in (*one.rates, *one[1:])]) for one in measured])
     kept.sort(key=lambda k: float(measured[k].rates.seconds.sum()))
@@ -140,20 +141,30 @@ def _measured(prices: PoolPrices, local: Parallelism, kinds: Sequence[str]) -> M
     )
 
 
+class _Timed:
+    """Stages as if the model had layers of this kind only: half of them, one more, and beside embedding and head."""
+
+    def __init__(self, prices: PoolPrices, local: Parallelism, kind: str) -> None:
+        """Prices them."""
+        self.count = count = max(1, prices.evaluator.graph.sequence.count(kind) // 2)
+
+        def stage(layers: int, first: bool = False, last: bool = False) -> StageCost:
+            return prices.cost(local, StageShape(((kind, layers),), first, last))[0]
+
+        self.some, self.more = stage(count), stage(count + 1)
+        self.embedding, self.head = stage(count, first=True), stage(count, last=True)
+        self.a_layer = _seconds(self.more) - _seconds(self.some)
+        self.fixed, self.first, self.last = map(self._beside_layers, (self.some, self.embedding, self.head))
+
+    def _beside_layers(self, cost: StageCost) -> Array:
+        rest = _seconds(cost) - self.count * self.a_layer
+        return np.where(np.abs(rest) < ROUNDING * _seconds(self.some), 0.0, rest)
+
+
 def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     """As if the model had layers of this kind only."""
-    evaluator = prices.evaluator
-    mesh, count = evaluator.mesh(local), max(1, evaluator.graph.sequence.count(kind) // 2)
-
-    def stage(layers: int, first: bool = False, last: bool = False) -> StageCost:
-        return prices.cost(local, StageShape(((kind, layers),), first, last))[0]
-
-    some, more, embedding, head = (
-        stage(count),
-        stage(count + 1),
-        stage(count, first=True),
-        stage(count, last=True),
-    )
+    evaluator, timed = prices.evaluator, _Timed(prices, local, kind)
+    some, more, mesh = timed.some, timed.more, evaluator.mesh(local)
     half = FULL * evaluator.cluster.device.memory
     # The allocator gives back what it can only where the device is full, which no plan that leaves headroom is.
     limit = math.inf if evaluator.job.memory_headroom else -math.inf
@@ -165,33 +176,27 @@ def _of_kind(prices: PoolPrices, local: Parallelism, kind: str) -> Measured:
     def after(cost: StageCost) -> float:
         return tail_of(evaluator.setting, local, mesh, [cost]).optimizer
 
-    def line(cost: StageCost) -> tuple[float, float]:
+    def line(cost: StageCost, total: float) -> tuple[float, float]:
         """Bytes with no activations, and for each of their bytes, as it is where these are most of all."""
-        total = bytes_of(cost, half)
         held = (bytes_of(cost, MORE * half) - total) / ((MORE - 1) * half)
         return total - held * half, held
 
-    total, held = line(some)
-    layer = bytes_of(more, half) - bytes_of(some, half)
+    in_all = bytes_of(some, half)
+    total, held = line(some, in_all)
+    layer = bytes_of(more, half) - in_all
     # What stages at the ends hold of results grows with what is in flight, and is little where that is little.
-    ends = [line(end)[0] - total for end in (embedding, head)]
-    a_layer = _seconds(more) - _seconds(some)
-
-    def beside_layers(cost: StageCost) -> Array:
-        rest = _seconds(cost) - count * a_layer
-        return np.where(np.abs(rest) < ROUNDING * _seconds(some), 0.0, rest)
-
+    ends = [line(end, bytes_of(end, half))[0] - total for end in (timed.embedding, timed.head)]
     return Measured(
         Rates(
-            seconds=a_layer[None],
-            fixed=beside_layers(some),
+            seconds=timed.a_layer[None],
+            fixed=timed.fixed,
             after=np.array([after(more) - after(some)]),
             states=np.array([layer]),
             kept=np.array([held * kept_share(local) * (more.saved_bytes - some.saved_bytes)]),
-            memory=np.array([total - count * layer, *ends]),
+            memory=np.array([total - timed.count * layer, *ends]),
         ),
-        first=beside_layers(embedding),
-        last=beside_layers(head),
+        first=timed.first,
+        last=timed.last,
         boundary=some.boundary_bytes,
     )
 

@@ -5,7 +5,6 @@ each pool in whole nodes is tried beside any other, those first that cost or num
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
 
@@ -208,8 +207,8 @@ def _alone(
     found, start = list[_Alone](), 0
     for number, pool in enumerate(evaluator.whole.pools):
         search = Search(Evaluator(evaluator.model, pool, evaluator.job), pins, objective)
-        with suppress(Infeasible):
-            found.append(_Alone(search, search.run(top, progress), number, start))
+        if outcome := search.if_any(top, progress):
+            found.append(_Alone(search, outcome, number, start))
         start += pool.num_devices
     return found
 
