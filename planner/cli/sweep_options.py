@@ -156,6 +156,8 @@ class SweptJobOptions:
 
         Without a length, that of sequences which all ``models`` take.
         """
+        from cluster_specs.changes import KNOBS
+
         named = {
             "devices": self.devices,
             "seq_len": self.seq_len or str(usual_length_of(models)),
@@ -173,7 +175,8 @@ class SweptJobOptions:
             field = name.strip().replace("-", "_")
             if field in ADAPTER_OPTIONS:
                 raise InputError(f"--set {name}: all points train the same adapter; give --{name} by itself")
-            axes[FIELDS.get(field, field)] = values_of(text, f"--set {name}")
+            known = name.strip() if name.strip() in KNOBS else FIELDS.get(field, field)
+            axes[known] = values_of(text, f"--set {name}")
         return axes
 
 

@@ -86,6 +86,11 @@ def test_a_point_of_a_sweep_is_what_plan_says(cli: Cli) -> None:
         assert json.loads(cli("plan", *question, "--top", top).stdout)["estimate"] == point["estimate"]
 
 
+@pytest.mark.parametrize("knob", ["scale-up", "memory-bandwidth"])
+def test_hardware_numbers_have_the_names_that_the_help_gives(cli: Cli, knob: str) -> None:
+    assert cli(*SWEEP, "--set", f"{knob}=1x", "--json").exit_code == 0
+
+
 def test_settings_have_the_names_of_options_too(cli: Cli) -> None:
     found = [cli(*SWEEP, "--set", f"{name}=0.1", "--json") for name in ("headroom", "memory_headroom")]
     axes = [json.loads(result.stdout)["axes"] for result in found]
