@@ -214,6 +214,9 @@ def _degrees(run: RunFile, num_devices: int, origin: Origin, assume: Assumptions
             f"the cluster has {num_devices}"
         )
     whole = _whole_experts(run, data * context, tensor, expert, origin, assume)
+    modelled = 1 if whole else tensor
+    if expert > 1 and (run.parallel.etp or modelled) != modelled:
+        assume.made.append(f"etp={modelled} (no etp {run.parallel.etp} beside ep {expert}, tp {tensor})")
     if whole:
         expert //= tensor
     if data * context % expert:

@@ -43,3 +43,12 @@ def test_they_include_context_ranks_where_data_ranks_are_too_few(
 def test_more_ranks_than_there_are_is_refused(long_row: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="ep 64 does not divide dp 1 x cp 8 = 8 ranks"):
         planned(long_row, ep=64)
+
+
+@pytest.mark.parametrize(("changes", "priced"), [({"etp": 2}, 4), ({"ep": 2, "etp": 1}, 4)])
+def test_a_split_that_no_plan_has_is_said(
+    changes: dict[str, int], priced: int, long_row: dict[str, Any]
+) -> None:
+    """Megatron takes any that divides its ranks; a plan has whole experts, or parts of all tensor ranks."""
+    assumed = plan_from_run(long_row | {"parallel": long_row["parallel"] | changes})[1]
+    assert [note for note in assumed if note.startswith(f"etp={priced} (no etp {changes['etp']} beside")]
