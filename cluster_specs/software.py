@@ -93,8 +93,7 @@ class SoftwareSpec(Record):
     tiles_attention: bool | None = None
     """On GPUs attention is a loop over tiles, whatever the heads, unless a job has the device's own kernel."""
     unpads: bool | None = None
-    """A kernel of attention gets the rows of queries, keys and values that a mask of padding leaves, taken from and put
-    back among all rows by kernels of their own."""
+    """A kernel of attention gets the rows that a mask of padding leaves, taken and put back by kernels of their own."""
     fused_optimizer: bool
     """The optimizer step is one kernel per tensor group, without temporaries."""
     optimizer_temporaries: float = Field(ge=0)
@@ -116,6 +115,8 @@ class SoftwareSpec(Record):
     """Gathers and scatters over the tensor axis copy the array once more: the sequence is not its first dim."""
     sorts_shards: bool
     """Every weight is sharded by itself, so that what is gathered and scattered is copied to and from buffers."""
+    joins_gradients: bool | None = None
+    """Weights are views of one flat parameter for each unit, to whose gradient theirs are copied; None: not so."""
     overlap_tensor: float = Field(ge=0, le=1)
     """Share of tensor-parallel communication that hides behind the product next to it."""
     overlap_expert: float = Field(ge=0, le=1)

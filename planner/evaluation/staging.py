@@ -8,6 +8,10 @@ Source: pytorch/pytorch ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.
 ``_chunk_cat`` of ``foreach_all_gather_copy_out`` and ``foreach_reduce_scatter_copy_in``, both on the current stream).
 Pull request 120678 measures the latter on H100: 500 G elements/s of two bytes, read and written, which is two thirds of
 what its memory copies, and 278 to four bytes. Both are taken at the rate of a copy.
+
+Weights of the first FSDP are views of one flat parameter: nothing is sorted, but their gradients, which come one by
+one, are joined to that of the flat one (``torch/distributed/fsdp/_flat_param.py``, `planner.evaluation.flat_units`).
+What is done to it then has a stream of its own (``_runtime_utils.py``, ``_post_backward_hook``).
 """
 
 from collections.abc import Iterable
@@ -31,11 +35,14 @@ def with_staging(
     wire: WireWidths,
 ) -> Sync:
     """``sync`` with the time of sorting what is gathered of ``weights`` and ``frozen``, and what is scattered."""
-    if not setting.software.sorts_shards or lie_whole(plan, setting.software):
+    software, device, degree = setting.software, setting.cluster.device, plan.shard_degree
+    if lie_whole(plan, software):
         return sync
-    device, degree = setting.cluster.device, plan.shard_degree
     shared = [g for g in weights if shards_of(g, mesh, degree).inner.size > 1]
     elements, gathered = sum(g.elements for g in shared), sum(wire.gathered(g) for g in shared)
+    if not software.sorts_shards:
+        joined = elements if software.joins_gradients else 0.0
+        return sync._replace(pack=memory_seconds(2 * joined * weight_bytes(setting.job), device))
     untrained = sum(g.data for g in frozen if shards_of(g, mesh, degree).inner.size > 1)
     return sync._replace(
         unpack=memory_seconds(2 * (gathered + untrained), device),

@@ -62,6 +62,14 @@ def test_weights_that_stay_gathered_are_sorted_once(sorting: Callable[..., float
     assert sorting(kept) == pytest.approx(moved / COPIED, rel=0.01)
 
 
+def test_the_first_fsdp_joins_gradients_and_sorts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = seconds(NODE, stack="torch-fsdp1")
+    apart = load_software("torch-fsdp1").model_copy(update={"joins_gradients": False})
+    monkeypatch.setattr("planner.evaluation.setting.load_software", lambda _: apart)
+    moved = PARAMETERS * (2 + 2)
+    assert joined - seconds(NODE, stack="torch-fsdp1") == pytest.approx(moved / COPIED, rel=0.01)
+
+
 def test_whole_weights_are_not_sorted(sorting: Callable[..., float]) -> None:
     whole = NODE.model_copy(update={"zero_stage": 0, "sharding": "NO_SHARD", "shard_degree": 1})
     assert sorting(whole) == 0
