@@ -31,7 +31,8 @@ HEAVY = (
 )
 """Not needed to print a help text."""
 
-STARTUP_SECONDS = 0.5
+STARTUPS = 15
+"""What Python alone takes to start, that often, is the most that a help text may take."""
 
 
 def module_name(path: Path) -> str:
@@ -119,18 +120,22 @@ def test_the_command_line_starts_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_help_is_fast() -> None:
-    """CPU seconds of the whole process: a busy machine must not decide."""
+def cpu_seconds(*arguments: str) -> float:
+    """Of a whole process of Python, the least of three: a busy machine must not decide."""
     code = (
-        "import resource, subprocess, sys; subprocess.run([sys.executable, '-m', 'planner.cli', '--help'], "
+        f"import resource, subprocess, sys; subprocess.run([sys.executable, *{arguments!r}], "
         "stdout=subprocess.DEVNULL, check=True); used = resource.getrusage(resource.RUSAGE_CHILDREN); "
         "print(used.ru_utime + used.ru_stime)"
     )
-    seconds = [
+    return min(
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(3)
-    ]
-    assert min(seconds) < STARTUP_SECONDS
+    )
+
+
+def test_help_is_fast() -> None:
+    """On any machine: it is held to what the interpreter itself takes there."""
+    assert cpu_seconds("-m", "planner.cli", "--help") < STARTUPS * cpu_seconds("-c", "pass")
 
 
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import time
 
 import hypothesis.strategies as st
 
@@ -15,6 +16,11 @@ from planner.intra_op.shrinking import shrink
 COSTS = st.sampled_from([0, 0, 1, 2, 3, 5, 8, 100, NEVER])
 USAGES = st.sampled_from([0, 1, 2, 3, 5])
 LIMITS = st.sampled_from([None, 0, 2, 3, 4, 5, 6, 8, 10, 13])
+
+
+def soon(seconds: float = 300.0) -> float:
+    """A deadline; what is proven in seconds is proven by it on a busy machine, too."""
+    return time.monotonic() + seconds
 
 
 @st.composite

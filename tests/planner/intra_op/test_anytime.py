@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contest_problems import best, contest_problems, random_contest_problem
+from contest_problems import best, contest_problems, random_contest_problem, soon
 from hypothesis import given, settings
 
 from planner.errors import Infeasible
@@ -25,7 +25,7 @@ def solved(problem: ContestProblem, below: float) -> NetworkAnswer:
     network = network_of(problem)
     prices = {int(row): 0.5 for row in network.rows}
     try:
-        return solve_network(network, time.monotonic() + 20, below, prices)
+        return solve_network(network, soon(), below, prices)
     except Infeasible:
         return NetworkAnswer({}, math.inf, below)
 
@@ -47,7 +47,7 @@ def test_what_costs_less_is_found_and_what_does_not_is_excluded(problem: Contest
 def test_larger_ones_are_excluded_by_prices_and_guesses_too() -> None:
     """No brute force: the optimum is what the same solver proves without the hint."""
     problem = random_contest_problem(60, 6, seed=5, share=0.5)
-    alone = solve_network(network_of(problem), time.monotonic() + 20)
+    alone = solve_network(network_of(problem), soon())
     assert alone.cost == alone.lower_bound
     assert solved(problem, alone.cost + 1).cost == alone.cost
     assert solved(problem, alone.cost).lower_bound == alone.cost
@@ -101,6 +101,6 @@ def test_hubs_are_left_alone_where_deciding_them_all_hardly_lifts_the_bound(
     monkeypatch.setattr(anytime._Anytime, "_part", part)
     monkeypatch.setattr(hubs, "MANY", 4)
     monkeypatch.setattr(anytime, "HubTree", Lifting)
-    solution = solve_contest_problem(problem, time.monotonic() + 5)
+    solution = solve_contest_problem(problem, soon(5.0))
     assert problem.fits(solution.choice)
     assert bool(explored) == bool(share)

@@ -1,10 +1,10 @@
 """Tables of classes of strategies say the same as tables of strategies, and lead to the same optimum."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
+from contest_problems import soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,9 +61,9 @@ def test_the_optimum_is_that_of_brute_force(
         patch.setattr(unlimited, "MOST_SUMS", most_sums)
         if np.isinf(least):
             with pytest.raises(Infeasible):
-                solve_narrowed(compact, time.monotonic() + 20)
+                solve_narrowed(compact, soon())
             return
-        answer = solve_narrowed(compact, time.monotonic() + 20)
+        answer = solve_narrowed(compact, soon())
     assert answer.cost == answer.lower_bound == least == whole.cost(answer.choice)
     assert fits(whole, answer.choice)
 
@@ -135,7 +135,7 @@ def test_messages_that_prove_a_choice_need_no_other_solver(monkeypatch: pytest.M
     monkeypatch.setattr(unlimited, "MOST_SUMS", 0)
     monkeypatch.setattr(unlimited, "cheapest", None)
     monkeypatch.setattr(unlimited, "solve_network", None)
-    answer = solve_narrowed(Compact(costs, tables, range(8)), time.monotonic() + 20)
+    answer = solve_narrowed(Compact(costs, tables, range(8)), soon())
     assert answer.cost == answer.lower_bound
 
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contest_problems import best, best_of_network, contest_problems, fits, random_contest_problem, unshrunk
+from contest_problems import (
+    best,
+    best_of_network,
+    contest_problems,
+    fits,
+    random_contest_problem,
+    soon,
+    unshrunk,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,20 +29,16 @@ from planner.intra_op.neighbourhood import Found, NeighbourhoodSearch, greedy
 from planner.intra_op.shrinking import shrink
 
 
-def soon(seconds: float = 20.0) -> float:
-    return time.monotonic() + seconds
-
-
-def check(problem: ContestProblem, seconds: float = 20.0) -> None:
+def check(problem: ContestProblem) -> None:
     least = best(problem)
     if least is None:
         with pytest.raises(Infeasible):
-            solve_contest_problem(problem, soon(seconds))
+            solve_contest_problem(problem, soon())
         return
-    solution = solve_contest_problem(problem, soon(seconds))
+    solution = solve_contest_problem(problem, soon())
     assert problem.fits(solution.choice)
-    assert solution.cost == problem.cost(solution.choice) == solution.lower_bound == least
     assert solution.gap == 0
+    assert solution.cost == problem.cost(solution.choice) == solution.lower_bound == least
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,12 +56,12 @@ def test_what_every_choice_pays_does_not_drown_the_rest(entries):
     check(replace(problem, **{entries: (dear, *others)}))
 
 
-def take_turns(patch: pytest.MonkeyPatch) -> None:
-    """Nothing is small enough for the program, and no phase takes long."""
+def take_turns(patch: pytest.MonkeyPatch, share: float = 0.001) -> None:
+    """Nothing is small enough for the program, and no phase takes more than a ``share`` of the time."""
     patch.setattr(anytime, "SMALL", -1)
     patch.setattr(tree, "SMALL", -1)
-    patch.setattr(anytime, "RELAXING", 0.001)
-    patch.setattr(anytime, "SEARCHING", 0.001)
+    patch.setattr(anytime, "RELAXING", share)
+    patch.setattr(anytime, "SEARCHING", share)
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,7 +105,7 @@ def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
 
 def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch):
     problem = random_contest_problem(60, 4, seed=7, share=0.1)
-    least = solve_contest_problem(problem, soon(60.0)).cost
+    least = solve_contest_problem(problem, soon()).cost
     decided = []
 
     def greediest(relaxation, _, nodes, *_args, **_named):
@@ -316,12 +320,9 @@ def test_search_only_ever_improves_and_keeps_count():
 
 def test_turns_end_with_the_same_proof(monkeypatch):
     problem = random_contest_problem(60, 4, seed=7, share=0.1)
-    at_once = solve_contest_problem(problem, soon(60.0))
-    monkeypatch.setattr(anytime, "SMALL", -1)
-    monkeypatch.setattr(tree, "SMALL", -1)
-    monkeypatch.setattr(anytime, "RELAXING", 0.02)
-    monkeypatch.setattr(anytime, "SEARCHING", 0.02)
-    in_turns = solve_contest_problem(problem, soon(60.0))
+    at_once = solve_contest_problem(problem, soon())
+    take_turns(monkeypatch, 0.02)
+    in_turns = solve_contest_problem(problem, soon())
     assert in_turns.cost == in_turns.lower_bound == at_once.cost == at_once.lower_bound
 
 
@@ -338,8 +339,8 @@ def test_reductions_do_not_change_the_answer_of_the_program(share):
     problem = random_contest_problem(50, 4, seed=5, share=share)
     network = network_of(problem)
     shrink(network, deadline=-math.inf)
-    alone = solve_program(network, soon(60.0))
-    solution = solve_contest_problem(problem, soon(60.0))
+    alone = solve_program(network, soon())
+    solution = solve_contest_problem(problem, soon())
     assert solution.cost == solution.lower_bound == network.cost(alone.choice)
 
 

@@ -1,11 +1,10 @@
 """Choices under a decision of hubs against trying every choice, and what comes first."""
 
 import math
-import time
 
 import numpy as np
 import pytest
-from contest_problems import best_of_network, contest_problems, fits, random_contest_problem, unshrunk
+from contest_problems import best_of_network, contest_problems, fits, random_contest_problem, soon, unshrunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +15,6 @@ from planner.intra_op.decided import solve_decided
 from planner.intra_op.hubs import Decided
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.network import Network
-
-
-def soon() -> float:
-    return time.monotonic() + 20
 
 
 def chain() -> Network:

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from contest_problems import best, contest_problems, random_contest_problem
+from contest_problems import best, contest_problems, random_contest_problem, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,4 +61,4 @@ def test_a_first_choice_that_nothing_beats_in_time_is_the_answer(monkeypatch: py
     found, _ = first_choice(network_of(problem), math.inf)
     assert found is not None
     monkeypatch.setattr(anytime._Anytime, "run", lambda solver: None)
-    assert solve_contest_problem(problem, time.monotonic() + 20).cost == found.cost
+    assert solve_contest_problem(problem, soon()).cost == found.cost

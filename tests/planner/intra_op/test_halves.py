@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from contest_problems import best, best_of_network, fits, random_contest_problem
+from contest_problems import best, best_of_network, fits, random_contest_problem, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_larger_ones_are_halved_and_agree_with_those_that_are_not(
 ) -> None:
     problem = joined(30, 5, 2, seed)
     monkeypatch.setattr(anytime, "halves_of", lambda _: None)
-    whole = solve_network(network_of(problem), time.monotonic() + 20)
+    whole = solve_network(network_of(problem), soon())
     assert whole.cost == whole.lower_bound
     found = []
     monkeypatch.setattr(anytime, "LARGE", 0)
@@ -103,7 +103,7 @@ def test_larger_ones_are_halved_and_agree_with_those_that_are_not(
     )
     network = network_of(problem)
     shrink(network)
-    answer = solve_network(network, time.monotonic() + 20)
+    answer = solve_network(network, soon())
     assert found[0] is not None
     assert found[1] is not None, "by the messages, after the look that there are halves"
     assert answer.cost == answer.lower_bound == whole.cost

@@ -3,11 +3,10 @@
 import itertools
 import math
 import random
-import time
 
 import numpy as np
 import pytest
-from contest_problems import best_of_network, contest_problems, unshrunk
+from contest_problems import best_of_network, contest_problems, soon, unshrunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +16,6 @@ from planner.intra_op.hubs import climb
 from planner.intra_op.iopddl import ContestProblem
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network, Piece
-
-
-def soon() -> float:
-    return time.monotonic() + 20
 
 
 def tied(readers: int, seed: int) -> Network:

@@ -1,12 +1,11 @@
 """Branches on memory lead to the optimum, or say that nothing is below what is known."""
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from contest_problems import best, contest_problems, random_contest_problem
+from contest_problems import best, contest_problems, random_contest_problem, soon
 from hypothesis import HealthCheck, given, settings
 
 from planner.errors import Infeasible
@@ -27,7 +26,7 @@ def solved(problem: ContestProblem, below: float = math.inf, seconds: float = 20
         shrink(network)
     except Infeasible:
         return NetworkAnswer({}, math.inf, below)
-    return MemoryTree(network, {}, solve_network).explore(below, time.monotonic() + seconds)
+    return MemoryTree(network, {}, solve_network).explore(below, soon(seconds))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -50,7 +49,7 @@ def test_equals_brute_force_where_only_branches_decide(
 @pytest.mark.parametrize("seed", range(3))
 def test_larger_ones_are_parted_and_agree_with_guesses(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     problem = random_contest_problem(40, 6, seed=seed, share=0.4)
-    expected = solve_network(network_of(problem), time.monotonic() + 20)
+    expected = solve_network(network_of(problem), soon())
     assert expected.cost == expected.lower_bound
     monkeypatch.setattr(memory_branches, "SMALL", 300)
     answer = solved(problem)
@@ -94,7 +93,7 @@ def test_branches_tell_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of(random_contest_problem(40, 6, seed=1, share=0.4))
     shrink(network)
     tree = MemoryTree(network, {}, solve_network)
-    tree.explore(math.inf, time.monotonic() + 20)
+    tree.explore(math.inf, soon())
     gains = [gain for side in tree.gains.values() for gain in side]
     assert gains
     assert min(gains) >= 0
@@ -103,7 +102,7 @@ def test_branches_tell_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_time_the_bound_holds() -> None:
     problem = random_contest_problem(40, 6, seed=1, share=0.4)
-    expected = solve_network(network_of(problem), time.monotonic() + 20)
+    expected = solve_network(network_of(problem), soon())
     assert solved(problem, seconds=0).lower_bound <= expected.cost
 
 
@@ -112,35 +111,35 @@ def test_branches_go_on_where_they_were_left(monkeypatch: pytest.MonkeyPatch) ->
     problem = random_contest_problem(40, 6, seed=1, share=0.4)
     network = network_of(problem)
     shrink(network)
-    at_once = MemoryTree(network.fork(), {}, solve_network).explore(math.inf, time.monotonic() + 20)
+    at_once = MemoryTree(network.fork(), {}, solve_network).explore(math.inf, soon())
     tree = MemoryTree(network, {}, solve_network)
-    first = tree.explore(math.inf, time.monotonic() + 0.1)
-    second = tree.explore(math.inf, time.monotonic() + 20)
+    first = tree.explore(math.inf, soon(0.1))
+    second = tree.explore(math.inf, soon())
     assert first.lower_bound <= second.lower_bound
     assert second.cost == second.lower_bound == at_once.cost == at_once.lower_bound
 
 
 def test_what_is_apart_is_parted_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_contest_problem(40, 6, seed=2, share=0.1)
-    at_once = solve_network(network_of(problem), time.monotonic() + 20)
+    at_once = solve_network(network_of(problem), soon())
     parted, part = [], MemoryTree._part
     monkeypatch.setattr(MemoryTree, "_part", lambda tree, branch: parted.append(branch) or part(tree, branch))
     monkeypatch.setattr(memory_branches, "SMALL", 100)
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "FAR_APART", 1e-6)
-    in_branches = solve_network(network_of(problem), time.monotonic() + 20)
+    in_branches = solve_network(network_of(problem), soon())
     assert parted
     assert in_branches.cost == in_branches.lower_bound == at_once.cost
     parted.clear()
     monkeypatch.setattr(anytime, "PARTED", 0)
-    solve_network(network_of(problem), time.monotonic() + 20)
+    solve_network(network_of(problem), soon())
     assert not parted
 
 
 def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little each turn of them does, guesses and the linear program have none."""
     problem = random_contest_problem(40, 6, seed=2, share=0.1)
-    at_once = solve_network(network_of(problem), time.monotonic() + 20)
+    at_once = solve_network(network_of(problem), soon())
     turns: list[float] = []
 
     def one_branch(tree: MemoryTree, below: float, deadline: float) -> NetworkAnswer:
@@ -155,6 +154,6 @@ def test_what_branches_leave_far_apart_is_left_to_more_of_them(monkeypatch: pyte
     monkeypatch.setattr(anytime, "FAR_APART", 0.0)
     for unused in ("guess", "solve_tree"):
         monkeypatch.setattr(anytime, unused, lambda *_: pytest.fail("branches come first"))
-    answer = solve_network(network_of(problem), time.monotonic() + 20)
+    answer = solve_network(network_of(problem), soon())
     assert answer.cost == answer.lower_bound == at_once.cost
     assert len(turns) > 1

@@ -1,8 +1,7 @@
 import math
-import time
 
 import pytest
-from contest_problems import best, best_of_network, contest_problems, random_contest_problem, unshrunk
+from contest_problems import best, best_of_network, contest_problems, random_contest_problem, soon, unshrunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,10 +9,6 @@ from planner.intra_op import tree
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.tree import solve_tree
-
-
-def soon() -> float:
-    return time.monotonic() + 60.0
 
 
 @settings(max_examples=60, deadline=None)

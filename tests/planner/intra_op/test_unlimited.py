@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from contest_problems import soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +106,7 @@ def test_time_may_run_out_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None
         clock = iter(range(ticks))
         stopped = property(lambda _, clock=clock: next(clock, None) is None)
         monkeypatch.setattr(unlimited._Search, "stopped", stopped)
-        answer = solve_unlimited(whole.fork(), time.monotonic() + 5)
+        answer = solve_unlimited(whole.fork(), soon(5.0))
         assert answer.lower_bound <= least <= answer.cost == whole.cost(answer.choice)
 
 
