@@ -219,8 +219,8 @@ class Search:
         A candidate that comes to the front is bounded more tightly and put back, until only the price is
         left.
         """
-        heap, tight = self._queue(pipelines), list[Candidate]()
-        total = sum(len(entry.candidates) for entry in heap)
+        heap, tight = self._queue(pipelines)
+        total = len(tight) + sum(len(entry.candidates) for entry in heap)
         kept = Shortlist(top, (below,), self._within)
         looked = priced = 0
         while heap and heap[0].bound < kept.threshold:
@@ -261,7 +261,7 @@ class Search:
 
     def may_be_below(self, below: float, pipelines: bool) -> bool:
         """Whether bounds leave room for a step of less than ``below`` seconds, before any layers are cut."""
-        heap, tight = self._queue(pipelines), list[Candidate]()
+        heap, tight = self._queue(pipelines)
         while heap and heap[0].bound < (below,):
             entry = heapq.heappop(heap)
             if isinstance(entry.candidates, Family):
@@ -304,25 +304,25 @@ class Search:
         else:
             heapq.heappush(heap, Entry(entry.bound, entry.orders, 0, (c._replace(lean=True),)))
 
-    def _queue(self, pipelines: bool) -> list[Entry]:
-        """Families as a heap by their cheapest bounds."""
-        heap, order = list[Entry](), 0
+    def _queue(self, pipelines: bool) -> tuple[list[Entry], list[Candidate]]:
+        """Families as a heap by their cheapest bounds, and all of those of which nothing can fit."""
+        heap, tight, order = list[Entry](), list[Candidate](), 0
         everything = families(self.evaluator, self.pins, self.objective, pipelines)
         for family in everything if self._space is None else self._space:
             one = family[0]
-            heap.append(Entry(self._bound(self.floors.alone(one), one), (order,), UNSPLIT, family))
+            if any(map(self._may_fit, reversed(family))):
+                heap.append(Entry(self._bound(self.floors.alone(one), one), (order,), UNSPLIT, family))
+            else:
+                tight += family
             order += len(family)
         heapq.heapify(heap)
-        return heap
+        return heap, tight
 
     def _look_into(self, heap: list[Entry], tight: list[Candidate], entry: Entry, family: Family) -> None:
         """Bound a family that came to the front more tightly; the second time, queue what is alike together."""
         if entry.level == UNSPLIT:
-            if self.floors.too_large(family):
-                tight += family
-            else:
-                first = self._bound(self.floors.first(family[0]), family[0])
-                heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
+            first = self._bound(self.floors.first(family[0]), family[0])
+            heapq.heappush(heap, entry._replace(bound=first, level=FAMILY))
             return
         groups: dict[Hashable, list[tuple[int, Candidate]]] = {}
         for order, c in enumerate(family, entry.orders[0]):

@@ -89,6 +89,7 @@ class Floors:
         self._spans: dict[tuple[object, ...], float] = evaluator.kept.searched_as("spans")
         self._alone: dict[tuple[object, ...], float] = evaluator.kept.searched_as("alone of main layers")
         self._cuts: dict[tuple[object, ...], tuple[int, ...]] = evaluator.kept.searched_as("cuts")
+        self._sends: dict[tuple[object, ...], tuple[float, ...]] = evaluator.kept.searched_as("sends")
         self._held: dict[tuple[object, ...], PerWeight] = {}
         self._early: dict[tuple[object, ...], float] = {}
         self._main_layers = evaluator.graph.sequence.count(evaluator.main_layer)
@@ -169,8 +170,10 @@ class Floors:
             return 0.0
         plan, cluster = parallelism(c), self.evaluator.cluster
         places, boundary = places_of(plan), least_boundary(c, self._unavoidable)
-        sends = handed_on(cluster, [boundary] * (len(places) - 1), places)
-        return carried(plan, ports_of(cluster), sends, work if alternates(c) else 0.0)
+        key = (boundary, places)
+        if key not in self._sends:
+            self._sends[key] = handed_on(cluster, [boundary] * (len(places) - 1), places)
+        return carried(plan, ports_of(cluster), self._sends[key], work if alternates(c) else 0.0)
 
     def main(self, c: Candidate) -> Floor:
         """Seconds without other blocks and without what ZeRO adds."""
