@@ -7,7 +7,8 @@ for each rank, and layers are dealt out to all stages. For every such arrangemen
 shorter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise, permutations, product
 from typing import NamedTuple
 
@@ -134,11 +135,15 @@ class Rescheduling:
 
     def _branch(self, arrangement: Arrangement, best: Best) -> Branch:
         """Bounds of an arrangement, the quickest first, then a plan."""
-        quick = self._offers(arrangement, 1)
-        if quick is None:
+        lightest = self._offers(arrangement, self._all_offers.lightest)
+        if lightest is None:
             return
+        yield Known(self._filled(arrangement, lightest))
+        quick = self._offers(arrangement, partial(self._all_offers.of, stages=1))
+        assert quick is not None
         yield Known(self._filled(arrangement, quick))
-        offers = self._offers(arrangement, arrangement.way.virtual_stages)
+        several = partial(self._all_offers.of, stages=arrangement.way.virtual_stages)
+        offers = self._offers(arrangement, several)
         assert offers is not None  # what runs does so with more stages, if with less memory
         beside, slower = self._beside(arrangement)
         deals = self._dealer.deal(
@@ -219,10 +224,12 @@ class Rescheduling:
         waits = stage_wait(setting, len(arrangement.pools), arrangement.way.virtual_stages, m)
         return waits + setting.software.step_overhead, slower
 
-    def _offers(self, arrangement: Arrangement, stages: int) -> list[Offered] | None:
-        """Of every rank as if it had so many stages; None where one has none."""
+    def _offers(
+        self, arrangement: Arrangement, offers_of: Callable[[int, int, Share], Offered | None]
+    ) -> list[Offered] | None:
+        """Of every rank; None where one has none."""
         of_pool = {
-            pool: self._all_offers.of(pool, size, arrangement.share, stages)
+            pool: offers_of(pool, size, arrangement.share)
             for pool, size in zip(arrangement.pools, arrangement.sizes, strict=True)
         }
         found = [of_pool[pool] for pool in arrangement.pools]
