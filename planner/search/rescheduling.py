@@ -179,11 +179,11 @@ class Rescheduling:
                     continue
                 left -= 1
                 moved = dealt._replace(layers=tuple(layers))
-                answer = self._priced(self._recut(best.plan, arrangement, offers, moved))
-                if answer is not None and answer.seconds < LESS * best.seconds:
+                answer = self._priced(self._recut(best.plan, arrangement, offers, moved), LESS * best.seconds)
+                if answer is not None:
                     best, dealt, improving = answer, moved, True
-            answer = self._priced(by_rank(self._evaluator, best.plan))
-            if answer is not None and answer.seconds < LESS * best.seconds:
+            answer = self._priced(by_rank(self._evaluator, best.plan), LESS * best.seconds)
+            if answer is not None:
                 best, improving = answer, True
         return best
 
@@ -270,9 +270,9 @@ class Rescheduling:
             stages.append(stage.model_copy(update={"blocks": layers, "sharding": sharding}))
         return plan.model_copy(update={"stages": tuple(stages)})
 
-    def _priced(self, plan: Parallelism) -> Answer | None:
+    def _priced(self, plan: Parallelism, below: float = float("inf")) -> Answer | None:
         self.evaluated += 1
-        return priced(self._evaluator, plan)
+        return priced(self._evaluator, plan, below)
 
 
 def _order(arrangement: Arrangement) -> Order:
