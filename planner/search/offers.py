@@ -59,7 +59,7 @@ class Offers:
         self._counts = np.array([evaluator.graph.sequence.count(kind) for kind in self.kinds], np.float64)
         self._evaluator, self._prices = evaluator, prices
         self._timed: dict[tuple[int, int, Share], tuple[tuple[_Timed, ...], ...]] = {}
-        self._rates: dict[tuple[int, Share], list[float]] = {}
+        self._rates: dict[tuple[int, int, Share], Array] = {}
         self._lightest: dict[tuple[int, int, Share], Offered] = {}
         self._known: dict[tuple[int, int, Share, int], Offered] = {}
 
@@ -95,27 +95,26 @@ class Offers:
             self._lightest[key] = _offered(self._prices[pool], meshes, ways, _least_memory)
         return self._lightest[key]
 
-    def rates(self, pool: int, share: Share) -> list[float]:
+    def rates(self, pool: int, share: Share) -> Array:
         """Least seconds of every kind of layer, all of it, of the embedding and of the head, if the whole pool worked
         on it in submeshes of one size; infinite where it cannot. Memory, which takes longest to measure, is not looked
         at.
         """
-        if (pool, share) not in self._rates:
-            prices = self._prices[pool]
-            found = [
-                self._rates_of(ways) * size
-                for size in prices.sizes
-                if (ways := self._ways(pool, size, share))
-            ]
-            none = np.full(len(self.kinds) + 2, np.inf)
-            self._rates[pool, share] = (np.min([none, *found], axis=0) / prices.devices).tolist()
-        return self._rates[pool, share]
+        least: Array = np.min(
+            [self.rates_of_size(pool, size, share) for size in self._prices[pool].sizes], axis=0
+        )
+        return least
 
-    def _rates_of(self, ways: Sequence[Sequence["_Timed"]]) -> Array:
-        """Least seconds of a micro-batch in all layers of each kind, in the embedding, and in the head."""
-        layers = np.min([[one.a_layer.sum() for one in way] for way in ways], axis=0)
-        ends = np.min([[one.first.sum(), one.last.sum()] for way in ways for one in way], axis=0)
-        return np.concatenate((self._counts * layers, ends))
+    def rates_of_size(self, pool: int, size: int, share: Share) -> Array:
+        """The same in submeshes of this size."""
+        key = pool, size, share
+        if key not in self._rates:
+            ways = self._ways(pool, size, share)
+            layers = [[one.a_layer.sum() for one in way] for way in ways] or [[np.inf] * len(self.kinds)]
+            ends = [[one.first.sum(), one.last.sum()] for way in ways for one in way] or [[np.inf] * 2]
+            least = np.concatenate((self._counts * np.min(layers, axis=0), np.min(ends, axis=0)))
+            self._rates[key] = least * size / self._prices[pool].devices
+        return self._rates[key]
 
     def _ways(self, pool: int, size: int, share: Share) -> tuple[tuple["_Timed", ...], ...]:
         """Seconds by mesh and kind of layer, however many stages a rank has."""

@@ -128,10 +128,16 @@ class Rescheduling:
         if not self.ways:
             return
         rates = [self._all_offers.rates(pool, share) for pool in order]
-        least = pools_bound(np.array(rates), share.num_microbatches, waits=False)
-        for arrangement in self._arrangements(order, share):
-            beside, slower = self._beside(arrangement)
-            yield (least + beside) * slower, self._branch(arrangement, best)
+        anyhow = pools_bound(np.array(rates), share.num_microbatches, waits=False)
+        for sizes in product(*(self._prices[k].sizes for k in order)):
+            of_size = [
+                self._all_offers.rates_of_size(k, size, share) for k, size in zip(order, sizes, strict=True)
+            ]
+            least = pools_bound(np.array(of_size), share.num_microbatches, waits=False)
+            least = least if np.isfinite(least) else anyhow  # whoever looks into these sees that nothing runs
+            for arrangement in self._arrangements(order, share, sizes):
+                beside, slower = self._beside(arrangement)
+                yield (least + beside) * slower, self._branch(arrangement, best)
 
     def _branch(self, arrangement: Arrangement, best: Best) -> Branch:
         """Bounds of an arrangement, the quickest first, then a plan."""
@@ -187,16 +193,16 @@ class Rescheduling:
                 best, improving = answer, True
         return best
 
-    def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
-        """Every way to cut the pools into equal submeshes, under every schedule."""
-        totals = [self._prices[k].devices for k in order]
-        for sizes in product(*(self._prices[k].sizes for k in order)):
-            counts = [total // size for total, size in zip(totals, sizes, strict=True)]
-            pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))
-            each = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
-            for way in self.ways:
-                if self._exists(way, len(pools), share.num_microbatches):
-                    yield Arrangement(share, way, pools, each)
+    def _arrangements(
+        self, order: tuple[int, ...], share: Share, sizes: tuple[int, ...]
+    ) -> Iterator[Arrangement]:
+        """The pools cut into submeshes of these sizes, under every schedule."""
+        counts = [self._prices[k].devices // size for k, size in zip(order, sizes, strict=True)]
+        pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))
+        each = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
+        for way in self.ways:
+            if self._exists(way, len(pools), share.num_microbatches):
+                yield Arrangement(share, way, pools, each)
 
     def _exists(self, way: Way, ranks: int, microbatches: int) -> bool:
         enough = ranks * way.virtual_stages <= self._evaluator.graph.num_layers
