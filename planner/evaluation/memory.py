@@ -264,10 +264,9 @@ def device_memory(
     live = {**states, **fullest.passing}
     tensors = sum(live.values())
     fragmentation = unused(rank, passing, fullest)
-    tied = any(stage.tied_elements for stage in stages)
     outside = {
         "communicators": communicator_bytes(software, mesh.cluster.device)
-        * num_communicators(plan, software, tied),
+        * num_communicators(plan, software, any(stage.tied_elements for stage in stages)),
         "framework": software.context,
     }
     room = limit - tensors - sum(outside.values())
@@ -314,6 +313,8 @@ def _least_around_backward(rank: Rank, stored: float, room: float) -> Sequence[M
     """
     turns = (replace(rank, head_gradient=when) if when != "early" else rank for when in rank.head_gradients)
     orders = {turn.head_gradient: tuple(_around_backward(turn, stored)) for turn in turns}
+    if len(orders) == 1:
+        return orders.popitem()[1]
     most = {when: max(sum(at.passing.values()) for at in order) for when, order in orders.items()}
     fits = "waiting" in most and most["waiting"] <= room
     return orders["waiting" if fits else min(most, key=lambda when: most[when])]
@@ -325,9 +326,12 @@ def _around_backward(rank: Rank, stored: float) -> Iterator[Moment]:
     kept["handed_on"] = handed_on(rank) + waiting_losses(rank)
     if "activations" in rank.plan.offload:
         kept["offload_buffers"] = OFFLOAD_BUFFERS * max(s.largest_saved for s in rank.stages)
+    in_phase: dict[str, dict[str, float]] = {}
     for phase, at in moments(rank):
-        cast = {"cast_weights": cast_weights(rank, stored, phase)}
-        yield Moment(phase, {**passing_gradients(rank, phase), **cast, **kept, **at})
+        if phase not in in_phase:
+            cast = {"cast_weights": cast_weights(rank, stored, phase)}
+            in_phase[phase] = {**passing_gradients(rank, phase), **cast, **kept}
+        yield Moment(phase, {**in_phase[phase], **at})
 
 
 def held_activations(plan: Parallelism, stages: Sequence[StageCost]) -> Held:

@@ -23,8 +23,8 @@ def held_by_pools(rank: Rank, moments: Sequence[Moment], unplaced_arrays: float)
 
 def _held_by_streams(rank: Rank, moments: Sequence[Moment]) -> float:
     """Bytes in the pools of gathers and reductions that are not alive at the fullest moment."""
-    main = max(sum(at.passing.values()) - _reduced(rank, at) for at in moments)
-    live = max(sum(at.passing.values()) for at in moments)
+    there = [sum(at.passing.values()) for at in moments]
+    main, live = max(size - _reduced(rank, at) for size, at in zip(there, moments, strict=True)), max(there)
     reduced = rank.gradients if rank.frees_gradients else 0.0
     return main - live + reduced + gather_pool(rank)
 

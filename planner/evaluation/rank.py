@@ -5,7 +5,6 @@ Elements are those of trained weights, which have gradients; bytes that are gath
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from cluster_specs.software import SoftwareSpec
@@ -21,6 +20,7 @@ from planner.evaluation.states import (
     shards_frozen,
 )
 from planner.evaluation.units import gathers_weights, reduces_every_microbatch
+from planner.lazy import lazy
 from planner.operators import UNWRAPPED_POLICIES
 from planner.plans import Job, Parallelism
 from planner.sharding.widths import DTYPE_BYTES
@@ -76,12 +76,12 @@ class Rank:
     head_gradient: HeadGradient = "early"
     """When it is made and summed, beside the layers' backward."""
 
-    @cached_property
+    @lazy
     def weight(self) -> float:
         """Bytes of a gathered weight, and of its gradient where it is made."""
         return gathered_weight_bytes(self.job, self.software)
 
-    @cached_property
+    @lazy
     def layer_weight(self) -> float:
         """Bytes of a gathered weight of layers, of which those that are cast before they are gathered are in 8 bits.
 
@@ -93,79 +93,79 @@ class Rank:
         share = min(1.0, narrow / layers) if layers else 0.0
         return self.weight - share * max(0.0, self.weight - element_bytes("fp8"))
 
-    @cached_property
+    @lazy
     def reduced(self) -> float:
         """Bytes of a gradient on the wire."""
         return reduced_bytes(self.job, self.software)
 
-    @cached_property
+    @lazy
     def largest(self) -> float:
         """Elements of the largest layer."""
         return max(stage.largest_unit for stage in self.stages)
 
-    @cached_property
+    @lazy
     def last_reduced(self) -> float:
         """Elements of the unit of a layer that is reduced last."""
         return max(stage.last_reduced for stage in self.stages)
 
-    @cached_property
+    @lazy
     def first_run(self) -> float:
         """Share of the layers' elements up to the end of the first loop, of which a compiled backward is the last."""
         layers = self.elements - self.ends
         return self.stages[0].first_run / layers if layers else 1.0
 
-    @cached_property
+    @lazy
     def made(self) -> float:
         """Bytes of the gradients of the largest layer where they are made, which no padding is in."""
         return max(stage.largest_gradients for stage in self.stages) * self.weight
 
-    @cached_property
+    @lazy
     def largest_weight(self) -> float:
         """Elements of the largest weight."""
         return max(stage.largest_weight for stage in self.stages)
 
-    @cached_property
+    @lazy
     def layer_activations(self) -> float:
         """Kept on the device by one layer for one micro-batch [bytes]."""
         saved = max(stage.largest_saved for stage in self.stages)
         return min(saved * kept_share(self.plan), self.activations)
 
-    @cached_property
+    @lazy
     def workspace(self) -> float:
         """Recomputed activations and gradients in flight of one layer [bytes]."""
         return max(stage.workspace_bytes for stage in self.stages)
 
-    @cached_property
+    @lazy
     def midway(self) -> Midway:
         """The layer that holds most inside, as the backward of its attention runs."""
         return max(stage.midway for stage in self.stages)
 
-    @cached_property
+    @lazy
     def boundary(self) -> float:
         """What one block hands to the next, or the gradient of it [bytes]."""
         return max(stage.boundary_bytes for stage in self.stages)
 
-    @cached_property
+    @lazy
     def ends(self) -> float:
         """Elements of embedding and head."""
         return sum(elements for stage in self.stages for elements in stage.end_units)
 
-    @cached_property
+    @lazy
     def head(self) -> float:
         """Elements of the head, or of the table that it shares with the embedding; none on other ranks."""
         return max((e for s in self.stages if s.loss_bytes for e in s.end_units), default=0.0)
 
-    @cached_property
+    @lazy
     def layers(self) -> float:
         """Elements of all layers over those of the largest."""
         return (self.elements - self.ends) / self.largest if self.largest else 0.0
 
-    @cached_property
+    @lazy
     def earlier_activations(self) -> float:
         """In flight as a micro-batch's forward begins: those of others [bytes]."""
         return max(0.0, self.activations - kept_share(self.plan) * sum(s.saved_bytes for s in self.stages))
 
-    @cached_property
+    @lazy
     def looked_up(self) -> float:
         """Elements of the embedding's gradient as DTensor makes it: of the whole vocabulary on every tensor rank.
 
@@ -175,51 +175,51 @@ class Rank:
         whole = self.plan.tensor if self.software.gradient_life == "late" else 1
         return whole * (self.ends - self.head)
 
-    @cached_property
+    @lazy
     def shards_weights(self) -> bool:
         """Whether weights are gathered to be used."""
         return any(gathers_weights(self.plan, self.software))
 
-    @cached_property
+    @lazy
     def keeps_gathered(self) -> bool:
         """Whether weights that lie in shards stay gathered from the forward to the backward."""
         return self.plan.zero_stage == 2 and not lie_whole(self.plan, self.software)
 
-    @cached_property
+    @lazy
     def frees_gradients(self) -> bool:
         """Whether a layer's gradients leave it once they are made: to their shards, or to the host."""
         sharded = self.plan.zero_stage >= 2 and self.plan.shard_degree > 1
         return sharded or "weights" in self.plan.offload
 
-    @cached_property
+    @lazy
     def ring_parts(self) -> int:
         """Parts at a time of gradients that are summed part by part and never there whole; 0 where they are whole."""
         partitioner = self.software.partitioner
         ring = any(stage.head_in_ring for stage in self.stages)
         return partitioner.ring_parts if partitioner is not None and ring else 0
 
-    @cached_property
+    @lazy
     def loops_ring(self) -> bool:
         """Whether such a sum of the head's gradient is a loop."""
         return bool(self.ring_parts) and ring_is_loop(self.plan, self.software)
 
-    @cached_property
+    @lazy
     def sets_aside(self) -> bool:
         """Whether what the end of the step needs has memory from before the loss."""
         partitioner = self.software.partitioner
         return partitioner is not None and partitioner.sets_aside_on(self.device)
 
-    @cached_property
+    @lazy
     def head_part(self) -> float:
         """A rank's part of the head's gradient [bytes]."""
         return self.head * gradient_bytes(self.job) / self.plan.shard_degree
 
-    @cached_property
+    @lazy
     def early_parts(self) -> float:
         """Parts of a loop that sums the head's gradient where these have memory before the loss: one each way round."""
         return 2 * self.head_part if self.loops_ring and self.sets_aside else 0.0
 
-    @cached_property
+    @lazy
     def further_part(self) -> float:
         """A second part of that sum, until both are added up at the end of the step [bytes].
 
@@ -227,17 +227,17 @@ class Rank:
         """
         return self.head_part if self.early_parts or (self.postpones_gradients and self.sets_aside) else 0.0
 
-    @cached_property
+    @lazy
     def tables_in_rows(self) -> float:
         """Elements, with padding, of a looked up table whose states are laid out again before the loss."""
         return max(stage.in_rows for stage in self.stages) if self.sets_aside else 0.0
 
-    @cached_property
+    @lazy
     def logits(self) -> float:
         """Of the loss, in fp32 [bytes]."""
         return sum(stage.logits_bytes for stage in self.stages)
 
-    @cached_property
+    @lazy
     def postpones_gradients(self) -> bool:
         """Whether such a sum beside tensor ranks is no loop: the head's follows the layers' backward; its logits stay.
 
@@ -266,52 +266,52 @@ class Rank:
             return ("waiting", "summed") if whole else ("early",)
         return ("early", "late")
 
-    @cached_property
+    @lazy
     def hands_back_array(self) -> bool:
         """Whether the gradient of what the head reads is summed in a loop, which reads the logits' as an array."""
         partitioner = self.software.partitioner
         ring = any(stage.hands_back_in_ring for stage in self.stages)
         return partitioner is not None and ring and self.plan.tensor > partitioner.unrolled_ranks
 
-    @cached_property
+    @lazy
     def elements(self) -> float:
         """Of all weights of the rank, gathered."""
         return sum(g.elements for stage in self.stages for g in stage.weights)
 
-    @cached_property
+    @lazy
     def whole(self) -> float:
         """Bytes of all weights of the rank, gathered."""
         frozen = sum(g.data for stage in self.stages for g in stage.frozen) if self.shares_frozen else 0.0
         return self.ends * self.weight + (self.elements - self.ends) * self.layer_weight + frozen
 
-    @cached_property
+    @lazy
     def shares_frozen(self) -> bool:
         """Whether frozen weights are gathered as well."""
         return shards_frozen(self.plan, self.software)
 
-    @cached_property
+    @lazy
     def frozen_unit(self) -> float:
         """Bytes of the largest layer's frozen weights, gathered."""
         return max(stage.frozen_unit for stage in self.stages) if self.shares_frozen else 0.0
 
-    @cached_property
+    @lazy
     def layer(self) -> float:
         """Bytes of the largest layer, gathered."""
         return self.largest * self.layer_weight + self.frozen_unit
 
-    @cached_property
+    @lazy
     def gathered_ends(self) -> tuple[float, ...]:
         """Bytes of embedding and head, gathered: one after the other, where the rank has them."""
         frozen = [size if self.shares_frozen else 0.0 for s in self.stages for size in s.frozen_ends]
         trained = [elements for stage in self.stages for elements in stage.end_units]
         return tuple(e * self.weight + size for e, size in zip(trained, frozen, strict=True))
 
-    @cached_property
+    @lazy
     def root(self) -> float:
         """Bytes of both."""
         return sum(self.gathered_ends)
 
-    @cached_property
+    @lazy
     def gathered_head(self) -> float:
         """Bytes of the head, gathered; none on ranks without it."""
         return max(self.gathered_ends, default=0.0) if any(s.loss_bytes for s in self.stages) else 0.0
@@ -332,7 +332,7 @@ class Rank:
         apart = self.root - self.gathered_head if self.software.wraps_ends else 0.0
         return ((self.whole - self.root) * activations / self.activations + apart) / degree
 
-    @cached_property
+    @lazy
     def cached_casts(self) -> float:
         """Casts of layers' weights that autocast keeps to the end of the forward, though no activation reads them.
 
@@ -347,19 +347,19 @@ class Rank:
         share = 1 / self.plan.recompute_every
         return share * (self.elements - self.ends) * DTYPE_BYTES[self.job.precision]
 
-    @cached_property
+    @lazy
     def left_gathered(self) -> float:
         """Weights of the rank's other stages that stay gathered [bytes]."""
         stages = stages_gathered(self.plan, self.software)
         return self.whole * (stages - 1) / stages
 
-    @cached_property
+    @lazy
     def loops_over_microbatches(self) -> bool:
         """Whether one program runs micro-batches in a loop, each of which makes gradients beside the sums."""
         compiled = self.software.gradient_life == "backward"
         return compiled and self.plan.num_microbatches > 1 and self.plan.pipeline == 1
 
-    @cached_property
+    @lazy
     def adds_up_whole(self) -> bool:
         """As the function of this name."""
         return adds_up_whole(self.plan, self.software)

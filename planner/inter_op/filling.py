@@ -69,20 +69,43 @@ def rank_ways(
 ) -> list[RankWays]:
     """Of every rank."""
     homes = np.array(stage_to_rank(*order[:3]))
-    fixed = [np.min([offer.fixed for offer in rank.offers], axis=0) for rank in ranks]
-    layer = [np.min([offer.seconds.min(axis=0) for offer in rank.offers], axis=0) for rank in ranks]
-    empty, one = np.array([fixed[home] for home in homes]), np.array([layer[home] for home in homes])
+    alike = {id(rank): _Offers.of(rank, order.microbatches) for rank in ranks}
+    each = [alike[id(rank)] for rank in ranks]
+    empty, one = (np.array([getattr(each[home], name) for home in homes]) for name in ("fixed", "layer"))
     empty[0], empty[-1] = ranks[homes[0]].first, ranks[homes[-1]].last
     found = []
-    for r, (rank, (passes, crossings)) in enumerate(zip(ranks, _paths(order), strict=True)):
+    for r, (rank, mine, (passes, crossings)) in enumerate(zip(ranks, each, _paths(order), strict=True)):
         others = passes * (homes != r)[:, None]
         beside = float((passes * empty).sum() + (others * one).sum() + crossings @ np.asarray(hops))
         room = rank.room - rank.taken(r == homes[0], r == homes[-1])
-        kept = np.mean([moment[homes == r] for moment in held[r]], axis=0).min()
-        seconds = [order.microbatches * offer.seconds.sum(axis=1) + offer.after for offer in rank.offers]
-        taken = [offer.states + kept * offer.kept for offer in rank.offers]
-        found.append(RankWays(np.array(seconds), np.array(taken), beside, room))
+        kept = np.mean(np.array(held[r])[:, homes == r], axis=0).min()
+        found.append(RankWays(mine.seconds, mine.states + kept * mine.kept, beside, room))
     return found
+
+
+class _Offers(NamedTuple):
+    """What ranks that offer the same have in common."""
+
+    fixed: Array
+    """[pass]: of a stage without layers, at least [s]."""
+    layer: Array
+    """[pass]: of a layer, at least [s]."""
+    seconds: Array
+    """As in `RankWays`, like those that follow."""
+    states: Array
+    kept: Array
+
+    @classmethod
+    def of(cls, rank: Rank, microbatches: int) -> "_Offers":
+        """Of one of the ranks."""
+        passes = np.array([offer.seconds for offer in rank.offers])
+        return cls(
+            np.min([offer.fixed for offer in rank.offers], axis=0),
+            passes.min(axis=(0, 1)),
+            microbatches * passes.sum(axis=2) + np.array([offer.after for offer in rank.offers]),
+            np.array([offer.states for offer in rank.offers]),
+            np.array([offer.kept for offer in rank.offers]),
+        )
 
 
 def rank_times(ways: RankWays, most: int) -> Array:

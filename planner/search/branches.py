@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.evaluation.evaluator import Evaluator
+from planner.evaluation.sites import step_time
 from planner.plans import Estimate, Parallelism
 
 Progress = Callable[[int, int], None]
@@ -82,7 +83,15 @@ def search(
     return Searched(tuple(found), min(stopped, left, best.seconds), len(queue))
 
 
-def priced(evaluator: Evaluator, plan: Parallelism) -> Answer | None:
-    """The plan with its estimate; None where it does not fit."""
+def priced(evaluator: Evaluator, plan: Parallelism, below: float = float("inf")) -> Answer | None:
+    """The plan with its estimate; None where it does not fit, or its step does not take less than ``below`` [s].
+
+    Where stages differ, memory and all else are worked out only of steps that do.
+    """
+    if below < float("inf") and evaluator.differs(plan):
+        places = evaluator.sites(plan)
+        if step_time(evaluator.whole, plan, places).total >= below:
+            return None
     estimate = evaluator.estimate(plan)
-    return Answer(plan, estimate) if estimate.fits_with(evaluator.job.memory_headroom) else None
+    fits = estimate.fits_with(evaluator.job.memory_headroom)
+    return Answer(plan, estimate) if fits and estimate.step_time_s < below else None

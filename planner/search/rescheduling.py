@@ -7,7 +7,8 @@ for each rank, and layers are dealt out to all stages. For every such arrangemen
 shorter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise, permutations, product
 from typing import NamedTuple
 
@@ -127,18 +128,28 @@ class Rescheduling:
         if not self.ways:
             return
         rates = [self._all_offers.rates(pool, share) for pool in order]
-        least = pools_bound(np.array(rates), share.num_microbatches, waits=False)
-        for arrangement in self._arrangements(order, share):
-            beside, slower = self._beside(arrangement)
-            yield (least + beside) * slower, self._branch(arrangement, best)
+        anyhow = pools_bound(np.array(rates), share.num_microbatches, waits=False)
+        for sizes in product(*(self._prices[k].sizes for k in order)):
+            of_size = [
+                self._all_offers.rates_of_size(k, size, share) for k, size in zip(order, sizes, strict=True)
+            ]
+            least = pools_bound(np.array(of_size), share.num_microbatches, waits=False)
+            least = least if np.isfinite(least) else anyhow  # whoever looks into these sees that nothing runs
+            for arrangement in self._arrangements(order, share, sizes):
+                beside, slower = self._beside(arrangement)
+                yield (least + beside) * slower, self._branch(arrangement, best)
 
     def _branch(self, arrangement: Arrangement, best: Best) -> Branch:
         """Bounds of an arrangement, the quickest first, then a plan."""
-        quick = self._offers(arrangement, 1)
-        if quick is None:
+        lightest = self._offers(arrangement, self._all_offers.lightest)
+        if lightest is None:
             return
+        yield Known(self._filled(arrangement, lightest))
+        quick = self._offers(arrangement, partial(self._all_offers.of, stages=1))
+        assert quick is not None
         yield Known(self._filled(arrangement, quick))
-        offers = self._offers(arrangement, arrangement.way.virtual_stages)
+        several = partial(self._all_offers.of, stages=arrangement.way.virtual_stages)
+        offers = self._offers(arrangement, several)
         assert offers is not None  # what runs does so with more stages, if with less memory
         beside, slower = self._beside(arrangement)
         deals = self._dealer.deal(
@@ -174,24 +185,24 @@ class Rescheduling:
                     continue
                 left -= 1
                 moved = dealt._replace(layers=tuple(layers))
-                answer = self._priced(self._recut(best.plan, arrangement, offers, moved))
-                if answer is not None and answer.seconds < LESS * best.seconds:
+                answer = self._priced(self._recut(best.plan, arrangement, offers, moved), LESS * best.seconds)
+                if answer is not None:
                     best, dealt, improving = answer, moved, True
-            answer = self._priced(by_rank(self._evaluator, best.plan))
-            if answer is not None and answer.seconds < LESS * best.seconds:
+            answer = self._priced(by_rank(self._evaluator, best.plan), LESS * best.seconds)
+            if answer is not None:
                 best, improving = answer, True
         return best
 
-    def _arrangements(self, order: tuple[int, ...], share: Share) -> Iterator[Arrangement]:
-        """Every way to cut the pools into equal submeshes, under every schedule."""
-        totals = [self._prices[k].devices for k in order]
-        for sizes in product(*(self._prices[k].sizes for k in order)):
-            counts = [total // size for total, size in zip(totals, sizes, strict=True)]
-            pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))
-            each = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
-            for way in self.ways:
-                if self._exists(way, len(pools), share.num_microbatches):
-                    yield Arrangement(share, way, pools, each)
+    def _arrangements(
+        self, order: tuple[int, ...], share: Share, sizes: tuple[int, ...]
+    ) -> Iterator[Arrangement]:
+        """The pools cut into submeshes of these sizes, under every schedule."""
+        counts = [self._prices[k].devices // size for k, size in zip(order, sizes, strict=True)]
+        pools = tuple(k for k, count in zip(order, counts, strict=True) for _ in range(count))
+        each = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
+        for way in self.ways:
+            if self._exists(way, len(pools), share.num_microbatches):
+                yield Arrangement(share, way, pools, each)
 
     def _exists(self, way: Way, ranks: int, microbatches: int) -> bool:
         enough = ranks * way.virtual_stages <= self._evaluator.graph.num_layers
@@ -219,10 +230,12 @@ class Rescheduling:
         waits = stage_wait(setting, len(arrangement.pools), arrangement.way.virtual_stages, m)
         return waits + setting.software.step_overhead, slower
 
-    def _offers(self, arrangement: Arrangement, stages: int) -> list[Offered] | None:
-        """Of every rank as if it had so many stages; None where one has none."""
+    def _offers(
+        self, arrangement: Arrangement, offers_of: Callable[[int, int, Share], Offered | None]
+    ) -> list[Offered] | None:
+        """Of every rank; None where one has none."""
         of_pool = {
-            pool: self._all_offers.of(pool, size, arrangement.share, stages)
+            pool: offers_of(pool, size, arrangement.share)
             for pool, size in zip(arrangement.pools, arrangement.sizes, strict=True)
         }
         found = [of_pool[pool] for pool in arrangement.pools]
@@ -263,9 +276,9 @@ class Rescheduling:
             stages.append(stage.model_copy(update={"blocks": layers, "sharding": sharding}))
         return plan.model_copy(update={"stages": tuple(stages)})
 
-    def _priced(self, plan: Parallelism) -> Answer | None:
+    def _priced(self, plan: Parallelism, below: float = float("inf")) -> Answer | None:
         self.evaluated += 1
-        return priced(self._evaluator, plan)
+        return priced(self._evaluator, plan, below)
 
 
 def _order(arrangement: Arrangement) -> Order:

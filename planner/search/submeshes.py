@@ -127,12 +127,8 @@ class PoolPrices:
 
         If all are, one of them has had its backward before there are sums of gradients.
         """
-        evaluator = self.evaluator
-        job, software, mesh = evaluator.job, evaluator.software, evaluator.mesh(local)
-        states = model_states(cost.weights, job, local, mesh, software)
-        elements = sum(group.elements for group in cost.weights)
-        held = held_in_backward(states, elements, job, local, software, cost.looked_up)
-        room = (self.limit - software.context - held) / cost.saved_bytes if cost.saved_bytes else math.inf
+        held = surely_held(self.evaluator, local, cost)
+        room = (self.limit - held) / cost.saved_bytes if cost.saved_bytes else math.inf
         return room + 1 if room >= local.num_microbatches - 1 - ROUNDING else room
 
     def _room(self, local: Parallelism, cost: StageCost) -> int:
@@ -171,6 +167,14 @@ class PoolPrices:
                         continue
                     for policy in policies:
                         yield _local(share, data, tensor, context, expert, policy, pins)
+
+
+def surely_held(evaluator: Evaluator, local: Parallelism, cost: StageCost) -> float:
+    """What a stage surely has beside activations as a backward begins that is not the first of all [bytes]."""
+    job, software, mesh = evaluator.job, evaluator.software, evaluator.mesh(local)
+    states = model_states(cost.weights, job, local, mesh, software)
+    elements = sum(group.elements for group in cost.weights)
+    return software.context + held_in_backward(states, elements, job, local, software, cost.looked_up)
 
 
 def _pinned(options: Sequence[int], pin: int | None) -> Sequence[int]:

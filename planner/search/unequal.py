@@ -23,7 +23,7 @@ from planner.inter_op.partition import Array, StagePartition, Submesh
 from planner.plans import Pins, Sharding, ZeroStage
 from planner.search.branches import Answer, Best, Branch, Known, Progress, Searched, priced, search
 from planner.search.numbers import divisors
-from planner.search.offers import Offers
+from planner.search.offers import Offered, Offers
 from planner.search.placing import placed
 from planner.search.rescheduling import ONE_BY_ONE, Rescheduling, only_others
 from planner.search.space import most_sequences, stage_policies
@@ -148,7 +148,7 @@ class UnequalSearch:
         return search([(0.0, self._branch(combination, best))], best)
 
     def _branch(self, combination: Combination, best: Best) -> Branch:
-        """Cuts in the order of their bounds, simulated in turn.
+        """Cuts in the order of their bounds, simulated in turn, unless offers with the least memory tell enough.
 
         A stage is priced when it is first used; where that is dearer than the tables say, they learn it, and the order
         is made anew.
@@ -156,6 +156,7 @@ class UnequalSearch:
         submeshes = self.submeshes(combination)
         if not submeshes:
             return
+        yield Known(self._lightest(combination, submeshes))
         tables = self._tables(combination, submeshes)
         seen: dict[StagePartition, Answer | None] = {}
         bound, answer, order = 0.0, None, self._in_order(combination, tables, submeshes)
@@ -185,7 +186,7 @@ class UnequalSearch:
         unit = gcd(*(submesh.size for submesh in submeshes))
         pools = [self.prices[k].devices // unit for k in combination.order]
         smaller = [submesh._replace(size=submesh.size // unit) for submesh in submeshes]
-        held = [in_flight(combination.share.schedule, after, m) for after in range(len(tables.work))]
+        held = self._held(combination)
         for bound, cut in cuts_in_order(*tables, pools, smaller, m, held, extra):
             yield Bounded(bound * factor, cut)
 
@@ -222,13 +223,34 @@ class UnequalSearch:
         prices = self.prices[combination.order[submesh.pool]]
         return prices.choice(shape, submesh.size, share, held, policy)
 
+    def _lightest(self, combination: Combination, submeshes: Sequence[Submesh]) -> float:
+        """What no cut can be below, by the least memory that is sure: soon told, and enough for most [s]."""
+        share = combination.share
+        held = [h - (h == share.num_microbatches > 1) for h in self._held(combination)]
+        offers = [self._offers.lightest(combination.order[k.pool], k.size, share) for k in submeshes]
+        tables = self._least(combination, submeshes, offers, held)
+        return next((one.bound for one in self._in_order(combination, tables, submeshes)), float("inf"))
+
     def _tables(self, combination: Combination, submeshes: Sequence[Submesh]) -> _Tables:
         """What every stage takes at least, before any is priced."""
         order, share = combination
+        offers = [self._offers.of(order[k.pool], k.size, share, 1) for k in submeshes]
+        return self._least(combination, submeshes, offers, self._held(combination))
+
+    def _held(self, combination: Combination) -> list[int]:
+        """Micro-batches in flight at most, by stages after."""
+        order, share = combination
         most = min(MOST_STAGES * len(order), self.evaluator.graph.num_layers)
-        offers = [self._offers.of(order[submesh.pool], submesh.size, share, 1) for submesh in submeshes]
-        held = [in_flight(share.schedule, after, share.num_microbatches) for after in range(most)]
-        limits = [self.prices[order[submesh.pool]].limit for submesh in submeshes]
+        return [in_flight(share.schedule, after, share.num_microbatches) for after in range(most)]
+
+    def _least(
+        self,
+        combination: Combination,
+        submeshes: Sequence[Submesh],
+        offers: Sequence[Offered | None],
+        held: Sequence[int],
+    ) -> _Tables:
+        limits = [self.prices[combination.order[submesh.pool]].limit for submesh in submeshes]
         return _Tables(*least_tables(offers, self._shapes, held, limits).of_cuts(self._shapes))
 
     def _learnt(

@@ -10,7 +10,10 @@ from planner.evaluation.cuts import ranks_of
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.tails import Tail
 from planner.plans import Job, Parallelism, Pins, Plan
+from planner.search.branches import Best
+from planner.search.offers import Offers
 from planner.search.placing import placed
+from planner.search.rescheduling import Rescheduling
 from planner.search.submeshes import Choice, Share
 from planner.search.unequal import UnequalSearch
 from tests.planner.search.small_cases import small_llama
@@ -103,3 +106,12 @@ def test_no_deal_of_unlike_ranks_is_below_the_bound(gib: float) -> None:
     assert len(every) > 50
     assert outcome.bound <= min(every) * (1 + 1e-9)
     assert best.estimate.step_time_s <= min(every) * (1 + 1e-9)
+    offers = Offers(search.evaluator, search.prices)
+    rescheduling = Rescheduling(search.evaluator, pins, search.prices, offers)
+    order = tuple(pool_of(cluster, best.plan.stages[rank].devices) for rank in range(2))
+    share = Share(
+        best.plan.data * best.plan.micro_batch, best.plan.num_microbatches, 1, best.plan.sharding, "1f1b"
+    )
+    branches = list(rescheduling.branches(order, share, Best(float("inf"))))
+    bounds = [bound for bound, _ in branches]
+    assert min(bounds) <= min(next(branch).bound for _, branch in branches) <= min(every) * (1 + 1e-9)
