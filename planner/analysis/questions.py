@@ -57,7 +57,10 @@ def answer(question: Question, progress: Progress | None = None) -> Plan:
 
 
 def fitting(question: Question, progress: Progress | None = None) -> Plan | None:
-    """The same; None where none fits, sooner than the one with the least memory is found."""
+    """The same; None where none fits, sooner than the one with the least memory is found.
+
+    On unlike pools that is ``Infeasible``.
+    """
     if _differs(question):
         return _on_pools(question, progress)
     search = _search(question)

@@ -190,10 +190,8 @@ class StepFloor:
                 back = stage.backward_input + stage.backward_weight + hop if whole else 0.0
                 before += stage.forward + hop + back
         if one and whole:
-            longest = max([max(s.forward, own - s.forward) for s, own in zip(stages, seconds, strict=True)])
-            longest = (
-                max(longest, *sends) if sends else longest
-            )  # a boundary is passed by one at a time as well
+            passes = [max(s.forward, own - s.forward) for s, own in zip(stages, seconds, strict=True)]
+            longest = max([*passes, *sends])  # a boundary is passed by one at a time as well
             span = max(span, through_all(sum(work) + 2 * sum(sends), longest, plan.num_microbatches))
         return max(span, self._carried(tuple(sends))) if one and sends else span
 
