@@ -51,20 +51,27 @@ def recorded(
     return rounded | collectives.recorded(collectives.judge())
 
 
+def written(
+    judged: Mapping[str, Sequence[Judged]], reports: Mapping[str, ValidationReport]
+) -> dict[Path, str]:
+    """What the files should say."""
+    figures = json.dumps(recorded(judged, reports), indent=1) + "\n"
+    return {DOCUMENT: document(judged, reports), ERRORS: figures}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure, then write or check."""
     judged, reports = {}, {}
     for name in (*RUNS, *LIVE):
         judged[name], reports[name] = judge(name)
-    text = document(judged, reports)
-    figures = json.dumps(recorded(judged, reports), indent=1) + "\n"
+    texts = written(judged, reports)
     if "--check" in arguments:
-        stale = [path.name for path, new in ((DOCUMENT, text), (ERRORS, figures)) if path.read_text() != new]
+        stale = [path.name for path, text in texts.items() if path.read_text() != text]
         print(f"stale: {', '.join(stale)}; run python benchmarks/accuracy.py" if stale else "up to date")
         return int(bool(stale))
-    DOCUMENT.write_text(text)
-    ERRORS.write_text(figures)
-    print(text)
+    for path, text in texts.items():
+        path.write_text(text)
+    print(texts[DOCUMENT])
     return 0
 
 

@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import communication_text as text
@@ -38,7 +39,13 @@ FILES = {
 def priced(row: Mapping[str, Any], layers: int | None = None) -> Mapping[str, float]:
     """Bytes by kind; for a model of so many layers instead of its own."""
     sized = {**row["model"], "layers": layers} if layers else row["model"]
-    found = evaluate(plan_from_run(parse_run({**row, "model": sized}))[0]).communication
+    return _priced(json.dumps({**row, "model": sized}))
+
+
+@cache
+def _priced(row: str) -> Mapping[str, float]:
+    """Of a row as text; several tables show the same one."""
+    found = evaluate(plan_from_run(parse_run(json.loads(row)))[0]).communication
     return {NAMES.get(kind, kind): sent for kind, sent in found.items()}
 
 

@@ -37,6 +37,11 @@ def test_errors_do_not_grow(measured: tuple[dict[str, Any], dict[str, Any]]) -> 
     assert not worse
 
 
+def test_what_is_written_is_what_is_measured(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    stale = [path.name for path, text in accuracy.written(*measured).items() if path.read_text() != text]
+    assert not stale, "run python benchmarks/accuracy.py"
+
+
 def test_no_series_is_in_both_splits(measured: tuple[dict[str, Any], dict[str, Any]]) -> None:
     judged, _ = measured
     splits: dict[str, set[str]] = {}

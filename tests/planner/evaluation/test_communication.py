@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import communication
 import pytest
 
 from cluster_specs.catalog import load_cluster
@@ -235,3 +236,8 @@ def test_ranks_with_experts_exchange_what_is_priced(run: str) -> None:
     """Tokens there and back, and their gradients; masks and the router's weights are small."""
     sent = EXPERTS[run]["measured"]["sent_bytes"]["all_to_all"]
     assert layers_priced(EXPERTS[run])["all_to_all"] == pytest.approx(sent, rel=0.02)
+
+
+def test_what_is_written_is_what_is_priced() -> None:
+    stale = communication.DOCUMENT.read_text() != communication.document()
+    assert not stale, "run python benchmarks/communication.py"
