@@ -48,6 +48,9 @@ Source: transformers 5.23.0; OpenGVLab/InternVL, ``configuration_internvl_chat.p
 ``modeling_deepseek_vl_v2.py``.
 """
 
+NO_TOWERS = frozenset({"quantization_config", "generation_config"})
+"""Keys in ``_config`` of what is no part of a model."""
+
 FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 """Endings of what is meant as a file."""
 
@@ -202,6 +205,7 @@ def _printed_model(fields: Mapping[str, Any], path: Path) -> Model:
 def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
     origin = str(path)
     tower = _text_tower(config)
+    beside = () if tower is None else _other_towers(config, path)
     if tower is not None:
         left_out = _tower_sizes().get(str(tower.get("model_type")), {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
@@ -229,13 +233,31 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         parameters=parameters,
         architecture=ARCHITECTURES[family],
         source=origin,
-        notes=(*stored, *head_notes(config, origin, ARCHITECTURES[family])),
+        notes=(*beside, *stored, *head_notes(config, origin, ARCHITECTURES[family])),
     )
 
 
 def _text_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     tower = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
     return tower and (_text_tower(tower) or tower)
+
+
+def _other_towers(config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """A note on what a configuration has beside its text tower, such as one of images, which is not planned."""
+    inside = next(config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping))
+    levels = (config, inside) if _text_tower(inside) else (config,)
+    left_out = [
+        key
+        for level in levels
+        for key, value in level.items()
+        if key.endswith("_config") and isinstance(value, Mapping) and key not in {*TEXT_TOWERS, *NO_TOWERS}
+    ]
+    if not left_out:
+        return ()
+    return (
+        f"{path} has {' and '.join(left_out)} beside its text tower, which is planned alone: parameters, memory and "
+        f"time are without {'them' if len(left_out) > 1 else 'it'}; to have all, {TRACE}",
+    )
 
 
 FROZEN = frozenset({"aqlm", "awq", "bitsandbytes", "eetq", "gptq", "higgs", "hqq", "spqr", "vptq"})

@@ -96,6 +96,16 @@ def test_towers_are_found_by_each_name_of_theirs(tmp_path: Path, key: str) -> No
     path.write_text(json.dumps({"model_type": "internvl_chat", "vision_config": vision, key: tower}))
     model = load_model(path)
     assert (model.family, model.parameters) == ("qwen2", 7_615_616_512)
+    assert [note for note in model.notes if "has vision_config beside its text tower" in note]
+
+
+def test_a_text_tower_alone_has_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    tower = {"model_type": "qwen2", **QWEN_2_5_VL_7B}
+    path.write_text(
+        json.dumps({"model_type": "several", "text_config": tower, "generation_config": {"top_k": 1}})
+    )
+    assert not load_model(path).notes
 
 
 def test_a_tower_that_is_trained_beside_another_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -109,5 +119,10 @@ def test_towers_within_towers_are_found(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     inner = {"model_type": "qwen2_5_omni_text", **QWEN_2_5_VL_7B}
     thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": inner, "audio_config": {"d_model": 1280}}
-    path.write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
-    assert load_model(path).parameters == 7_615_616_512
+    talker = {"hidden_size": 896}
+    path.write_text(
+        json.dumps({"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": talker})
+    )
+    model = load_model(path)
+    assert model.parameters == 7_615_616_512
+    assert "has talker_config and audio_config beside its text tower" in model.notes[0]
