@@ -83,7 +83,7 @@ Of those that constants were fitted on, that held little more than half of the l
 RUNS = {
     "runs_gpu": "published GPU runs",
     "runs_tpu": "published TPU runs",
-    "runs_mixtures": "published mixtures, transcribed fourth to ninth",
+    "runs_mixtures": "published mixtures, transcribed fourth to tenth",
     "sweep_h100": "systematic sweep on H100 (every third point)",
     "grid_a100": "single-node grid on A100 (every fourth point)",
 }

@@ -100,6 +100,23 @@ NINTH = (
 )
 """Series that were transcribed ninth, by name; all are in the report split."""
 
+TENTH = (
+    "EasyDeL issue 205",
+    "Infinigence's Megatron on 4090",
+    "LUMI, BigCode's Megatron-LM",
+    "LUMI, GPT-NeoX",
+    "LUMI, Megatron-DeepSpeed",
+    "Lucie, Megatron-DeepSpeed on A100",
+    "MAD's torchtune on MI350X",
+    "NVIDIA's notes on Megatron-Bridge, 70B",
+    "NVIDIA's notes on Megatron-Bridge, mixtures",
+    "Open-Llama, accelerate",
+    "swiss-ai's Megatron-LM",
+    "torchtitan commit 7a04053",
+    "vuiseng9's NeMo on B200",
+)
+"""Series that were transcribed tenth, by name; all are in the report split."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -149,5 +166,6 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed seventh": frozenset(SEVENTH),
     "transcribed eighth": frozenset(EIGHTH),
     "transcribed ninth": frozenset(NINTH),
+    "transcribed tenth": frozenset(TENTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
