@@ -1,6 +1,52 @@
-"""Lets the tests of this folder import the models that they share."""
+"""Lets the tests of this folder import the models that they share, and run them in one process."""
 
+import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+from planner.verification import with_program
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session")
+def checking() -> Iterator[subprocess.Popen[str]]:
+    """`check_in_turn`: half of the time of a small program is that of starting a process for it."""
+    # Collectives are the same with XLA's older code generator, which takes a third of the time.
+    flags = " ".join((*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false"))
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags.format(with_program.DEVICES),
+        "NPROC": str(2 * with_program.DEVICES),
+        **with_program.THREADS,
+    }
+    command = [sys.executable, str(HERE / "check_in_turn.py")]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=variables, **pipes) as process:
+        yield process
+
+
+@pytest.fixture
+def in_one_process(checking: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `verify_program` finds, without a process for each."""
+
+    def run(name: str, files: Mapping[str, str], task: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        assert name == "jax_sharded"
+        [(file, text)] = files.items()
+        (tmp_path / file).write_text(text)
+        (tmp_path / "task.json").write_text(json.dumps({**task, "exported": str(tmp_path / file)}))
+        assert checking.stdin
+        assert checking.stdout
+        print(tmp_path / "task.json", file=checking.stdin, flush=True)
+        return json.loads(checking.stdout.readline())
+
+    monkeypatch.setattr(with_program, "run_program", run)

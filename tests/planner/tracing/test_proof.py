@@ -16,7 +16,6 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner import Program, ShardedProgram, shard
 from planner.errors import InputError
-from planner.verification import with_program
 from planner.verification.record import Verification
 from planner.verification.with_program import trace_function, verify_program
 
@@ -63,18 +62,11 @@ ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
 """Models in whose backward pass products are only added up: what is left in parts is summed once."""
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives are the same with XLA's older code generator, which takes a third of the time."""
-    flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
-    monkeypatch.setattr(with_program, "FLAGS", flags)
-
-
-def traced(name: str) -> Program:
+def traced(name: str, trips: int | None = None) -> Program:
     """What `trace_function` finds, without a process for each."""
     from planner.verification.programs.trace import trace
 
-    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": None})
+    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": trips})
 
 
 def slow_cluster(nodes: int, slower_links: float = 1.0) -> ClusterSpec:
@@ -104,6 +96,7 @@ def figures(answer: Verification) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     expected = EXPECTED[name]
@@ -128,6 +121,7 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.17), ("scanned_norms", 0.3)])
 def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
@@ -166,8 +160,9 @@ def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(room: float, tm
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 def test_a_loop_that_ends_on_a_condition() -> None:
-    plan = sharded(trace_function(f"{CASES}:iterating", trips=5), Expected())
+    plan = sharded(traced("iterating", trips=5), Expected())
     assert any(o.split for o in plan.operators if o.name.startswith("while."))
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
@@ -180,6 +175,7 @@ def mlp_plan() -> ShardedProgram:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 def test_sums_of_16_bits_run_in_32_on_a_cpu() -> None:
     """Weights are fp32, products bf16: all that differs is that XLA's CPU backend widens what it sums."""
     answer = verify_program(sharded(traced("mixed_gpt"), Expected()))
@@ -200,6 +196,7 @@ def test_fewer_devices_keep_the_axes(mlp_plan: ShardedProgram) -> None:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
