@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,29 @@ def checking() -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+Ask = Callable[[str, str, Mapping[str, Any]], Any]
+"""What a check of `check_in_turn` finds for a plan's text and a task."""
+
+
 @pytest.fixture
-def in_one_process(checking: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def ask(checking: subprocess.Popen[str], tmp_path: Path) -> Ask:
+    def run(check: str, plan: str, task: Mapping[str, Any]) -> Any:
+        (tmp_path / "sharded.json").write_text(plan)
+        given = tmp_path / "task.json"
+        given.write_text(json.dumps({**task, "exported": str(tmp_path / "sharded.json")}))
+        assert checking.stdin
+        assert checking.stdout
+        print(check, given, file=checking.stdin, flush=True)
+        return json.loads(checking.stdout.readline())
+
+    return run
+
+
+@pytest.fixture
+def in_one_process(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `verify_program` finds, without a process for each."""
 
     def run(name: str, files: Mapping[str, str], task: Mapping[str, Any], *_: Any, **__: Any) -> Any:
-        assert name == "jax_sharded"
-        [(file, text)] = files.items()
-        (tmp_path / file).write_text(text)
-        (tmp_path / "task.json").write_text(json.dumps({**task, "exported": str(tmp_path / file)}))
-        assert checking.stdin
-        assert checking.stdout
-        print(tmp_path / "task.json", file=checking.stdin, flush=True)
-        return json.loads(checking.stdout.readline())
+        return ask(name, files["sharded.json"], task)
 
     monkeypatch.setattr(with_program, "run_program", run)

@@ -5,10 +5,9 @@ XLA compiles the collectives that were priced, operator by operator.
 
 import importlib.util
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -123,7 +122,7 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 @needs_jax
 @pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.17), ("scanned_norms", 0.3)])
-def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
+def test_what_is_recomputed_is_not_kept(name: str, room: float, ask: Callable[..., Any]) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
     plan = sharded(traced(name), Expected(room=room, mesh=(2,)))
     assert plan.recomputed
@@ -132,29 +131,25 @@ def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) 
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert answer.operators == ()
-    _, with_second_runs, kept = compiled_bytes(plan, tmp_path)
+    _, with_second_runs, kept = compiled_bytes(plan, ask)
     assert with_second_runs < kept
 
 
-def compiled_bytes(plan: ShardedProgram, folder: Path) -> list[float]:
+def compiled_bytes(plan: ShardedProgram, ask: Callable[..., Any]) -> list[float]:
     """All memory, what is temporary, and that without second runs [B]."""
-    path = folder / "sharded.json"
-    path.write_text(plan.to_json())
-    script = Path(__file__).parent / "check_second_runs.py"
-    result = subprocess.run(
-        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return [float(n) for n in result.stdout.split()]
+    found: list[float] = ask("second_runs", plan.to_json(), {})
+    return found
 
 
 @pytest.mark.jax
 @needs_jax
 @pytest.mark.parametrize("room", [0.8, 0.6])
-def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(room: float, tmp_path: Path) -> None:
+def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(
+    room: float, ask: Callable[..., Any]
+) -> None:
     """Without them, and what is collected, a plan would take half of what is compiled."""
     plan = sharded(traced("deep_mlp"), Expected(room=room))
-    found, _, _ = compiled_bytes(plan, tmp_path)
+    found, _, _ = compiled_bytes(plan, ask)
     assert plan.memory_bytes == pytest.approx(found, rel=0.15)
 
 
