@@ -176,12 +176,12 @@ def test_recomputation_that_is_not_searched_is_named_with_the_time_that_asking_f
 
 
 def test_where_nothing_divides_fewer_nodes_are_named_for_which_there_are_plans() -> None:
-    """127 is prime and more than the layers."""
-    question = {"global_batch": 1024, "seq_len": 8192}
-    with pytest.raises(Infeasible, match="1016 devices and the global batch of 1024 divide") as refusal:
-        plan("llama-3.1-70b", "dgx-h100:127", **question)
-    assert refusal.value.least_change.startswith("126 of the 127 nodes")
-    assert plan("llama-3.1-70b", "dgx-h100:126", **question).estimate is not None
+    """37 is prime and more than the layers."""
+    question = {"global_batch": 512, "seq_len": 8192}
+    with pytest.raises(Infeasible, match="296 devices and the global batch of 512 divide") as refusal:
+        plan("llama-3.1-8b", "dgx-h100:37", **question)
+    assert refusal.value.least_change.startswith("36 of the 37 nodes")
+    assert plan("llama-3.1-8b", "dgx-h100:36", **question).estimate is not None
 
 
 def test_a_kernel_written_for_the_device_is_named_with_the_time_that_the_plan_then_takes() -> None:
