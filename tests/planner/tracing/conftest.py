@@ -16,11 +16,15 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 
+QUICKLY = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+"""Collectives are the same with XLA's older code generator, which takes a third of the time, and with programs that are
+not parted to be compiled by many threads, which takes a seventh less."""
+
+
 @pytest.fixture(scope="session")
 def checking() -> Iterator[subprocess.Popen[str]]:
     """`check_in_turn`: half of the time of a small program is that of starting a process for it."""
-    # Collectives are the same with XLA's older code generator, which takes a third of the time.
-    flags = " ".join((*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false"))
+    flags = " ".join((*with_program.FLAGS, *QUICKLY))
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
