@@ -5,7 +5,7 @@ fastest links, and layers, across the slow ones. Every number is the evaluator's
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cluster_specs.software import load_software
 from cluster_specs.units import format_bandwidth, format_bytes, format_duration, format_rate, format_seconds
@@ -38,10 +38,20 @@ def explain(plan: Plan, width: int = WIDTH) -> str:
 
     Plain text of some 60 lines of ``width`` columns at most. Raises ``InputError`` for a plan without an estimate.
     """
+    return laid_out(paragraphs(plan), width)
+
+
+def laid_out(lines: Sequence[str], width: int) -> str:
+    """`paragraphs` in lines of ``width`` columns at most."""
+    return "\n".join(each for line in lines for each in _broken(line, width))
+
+
+def paragraphs(plan: Plan) -> list[str]:
+    """What `explain` says: titles and, indented, sentences under them, of any length."""
     estimate = known(plan)
     devices = " + ".join(f"{pool.num_devices} x {pool.device.name}" for pool in plan.cluster.pools)
     trained, fed = describe_trained(plan.model, plan.job), counted(plan.model)
-    lines = [
+    return [
         f"{plan.model.name} ({plan.model.parameters / 1e9:.1f}e9 parameters) on {devices}, "
         f"{batch_name(plan.model, plan.job)}. "
         f"{trained + '. ' if trained else ''}A device has {format_bytes(estimate.memory_limit_bytes)}. "
@@ -54,7 +64,6 @@ def explain(plan: Plan, width: int = WIDTH) -> str:
         *_section("What was assumed", assumptions(plan)),
         *_section("Why not the next best", _alternatives(plan)),
     ]
-    return "\n".join(each for line in lines for each in _broken(line, width))
 
 
 def _broken(line: str, width: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Models as the run format describes them (sizes in one flat table) -> `Model`."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 from planner.graph import count_parameters
@@ -98,16 +99,22 @@ def transformer_from_run(fields: Mapping[str, Any]) -> Model:
         name=name,
         family=FAMILY,
         config=config,
-        parameters=count_parameters(transformer_graph(canonical, 1)),
+        parameters=_parameters(canonical),
         architecture="decoder",
         source="run file",
     )
 
 
+@cache
+def _parameters(config: TransformerConfig) -> int:
+    """Of many runs of one model, counted once."""
+    return count_parameters(transformer_graph(config, 1))
+
+
 def _nearest_tying(config: TransformerConfig, printed: float) -> bool:
     """Whether tied embeddings come nearer to the printed parameters (without prediction modules)."""
     main = config.model_copy(update={"mtp_layers": 0, "tied": True})
-    tied = count_parameters(transformer_graph(main, 1))
+    tied = _parameters(main)
     return abs(tied - printed) < abs(tied + config.vocab * config.hidden - printed)
 
 

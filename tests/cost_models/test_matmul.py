@@ -1,5 +1,7 @@
 """Matrix products: laws of the roofline, worked tiles, and measured kernels."""
 
+import itertools
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -252,28 +254,40 @@ def test_large_products_reach_the_printed_rate(name: str, dtype: str) -> None:
 
 
 VISITS = """
-import sys, jax, numpy
+import itertools, json, sys, jax, numpy
 from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
-groups, mean, tile = map(int, sys.argv[1:])
-drawn = numpy.random.default_rng(0).multinomial(groups * mean, [1 / groups] * groups)
-_, visited = make_group_metadata(
-    group_sizes=jax.numpy.asarray(drawn, dtype="int32"), m=groups * mean, tm=tile,
-    start_group=jax.numpy.array([0])[0], num_nonzero_groups=groups, visit_empty_groups=False,
-)
-print(int(visited))
+
+def visited(groups, mean, tile):
+    drawn = numpy.random.default_rng(0).multinomial(groups * mean, [1 / groups] * groups)
+    metadata = jax.jit(lambda sizes: make_group_metadata(
+        group_sizes=sizes, m=groups * mean, tm=tile, start_group=jax.numpy.array([0])[0],
+        num_nonzero_groups=groups, visit_empty_groups=False,
+    ))
+    return int(metadata(drawn.astype("int32"))[1])
+
+print(json.dumps([visited(*sizes, tile) for sizes, tile in itertools.product(*json.loads(sys.argv[1]))]))
 """
 """In a process of its own: JAX has threads, beside which no other test could fork."""
+
+GROUPS, TILES = [(8, 4096), (16, 1536), (128, 1024)], [128, 512]
+
+
+@pytest.fixture(scope="module")
+def tiles_visited() -> dict[tuple[tuple[int, int], int], int]:
+    """By groups, their mean rows, and rows of a tile."""
+    command = [sys.executable, "-c", VISITS, json.dumps([GROUPS, TILES])]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return dict(zip(itertools.product(GROUPS, TILES), json.loads(printed), strict=True))
 
 
 @pytest.mark.jax
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
-@pytest.mark.parametrize("tile", [128, 512])
-@pytest.mark.parametrize(("groups", "mean"), [(8, 4096), (16, 1536), (128, 1024)])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("groups", "mean"), GROUPS)
 def test_rows_of_groups_in_one_array_are_those_that_the_kernel_of_jax_visits(
-    groups: int, mean: int, tile: int
+    groups: int, mean: int, tile: int, tiles_visited: dict[tuple[tuple[int, int], int], int]
 ) -> None:
-    command = [sys.executable, "-c", VISITS, *map(str, (groups, mean, tile))]
-    visited = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    visited = tiles_visited[(groups, mean), tile]
     assert groups * visited_rows(mean, groups, tile) == pytest.approx(visited * tile, rel=0.01)
 
 

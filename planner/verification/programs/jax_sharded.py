@@ -210,7 +210,7 @@ def _numbers(leaf: Any, seed: int) -> Any:
 def check_finite(outputs: Any, target: str) -> None:
     """Refuse numbers that cannot be compared, by path."""
     for path, array in jax.tree_util.tree_leaves_with_path(outputs):
-        if jnp.issubdtype(array.dtype, jnp.floating) and not bool(jnp.isfinite(array).all()):
+        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(np.asarray(array)).all():
             raise InputError(
                 f"{target}: on one device, output{jax.tree_util.keystr(path)} has numbers that are not finite; "
                 "shapes are filled with random numbers: give arrays that the function can take"

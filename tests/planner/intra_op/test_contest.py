@@ -87,13 +87,13 @@ def test_equals_brute_force_where_every_node_is_a_hub(problem):
 
 
 def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
-    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    problem = random_contest_problem(30, 4, seed=7, share=0.2)
     at_once = solve_contest_problem(problem, soon(60.0))
     decided = []
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "RELAXING", 0.02)
     monkeypatch.setattr(anytime, "SEARCHING", 0.02)
-    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(hubs, "MANY", 3)
     monkeypatch.setattr(anytime, "HubTree", lambda *given: decided.append(given[1]) or HubTree(*given))
     after_hubs = solve_contest_problem(problem, soon(60.0))
     assert decided
@@ -104,7 +104,7 @@ def test_hubs_come_first_where_messages_leave_much_open(monkeypatch):
 
 
 def test_hubs_decided_so_that_nothing_fits_say_nothing_of_the_whole(monkeypatch):
-    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    problem = random_contest_problem(30, 4, seed=7, share=0.2)
     least = solve_contest_problem(problem, soon()).cost
     decided = []
 
@@ -153,17 +153,17 @@ def test_a_better_decision_of_hubs_is_solved_too(monkeypatch):
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_hubs_wait_for_messages_that_still_gain_far_below_the_best_choice(monkeypatch, settled):
-    problem = random_contest_problem(60, 4, seed=7, share=0.1)
+    problem = random_contest_problem(30, 4, seed=7, share=0.2)
     decided = []
     monkeypatch.setattr(anytime, "SMALL", -1)
     monkeypatch.setattr(anytime, "FAR_APART", 0.0)
     monkeypatch.setattr(anytime, "UNSETTLED", 1e-9)
-    monkeypatch.setattr(hubs, "MANY", 4)
+    monkeypatch.setattr(hubs, "MANY", 3)
     monkeypatch.setattr(anytime, "HubTree", lambda *given: decided.append(given[1]) or HubTree(*given))
     if not settled:  # no round of messages has the time to end by itself
         monkeypatch.setattr(anytime, "BEFORE", 0.0)
         monkeypatch.setattr(anytime, "RELAXING", 0.0)
-    solution = solve_contest_problem(problem, soon(60.0 if settled else 3.0))
+    solution = solve_contest_problem(problem, soon(60.0 if settled else 1.0))
     assert problem.fits(solution.choice)
     assert bool(decided) == settled
 

@@ -134,18 +134,23 @@ def every_candidate(search: Search, pipelines: bool | None = None) -> Iterator[C
 @cache
 def _priced(name: str, c: Candidate) -> Found:
     """A candidate of a case, whatever the objective."""
-    return _search(name).price(c)
+    return search_of(name, "time").price(c)
 
 
 @cache
-def _search(name: str) -> Search:
-    return CASES[name].search()
+def _evaluator(name: str) -> Evaluator:
+    return CASES[name].search().evaluator
+
+
+def search_of(name: str, objective: Objective) -> Search:
+    """A case's, with an evaluator that remembers what it has priced, as searches of one question share it."""
+    return Search(_evaluator(name), CASES[name].pins, objective)
 
 
 @cache
 def every_plan(name: str, objective: Objective) -> Priced:
     """The case of `CASES`, by trying everything; pipelines too where nothing else fits."""
-    search = CASES[name].search(objective)
+    search = search_of(name, objective)
     found = tuple(_priced(name, c) for c in every_candidate(search))
     if not any(f.estimate.memory_bytes <= search.limit for f in found):
         found = tuple(_priced(name, c) for c in every_candidate(search, pipelines=True))

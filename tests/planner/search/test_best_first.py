@@ -4,7 +4,17 @@ from collections.abc import Hashable
 from typing import get_args
 
 import pytest
-from small_cases import CASES, ONE_NODE, Case, Priced, cluster_with, every_candidate, every_plan, small_llama
+from small_cases import (
+    CASES,
+    ONE_NODE,
+    Case,
+    Priced,
+    cluster_with,
+    every_candidate,
+    every_plan,
+    search_of,
+    small_llama,
+)
 
 from planner.plans import Estimate, Job, Objective, Offload, Parallelism, Pins
 from planner.search import plan
@@ -30,7 +40,7 @@ def test_no_plan_is_better(name: str, objective: Objective) -> None:
     answer = plan(model, cluster, job, pins, objective=objective)
     assert answer.estimate is not None
     assert answer.optimality is not None
-    searched = CASES[name].search(objective).run(5).found[0]
+    searched = search_of(name, objective).run(5).found[0]
     assert value(objective, searched.plan, searched.estimate) == pytest.approx(best, rel=1e-12)
     # What is done to the best plan afterwards, stage by stage, makes it no worse.
     assert value(objective, answer.plan, answer.estimate) <= tuple(v * (1 + 1e-12) for v in best)
@@ -46,8 +56,8 @@ def test_what_is_sought_below_a_time_takes_less_than_that(name: str) -> None:
     best = min(found.estimate.step_time_s for found in fitting)
     pipelines = any(found.plan.pipeline > 1 for found in priced)
     for share in (0.9, 0.97, 0.99, 0.999, 1.0):
-        assert CASES[name].search("time").best_below(share * best, pipelines) is None
-    found = CASES[name].search("time").best_below(1.001 * best, pipelines)
+        assert search_of(name, "time").best_below(share * best, pipelines) is None
+    found = search_of(name, "time").best_below(1.001 * best, pipelines)
     assert found is not None
     assert found.estimate.step_time_s == pytest.approx(best, rel=1e-12)
 
@@ -88,7 +98,7 @@ def test_bounds_are_below_every_price(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_is_bounded_as_each_of_its_candidates_is(name: str) -> None:
-    search = CASES[name].search("devices")
+    search = search_of(name, "devices")
     floors, seen = search.floors, set[bool]()
     for limit in (search.limit, search.limit / 2, search.limit / 8, search.limit / 64):
         floors.limit = limit
@@ -104,7 +114,7 @@ def test_a_family_is_bounded_as_each_of_its_candidates_is(name: str) -> None:
 def test_what_is_alike_has_early_bounds_in_common(offload: tuple[Offload, ...]) -> None:
     """So that one of them speaks for all until states are looked at."""
     largest = 0
-    for search in (case.search("devices") for case in CASES.values()):
+    for search in (search_of(name, "devices") for name in CASES):
         floors = search.floors
         for family in families(search.evaluator, search.pins, search.objective):
             groups: dict[Hashable, list[Candidate]] = {}

@@ -1,7 +1,7 @@
 """Families, whose candidates are made when they are asked for."""
 
 import pytest
-from small_cases import CASES
+from small_cases import CASES, search_of
 
 from planner.plans import Offload
 from planner.search.space import families, offloaded
@@ -9,7 +9,7 @@ from planner.search.space import families, offloaded
 
 @pytest.mark.parametrize("name", CASES)
 def test_families_part_the_space(name: str) -> None:
-    search = CASES[name].search("devices")
+    search = search_of(name, "devices")
     found = list(families(search.evaluator, search.pins, search.objective))
     assert len({c for family in found for c in family}) == sum(map(len, found))
     for family in found:
@@ -23,7 +23,7 @@ def test_families_part_the_space(name: str) -> None:
 def test_offload_changes_nothing_else_of_a_family(offload: tuple[Offload, ...]) -> None:
     """Weights leave only where they are brought for each layer."""
     seen = set[bool]()
-    for search in (case.search("devices") for case in CASES.values()):
+    for search in (search_of(name, "devices") for name in CASES):
         for family in families(search.evaluator, search.pins, search.objective):
             hosted = list(offloaded(family, offload))
             alike = [c for c in family if c._replace(offload=offload) in hosted]

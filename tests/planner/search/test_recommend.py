@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import cache
 
 import pytest
 from hypothesis import example, given, settings
@@ -29,6 +30,11 @@ def answer_to(case: Case) -> Plan:
     return plan(case.model, case.cluster, case.job, case.pins)
 
 
+@cache
+def answer_to_case(name: str) -> Plan:
+    return answer_to(CASES[name])
+
+
 def step_time(answer: Plan) -> float:
     assert answer.estimate is not None
     return answer.estimate.step_time_s
@@ -36,12 +42,12 @@ def step_time(answer: Plan) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_runs_are_identical_to_the_byte(name: str) -> None:
-    assert answer_to(CASES[name]).to_json() == answer_to(CASES[name]).to_json()
+    assert answer_to(CASES[name]).to_json() == answer_to_case(name).to_json()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_survives_its_file_and_gives_the_same_numbers(name: str) -> None:
-    answer = answer_to(CASES[name])
+    answer = answer_to_case(name)
     read = Plan.model_validate_json(answer.to_json())
     assert read == answer
     assert evaluate(read) == answer.estimate
@@ -49,7 +55,7 @@ def test_a_plan_survives_its_file_and_gives_the_same_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_alternatives_are_no_better_and_say_why(name: str) -> None:
-    answer = answer_to(CASES[name])
+    answer = answer_to_case(name)
     times = [step_time(answer), *(other.estimate.step_time_s for other in answer.alternatives)]
     assert times == sorted(times)
     assert all("step time" in other.loses_because for other in answer.alternatives)
@@ -61,14 +67,14 @@ def test_alternatives_are_no_better_and_say_why(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_paragraph_and_the_list_agree_on_the_next_best(name: str) -> None:
-    answer = answer_to(CASES[name])
+    answer = answer_to_case(name)
     if answer.alternatives:
         slower = answer.alternatives[0].estimate.step_time_s / step_time(answer) - 1
         assert f"is {format_change(slower).lstrip('+')} slower" in answer.explanation
 
 
 def test_losses_and_what_gives_them_back_are_named() -> None:
-    answer = answer_to(CASES["slow network"])
+    answer = answer_to_case("slow network")
     assert answer.estimate is not None
     best = answer.estimate.model_copy(update={"step_time_s": 2.9, "time": {"bubble": 1.0, "compute": 1.9}})
     other = best.model_copy(update={"step_time_s": 3.0, "time": {"bubble": 2.0, "compute": 1.0}})
@@ -85,7 +91,7 @@ def test_a_next_best_of_the_same_degrees_is_told_apart_by_its_schedule() -> None
 
 @pytest.mark.parametrize("name", CASES)
 def test_stages_hold_every_layer_and_every_device_once(name: str) -> None:
-    answer = answer_to(CASES[name])
+    answer = answer_to_case(name)
     stages = answer.plan.stages
     ends = [0, *(stage.blocks[1] for stage in stages)]
     assert [stage.blocks[0] for stage in stages] == ends[:-1]
@@ -96,7 +102,7 @@ def test_stages_hold_every_layer_and_every_device_once(name: str) -> None:
 
 def test_the_slow_network_of_the_seed_case_gets_no_traffic_for_every_weight() -> None:
     """Gathering all weights between nodes for every micro-batch is what makes naive full sharding slow."""
-    answer = answer_to(CASES["slow network"])
+    answer = answer_to_case("slow network")
     naive = plan(answer.model, answer.cluster, answer.job, Pins(data=8, sharding="FULL_SHARD", zero_stage=3))
     assert answer.plan.sharding != "FULL_SHARD" or answer.plan.shard_degree <= 4
     assert step_time(answer) < step_time(naive)
@@ -263,7 +269,7 @@ def test_a_schedule_that_is_found_is_no_slower_than_any_with_a_name() -> None:
 
 def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
     split = Parallelism(data=1, pipeline=2, virtual_stages=2, schedule="zb-v")
-    estimate = answer_to(CASES[next(iter(CASES))]).estimate
+    estimate = answer_to_case(next(iter(CASES))).estimate
     graph, device = build_graph(load_model("llama-3.1-8b"), 8), load_cluster("dgx-h100:1").device
     warned = {
         (name, schedule): any(
@@ -278,7 +284,7 @@ def test_a_split_backward_on_compiled_blocks_comes_with_a_warning() -> None:
 
 
 def test_recomputation_that_stages_have_of_their_own_is_not_called_none() -> None:
-    answer = answer_to(CASES[next(iter(CASES))])
+    answer = answer_to_case(next(iter(CASES)))
     assert answer.estimate is not None
     same = why_memory(answer.plan.model_copy(update={"recompute": "none", "stages": ()}), answer.estimate)
     assert "nothing is recomputed" in same

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from small_cases import CASES, every_candidate
+from small_cases import every_candidate, search_of
 
 from planner.evaluation.cuts import even_cuts
 from planner.evaluation.step import Around, critical_path, step_floor
@@ -15,7 +15,7 @@ from planner.search.stages import cut_layers, moved_by_one
 @pytest.mark.parametrize("name", ["pipeline", "any schedule"])
 def test_what_is_critical_under_some_cuts_bounds_all_others(name: str) -> None:
     """From below, and more sharply than without it for some."""
-    search, sharper = CASES[name].search(), False
+    search, sharper = search_of(name, "time"), False
     evaluator = search.evaluator
     for c in {c._replace(lean=False) for c in every_candidate(search) if c.pipeline > 1}:
         plan, shardings, around = parallelism(c), search.sharding(c), Around()
@@ -34,7 +34,7 @@ def test_what_is_critical_under_some_cuts_bounds_all_others(name: str) -> None:
 @pytest.mark.parametrize("name", ["pipeline", "any schedule"])
 def test_no_move_makes_a_short_step_shorter(name: str) -> None:
     """By every simulation, whatever bounds say."""
-    search = CASES[name].search()
+    search = search_of(name, "time")
     evaluator = search.evaluator
     for c in {c._replace(lean=False) for c in every_candidate(search) if c.pipeline > 1}:
         plan, shardings = parallelism(c), search.sharding(c)
@@ -47,7 +47,7 @@ def test_no_move_makes_a_short_step_shorter(name: str) -> None:
 
 def test_what_one_search_cut_to_fit_is_no_other_search_cut() -> None:
     """Searches share cuts, and those with less memory than others cut once more."""
-    search = CASES["pipeline"].search("time")
+    search = search_of("pipeline", "time")
     candidates = [c for c in every_candidate(search) if c.pipeline > 1 and c.virtual_stages == 1]
     plain = {c: cut_layers(search.evaluator, parallelism(c), search.sharding(c)) for c in candidates}
     recut = 0

@@ -211,13 +211,16 @@ def questions() -> dict[str, Question]:
     return {key_of(question, "time"): question for question in found if question}
 
 
-def test_processes_answer_as_one_process_does() -> None:
-    objective: Objective = "time"
-    here = dict(engines.here(questions(), objective, 1))
-    assert dict(engines.processes(questions(), objective, 2)) == here
+@pytest.fixture(scope="module")
+def here():  # type: ignore[no-untyped-def]
+    return dict(engines.here(questions(), "time", 1))
 
 
-def test_a_lost_worker_is_replaced() -> None:
+def test_processes_answer_as_one_process_does(here) -> None:  # type: ignore[no-untyped-def]
+    assert dict(engines.processes(questions(), "time", 2)) == here
+
+
+def test_a_lost_worker_is_replaced(here) -> None:  # type: ignore[no-untyped-def]
     """The first worker to be seen is killed; every question still gets its answer."""
     import multiprocessing
 
@@ -228,7 +231,7 @@ def test_a_lost_worker_is_replaced() -> None:
         if len(answers) == 1:
             workers = set(multiprocessing.active_children()) - before
             os.kill(next(iter(workers)).pid or 0, signal.SIGKILL)
-    assert answers == dict(engines.here(questions(), "time", 1))
+    assert answers == here
 
 
 COMMAND = (
@@ -255,19 +258,32 @@ def test_killed_at_any_moment_nothing_finished_is_lost(tmp_path: Path) -> None:
         assert {key: kept.answers[key] for key in finished} == finished
 
 
-@pytest.mark.parametrize("objective", ["time", "cost"])
-def test_a_pipeline_that_plan_only_names_is_taken_for_time(objective: Objective) -> None:
-    """Two nodes joined by slow links: `plan` warns, a curve over devices would have a kink."""
-    axes = {"model": ["llama-2-7b"], "cluster": ["a100-4x-50g:2"], "seq_len": [4096], "global_batch": [64]}
-    [point] = sweep(axes, objective=objective).points
+SLOW_LINKS = {"model": ["llama-2-7b"], "cluster": ["a100-4x-50g:2"], "seq_len": [4096], "global_batch": [64]}
+"""Between two nodes: `plan` warns, a curve over devices would have a kink."""
+
+
+@pytest.fixture(scope="module")
+def named_seconds() -> float:
+    """Of the pipeline that `plan` names."""
     named = plan("llama-2-7b", "a100-4x-50g:2", global_batch=64, seq_len=4096).faster_with
     [seconds] = [each.step_time_s for each in named if each.change == "pipeline"]
+    return seconds
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_a_pipeline_that_plan_only_names_is_taken_for_time(
+    objective: Objective, named_seconds: float
+) -> None:
+    [point] = sweep(SLOW_LINKS, objective=objective).points
     assert point.plan is not None
     assert point.estimate is not None
-    assert (point.estimate.step_time_s == seconds) is (objective == "time")
+    assert (point.estimate.step_time_s == named_seconds) is (objective == "time")
     assert (point.plan.pipeline > 1) is (objective == "time")
     assert (TAKES_PIPELINES in point.warnings) is (objective == "time")
-    [pinned] = sweep(axes, fixed={"pipeline": 1}).points
+
+
+def test_a_pipeline_is_not_taken_where_it_is_pinned_to_one() -> None:
+    [pinned] = sweep(SLOW_LINKS, fixed={"pipeline": 1}).points
     assert pinned.plan is not None
     assert pinned.plan.pipeline == 1
     assert TAKES_PIPELINES not in pinned.warnings

@@ -1,5 +1,7 @@
 """Models of `transformers` as models of plans: FLOPs are those that PyTorch counts, frozen weights have no gradient."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from cluster_specs.catalog import load_cluster  # noqa: E402
-from planner import from_torch, plan  # noqa: E402
+from planner import Program, from_torch, plan  # noqa: E402
 from planner.evaluation.evaluator import Evaluator  # noqa: E402
 from planner.flops import Counting  # noqa: E402
 from planner.graph import Graph, count_parameters  # noqa: E402
@@ -99,9 +101,16 @@ def mamba2() -> Case:
     )
 
 
-def lifted(case: Case) -> tuple[Loss, list[Any], Graph]:
+@cache
+def traced(made: Callable[[], Case]) -> tuple[Loss, list[Any], Program]:
+    case = made()
     module, tensors = Loss(case), list(case[1].values())
-    return module, tensors, graph_of(from_torch(module, *tensors))
+    return module, tensors, from_torch(module, *tensors)
+
+
+def lifted(made: Callable[[], Case]) -> tuple[Loss, list[Any], Graph]:
+    module, tensors, program = traced(made)
+    return module, tensors, graph_of(program)
 
 
 def counted(module: Loss, tensors: list[Any]) -> tuple[int, int]:
@@ -120,21 +129,21 @@ def ours(graph: Graph) -> tuple[float, float]:
 
 @pytest.mark.parametrize("made", [siglip, swin, llava])
 def test_flops_are_those_that_pytorch_counts(made: Any) -> None:
-    module, tensors, graph = lifted(made())
+    module, tensors, graph = lifted(made)
     assert ours(graph) == counted(module, tensors)
 
 
 def test_segformer_is_a_model() -> None:
     """Of its backward pass PyTorch counts a dense convolution for every depthwise one."""
-    module, tensors, graph = lifted(segformer())
+    module, tensors, graph = lifted(segformer)
     assert ours(graph)[0] == counted(module, tensors)[0]
-    answer = plan(model_of(from_torch(module, *tensors)), "dgx-h100:1", global_batch=64, seq_len=1)
+    answer = plan(model_of(traced(segformer)[2]), "dgx-h100:1", global_batch=64, seq_len=1)
     assert answer.estimate.step_time_s > 0
 
 
 def test_mamba_2_has_no_attention() -> None:
     """Its convolution over time makes three steps that are dropped, which PyTorch counts, too."""
-    module, tensors, graph = lifted(mamba2())
+    module, tensors, graph = lifted(mamba2)
     kinds = [op.kind for block in graph.blocks for op in block.ops]
     assert "attention" not in kinds
     assert kinds.count("product") == 5
@@ -169,8 +178,7 @@ def test_frozen_weights_have_no_gradient() -> None:
 
 def test_windows_beside_each_other_take_their_time() -> None:
     """Of a second stage of windows, which are dims of their own: twice as many of them take twice as long."""
-    module, tensors, _ = lifted(swin())
-    model = model_of(from_torch(module, *tensors))
+    model = model_of(traced(swin)[2])
     graph = model.graph
     assert graph is not None
     block = graph.block[graph.layers[1].block]

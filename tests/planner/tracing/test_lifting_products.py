@@ -1,6 +1,7 @@
 """Models with products of activations: their FLOPs are those that PyTorch counts."""
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from planner import from_torch, plan  # noqa: E402
+from planner import Program, from_torch, plan  # noqa: E402
 from planner.graph import Graph, Op, count_parameters  # noqa: E402
 from planner.operators import Counting, backward_flops, forward_flops, saved_tensors  # noqa: E402
 from planner.tracing.lifting.model import graph_of, model_of  # noqa: E402
@@ -258,6 +259,7 @@ CASES = {
 }
 
 
+@cache
 def case(name: str) -> tuple[Any, list[Any]]:
     """A module and its inputs, on meta."""
     build, shapes = CASES[name]
@@ -269,6 +271,12 @@ def case(name: str) -> tuple[Any, list[Any]]:
         return build(), inputs
 
 
+@cache
+def traced(name: str) -> Program:
+    module, inputs = case(name)
+    return from_torch(module, *inputs)
+
+
 def ops_of(graph: Graph, kind: str) -> list[Op]:
     return [op for block in graph.blocks for op in block.ops if op.kind == kind]
 
@@ -276,7 +284,7 @@ def ops_of(graph: Graph, kind: str) -> list[Op]:
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_those_that_pytorch_counts(name: str) -> None:
     module, inputs = case(name)
-    graph = graph_of(from_torch(module, *inputs))
+    graph = graph_of(traced(name))
     assert count_parameters(graph) == sum(math.prod(p.shape) for p in module.parameters())
     with torch.device("meta"), FlopCounterMode(display=False) as counted:
         module(*inputs)
@@ -289,7 +297,7 @@ def test_backward_flops_are_those_that_pytorch_counts(name: str) -> None:
     if name == "windows":
         pytest.skip("PyTorch counts the scores of fused attention, which its backward computes again")
     module, inputs = case(name)
-    graph = graph_of(from_torch(module, *inputs))
+    graph = graph_of(traced(name))
     with torch.device("meta"), FlopCounterMode(display=False) as counted:
         module(*inputs).backward()
     counting = Counting(causal=False, attention_kernel="plain")
@@ -299,7 +307,7 @@ def test_backward_flops_are_those_that_pytorch_counts(name: str) -> None:
 
 def test_a_view_is_kept_as_what_it_shows() -> None:
     module, inputs = case("square")
-    block = graph_of(from_torch(module, *inputs)).block["layer_1"]
+    block = graph_of(traced("square")).block["layer_1"]
     assert [op.kind for op in block.ops] == ["view", "matmul", "elementwise", "add"]
     assert "view" not in saved_tensors(block, "none")
     assert block.inputs[0] in saved_tensors(block, "none")
@@ -315,15 +323,14 @@ def test_a_matrix_that_is_not_learned_keeps_nothing_of_what_it_multiplies() -> N
     ):
         module(*inputs)
     wide = {x.untyped_storage()._cdata for x in kept if tuple(x.shape) == (BATCH, 32)}
-    (block,) = graph_of(from_torch(module, *inputs)).blocks
+    (block,) = graph_of(traced("filtered")).blocks
     dims = {block.tensor[op.outputs[0]].dims for op in block.ops if op.kind == "elementwise"}
     ours = [n for n in saved_tensors(block, "none") if block.tensor[n].dims in dims and "loss" not in n]
     assert len(ours) == len(wide) == 1
 
 
 def test_windows_are_what_a_query_sees() -> None:
-    module, inputs = case("windows")
-    graph = graph_of(from_torch(module, *inputs))
+    graph = graph_of(traced("windows"))
     (attention, *_) = ops_of(graph, "attention")
     assert attention.attributes["kv_dim"] == "window_16"
     assert (graph.dims["window_16"], graph.dims["seq"]) == (16, 64)
@@ -331,8 +338,7 @@ def test_windows_are_what_a_query_sees() -> None:
 
 def test_positions_that_are_compared_are_gathered_over_context_ranks() -> None:
     """Keys and values of three layers, of 16 sequences each in bf16: a rank receives the half that it has not."""
-    module, inputs = case("retention")
-    model = model_of(from_torch(module, *inputs))
+    model = model_of(traced("retention"))
     job = {"global_batch": 64, "seq_len": 4096, "top": 1, "pipeline": 1, "tensor": 1, "zero_stage": 0}
     alone, split = (
         plan(model, "dgx-h100:1", data=data, context=context, micro_batch=8, recompute="none", **job).estimate

@@ -173,6 +173,9 @@ def test_a_scan_as_a_tree_keeps_every_level_as_jax_does(length: int) -> None:
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Recurrent layer of PyTorch -> arrays that a step hands on."""
 
+FEW = 4
+"""Steps, where each is exported by itself."""
+
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # how the export finds weights that these layers list again
@@ -197,8 +200,9 @@ def test_recurrent_layers_of_pytorch_are_loops_over_time(kind: str, both_ways: b
             return torch.nn.functional.cross_entropy(made.flatten(0, 1), y.flatten())
 
     with torch.device("meta"):
-        module, *data = Net(), *(torch.zeros(BATCH, LENGTH, dtype=torch.int64) for _ in range(2))
-    graph = graph_of(from_torch(module, *data))
+        module, *data = Net(), *(torch.zeros(BATCH, FEW, dtype=torch.int64) for _ in range(2))
+    program = from_torch(module, *data)
+    graph = graph_of(program)
     assert count_parameters(graph) == sum(p.numel() for p in module.parameters())
     steps = [op for block in graph.blocks for op in block.ops if op.kind == "recurrence"]
     assert len(steps) == 2 * (1 + both_ways)
@@ -207,4 +211,4 @@ def test_recurrent_layers_of_pytorch_are_loops_over_time(kind: str, both_ways: b
     with torch.device("meta"), FlopCounterMode(display=False) as counted:
         whole.module()(*data)
     assert BATCH * forward_flops(graph, 1) == counted.get_total_flops()
-    assert plan(model_of(from_torch(module, *data)), "dgx-h100:1", global_batch=64, seq_len=LENGTH).estimate
+    assert plan(model_of(program), "dgx-h100:1", global_batch=64, seq_len=FEW).estimate

@@ -5,10 +5,9 @@ XLA compiles the collectives that were priced, operator by operator.
 
 import importlib.util
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,7 +15,6 @@ from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner import Program, ShardedProgram, shard
 from planner.errors import InputError
-from planner.verification import with_program
 from planner.verification.record import Verification
 from planner.verification.with_program import trace_function, verify_program
 
@@ -63,18 +61,11 @@ ADDED_UP = {"gpt", "llama", "mixtral", "t5", "vit"}
 """Models in whose backward pass products are only added up: what is left in parts is summed once."""
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives are the same with XLA's older code generator, which takes a third of the time."""
-    flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
-    monkeypatch.setattr(with_program, "FLAGS", flags)
-
-
-def traced(name: str) -> Program:
+def traced(name: str, trips: int | None = None) -> Program:
     """What `trace_function` finds, without a process for each."""
     from planner.verification.programs.trace import trace
 
-    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": None})
+    return trace({"function": f"{CASES}:{name}", "replicate_unknown": False, "trips": trips})
 
 
 def slow_cluster(nodes: int, slower_links: float = 1.0) -> ClusterSpec:
@@ -104,6 +95,7 @@ def figures(answer: Verification) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     expected = EXPECTED[name]
@@ -128,8 +120,9 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.17), ("scanned_norms", 0.3)])
-def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
+def test_what_is_recomputed_is_not_kept(name: str, room: float, ask: Callable[..., Any]) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
     plan = sharded(traced(name), Expected(room=room, mesh=(2,)))
     assert plan.recomputed
@@ -138,36 +131,33 @@ def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) 
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert answer.operators == ()
-    _, with_second_runs, kept = compiled_bytes(plan, tmp_path)
+    _, with_second_runs, kept = compiled_bytes(plan, ask)
     assert with_second_runs < kept
 
 
-def compiled_bytes(plan: ShardedProgram, folder: Path) -> list[float]:
+def compiled_bytes(plan: ShardedProgram, ask: Callable[..., Any]) -> list[float]:
     """All memory, what is temporary, and that without second runs [B]."""
-    path = folder / "sharded.json"
-    path.write_text(plan.to_json())
-    script = Path(__file__).parent / "check_second_runs.py"
-    result = subprocess.run(
-        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return [float(n) for n in result.stdout.split()]
+    found: list[float] = ask("second_runs", plan.to_json(), {})
+    return found
 
 
 @pytest.mark.jax
 @needs_jax
 @pytest.mark.parametrize("room", [0.8, 0.6])
-def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(room: float, tmp_path: Path) -> None:
+def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(
+    room: float, ask: Callable[..., Any]
+) -> None:
     """Without them, and what is collected, a plan would take half of what is compiled."""
     plan = sharded(traced("deep_mlp"), Expected(room=room))
-    found, _, _ = compiled_bytes(plan, tmp_path)
+    found, _, _ = compiled_bytes(plan, ask)
     assert plan.memory_bytes == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 def test_a_loop_that_ends_on_a_condition() -> None:
-    plan = sharded(trace_function(f"{CASES}:iterating", trips=5), Expected())
+    plan = sharded(traced("iterating", trips=5), Expected())
     assert any(o.split for o in plan.operators if o.name.startswith("while."))
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
@@ -180,6 +170,7 @@ def mlp_plan() -> ShardedProgram:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 def test_sums_of_16_bits_run_in_32_on_a_cpu() -> None:
     """Weights are fp32, products bf16: all that differs is that XLA's CPU backend widens what it sums."""
     answer = verify_program(sharded(traced("mixed_gpt"), Expected()))
@@ -200,6 +191,7 @@ def test_fewer_devices_keep_the_axes(mlp_plan: ShardedProgram) -> None:
 
 @pytest.mark.jax
 @needs_jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

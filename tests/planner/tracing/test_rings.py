@@ -20,7 +20,6 @@ from planner.tracing.solving import nodes
 from planner.tracing.solving.options import Option, Options, options
 from planner.tracing.solving.pricing import ProgramPricer
 from planner.tracing.solving.rings import from_both_ends, ring_of
-from planner.verification import with_program
 from planner.verification.with_program import verify_program
 
 CASES = Path(__file__).parent / "cases.py"
@@ -163,6 +162,7 @@ def test_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("in_one_process")
 @pytest.mark.parametrize("kinds", ["bk", "kk", "rk"])
 def test_a_ring_computes_what_one_device_does(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside the ring, both axes in it, and queries beside it that have all keys of their part of the ring."""
@@ -170,8 +170,6 @@ def test_a_ring_computes_what_one_device_does(kinds: str, monkeypatch: pytest.Mo
     from planner.verification.programs.trace import trace
 
     monkeypatch.setattr(nodes, "options", only(kinds, options))
-    flags = (*with_program.FLAGS, "--xla_cpu_use_fusion_emitters=false")
-    monkeypatch.setattr(with_program, "FLAGS", flags)
     program = trace({"function": f"{CASES}:ring", "replicate_unknown": False, "trips": None})
     plan = shard(program, "dgx-h100:1", {"data": 2, "model": 4})
     axes = tuple(axis for axis, kind in zip(plan.mesh, kinds, strict=True) if kind == "k")
