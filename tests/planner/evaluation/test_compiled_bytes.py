@@ -15,6 +15,7 @@ from cluster_specs.catalog import load_cluster
 from planner.evaluation import evaluate
 from planner.models.model import Model
 from planner.plans import Job, Parallelism, Plan
+from planner.verification.process import QUICKLY_COMPILED
 
 HERE = Path(__file__).parent
 SEQ_LEN, BATCH = 16, 16
@@ -43,9 +44,12 @@ def needs(package: str, mark: pytest.MarkDecorator) -> list[pytest.MarkDecorator
 @cache
 def printed_by(script: str, cases: tuple[tuple[object, ...], ...]) -> tuple[dict[str, float], ...]:
     """Bytes by kind of each case; one process for all."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY_COMPILED))
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(HERE / script), json.dumps(cases)]
-    done = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return tuple(json.loads(done.stdout))
 

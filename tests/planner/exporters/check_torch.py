@@ -123,9 +123,12 @@ def token_loss(model, tokens):
     return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
 
 
-def train(model, micro_batches, context):
-    """Losses of some steps of SGD, which shows a wrong scale of gradients where AdamW would not."""
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, foreach=True)
+def train(model, micro_batches, context, grouped=True):
+    """Losses of some steps of SGD, which shows a wrong scale of gradients where AdamW would not.
+
+    Updates are ``grouped`` into one call for all parameters, as on GPUs.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, foreach=grouped)
     losses = []
     for _ in range(STEPS):
         total = 0.0
@@ -134,7 +137,7 @@ def train(model, micro_batches, context):
                 loss = token_loss(model, tokens) / len(micro_batches)
                 loss.backward()
             total += float(whole(loss.detach()))
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e6, foreach=grouped)
         optimizer.step()
         optimizer.zero_grad()
         losses.append((total, float(whole(norm))))
@@ -205,7 +208,8 @@ def worker(rank, path, settings, world, store):
         mesh = exported.apply(model, device_type="cpu")
         micro_batches = my_part(exported, mesh, tokens)
         assert len(micro_batches) == exported.NUM_MICROBATCHES
-        losses, norms = mean_over_data(exported, train(model, micro_batches, exported.loss_context))
+        trained = train(model, micro_batches, exported.loss_context, settings["grouped"])
+        losses, norms = mean_over_data(exported, trained)
         names = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
     target = dict(reference.named_parameters())
     assert names.keys() == target.keys()
@@ -223,7 +227,14 @@ def worker(rank, path, settings, world, store):
 
 
 def main(path, settings):
-    settings = {"tied": False, "bias": False, "qk_norm": False, "ffn": 96, "vocab": 128} | settings
+    settings = {
+        "tied": False,
+        "bias": False,
+        "qk_norm": False,
+        "grouped": True,
+        "ffn": 96,
+        "vocab": 128,
+    } | settings
     world = math.prod(load(path).MESH_SHAPE)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (path, settings, world, f"{folder}/store")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_llama import installed, run_check, tiny_plan
+from tiny_llama import ACCELERATE, installed, run_check, tiny_plan
 
 from planner.errors import Unsupported
 from planner.exporters.accelerate import to_accelerate
@@ -40,7 +40,7 @@ def test_launcher_reads_the_plan(case: str, tmp_path: Path) -> None:
     plan = tiny_plan(job={"precision": "bf16"}, **degrees)
     path = tmp_path / "accelerate_fsdp2.yaml"
     path.write_text(to_accelerate(plan)["accelerate_fsdp2.yaml"])
-    found = json.loads(run_check("check_accelerate.py", path).splitlines()[-1])
+    found = json.loads(run_check("check_accelerate.py", path, modules=ACCELERATE).splitlines()[-1])
     assert found["fsdp_version"] == 2
     assert found["mixed_precision"] == "bf16"
     assert found["size"] == found["processes"] == plan.plan.num_devices

@@ -16,6 +16,8 @@ from planner.graph import count_parameters
 from planner.models.adapters import Adapter
 from planner.plans import Plan
 
+PEFT = ("peft", "transformers.models.llama.modeling_llama")
+
 SHARDED: dict[str, Any] = {"data": 4, "zero_stage": 3, "sharding": "FULL_SHARD", "shard_degree": 4}
 
 
@@ -35,7 +37,7 @@ def test_peft_trains_what_is_planned(fields: dict[str, Any], tmp_path: Path) -> 
         (tmp_path / name).write_text(text)
     model = tmp_path / "model.json"
     model.write_text(json.dumps(CONFIG))
-    found = json.loads(run_check("check_peft.py", tmp_path, str(model)).splitlines()[-1])
+    found = json.loads(run_check("check_peft.py", tmp_path, model, modules=PEFT).splitlines()[-1])
     assert found["trainable"] == count_parameters(graph_of(plan.model, plan.job))
     every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert found["moved"] == (every if fields else ["down_proj", "q_proj"])

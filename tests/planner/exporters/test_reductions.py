@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_llama import installed, run_check, tiny_plan
+from tiny_llama import ACCELERATE, installed, run_check, tiny_plan
 
 from cluster_specs.catalog import load_cluster
 from planner.errors import Unsupported
@@ -150,11 +150,9 @@ def test_accelerate_reduces_in_what_is_priced(job: str, target: str, tmp_path: P
     ((name, text),) = export(plan, target).items()
     (tmp_path / name).write_text(text)
     check = (
-        ("check_accelerate.py",)
-        if target == "accelerate"
-        else ("check_frameworks.py", Path("accelerate_fsdp1"))
+        ("check_accelerate.py",) if target == "accelerate" else ("check_frameworks.py", "accelerate_fsdp1")
     )
-    found = json.loads(run_check(check[0], *check[1:], tmp_path / name).splitlines()[-1])
+    found = json.loads(run_check(*check, tmp_path / name, modules=ACCELERATE).splitlines()[-1])
     assert WIDTHS[found["reduces"].removeprefix("torch.")] == priced_type(plan)
 
 

@@ -2,10 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from warm import run_warm
 
 from cluster_specs.cluster import ClusterSpec
 from planner.models.model import Model
@@ -26,6 +27,17 @@ CONFIG = {
 }
 
 SEQ_LEN, GLOBAL_BATCH = 16, 16
+
+# What scripts import that takes long, for `run_check`.
+ACCELERATE = ("accelerate.commands.launch", "torch.distributed.fsdp")
+TORCH = ("torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._dynamo")
+JAX = ("jax.numpy",)
+
+PLAIN_LOOPS = "--xla_cpu_use_fusion_emitters=false"
+"""A flag of XLA: loops of CPU devices come from its older emitters, which takes a third of the time to compile.
+
+How arrays and collectives are laid out on devices was decided before.
+"""
 
 
 def installed(package: str) -> bool:
@@ -97,11 +109,12 @@ def stage(plan: Parallelism, sharding: dict[str, dict[str, dict[str, str]]], **f
     )
 
 
-def run_check(script: str, exported: Path, *arguments: str, **environment: str) -> str:
-    """Run ``script`` of this folder on an exported file; its output, or a failure with what it said."""
-    command = [sys.executable, str(HERE / script), str(exported), *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def run_check(script: str, *arguments: str | Path, modules: Sequence[str] = (), **environment: str) -> str:
+    """Run ``script`` of this folder, mostly on an exported file; its output, or a failure with what it said.
+
+    ``modules`` are the slow ones that it imports, which scripts that follow each other share.
+    """
+    command = [str(HERE / script), *map(str, arguments)]
+    done = run_warm(command, modules, {**os.environ, **environment})
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}ended with {done.returncode}"
     return done.stdout

@@ -57,6 +57,7 @@ PLANS = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("case", [pytest.param(case, marks=needs_jax) for case in PLANS])
 def test_exported_plans_train_as_one_device_does(case: str) -> None:
     answer = verify(PLANS[case](), "jax")

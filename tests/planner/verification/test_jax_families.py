@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exported_plans_train_as_one_device_does(family: str) -> None:
     """Over tensor and shards; a step moves what it is taken on, so there is a gradient."""

@@ -26,8 +26,9 @@ def of_llama(**degrees: Any) -> Plan:
     return tiny_plan(load_model("llama-3.1-8b"), **degrees)
 
 
+@pytest.mark.usefixtures("warm")
 def test_pipeline_with_tensor_and_sharding_trains_as_one_process_does() -> None:
-    model = tiny_model(num_hidden_layers=8).model_copy(update={"architecture": "decoder"})
+    model = tiny_model(num_hidden_layers=4).model_copy(update={"architecture": "decoder"})
     choice = {"virtual_stages": 2, "schedule": "interleaved", "recompute": "selective"}
     plan = tiny_plan(model, {"precision": "bf16"}, **SHARDED, tensor=2, pipeline=2, **choice)
     answer = verify(plan, "torch")
@@ -76,6 +77,7 @@ SPLIT: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("case", SPLIT)
 def test_context_and_experts_train_as_one_process_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
@@ -107,6 +109,7 @@ def test_layers_that_a_pattern_names_are_cut_with_it() -> None:
     assert config[pattern] == model.config[pattern][:2]
 
 
+@pytest.mark.usefixtures("warm")
 def test_memory_of_a_small_model_stands_beside_the_predicted() -> None:
     model = tiny_model(hidden_size=256, intermediate_size=688, head_dim=32, vocab_size=1024)
     model = model.model_copy(update={"architecture": "decoder"})
@@ -147,6 +150,7 @@ def test_both_numbers_are_of_the_program_that_runs() -> None:
     assert len(list(with_torch._of_memory(tracked, tracked))) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_wrong_export_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     right = with_torch.to_fsdp2
 
@@ -168,6 +172,7 @@ def test_what_is_no_decoder_is_refused() -> None:
         verify(tiny_plan(load_model("bert-base")), "torch")
 
 
+@pytest.mark.usefixtures("warm")
 def test_memory_is_of_models_that_drop_nothing() -> None:
     """GPT-2's configuration drops a tenth: its scores would be written out for that, and every mask be kept."""
     shipped = load_model("gpt2-medium")
