@@ -81,7 +81,7 @@ What followed from each:
   BloombergGPT, Danube, ProLong, StarCoder, TinyMathReason, the Smol playbook, MaxText on MI355X; mixtures: BioNeMo's
   Mixtral): StarCoder, LLM-Shearing and BioNeMo were read again, `gelu_new` became the kernels that it is.
 * **Tenth** (Lucie, LUMI, 4090s under Megatron, NeMo on B200, Swiss AI, Open-Llama, torchtune on MI350X, torchtitan's
-  fp8, EasyDeL; mixtures: NVIDIA's notes on Megatron-Bridge): nothing yet. Boards whose rates are assumed are off the most:
+  fp8, EasyDeL; mixtures: NVIDIA's notes on Megatron-Bridge): nothing yet. Boards whose rates are assumed are off most:
   MI250X, which nothing had been compared with, -12 to -46 %, RTX 4090 +15 to +30 % (fsdp_qlora: +14).
 
 Two things were fitted again when rows had been misread. The 20 runs of maxtext-synthetic with tensor ranks have one
