@@ -27,6 +27,8 @@ FIT_SERIES = frozenset(
         "Alpa OSDI22",
         "BLOOM topology study",
         "DGXC benchmarking",
+        "Infinigence's Megatron on 4090",
+        "LUMI, Megatron-DeepSpeed",
         "MLPerf Llama3.1-8B",
         "Megatron-Bridge perf summary",
         "Zero-bubble PP",

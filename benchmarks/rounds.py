@@ -115,7 +115,7 @@ TENTH = (
     "torchtitan commit 7a04053",
     "vuiseng9's NeMo on B200",
 )
-"""Series that were transcribed tenth, by name; all are in the report split."""
+"""Series that were transcribed tenth, by name. On two rates of boards that had been assumed were fitted since."""
 
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
