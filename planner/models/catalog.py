@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -204,11 +204,10 @@ def _printed_model(fields: Mapping[str, Any], path: Path) -> Model:
 
 def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model:
     origin = str(path)
-    tower = _text_tower(config)
-    beside = () if tower is None else _other_towers(config, path)
-    if tower is not None:
-        left_out = _tower_sizes().get(str(tower.get("model_type")), {})
-        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **left_out, **tower}
+    *around, tower = _towers(config)
+    if around:
+        unsaid = _tower_sizes().get(str(tower.get("model_type")), {})
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **unsaid, **tower}
         origin = f"{path} (text tower)"
     stored = _stored_weights(config, path)
     family = config.get("model_type")
@@ -233,30 +232,31 @@ def _configured_model(config: Mapping[str, Any], name: str, path: Path) -> Model
         parameters=parameters,
         architecture=ARCHITECTURES[family],
         source=origin,
-        notes=(*beside, *stored, *head_notes(config, origin, ARCHITECTURES[family])),
+        notes=(*_left_out(around, path), *stored, *head_notes(config, origin, ARCHITECTURES[family])),
     )
 
 
-def _text_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    tower = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
-    return tower and (_text_tower(tower) or tower)
+def _towers(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration; within it its text tower, or what has that in turn; and so on."""
+    yield config
+    inside = next((config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping)), None)
+    if inside is not None:
+        yield from _towers(inside)
 
 
-def _other_towers(config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """A note on what a configuration has beside its text tower, such as one of images, which is not planned."""
-    inside = next(config[key] for key in TEXT_TOWERS if isinstance(config.get(key), Mapping))
-    levels = (config, inside) if _text_tower(inside) else (config,)
-    left_out = [
+def _left_out(around: Sequence[Mapping[str, Any]], path: Path) -> tuple[str, ...]:
+    """A note on what configurations have beside their text tower, such as one of images, which is not planned."""
+    found = [
         key
-        for level in levels
-        for key, value in level.items()
+        for config in around
+        for key, value in config.items()
         if key.endswith("_config") and isinstance(value, Mapping) and key not in {*TEXT_TOWERS, *NO_TOWERS}
     ]
-    if not left_out:
+    if not found:
         return ()
     return (
-        f"{path} has {' and '.join(left_out)} beside its text tower, which is planned alone: parameters, memory and "
-        f"time are without {'them' if len(left_out) > 1 else 'it'}; to have all, {TRACE}",
+        f"{path} has {' and '.join(found)} beside its text tower, which is planned alone: parameters, memory and "
+        f"time are without {'them' if len(found) > 1 else 'it'}; to have all, {TRACE}",
     )
 
 

@@ -1,8 +1,10 @@
-"""A plan with an estimate, made by hand, for everything that only reads plans."""
+"""A plan with an estimate, made by hand, for everything that only reads plans; and programs run as tests run them."""
 
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,22 @@ from cluster_specs.cluster import ClusterSpec, DeviceSpec, Efficiency, LinkSpec
 from planner.models.catalog import load_model
 from planner.models.model import Model
 from planner.plans import Alternative, Estimate, Job, Optimality, Parallelism, Plan, StagePlan
+from planner.verification import process
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from warm import QUICKER, run_warm
+
+MODULES = {
+    "torch": (
+        "transformers.masking_utils",
+        "torch.distributed._tools.fsdp2_mem_tracker",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ),
+    "jax": ("jax.numpy", "planner.tracing.applying.jax_apply", "planner.tracing.reading.from_jax"),
+}
+"""What the programs of a framework import, as far as it takes long."""
 
 
 @pytest.fixture
@@ -131,3 +149,18 @@ def hears_interrupts() -> dict[str, Callable[[], Any]]:
 def readable(plan: Plan) -> Plan:
     """The same of a model whose graph can be asked for what is in it, as comparisons do."""
     return plan.model_copy(update={"model": load_model("llama-3.1-8b")})
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run in forks of a process that has imported their framework; in tests without this as users run them."""
+
+    def run(command: list[str], variables: Mapping[str, str], timeout_seconds: float) -> str:
+        framework = command[2].rpartition(".")[2].partition("_")[0]
+        flags = {"XLA_FLAGS": f"{variables.get('XLA_FLAGS', '')} {QUICKER}"}
+        done = run_warm(command[1:], MODULES[framework], {**variables, **flags}, timeout_seconds)
+        if done.returncode:
+            raise process.ProgramFailed(done.stderr)
+        return done.stdout
+
+    monkeypatch.setattr(process, "_run", run)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import JAX, PLAIN_LOOPS, installed, run_check, stage, tiny_model, tiny_plan
+from tiny_llama import JAX, installed, run_check, stage, tiny_model, tiny_plan
+from warm import QUICKER
 
 from planner.errors import Unsupported
 from planner.exporters.jax import to_jax
@@ -161,7 +162,7 @@ def test_what_several_ranks_make_the_same_keys_of_is_pinned_beside_data_ranks(
 def run(plan: Plan, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     exported = folder / "jax_shardings.py"
     exported.write_text(to_jax(plan)["jax_shardings.py"])
-    flags = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY_COMPILED, PLAIN_LOOPS))
+    flags = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY_COMPILED, QUICKER))
     environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return json.loads(run_check("check_jax.py", exported, json.dumps(settings), modules=JAX, **environment))
 

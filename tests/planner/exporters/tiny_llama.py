@@ -33,12 +33,6 @@ ACCELERATE = ("accelerate.commands.launch", "torch.distributed.fsdp")
 TORCH = ("torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._dynamo")
 JAX = ("jax.numpy",)
 
-PLAIN_LOOPS = "--xla_cpu_use_fusion_emitters=false"
-"""A flag of XLA: loops of CPU devices come from its older emitters, which takes a third of the time to compile.
-
-How arrays and collectives are laid out on devices was decided before.
-"""
-
 
 def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import AXES, PINS
@@ -212,15 +213,16 @@ def questions() -> dict[str, Question]:
 
 
 @pytest.fixture(scope="module")
-def here():  # type: ignore[no-untyped-def]
+def here() -> dict[str, Any]:
+    """Answers of one process."""
     return dict(engines.here(questions(), "time", 1))
 
 
-def test_processes_answer_as_one_process_does(here) -> None:  # type: ignore[no-untyped-def]
+def test_processes_answer_as_one_process_does(here: dict[str, Any]) -> None:
     assert dict(engines.processes(questions(), "time", 2)) == here
 
 
-def test_a_lost_worker_is_replaced(here) -> None:  # type: ignore[no-untyped-def]
+def test_a_lost_worker_is_replaced(here: dict[str, Any]) -> None:
     """The first worker to be seen is killed; every question still gets its answer."""
     import multiprocessing
 

@@ -38,7 +38,7 @@ CASES = [
 
 
 @pytest.mark.jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("module", "name"), CASES, ids=[name for _, name in CASES])
 def test_a_program_exchanges_what_is_priced(module: ModuleType, name: str) -> None:
     plan = shard(from_jax(*getattr(module, name)()), slow_cluster(1), {"data": 2, "model": 4}, seconds=20)
@@ -49,7 +49,7 @@ def test_a_program_exchanges_what_is_priced(module: ModuleType, name: str) -> No
 
 
 @pytest.mark.jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_loops_that_end_on_conditions_exchange_as_often_as_they_are_said_to_run() -> None:
     """But for what the condition reads, which is not planned, and a product that is the same each time."""
     plan = shard(from_jax(*plain_programs.settling(), trips=4), slow_cluster(1), {"data": 2, "model": 4})
@@ -61,7 +61,7 @@ def test_loops_that_end_on_conditions_exchange_as_often_as_they_are_said_to_run(
 
 
 @pytest.mark.jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_operands_of_batches_in_two_dims_are_not_gathered() -> None:
     """XLA left to itself gathered an operand whole for each of three products, and did one sum twice."""
     plan = shard(from_jax(*mixed_programs.axial()), slow_cluster(2), {"a": 2, "b": 4, "c": 2}, seconds=20)

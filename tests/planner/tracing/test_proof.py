@@ -4,22 +4,27 @@ XLA compiles the collectives that were priced, operator by operator.
 """
 
 import importlib.util
+import json
 import math
-from collections.abc import Callable
+import os
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
+from warm import QUICKER, run_warm
 
 from cluster_specs.catalog import load_cluster
 from cluster_specs.cluster import ClusterSpec
 from planner import Program, ShardedProgram, shard
 from planner.errors import InputError
+from planner.verification import with_program
 from planner.verification.record import Verification
 from planner.verification.with_program import trace_function, verify_program
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 CASES = Path(__file__).parent / "cases.py"
+SECOND_RUNS = Path(__file__).parent / "check_second_runs.py"
 
 
 class Expected(NamedTuple):
@@ -95,7 +100,7 @@ def figures(answer: Verification) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
     expected = EXPECTED[name]
@@ -120,9 +125,9 @@ def test_a_sharded_model_computes_what_one_device_does(name: str) -> None:
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("name", "room"), [("blocks", 0.7), ("scanned_gpt", 0.17), ("scanned_norms", 0.3)])
-def test_what_is_recomputed_is_not_kept(name: str, room: float, ask: Callable[..., Any]) -> None:
+def test_what_is_recomputed_is_not_kept(name: str, room: float, tmp_path: Path) -> None:
     """The same plan with and without its second runs: the numbers of one device, in less memory."""
     plan = sharded(traced(name), Expected(room=room, mesh=(2,)))
     assert plan.recomputed
@@ -131,31 +136,35 @@ def test_what_is_recomputed_is_not_kept(name: str, room: float, ask: Callable[..
     answer = verify_program(plan)
     assert answer.passed, answer.failures()
     assert answer.operators == ()
-    _, with_second_runs, kept = compiled_bytes(plan, ask)
+    _, with_second_runs, kept = compiled_bytes(plan, tmp_path)
     assert with_second_runs < kept
 
 
-def compiled_bytes(plan: ShardedProgram, ask: Callable[..., Any]) -> list[float]:
+def compiled_bytes(plan: ShardedProgram, folder: Path) -> list[float]:
     """All memory, what is temporary, and that without second runs [B]."""
-    found: list[float] = ask("second_runs", plan.to_json(), {})
+    path = folder / "sharded.json"
+    path.write_text(plan.to_json())
+    flags = " ".join((*with_program.FLAGS, QUICKER)).format(8)
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = run_warm([str(SECOND_RUNS), str(path)], ("jax.numpy",), {**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[float] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.jax
 @needs_jax
 @pytest.mark.parametrize("room", [0.8, 0.6])
-def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(
-    room: float, ask: Callable[..., Any]
-) -> None:
+def test_rows_that_are_brought_for_a_loop_are_held_until_it_ends(room: float, tmp_path: Path) -> None:
     """Without them, and what is collected, a plan would take half of what is compiled."""
     plan = sharded(traced("deep_mlp"), Expected(room=room))
-    found, _, _ = compiled_bytes(plan, ask)
+    found, _, _ = compiled_bytes(plan, tmp_path)
     assert plan.memory_bytes == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_a_loop_that_ends_on_a_condition() -> None:
     plan = sharded(traced("iterating", trips=5), Expected())
     assert any(o.split for o in plan.operators if o.name.startswith("while."))
@@ -170,7 +179,7 @@ def mlp_plan() -> ShardedProgram:
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_sums_of_16_bits_run_in_32_on_a_cpu() -> None:
     """Weights are fp32, products bf16: all that differs is that XLA's CPU backend widens what it sums."""
     answer = verify_program(sharded(traced("mixed_gpt"), Expected()))
@@ -191,7 +200,7 @@ def test_fewer_devices_keep_the_axes(mlp_plan: ShardedProgram) -> None:
 
 @pytest.mark.jax
 @needs_jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

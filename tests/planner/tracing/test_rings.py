@@ -162,7 +162,7 @@ def test_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.jax
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("kinds", ["bk", "kk", "rk"])
 def test_a_ring_computes_what_one_device_does(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside the ring, both axes in it, and queries beside it that have all keys of their part of the ring."""

@@ -91,7 +91,7 @@ NAMES = (
 )
 
 
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", NAMES)
 def test_they_run_and_exchange_what_is_priced(name: str) -> None:
     answer = verify_program(sharded(name), f"{FILE}:{name}")
@@ -99,7 +99,7 @@ def test_they_run_and_exchange_what_is_priced(name: str) -> None:
     assert not answer.operators
 
 
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_one_in_another_has_the_axes_of_both() -> None:
     """As if one of both axes had been written; what the outer one sums is whole in its plan, where XLA may split it."""
     activations, weight = 128 * 256 * 4 / 2, 256 * 512 * 4
@@ -143,7 +143,7 @@ def test_a_mesh_with_more_axes_is_planned_but_does_not_run() -> None:
         jax.jit(apply_shardings(loss, answer, devices, arguments)).lower(*arguments)
 
 
-@pytest.mark.usefixtures("in_one_process")
+@pytest.mark.usefixtures("warm")
 def test_fewer_devices_cannot_run_it() -> None:
     with pytest.raises(InputError, match="fixes the devices of its shard_map: it runs on all 8"):
         verify_program(sharded("tensor_parallel"), f"{FILE}:tensor_parallel", devices=4)

@@ -23,6 +23,11 @@ from pathlib import Path
 
 TIMEOUT_SECONDS = 300
 
+QUICKER = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+"""Flags of XLA: loops of CPU devices come from its older emitters, which takes a third of the time to compile, and no
+program is parted for many threads. How arrays and collectives are laid out on devices was decided before.
+"""
+
 
 class WarmProcess:
     """A process that has imported ``modules`` and forks for every script."""
