@@ -15,10 +15,12 @@ simulates them in turn knows, whenever it is enough, what all others cannot be b
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.inter_op.partition import Array, Slot, StagePartition, Submesh, cover, slots_of
 
@@ -34,11 +36,9 @@ class Bounded(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """The first stages of a cut, in a queue."""
+    """The first stages of a cut."""
 
     bound: float
-    order: int
-    """Decides between equals."""
     passed: float
     """A microbatch through the stages so far, with what is added for the pipeline [s]."""
     slowest: float
@@ -54,6 +54,56 @@ class _Partial(NamedTuple):
     """Start, end and submesh of every stage so far."""
 
 
+class _Longer(NamedTuple):
+    """A partial cut with a stage on one submesh, wherever the stage may end; made one by one, in order."""
+
+    partial: _Partial
+    submesh: int
+    ends: npt.NDArray[np.intp]
+    """Of the stage, the least bound first, of equal ones the first end."""
+    bounds: Array
+    """In this order."""
+
+
+class _Queue:
+    """Partial cuts by their bounds; which came first decides between equals."""
+
+    def __init__(self, tables: "_Tables", first: Sequence[_Partial]) -> None:
+        """With these."""
+        self._tables, self._came = tables, len(first)
+        self._heap: list[tuple[float, int, _Partial | _Longer, int]] = [
+            (partial.bound, came, partial, 0) for came, partial in enumerate(first)
+        ]
+        heapq.heapify(self._heap)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    @property
+    def least(self) -> float:
+        """What none is below [s]."""
+        return self._heap[0][0]
+
+    def add(self, longer: _Longer) -> None:
+        """All of these, of which only the first has to be in the heap."""
+        self._push(longer, self._came, 0)
+        self._came += self._tables.work.shape[-1]
+
+    def _push(self, longer: _Longer, came: int, which: int) -> None:
+        heapq.heappush(
+            self._heap, (float(longer.bounds[which]), came + int(longer.ends[which]), longer, which)
+        )
+
+    def pop(self) -> _Partial:
+        """The first, which is taken out."""
+        _, came, one, which = heapq.heappop(self._heap)
+        if isinstance(one, _Partial):
+            return one
+        if which + 1 < len(one.ends):
+            self._push(one, came - int(one.ends[which]), which + 1)
+        return _made(self._tables, one, which)
+
+
 def cuts_in_order(
     work: Array,
     after: Array,
@@ -62,8 +112,9 @@ def cuts_in_order(
     num_microbatches: int,
     held: Sequence[int],
     extra: Sequence[float],
+    enough: float = math.inf,
 ) -> Iterator[Bounded]:
-    """All cuts, that of the least bound first.
+    """All cuts whose bounds are below ``enough`` [s], that of the least bound first.
 
     ``work[stages after, k, start, end]`` and ``after`` are w and a of a stage on submesh k [s], infinite where it is
     not allowed. ``pools`` says how many devices each has, in the order in which a microbatch passes them, all of which
@@ -72,21 +123,21 @@ def cuts_in_order(
     """
     tables = _tables(work, after, slots_of(pools, submeshes), sum(pools), num_microbatches, held)
     least = tables.least
-    queue = [
-        _Partial(float(least[stages, 0, -1]) + seconds, stages, seconds, 0.0, -LONG, stages, 0, sum(pools))
-        for stages, seconds in enumerate(extra[: len(least) - 1], start=1)
-        if np.isfinite(least[stages, 0, -1] + seconds)
-    ]
-    heapq.heapify(queue)
-    count = len(queue) + 1
-    while queue:
-        partial = heapq.heappop(queue)
+    queue = _Queue(
+        tables,
+        [
+            _Partial(float(least[stages, 0, -1]) + seconds, seconds, 0.0, -LONG, stages, 0, sum(pools))
+            for stages, seconds in enumerate(extra[: len(least) - 1], start=1)
+            if np.isfinite(least[stages, 0, -1] + seconds)
+        ],
+    )
+    while queue and queue.least < enough:
+        partial = queue.pop()
         if not partial.left:
             yield Bounded(partial.bound, _cut(work, partial))
             continue
         for longer in _continued(tables, partial):
-            count += 1
-            heapq.heappush(queue, longer._replace(order=count))
+            queue.add(longer)
 
 
 class _Tables(NamedTuple):
@@ -119,32 +170,40 @@ def _tables(
     return _Tables(work, alone, waiting, least, through, slots)
 
 
-def _continued(tables: _Tables, partial: _Partial) -> Iterator[_Partial]:
-    """The partial cut with every stage that may come next."""
+def _continued(tables: _Tables, partial: _Partial) -> Iterator[_Longer]:
+    """The partial cut with every stage that may come next, by its submesh."""
     left, passed = partial.left - 1, partial.passed
     for submesh, (size, low, high) in enumerate(tables.slots):
         if not low <= partial.devices <= high:
             continue
         at, rest = (left, submesh, partial.start), (left, slice(None), partial.devices - size)
         longer = passed + tables.work[at]
-        slowest = np.maximum(partial.slowest, passed + tables.alone[at])
+        slowest = np.maximum(max(partial.bound, partial.slowest), passed + tables.alone[at])
         waiting = np.maximum(partial.waiting, tables.waiting[at] - passed)
-        bounds = np.maximum(np.maximum(partial.bound, slowest), waiting + 2 * (longer + tables.through[rest]))
+        bounds = np.maximum(slowest, waiting + 2 * (longer + tables.through[rest]))
         if left:
             bounds = np.maximum(bounds, longer + tables.least[rest])
-        bounds[np.isinf(tables.least[rest])] = np.inf
-        for end in np.flatnonzero(np.isfinite(bounds)).tolist():
-            yield _Partial(
-                float(bounds[end]),
-                0,
-                float(longer[end]),
-                float(slowest[end]),
-                float(waiting[end]),
-                left,
-                end,
-                partial.devices - size,
-                (*partial.chosen, (partial.start, end, submesh)),
-            )
+        (ends,) = np.nonzero(np.isfinite(bounds) & np.isfinite(tables.least[rest]))
+        if ends.size:
+            order = bounds[ends].argsort(kind="stable")
+            yield _Longer(partial, submesh, ends[order], bounds[ends[order]])
+
+
+def _made(tables: _Tables, longer: _Longer, which: int) -> _Partial:
+    """The cut whose last stage has the end at this place in their order."""
+    before, submesh, end = longer.partial, longer.submesh, int(longer.ends[which])
+    left, passed = before.left - 1, before.passed
+    at = (left, submesh, before.start, end)
+    return _Partial(
+        float(longer.bounds[which]),
+        float(passed + tables.work[at]),
+        float(max(before.slowest, passed + tables.alone[at])),
+        float(max(before.waiting, tables.waiting[at] - passed)),
+        left,
+        end,
+        before.devices - tables.slots[submesh].size,
+        (*before.chosen, (before.start, end, submesh)),
+    )
 
 
 def _cut(work: Array, partial: _Partial) -> StagePartition:

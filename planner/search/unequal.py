@@ -156,16 +156,16 @@ class UnequalSearch:
         submeshes = self.submeshes(combination)
         if not submeshes:
             return
-        yield Known(self._lightest(combination, submeshes))
+        yield Known(self._lightest(combination, submeshes, best.seconds))
         tables = self._tables(combination, submeshes)
         seen: dict[StagePartition, Answer | None] = {}
-        bound, answer, order = 0.0, None, self._in_order(combination, tables, submeshes)
+        bound, answer, order = 0.0, None, self._in_order(combination, tables, submeshes, best.seconds)
         while (first := next(order, None)) is not None:
             bound = max(bound, first.bound)
             yield Known(bound, answer)
             answer, cut = None, first.cut
             if self._learnt(combination, tables, submeshes, cut):
-                order = self._in_order(combination, tables, submeshes)
+                order = self._in_order(combination, tables, submeshes, best.seconds)
             elif cut not in seen:
                 seen[cut] = answer = self.priced(combination, submeshes, _stages(cut))
             if len(seen) == LOOKED_AT:
@@ -174,9 +174,9 @@ class UnequalSearch:
         yield Known(float("inf"), answer)
 
     def _in_order(
-        self, combination: Combination, tables: _Tables, submeshes: Sequence[Submesh]
+        self, combination: Combination, tables: _Tables, submeshes: Sequence[Submesh], enough: float
     ) -> Iterator[Bounded]:
-        """Cuts by what their steps cannot be below."""
+        """Cuts by what their steps cannot be below, where that is below ``enough`` [s]."""
         pinned, m = self._stages, combination.share.num_microbatches
         factor = 1 + self._slower(combination)
         extra = [
@@ -187,7 +187,7 @@ class UnequalSearch:
         pools = [self.prices[k].devices // unit for k in combination.order]
         smaller = [submesh._replace(size=submesh.size // unit) for submesh in submeshes]
         held = self._held(combination)
-        for bound, cut in cuts_in_order(*tables, pools, smaller, m, held, extra):
+        for bound, cut in cuts_in_order(*tables, pools, smaller, m, held, extra, enough / factor):
             yield Bounded(bound * factor, cut)
 
     def _beside(self, combination: Combination, stages: int) -> float:
@@ -223,13 +223,17 @@ class UnequalSearch:
         prices = self.prices[combination.order[submesh.pool]]
         return prices.choice(shape, submesh.size, share, held, policy)
 
-    def _lightest(self, combination: Combination, submeshes: Sequence[Submesh]) -> float:
-        """What no cut can be below, by the least memory that is sure: soon told, and enough for most [s]."""
+    def _lightest(self, combination: Combination, submeshes: Sequence[Submesh], enough: float) -> float:
+        """What no cut can be below, by the least memory that is sure; ``enough`` where that is not below it [s].
+
+        It is soon told, and excludes most combinations.
+        """
         share = combination.share
         held = [h - (h == share.num_microbatches > 1) for h in self._held(combination)]
         offers = [self._offers.lightest(combination.order[k.pool], k.size, share) for k in submeshes]
         tables = self._least(combination, submeshes, offers, held)
-        return next((one.bound for one in self._in_order(combination, tables, submeshes)), float("inf"))
+        order = self._in_order(combination, tables, submeshes, enough)
+        return next((one.bound for one in order), enough)
 
     def _tables(self, combination: Combination, submeshes: Sequence[Submesh]) -> _Tables:
         """What every stage takes at least, before any is priced."""
