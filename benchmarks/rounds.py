@@ -117,6 +117,24 @@ TENTH = (
 )
 """Series that were transcribed tenth, by name. On two rates of boards that had been assumed were fitted since."""
 
+ELEVENTH = (
+    "AWS's ESM-2 on A10G",
+    "GPT-2 124M on RunPod's boards",
+    "Lambda's BERT on SQuAD",
+    "MLPerf BERT on A100 PCIe",
+    "MLPerf Llama2-70B LoRA",
+    "MLPerf Llama2-70B LoRA, DeepSpeed",
+    "Megatron-LLaMA on A800, issue 22",
+    "milabench's BERT",
+    "parameter-golf baseline",
+    "swiss-ai's Megatron-LM, first sizes on GH200",
+    "torchtune's table of boards",
+    "universal-llm-trainer",
+    "whyNLP's TinyLlama, DeepSpeed",
+    "whyNLP's TinyLlama, accelerate",
+)
+"""Series that were transcribed eleventh, by name, two thirds of them on boards that no series had been on."""
+
 FOURTH_DENSE = frozenset({"AXLearn", "KempnerForge", "nanotron, July 2024", "prime-rl", "shard_map in JAX"})
 """Series of the dense runs that were transcribed fourth."""
 
@@ -167,5 +185,6 @@ ROUNDS: Mapping[str, frozenset[str]] = {
     "transcribed eighth": frozenset(EIGHTH),
     "transcribed ninth": frozenset(NINTH),
     "transcribed tenth": frozenset(TENTH),
+    "transcribed eleventh": frozenset(ELEVENTH),
 }
 """Series transcribed when everything else was in place, round by round; priced once before they led to anything."""
