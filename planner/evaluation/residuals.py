@@ -96,8 +96,9 @@ def _repeated_keys(
     Source: huggingface/transformers ``repeat_kv`` of eager_attention_forward, whose results the products keep.
     """
     if pricer.software.modules:
-        for name in (n for n in op.inputs[1:3] if n in sizes and "kv_heads" in block.tensor[n].dims):
-            yield name, sizes[name] * (pricer.sizes.full("heads") / pricer.sizes.full("kv_heads") - 1)
+        for name in (n for n in op.inputs[1:3] if n in sizes):
+            for few in (dim for dim in block.tensor[name].dims if dim.endswith("kv_heads")):
+                yield name, sizes[name] * (pricer.sizes.full("heads") / pricer.sizes.full(few) - 1)
 
 
 def _cast(pricer: Pricer, block: Block, op: Op, sizes: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ from planner.models.gates import gated_norm
 from planner.models.mlp import dense_mlp, mixture_of_experts
 from planner.models.scans import SCANS, scan_dims
 
-FOLLOWS = {"kv_heads": "heads"}
+FOLLOWS = {"kv_heads": "heads", "window_kv_heads": "heads"}
 
 HeadBuilder = Callable[[TransformerConfig], Block]
 """Makes the last block, ``head``, whose input is ``x``."""
@@ -31,10 +31,11 @@ def transformer_graph(
     """
     check_length(config, seq_len)
     names = block_names(config.layers)
+    dims = transformer_dims(config, seq_len) | dict(head_dims or {})
     return Graph(
         name=config.name,
-        dims=transformer_dims(config, seq_len) | dict(head_dims or {}),
-        follows=FOLLOWS,
+        dims=dims,
+        follows={dim: leader for dim, leader in FOLLOWS.items() if dim in dims},
         blocks=(
             embedding_block(config),
             *(layer_block(config, kind, name) for kind, name in names.items()),
@@ -102,7 +103,9 @@ def transformer_dims(config: TransformerConfig, seq_len: int) -> dict[str, int]:
         "hidden": config.hidden,
         "heads": config.heads,
         "kv_heads": config.kv_heads,
+        "window_kv_heads": config.window_kv_heads,
         "head_dim": config.head_dim,
+        "v_dim": config.value_dim,
         "ffn": config.ffn,
         "vocab": config.vocab,
         "positions": config.positions,

@@ -63,7 +63,7 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         raise InputError(
             f"block {block.name}, operator {op.name}: queries of attention need a dim heads: {dims}"
         )
-    kv_heads = next((d for d in key.dims if d == "kv_heads"), heads)
+    kv_heads = next((d for d in key.dims if d.endswith("kv_heads")), heads)
     shape = AttentionShape(
         batch=sizes.local(BATCH, strategy) / degree * math.prod(sizes.local(d, strategy) for d in beside),
         heads=sizes.local(heads, strategy) if heads else 1,

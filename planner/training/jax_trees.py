@@ -36,6 +36,7 @@ LOGICAL: Mapping[str, str] = {
     "ffn": "mlp",
     "heads": "heads",
     "kv_heads": "kv_heads",
+    "window_kv_heads": "kv_heads",
     "head_dim": "head_dim",
     "vocab": "vocab",
     "experts": "expert",

@@ -249,11 +249,10 @@ def scaled_graph(graph: Graph, p: Parallelism) -> Graph:
 
 
 def _size(dim: str, graph: Graph, p: Parallelism) -> int:
-    heads, kv_heads = graph.dims.get("heads", 1), graph.dims.get("kv_heads", 1)
     if dim == "heads":
         return HEADS
-    if dim == "kv_heads":
-        return 1 if kv_heads < p.tensor else max(2, HEADS * kv_heads // heads)
+    if dim.endswith("kv_heads"):
+        return 1 if graph.dims[dim] < p.tensor else max(2, HEADS * graph.dims[dim] // graph.dims["heads"])
     if dim.endswith(("seq", "positions")):
         return SEQ_LEN
     if dim == "patches":  # as many fewer than tokens as before
