@@ -12,7 +12,7 @@ from planner.models.gates import gated_norm
 from planner.models.mlp import dense_mlp, mixture_of_experts
 from planner.models.scans import SCANS, scan_dims
 
-FOLLOWS = {"kv_heads": "heads", "window_kv_heads": "heads"}
+FOLLOWS = {"kv_heads": "heads"}
 
 HeadBuilder = Callable[[TransformerConfig], Block]
 """Makes the last block, ``head``, whose input is ``x``."""
@@ -31,11 +31,10 @@ def transformer_graph(
     """
     check_length(config, seq_len)
     names = block_names(config.layers)
-    dims = transformer_dims(config, seq_len) | dict(head_dims or {})
     return Graph(
         name=config.name,
-        dims=dims,
-        follows={dim: leader for dim, leader in FOLLOWS.items() if dim in dims},
+        dims=transformer_dims(config, seq_len) | dict(head_dims or {}),
+        follows=FOLLOWS | ({"window_kv_heads": "heads"} if config.window_kv_heads else {}),
         blocks=(
             embedding_block(config),
             *(layer_block(config, kind, name) for kind, name in names.items()),
@@ -67,7 +66,7 @@ def check_length(config: TransformerConfig, seq_len: int) -> None:
     if config.max_seq and seq_len > config.max_seq:
         raise InputError(
             f"{config.name}: a sequence of {seq_len} tokens is longer than its table of {config.max_seq} "
-            "learned positions"
+            f"{'learned ' if config.positions else ''}positions"
         )
 
 
