@@ -54,10 +54,19 @@ def _habits(config: TransformerConfig) -> dict[str, Attribute]:
 def _score_weights(b: BlockBuilder, config: TransformerConfig, kind: LayerKind) -> tuple[str, ...]:
     """Parameters that take part in the softmax: attention sinks, relative position biases."""
     sunk = config.sinks == "all" or config.sinks == kind.attention
-    weights = [b.weight("sinks", "heads", role="sinks")] if sunk else []
+    weights = [b.weight("sinks", _head_dims(config, kind)[0], role="sinks")] if sunk else []
     if kind.bias_table:
         weights.append(b.weight("bias_table", "buckets", "heads", role="bias_table", suffix=".weight"))
     return tuple(weights)
+
+
+def _head_dims(config: TransformerConfig, kind: LayerKind) -> tuple[str, str]:
+    """Dims of heads of queries, and of keys and values."""
+    windowed = kind.attention == "window"
+    return (
+        "window_heads" if config.window_heads and windowed else "heads",
+        "window_kv_heads" if config.window_kv_heads and windowed else "kv_heads",
+    )
 
 
 def cross_attention(b: BlockBuilder, config: TransformerConfig, x: str, memory: str) -> str:
@@ -90,15 +99,15 @@ def _key_value_weights(
 def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> QKV:
     """Queries, keys and values by three projections; key and value heads may be fewer."""
     seq = b.dims(x)[1]
-    q = b.tensor("q", BATCH, seq, "heads", "head_dim")
-    kv_heads = "window_kv_heads" if config.window_kv_heads and kind.attention == "window" else "kv_heads"
+    heads, kv_heads = _head_dims(config, kind)
+    q = b.tensor("q", BATCH, seq, heads, "head_dim")
     k = b.tensor("k", BATCH, seq, kv_heads, "head_dim")
     v = b.tensor("v", BATCH, seq, kv_heads, "v_dim" if config.value_dim else "head_dim")
-    wq = b.linear_weights("wq", "heads", "head_dim", "hidden", role="q", columns=2, bias=config.qkv_bias)
+    dims = (heads, "head_dim", "hidden")
+    wq = b.linear_weights("wq", *dims, role="q", columns=2, bias=config.qkv_bias)
     made, weights = [q, k, v], [*wq, *_key_value_weights(b, config, k, v)]
     if config.gated_attention:
         made.append(b.tensor("query_gate", *b.dims(q)))
-        dims = ("heads", "head_dim", "hidden")
         weights += b.linear_weights("w_query_gate", *dims, role="query_gate", columns=2, bias=config.qkv_bias)
     b.op("qkv", "matmul", (x,), tuple(made), tuple(weights))
     if config.qkv_clip:
@@ -196,7 +205,7 @@ def core_attention(
     q, k, v = qkv
     seq, keys = b.dims(q)[1], b.dims(k)[1]
     context = b.tensor(f"{prefix}context", *b.dims(q)[:-1], b.dims(v)[-1])
-    scores = (BATCH, "heads", seq, f"kv_{seq}" if seq == keys else keys)
+    scores = (BATCH, b.dims(q)[-2], seq, f"kv_{seq}" if seq == keys else keys)
     caps = {"score_cap": b.tensor(f"{prefix}score_tangents", *scores)} if capped else {}
     b.op(
         f"{prefix}attention",
@@ -208,7 +217,7 @@ def core_attention(
         window=window,
         chunk=chunk,
         kv_dim=keys,
-        log_sum_exp=b.tensor(f"{prefix}log_sum_exp", BATCH, seq, "heads", dtype="fp32"),
+        log_sum_exp=b.tensor(f"{prefix}log_sum_exp", *b.dims(q)[:-1], dtype="fp32"),
         probabilities=b.tensor(f"{prefix}probabilities", *scores),
         **caps,
         **habits,

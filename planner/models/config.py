@@ -108,8 +108,10 @@ class TransformerConfig(Record):
     head_dim: int = Size
     value_dim: int = Field(default=0, ge=0)
     """Width of a head's values where it is not ``head_dim`` (MiMo V2); 0: it is."""
+    window_heads: int = Field(default=0, ge=0)
+    """Heads of queries in layers with a window, where these have others (Laguna); 0: as many."""
     window_kv_heads: int = Field(default=0, ge=0)
-    """Heads of keys and values in layers with a window, where these have others (MiMo V2); 0: as many."""
+    """Heads of keys and values in them, where they or their queries have others (MiMo V2); 0: as many."""
     ffn: int = Field(ge=0)
     """Width of a dense MLP; 0 where every layer has experts."""
     vocab: int = Size
@@ -184,9 +186,12 @@ class TransformerConfig(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransformerConfig":
-        for kv_heads in (self.kv_heads, self.window_kv_heads or self.kv_heads):
-            if self.heads % kv_heads:
-                raise ValueError(f"{self.heads} heads are not a multiple of {kv_heads} key-value heads")
+        windowed = (self.window_heads or self.heads, self.window_kv_heads or self.kv_heads)
+        for heads, kv_heads in ((self.heads, self.kv_heads), windowed):
+            if heads % kv_heads:
+                raise ValueError(f"{heads} heads are not a multiple of {kv_heads} key-value heads")
+        if self.window_heads and not self.window_kv_heads:
+            raise ValueError("layers with heads of their own need the number of their key-value heads")
         kinds = set(self.layers)
         if any(k.mlp == "moe" for k in kinds) and self.experts is None:
             raise ValueError("layers have experts, but the experts are not described")

@@ -3,7 +3,7 @@
 As in `planner.models.recent_mixtures`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planner.models.config import Experts, LayerKind, TransformerConfig
 from planner.models.decoders import attention_kinds, attention_sizes, common, num_layers, periodic_window
@@ -18,7 +18,7 @@ from planner.models.mixtures import (
 )
 from planner.models.reading import ConfigReader
 from planner.models.recent import attention_bias, rotated_by_base, unrotated_where_full
-from planner.models.recent_mixtures import alike, granitemoeshared
+from planner.models.recent_mixtures import granitemoeshared
 
 
 def axk1(read: ConfigReader, name: str) -> TransformerConfig:
@@ -174,12 +174,10 @@ def laguna(read: ConfigReader, name: str) -> TransformerConfig:
         raise read.fail("attention_bias", "is not supported beside a gate without one")
     if read.flag("moe_apply_router_weight_on_input", default=False):
         raise read.fail("moe_apply_router_weight_on_input", "is not supported")
-    sizes, layers = common(read, name, kv_default=False, head_dim_default=False), leading_dense(read, 1)
-    if read.has("num_attention_heads_per_layer"):
-        sizes["heads"] = alike(read, "num_attention_heads_per_layer")
+    layers = leading_dense(read, 1)
     shared = read.integer("shared_expert_intermediate_size")
     return TransformerConfig(
-        **sizes,
+        **(common(read, name, kv_default=False, head_dim_default=False) | _heads_by_window(read, layers)),
         scheme="laguna",
         layers=layers,
         ffn=dense_width(read, layers),
@@ -190,6 +188,30 @@ def laguna(read: ConfigReader, name: str) -> TransformerConfig:
         experts=experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared),
         **bias,
     )
+
+
+def _heads_by_window(read: ConfigReader, layers: Sequence[LayerKind]) -> dict[str, int]:
+    """Numbers of heads where they are listed for each layer: one for those with a window, one for the others."""
+    key = "num_attention_heads_per_layer"
+    listed = read.items(key)
+    if listed is None:
+        return {}
+    if len(listed) != len(layers) or not all(type(heads) is int for heads in listed):
+        raise read.fail(key, f"must be a number for each of the {len(layers)} layers, found {listed}")
+    found = {
+        kind: {n for n, layer in zip(listed, layers, strict=True) if layer.attention == kind}
+        for kind in ("full", "window")
+    }
+    if max(map(len, found.values())) > 1:
+        raise read.fail(
+            key, f"must be one number for layers with a window and one for others, found {listed}"
+        )
+    window = found["window"] or found["full"]
+    (heads,), (window_heads,) = found["full"] or window, window
+    if heads == window_heads:
+        return {"heads": heads}
+    kv_heads = read.integer("num_key_value_heads")
+    return {"heads": heads, "window_heads": window_heads, "window_kv_heads": kv_heads}
 
 
 def mellum(read: ConfigReader, name: str) -> TransformerConfig:

@@ -131,13 +131,13 @@ def hunyuan_moe(read: ConfigReader, name: str) -> TransformerConfig:
         ffn=0,
         qk_norm="head",
         experts=Experts(
-            count=alike(read, "num_experts"), topk=alike(read, "moe_topk"), ffn=width, shared_ffn=width
+            count=_alike(read, "num_experts"), topk=_alike(read, "moe_topk"), ffn=width, shared_ffn=width
         ),
         **attention_bias(read),
     )
 
 
-def alike(read: ConfigReader, key: str) -> int:
+def _alike(read: ConfigReader, key: str) -> int:
     """A number that the configuration may repeat for each layer."""
     value = read.get(key)
     if not isinstance(value, list):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.collectives import COLLECTIVES
 from cost_models.compute import stream_seconds
-from planner.graph import Block, Op
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op
 from planner.sharding.costs import Comm, OpCost
 from planner.sharding.spec import Strategy, input_spec
 
@@ -49,11 +49,11 @@ def _exposed(pricer: "Pricer", collective: str, full_bytes: float) -> Comm:
 def _shares_heads(pricer: "Pricer", op: Op, block: Block, strategy: Strategy) -> bool:
     splits = any(axis == "tensor" and "heads" in dim for axis, dim in strategy)
     made = {dim for name in op.outputs for dim in block.tensor[name].dims}
-    together = bool(op.weights) and "heads" in made
+    together = bool(op.weights) and not made.isdisjoint(HEAD_DIMS)
     return splits and together and 0 < _kv_heads(pricer, op, block) < pricer.mesh.size("tensor")
 
 
 def _kv_heads(pricer: "Pricer", op: Op, block: Block) -> int:
     """Heads of the keys that a projection makes; 0 where it makes none."""
     made = (dim for name in op.outputs for dim in block.tensor[name].dims)
-    return next((pricer.graph.dims[dim] for dim in made if dim.endswith("kv_heads")), 0)
+    return next((pricer.graph.dims[dim] for dim in made if dim in KV_HEAD_DIMS), 0)
