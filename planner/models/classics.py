@@ -273,7 +273,10 @@ def biogpt(read: ConfigReader, name: str) -> TransformerConfig:
 
 
 def xglm(read: ConfigReader, name: str) -> TransformerConfig:
-    """XGLM: positions without parameters, biases everywhere."""
+    """XGLM: positions without parameters, biases everywhere.
+
+    Its class keeps scores above the least number of their type, for which it keeps them once more, as under a cap.
+    """
     if read.flag("add_cross_attention", default=False):
         raise read.fail("add_cross_attention", "must be false: attention to an encoder is not supported")
     return _classic(
@@ -284,6 +287,7 @@ def xglm(read: ConfigReader, name: str) -> TransformerConfig:
         layers=(UNROTATED,) * num_layers(read),
         ffn=read.integer("ffn_dim"),
         narrow_softmax=True,
+        score_cap=True,
         **BIASES,
     )
 
