@@ -225,7 +225,7 @@ UNPRICED: Mapping[str, str] = MappingProxyType(
 )
 """``model_type`` that is known and has no builder -> why: layers whose kernels no operator here stands for.
 
-Source: the classes of huggingface/transformers 5.23.0; of ``chatglm`` the code beside the weights.
+Source: the classes of huggingface/transformers 5.24.0; of ``chatglm`` the code beside the weights.
 """
 
 FIXED_LENGTHS: Mapping[str, Callable[[ConfigReader], int]] = MappingProxyType(

@@ -250,7 +250,11 @@ def small(family: str, **changes: Any) -> Graph:
         ("laguna", {"gating": "per-element", "attention_bias": True}, "beside a gate without one"),
         ("laguna", {"moe_apply_router_weight_on_input": True}, "is not supported"),
         ("laguna", {"num_attention_heads_per_layer": [4]}, "must be a number for each of the 2 layers"),
-        ("laguna", {"num_attention_heads_per_layer": [4, 8]}, "one number for layers with a window and one for"),
+        (
+            "laguna",
+            {"num_attention_heads_per_layer": [4, 8]},
+            "one number for layers with a window and one for",
+        ),
         ("mimo_v2_flash", {"n_shared_experts": 1}, "n_shared_experts must be 0"),
         ("mimo_v2_flash", {"num_key_value_heads": 8}, "8 heads are not a multiple of 16 key-value heads"),
         ("openai-gpt", {"n_inner": 96}, "n_inner is not supported"),
