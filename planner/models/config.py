@@ -158,7 +158,7 @@ class TransformerConfig(Record):
     sinks: Literal["none", "window", "all"] = "none"
     """One learned logit per head takes part in the softmax: in layers with a window, or in all."""
     qkv_clip: bool = False
-    """Queries, keys and values are kept within a bound (DBRX)."""
+    """Queries, keys and values are kept within a bound (DBRX, OLMo 1)."""
     sub_norms: bool = False
     """What heads make, and what the activation of a dense MLP makes, is normed before it is projected (BitNet)."""
     qkv_bias: bool = False

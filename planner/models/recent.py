@@ -218,8 +218,8 @@ def nanochat(read: ConfigReader, name: str) -> TransformerConfig:
 
 
 def olmo(read: ConfigReader, name: str) -> TransformerConfig:
-    """OLMo 1: Llama with layer norms that have no parameters."""
-    return llama(read, name).model_copy(update={"norm": "plain"})
+    """OLMo 1: Llama with layer norms that have no parameters; queries, keys and values may have a bound."""
+    return llama(read, name).model_copy(update={"norm": "plain", "qkv_clip": read.has("clip_qkv")})
 
 
 def olmo3(read: ConfigReader, name: str) -> TransformerConfig:

@@ -291,6 +291,7 @@ def test_sinks_and_key_heads_of_mimo_go_with_windows() -> None:
 def test_clipping_takes_an_operator_and_no_parameters() -> None:
     """DBRX without ``clip_qkv`` has the same parameters, but no operator that clips."""
     bare = small("dbrx", attn_config={"kv_n_heads": 2})
+    assert operators(small("olmo", clip_qkv=8), "elementwise")["layer"][0] == "qkv_clip"
     assert operators(small("dbrx"), "elementwise")["layer"][0] == "qkv_clip"
     assert "qkv_clip" not in operators(bare, "elementwise")["layer"]
     assert count_parameters(bare) == count_parameters(small("dbrx"))
