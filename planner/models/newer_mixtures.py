@@ -196,18 +196,16 @@ def _heads_by_window(read: ConfigReader, layers: Sequence[LayerKind]) -> dict[st
     listed = read.items(key)
     if listed is None:
         return {}
-    if len(listed) != len(layers) or not all(type(heads) is int for heads in listed):
+    if len(listed) != len(layers) or not all(type(heads) is int and heads > 0 for heads in listed):
         raise read.fail(key, f"must be a number for each of the {len(layers)} layers, found {listed}")
-    found = {
-        kind: {n for n, layer in zip(listed, layers, strict=True) if layer.attention == kind}
-        for kind in ("full", "window")
-    }
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    for kind, number in zip(layers, listed, strict=True):
+        found[kind.attention == "window"].add(number)
     if max(map(len, found.values())) > 1:
         raise read.fail(
             key, f"must be one number for layers with a window and one for others, found {listed}"
         )
-    window = found["window"] or found["full"]
-    (heads,), (window_heads,) = found["full"] or window, window
+    (heads,), (window_heads,) = found[False] or found[True], found[True] or found[False]
     if heads == window_heads:
         return {"heads": heads}
     kv_heads = read.integer("num_key_value_heads")

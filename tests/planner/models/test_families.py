@@ -250,6 +250,7 @@ def small(family: str, **changes: Any) -> Graph:
         ("laguna", {"gating": "per-element", "attention_bias": True}, "beside a gate without one"),
         ("laguna", {"moe_apply_router_weight_on_input": True}, "is not supported"),
         ("laguna", {"num_attention_heads_per_layer": [4]}, "must be a number for each of the 2 layers"),
+        ("laguna", {"num_attention_heads_per_layer": [4, 0]}, "must be a number for each of the 2 layers"),
         (
             "laguna",
             {"num_attention_heads_per_layer": [4, 8]},
