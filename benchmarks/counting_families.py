@@ -1,7 +1,10 @@
 """FLOPs that torch counts of transformers' small models, and which layers have windows, beside their parameters.
 
-    pip install torch==2.13.0 transformers==5.23.0
-    python benchmarks/counting_families.py    # write tests/data/hf_parameters.jsonl again
+    pip install torch==2.13.0 transformers==5.24.0
+    python benchmarks/counting_families.py    # write tests/data/hf_parameters.jsonl and default_parameters.jsonl again
+
+A row of the first needs a class and its configuration; parameters are added where it has none, by name, those without a
+gradient left out. The second has how many parameters classes have by default.
 
 Models run on the CPU with eager attention, which multiplies whole matrices of scores, and experts of which each takes
 only the tokens that chose it. The backward is that of all parameters.
@@ -19,6 +22,8 @@ from planner.models.catalog import build_graph
 from planner.models.model import Model
 
 TRUTH = Path(__file__).parents[1] / "tests" / "data" / "hf_parameters.jsonl"
+
+DEFAULTS = TRUTH.with_name("default_parameters.jsonl")
 
 TOKENS = 16
 """Of the one sequence that is counted; no small model has room for fewer."""
@@ -58,8 +63,7 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     from torch.utils.flop_counter import FlopCounterMode
 
     build = getattr(transformers, row["class"])
-    sizes = {name: value for name, value in row["config"].items() if name != "model_type"}
-    config = build.config_class(**ENDS | sizes, attn_implementation="eager", experts_implementation="eager")
+    config = configured(row, attn_implementation="eager", experts_implementation="eager")
     model = build(config).eval()  # in training some classes skip layers at random
     with FlopCounterMode(display=False) as forward:
         loss = loss_of(model, row["config"]["model_type"])
@@ -72,6 +76,41 @@ def counted(row: Mapping[str, Any]) -> dict[str, Any]:
     }
     kinds = getattr(config, "layer_types", None)
     return found | ({"attention": kinds} if kinds else {})
+
+
+def configured(row: Mapping[str, Any], **more: Any) -> Any:
+    """The configuration of a row, of the class that transformers has for its family."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**ENDS | row["config"], **more)
+
+
+def with_parameters(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with every parameter of its class that has a gradient, by name."""
+    if "parameters" in row:
+        return dict(row)
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        model = getattr(transformers, row["class"])(configured(row))
+    named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    versions = f"transformers {transformers.__version__} on torch {torch.__version__.partition('+')[0]}"
+    source = f"{versions}, meta device, named_parameters() that have a gradient"
+    return {**row, "parameters": named, "source": source}
+
+
+def by_default(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a row's class with its default configuration, and the keys of that which have a value."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(row["config"]["model_type"])
+    with torch.device("meta"):
+        model = getattr(transformers, row["class"])(config)
+    said = {name: value for name, value in config.to_dict().items() if value is not None}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {"class": row["class"], "config": said, "parameters": trained}
 
 
 def loss_of(model: Any, family: str) -> Any:
@@ -88,9 +127,13 @@ def loss_of(model: Any, family: str) -> Any:
 
 def main() -> None:
     """Count every row again."""
-    rows = [json.loads(line) for line in TRUTH.read_text().splitlines()]
+    rows = [with_parameters(json.loads(line)) for line in TRUTH.read_text().splitlines()]
     found = [{**row, **counted(row)} if is_counted(row) else row for row in rows]
     TRUTH.write_text("".join(json.dumps(row) + "\n" for row in found))
+    named = {json.loads(line)["config"]["model_type"] for line in DEFAULTS.read_text().splitlines()}
+    first = {row["config"]["model_type"]: row for row in reversed(rows)}
+    defaults = [by_default(first[family]) for family in sorted(named)]
+    DEFAULTS.write_text("".join(json.dumps(row) + "\n" for row in defaults))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Live tensors of families that no shipped model has, by PyTorch's tracker, kept as data with their configurations.
 
-    pip install torch==2.13.0 transformers==5.23.0
+    pip install torch==2.13.0 transformers==5.24.0
     python benchmarks/tracking_families.py NAME    # a case of CASES, into tests/data/torch_families.jsonl
 
 As tracking_transformers.py. T5's kin run plain attention: a bias that learns is no input of a flash kernel.
@@ -53,6 +53,26 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "gptj": {
         "vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64, "n_positions": 2048,
     },
+    "bitnet": {
+        "vocab_size": 128256, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 30,
+        "num_attention_heads": 20, "num_key_value_heads": 5, "max_position_embeddings": 4096,
+    },
+    "biogpt": {
+        "vocab_size": 42384, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "max_position_embeddings": 1024,
+    },
+    "jais2": {
+        "vocab_size": 150272, "hidden_size": 3328, "intermediate_size": 26624, "num_hidden_layers": 32,
+        "num_attention_heads": 26, "max_position_embeddings": 8192,
+    },
+    "persimmon": {
+        "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "max_position_embeddings": 16384,
+    },
+    "xglm": {
+        "vocab_size": 256008, "d_model": 1024, "ffn_dim": 4096, "num_layers": 24, "attention_heads": 16,
+        "max_position_embeddings": 2048,
+    },
     "m2m_100": {"vocab_size": 256206, "activation_function": "relu", **SEQUENCE_TO_SEQUENCE},
     "electra": {
         "vocab_size": 30522, "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12,
@@ -77,10 +97,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Sizes of BART-large, mBART-large-50, mT5-large, UMT5-small, ModernBERT-large, EuroBERT-210m, StarCoder, GPT-Neo-1.3B,
-GPT-J-6B, NLLB-200-distilled-600M, ELECTRA-small with the generator's head; ViT-large-16, DINOv2-large on 224 pixels,
-and the towers of images of CLIP-ViT-L-14 and SigLIP-so400m-14 on 384 pixels."""
+GPT-J-6B, BitNet b1.58 2B4T, BioGPT, Jais 2 8B, Persimmon-8B, XGLM-564M, NLLB-200-distilled-600M, ELECTRA-small with the
+generator's head; ViT-large-16, DINOv2-large on 224 pixels, and the towers of images of CLIP-ViT-L-14 and
+SigLIP-so400m-14 on 384 pixels."""
 
-PLAIN_ONLY = frozenset({"gpt_neo", "gptj", "mt5", "umt5"})
+PLAIN_ONLY = frozenset({"gpt_neo", "gptj", "mt5", "umt5", "xglm"})
 """Families whose class has no flash attention, or runs it only without its bias."""
 
 LENGTHS: Mapping[str, int] = {

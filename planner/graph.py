@@ -20,6 +20,12 @@ BATCH = "batch"
 TOKEN_DIMS = ("seq", "encoder_seq")
 """Dims along which positions of a sequence lie."""
 
+HEAD_DIMS = ("heads", "window_heads")
+"""Dims along which heads of queries lie: those of most layers, and of layers with a window that have others."""
+
+KV_HEAD_DIMS = ("kv_heads", "window_kv_heads")
+"""The same of keys and values."""
+
 TensorRole = Literal["activation", "weight", "frozen", "input"]
 """A ``frozen`` weight is read as any other, but training leaves it as it is."""
 

@@ -28,7 +28,7 @@ from planner.flops import (
     reduced_dims,
     scan_flops,
 )
-from planner.graph import Block, Graph, Op
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Graph, Op
 from planner.operator_dims import (
     INNER_DIMS,
     all_dims,
@@ -173,7 +173,7 @@ def _is_read_by_attention(block: Block, op: Op, tensor: str) -> bool:
 
 def _is_projection(block: Block, op: Op, tensor: str) -> bool:
     around = operator_rule(op).arithmetic == "matmul" and not is_in_mlp(block, op)
-    leaves = around and not {"heads", "kv_heads"} & set(block.tensor[tensor].dims)
+    leaves = around and not {*HEAD_DIMS, *KV_HEAD_DIMS} & set(block.tensor[tensor].dims)
     return leaves or _is_read_by_attention(block, op, tensor)
 
 

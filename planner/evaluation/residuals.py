@@ -1,10 +1,10 @@
 """What the kernels of a stack keep for their backward beside the tensors of the graph."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from cluster_specs.software import SoftwareSpec
-from planner.graph import Block, Op, Tensor, trained_weights
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op, Tensor, trained_weights
 from planner.operators import (
     INNER_DIMS,
     RECOMPUTE_POLICIES,
@@ -96,8 +96,16 @@ def _repeated_keys(
     Source: huggingface/transformers ``repeat_kv`` of eager_attention_forward, whose results the products keep.
     """
     if pricer.software.modules:
-        for name in (n for n in op.inputs[1:3] if n in sizes and "kv_heads" in block.tensor[n].dims):
-            yield name, sizes[name] * (pricer.sizes.full("heads") / pricer.sizes.full("kv_heads") - 1)
+        query, *others = (set(block.tensor[name].dims) for name in op.inputs[:3])
+        for name, dims in zip(op.inputs[1:3], others, strict=True):
+            many, few = query.intersection(HEAD_DIMS), dims.intersection(KV_HEAD_DIMS)
+            if name in sizes and few:
+                yield name, sizes[name] * (_heads(pricer, many) / _heads(pricer, few) - 1)
+
+
+def _heads(pricer: Pricer, dims: Collection[str]) -> float:
+    """Heads of all devices along the one of ``dims`` that a tensor has."""
+    return math.prod(pricer.sizes.full(dim) for dim in dims)
 
 
 def _cast(pricer: Pricer, block: Block, op: Op, sizes: Mapping[str, float]) -> Iterator[tuple[str, float]]:

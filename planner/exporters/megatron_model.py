@@ -9,8 +9,8 @@ from planner.models.reading import ConfigReader
 from planner.plans import Plan
 
 UNSAID = (
-    "embedding_dim", "embedding_norm", "gated_attention", "head_bias", "latent", "parallel", "positions", "scan",
-    "sinks", "token_types",
+    "embedding_dim", "embedding_norm", "gated_attention", "head_bias", "latent", "parallel", "positions",
+    "qkv_clip", "scan", "sub_norms", "token_types", "value_dim",
 )  # fmt: skip
 """Fields of `TransformerConfig` that have no flag here; a model with one of them is named by its own script."""
 
@@ -79,6 +79,7 @@ def _sayable(config: TransformerConfig) -> bool:
         and config.norm_placement == "pre"
         and config.gated
         and config.activation == "silu"
+        and config.sinks == "none"
     )
     biases = (
         config.out_bias or config.mlp_bias or (config.experts is not None and config.experts.shared_ffn > 0)

@@ -25,6 +25,11 @@ def self_attention(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, 
         habits=_habits(config),
     )
     context = gated_heads(b, config, x, _gated(b, config, context), qkv[2])
+    if config.sub_norms:
+        over = " ".join(b.dims(context)[2:])
+        context = b.norm(
+            "context_norm", context, "context_normed", style=config.norm, role="context_norm", over=over
+        )
     return output_projection(b, config, context)
 
 
@@ -48,10 +53,20 @@ def _habits(config: TransformerConfig) -> dict[str, Attribute]:
 
 def _score_weights(b: BlockBuilder, config: TransformerConfig, kind: LayerKind) -> tuple[str, ...]:
     """Parameters that take part in the softmax: attention sinks, relative position biases."""
-    weights = [b.weight("sinks", "heads", role="sinks")] if config.sinks else []
+    sunk = config.sinks == "all" or config.sinks == kind.attention
+    weights = [b.weight("sinks", _head_dims(config, kind)[0], role="sinks")] if sunk else []
     if kind.bias_table:
         weights.append(b.weight("bias_table", "buckets", "heads", role="bias_table", suffix=".weight"))
     return tuple(weights)
+
+
+def _head_dims(config: TransformerConfig, kind: LayerKind) -> tuple[str, str]:
+    """Dims of heads of queries, and of keys and values."""
+    windowed = kind.attention == "window"
+    return (
+        "window_heads" if config.window_heads and windowed else "heads",
+        "window_kv_heads" if config.window_kv_heads and windowed else "kv_heads",
+    )
 
 
 def cross_attention(b: BlockBuilder, config: TransformerConfig, x: str, memory: str) -> str:
@@ -63,34 +78,44 @@ def cross_attention(b: BlockBuilder, config: TransformerConfig, x: str, memory: 
     b.op("cross_q", "matmul", (x,), (q,), wq)
     k = b.tensor("cross_k", BATCH, keys, "kv_heads", "head_dim")
     v = b.tensor("cross_v", BATCH, keys, "kv_heads", "head_dim")
-    weights = _key_value_weights(b, config, "cross_")
+    weights = _key_value_weights(b, config, k, v, "cross_")
     b.op("cross_kv", "matmul", (memory,), (k, v), weights)
     context = core_attention(b, (q, k, v), causal=False, prefix="cross_", habits=_habits(config))
     return output_projection(b, config, context, prefix="cross_")
 
 
-def _key_value_weights(b: BlockBuilder, config: TransformerConfig, prefix: str = "") -> tuple[str, ...]:
-    dims = ("kv_heads", "head_dim", "hidden")
+def _key_value_weights(
+    b: BlockBuilder, config: TransformerConfig, k: str, v: str, prefix: str = ""
+) -> tuple[str, ...]:
+    """Weights of the products that make keys ``k`` and values ``v``."""
+    k_dims, v_dims = (*b.dims(k)[2:], "hidden"), (*b.dims(v)[2:], "hidden")
     key_bias = config.qkv_bias and config.key_bias
     return (
-        *b.linear_weights(f"{prefix}wk", *dims, role=f"{prefix}k", columns=2, bias=key_bias),
-        *b.linear_weights(f"{prefix}wv", *dims, role=f"{prefix}v", columns=2, bias=config.qkv_bias),
+        *b.linear_weights(f"{prefix}wk", *k_dims, role=f"{prefix}k", columns=2, bias=key_bias),
+        *b.linear_weights(f"{prefix}wv", *v_dims, role=f"{prefix}v", columns=2, bias=config.qkv_bias),
     )
 
 
 def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: str) -> QKV:
     """Queries, keys and values by three projections; key and value heads may be fewer."""
     seq = b.dims(x)[1]
-    q = b.tensor("q", BATCH, seq, "heads", "head_dim")
-    k = b.tensor("k", BATCH, seq, "kv_heads", "head_dim")
-    v = b.tensor("v", BATCH, seq, "kv_heads", "head_dim")
-    wq = b.linear_weights("wq", "heads", "head_dim", "hidden", role="q", columns=2, bias=config.qkv_bias)
-    made, weights = [q, k, v], [*wq, *_key_value_weights(b, config)]
+    heads, kv_heads = _head_dims(config, kind)
+    q = b.tensor("q", BATCH, seq, heads, "head_dim")
+    k = b.tensor("k", BATCH, seq, kv_heads, "head_dim")
+    v = b.tensor("v", BATCH, seq, kv_heads, "v_dim" if config.value_dim else "head_dim")
+    dims = (heads, "head_dim", "hidden")
+    wq = b.linear_weights("wq", *dims, role="q", columns=2, bias=config.qkv_bias)
+    made, weights = [q, k, v], [*wq, *_key_value_weights(b, config, k, v)]
     if config.gated_attention:
         made.append(b.tensor("query_gate", *b.dims(q)))
-        dims = ("heads", "head_dim", "hidden")
         weights += b.linear_weights("w_query_gate", *dims, role="query_gate", columns=2, bias=config.qkv_bias)
     b.op("qkv", "matmul", (x,), tuple(made), tuple(weights))
+    if config.qkv_clip:
+        within = tuple(
+            b.tensor(f"{name}_clipped", *b.dims(made)) for name, made in zip("qkv", (q, k, v), strict=True)
+        )
+        b.op("qkv_clip", "elementwise", (q, k, v), within)
+        q, k, v = within
     if config.qk_norm != "none":
         q, k = _normalise_heads(b, config, q, k)
     if kind.rotary:
@@ -102,9 +127,10 @@ def _plain_qkv(b: BlockBuilder, config: TransformerConfig, kind: LayerKind, x: s
 
 def _normalise_heads(b: BlockBuilder, config: TransformerConfig, q: str, k: str) -> tuple[str, str]:
     style = "plain" if config.qk_norm == "plain" else config.norm
-    over = {"q": "heads head_dim", "k": "kv_heads head_dim"} if config.qk_norm == "full" else {}
-    q = b.norm("q_norm", q, "q_normed", style=style, role="q_norm", over=over.get("q", "head_dim"))
-    k = b.norm("k_norm", k, "k_normed", style=style, role="k_norm", over=over.get("k", "head_dim"))
+    over = 2 if config.qk_norm == "full" else 3
+    axes = [" ".join(b.dims(name)[over:]) for name in (q, k)]
+    q = b.norm("q_norm", q, "q_normed", style=style, role="q_norm", over=axes[0])
+    k = b.norm("k_norm", k, "k_normed", style=style, role="k_norm", over=axes[1])
     return q, k
 
 
@@ -179,7 +205,7 @@ def core_attention(
     q, k, v = qkv
     seq, keys = b.dims(q)[1], b.dims(k)[1]
     context = b.tensor(f"{prefix}context", *b.dims(q)[:-1], b.dims(v)[-1])
-    scores = (BATCH, "heads", seq, f"kv_{seq}" if seq == keys else keys)
+    scores = (BATCH, b.dims(q)[-2], seq, f"kv_{seq}" if seq == keys else keys)
     caps = {"score_cap": b.tensor(f"{prefix}score_tangents", *scores)} if capped else {}
     b.op(
         f"{prefix}attention",
@@ -191,7 +217,7 @@ def core_attention(
         window=window,
         chunk=chunk,
         kv_dim=keys,
-        log_sum_exp=b.tensor(f"{prefix}log_sum_exp", BATCH, seq, "heads", dtype="fp32"),
+        log_sum_exp=b.tensor(f"{prefix}log_sum_exp", *b.dims(q)[:-1], dtype="fp32"),
         probabilities=b.tensor(f"{prefix}probabilities", *scores),
         **caps,
         **habits,

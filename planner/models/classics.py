@@ -233,3 +233,92 @@ def phi(read: ConfigReader, name: str) -> TransformerConfig:
         head_bias=True,
         **BIASES,
     )
+
+
+def persimmon(read: ConfigReader, name: str) -> TransformerConfig:
+    """Persimmon: biases everywhere, norms on the heads of queries and keys, squared ReLU."""
+    return _classic(
+        read,
+        name,
+        scheme="persimmon",
+        activation="relu2",
+        layers=(LayerKind(),) * num_layers(read),
+        ffn=read.integer("intermediate_size"),
+        qk_norm="head" if read.flag("qk_layernorm", default=True) else "none",
+        joined_heads=True,
+        **BIASES,
+    )
+
+
+def codegen(read: ConfigReader, name: str) -> TransformerConfig:
+    """CodeGen: GPT-J with one projection of queries, keys and values."""
+    return gptj(read, name).model_copy(update={"scheme": "codegen"})
+
+
+def biogpt(read: ConfigReader, name: str) -> TransformerConfig:
+    """BioGPT: learned positions with two rows to spare, biases everywhere."""
+    positions = read.integer("max_position_embeddings")
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="biogpt",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=read.integer("intermediate_size"),
+        positions=positions + 2,
+        max_seq=positions,
+        narrow_softmax=True,
+        **BIASES,
+    )
+
+
+def xglm(read: ConfigReader, name: str) -> TransformerConfig:
+    """XGLM: positions without parameters, biases everywhere.
+
+    Its class keeps scores above the least number of their type, for which it keeps them once more, as under a cap.
+    """
+    if read.flag("add_cross_attention", default=False):
+        raise read.fail("add_cross_attention", "must be false: attention to an encoder is not supported")
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="xglm",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=read.integer("ffn_dim"),
+        narrow_softmax=True,
+        score_cap=True,
+        **BIASES,
+    )
+
+
+def ctrl(read: ConfigReader, name: str) -> TransformerConfig:
+    """CTRL: a fixed table of positions, biases everywhere, the head's included; ReLU."""
+    return _classic(
+        read,
+        name,
+        tied_default=True,
+        scheme="ctrl",
+        activation="relu",
+        layers=(UNROTATED,) * num_layers(read),
+        ffn=read.integer("dff"),
+        max_seq=read.integer("n_positions", "max_position_embeddings"),
+        narrow_softmax=True,
+        head_bias=True,
+        **BIASES,
+    )
+
+
+def openai_gpt(read: ConfigReader, name: str) -> TransformerConfig:
+    """GPT-1: GPT-2 with norms after each residual sum, and none before the head."""
+    changes: dict[str, Any] = {
+        "scheme": "openai_gpt",
+        "activation": read.text("afn", default="gelu"),
+        "norm_placement": "post",
+        "final_norm": False,
+    }
+    if read.has("n_inner"):
+        raise read.fail(
+            "n_inner", "is not supported: the MLP of its class is four times as wide as the model"
+        )
+    return gpt2(read, name).model_copy(update=changes)

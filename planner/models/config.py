@@ -77,6 +77,8 @@ class Experts(Record):
     """The shared experts' result is weighted by a learned gate of one logit."""
     bias: bool = False
     """Experts and router have biases."""
+    norm: bool = False
+    """What routed and shared experts make together passes a norm (A.X K1)."""
     groups: int = Field(default=1, gt=0)
     """Groups that the experts are in, one after the other."""
     chosen_groups: int = Field(default=1, gt=0)
@@ -104,6 +106,12 @@ class TransformerConfig(Record):
     heads: int = Size
     kv_heads: int = Size
     head_dim: int = Size
+    value_dim: int = Field(default=0, ge=0)
+    """Width of a head's values where it is not ``head_dim`` (MiMo V2); 0: it is."""
+    window_heads: int = Field(default=0, ge=0)
+    """Heads of queries in layers with a window, where these have others (Laguna); 0: as many."""
+    window_kv_heads: int = Field(default=0, ge=0)
+    """Heads of keys and values in them, where they or their queries have others (MiMo V2); 0: as many."""
     ffn: int = Field(ge=0)
     """Width of a dense MLP; 0 where every layer has experts."""
     vocab: int = Size
@@ -147,8 +155,12 @@ class TransformerConfig(Record):
     """What each head makes is multiplied by a gate, of one logit (Grug)."""
     exclusive_heads: bool = False
     """What each head makes loses its part along the value of its own token (Grug)."""
-    sinks: bool = False
-    """One learned logit per head takes part in the softmax."""
+    sinks: Literal["none", "window", "all"] = "none"
+    """One learned logit per head takes part in the softmax: in layers with a window, or in all."""
+    qkv_clip: bool = False
+    """Queries, keys and values are kept within a bound (DBRX, OLMo 1)."""
+    sub_norms: bool = False
+    """What heads make, and what the activation of a dense MLP makes, is normed before it is projected (BitNet)."""
     qkv_bias: bool = False
     key_bias: bool = True
     """Keys have a bias where queries and values do (not in Whisper)."""
@@ -174,8 +186,12 @@ class TransformerConfig(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransformerConfig":
-        if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads are not a multiple of {self.kv_heads} key-value heads")
+        windowed = (self.window_heads or self.heads, self.window_kv_heads or self.kv_heads)
+        for heads, kv_heads in ((self.heads, self.kv_heads), windowed):
+            if heads % kv_heads:
+                raise ValueError(f"{heads} heads are not a multiple of {kv_heads} key-value heads")
+        if self.window_heads and not self.window_kv_heads:
+            raise ValueError("layers with heads of their own need the number of their key-value heads")
         kinds = set(self.layers)
         if any(k.mlp == "moe" for k in kinds) and self.experts is None:
             raise ValueError("layers have experts, but the experts are not described")

@@ -38,7 +38,7 @@ def attention_sizes(
     A false flag marks a class whose default for the key is a number of some checkpoint: it must be there.
     """
     hidden = read.integer("hidden_size", "n_embd", "n_embed", "d_model", "dim")
-    heads = read.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = read.integer("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
     kv_heads = read.integer("num_key_value_heads", default=heads if kv_default else None)
     if heads % kv_heads:
         raise read.fail("num_key_value_heads", f"must divide the {heads} attention heads, found {kv_heads}")

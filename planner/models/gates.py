@@ -37,8 +37,10 @@ def gated_heads(b: BlockBuilder, config: TransformerConfig, x: str, context: str
         context = b.op("exclusion", "elementwise", (context, values), (exclusive,), function="exclusion")
     if not config.head_gates:
         return context
-    logits = b.tensor("head_gate_logits", *b.dims(x)[:-1], "heads")
-    weights = b.linear_weights("w_head_gate", "heads", "hidden", role="head_gate", columns=1, bias=False)
+    logits = b.tensor("head_gate_logits", *b.dims(context)[:-1])
+    weights = b.linear_weights(
+        "w_head_gate", b.dims(context)[-2], "hidden", role="head_gate", columns=1, bias=False
+    )
     b.op("head_gate_logits", "matmul", (x,), (logits,), weights)
     gated = b.tensor("head_gated_context", *b.dims(context))
     return b.op("head_gate", "elementwise", (context, logits), (gated,), function="sigmoid")

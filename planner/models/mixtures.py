@@ -139,7 +139,7 @@ def gpt_oss(read: ConfigReader, name: str) -> TransformerConfig:
         scheme="gpt_oss",
         layers=layers_with_experts(attention_kinds(read, alternating_window(read)), lambda i: True),
         ffn=0,
-        sinks=True,
+        sinks="all",
         qkv_bias=bias,
         out_bias=bias,
         experts=experts_of(read, "num_local_experts", ffn="intermediate_size", bias=True),
@@ -199,25 +199,40 @@ def has_experts(read: ConfigReader, otherwise: int | None = None) -> Callable[[i
 
 
 def routed_and_shared(
-    read: ConfigReader, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+    read: ConfigReader,
+    count: str = "n_routed_experts",
+    shared: str = "n_shared_experts",
+    otherwise: int | None = 0,
 ) -> Experts:
-    """DeepSeek's mixture: routed experts, in groups, and shared ones of the same width."""
+    """DeepSeek's mixture: routed experts, in groups, and shared ones of the same width.
+
+    Without ``otherwise`` the number of shared experts must be there.
+    """
     width = read.integer("moe_intermediate_size")
     groups, chosen = expert_groups(read, count, "n_group", "topk_group")
     return experts_of(
         read,
         count,
         ffn="moe_intermediate_size",
-        shared_ffn=read.integer(shared, default=0, least=0) * width,
+        shared_ffn=read.integer(shared, default=otherwise, least=0) * width,
         groups=groups,
         chosen_groups=chosen,
     )
 
 
-def deepseek(read: ConfigReader, name: str, layers: tuple[LayerKind, ...] | None = None) -> TransformerConfig:
+def deepseek(
+    read: ConfigReader,
+    name: str,
+    layers: tuple[LayerKind, ...] | None = None,
+    *,
+    tied: bool = False,
+    value_dim: int | None = None,
+    experts: Callable[[ConfigReader], Experts] = routed_and_shared,
+) -> TransformerConfig:
     """DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash, Mistral 4: latent attention, small experts, shared ones beside them.
 
     The multi-token-prediction module (``num_nextn_predict_layers``) is no part of the class, nor counted.
+    ``tied`` and ``value_dim`` are what absent keys mean to the class.
     """
     layers = layers or leading_dense(read)
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
@@ -226,7 +241,7 @@ def deepseek(read: ConfigReader, name: str, layers: tuple[LayerKind, ...] | None
         kv_lora=read.integer("kv_lora_rank"),
         nope_dim=read.integer("qk_nope_head_dim"),
         rope_dim=read.integer("qk_rope_head_dim"),
-        value_dim=read.integer("v_head_dim"),
+        value_dim=read.integer("v_head_dim", default=value_dim),
     )
     bias = read.flag("attention_bias", default=False)
     return TransformerConfig(
@@ -239,12 +254,12 @@ def deepseek(read: ConfigReader, name: str, layers: tuple[LayerKind, ...] | None
         head_dim=latent.value_dim,
         ffn=dense_width(read, layers),
         vocab=read.integer("vocab_size"),
-        tied=read.flag("tie_word_embeddings", default=False),
+        tied=read.flag("tie_word_embeddings", default=tied),
         activation=read.text("hidden_act", default="silu"),
         qkv_bias=bias,
         out_bias=bias,
         latent=latent,
-        experts=routed_and_shared(read) if any(kind.mlp == "moe" for kind in layers) else None,
+        experts=experts(read) if any(kind.mlp == "moe" for kind in layers) else None,
     )
 
 

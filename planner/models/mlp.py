@@ -21,6 +21,9 @@ def dense_mlp(
         weights, outputs = (*gate_weights, *weights), (gate, up)
     b.op(f"{prefix}gate_up", "matmul", (x,), outputs, weights)
     activated = activation(b, config, outputs, prefix)
+    if config.sub_norms:
+        name, normed = f"{prefix}activated_norm", f"{prefix}activated_normed"
+        activated = b.norm(name, activated, normed, style=config.norm, role="activated_norm", over=width)
     out = b.tensor(f"{prefix}mlp_out", *b.dims(x))
     down = b.linear_weights(f"w_{prefix}down", "hidden", width, role=f"{prefix}down", columns=1, bias=bias)
     return b.op(f"{prefix}down", "matmul", (activated,), (out,), down)
@@ -53,12 +56,14 @@ def mixture_of_experts(b: BlockBuilder, config: TransformerConfig, x: str) -> st
     expert_out = _experts(b, config, routed, share)
     moe_out = b.tensor("moe_out", *b.dims(x))
     b.op("combine", "combine", (expert_out, logits), (moe_out,), routing=routing)
-    if not experts.shared_ffn:
+    if experts.shared_ffn:
+        shared = dense_mlp(b, config, x, prefix="shared_", width="shared_ffn")
+        if experts.shared_gate:
+            shared = _gate_shared(b, x, shared)
+        moe_out = b.add("combine_add", moe_out, shared, "mlp_out")
+    if not experts.norm:
         return moe_out
-    shared = dense_mlp(b, config, x, prefix="shared_", width="shared_ffn")
-    if experts.shared_gate:
-        shared = _gate_shared(b, x, shared)
-    return b.add("combine_add", moe_out, shared, "mlp_out")
+    return b.norm("experts_norm", moe_out, "experts_normed", style=config.norm, role="experts_norm")
 
 
 def _experts(b: BlockBuilder, config: TransformerConfig, routed: str, share: float) -> str:

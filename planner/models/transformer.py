@@ -34,7 +34,7 @@ def transformer_graph(
     return Graph(
         name=config.name,
         dims=transformer_dims(config, seq_len) | dict(head_dims or {}),
-        follows=FOLLOWS,
+        follows=_follows(config),
         blocks=(
             embedding_block(config),
             *(layer_block(config, kind, name) for kind, name in names.items()),
@@ -45,6 +45,13 @@ def transformer_graph(
         last="head",
         tied=_tied(config),
     )
+
+
+def _follows(config: TransformerConfig) -> dict[str, str]:
+    """Key heads are split as heads of queries are, of all layers and of those with a window."""
+    if not config.window_kv_heads:
+        return FOLLOWS
+    return FOLLOWS | {"window_kv_heads": "window_heads" if config.window_heads else "heads"}
 
 
 def _tied(config: TransformerConfig) -> tuple[tuple[str, str], ...]:
@@ -66,7 +73,7 @@ def check_length(config: TransformerConfig, seq_len: int) -> None:
     if config.max_seq and seq_len > config.max_seq:
         raise InputError(
             f"{config.name}: a sequence of {seq_len} tokens is longer than its table of {config.max_seq} "
-            "learned positions"
+            f"{'learned ' if config.positions else ''}positions"
         )
 
 
@@ -102,7 +109,10 @@ def transformer_dims(config: TransformerConfig, seq_len: int) -> dict[str, int]:
         "hidden": config.hidden,
         "heads": config.heads,
         "kv_heads": config.kv_heads,
+        "window_heads": config.window_heads,
+        "window_kv_heads": config.window_kv_heads,
         "head_dim": config.head_dim,
+        "v_dim": config.value_dim,
         "ffn": config.ffn,
         "vocab": config.vocab,
         "positions": config.positions,

@@ -24,7 +24,7 @@ from itertools import chain, product
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import SoftwareSpec
 from planner.evaluation.evaluator import Evaluator
-from planner.graph import Graph, has_scans
+from planner.graph import HEAD_DIMS, Graph, has_scans
 from planner.pipeline.generators import refusal, schedule_entry
 from planner.pipeline.questions import AUTOMATIC
 from planner.plans import Job, Objective, Offload, Pins, Sharding, ZeroStage
@@ -141,7 +141,7 @@ def _pinned(options: Iterable[int], pin: int | None) -> list[int]:
     return [pin] if pin is not None else list(options)
 
 
-SPLIT_DIMS = ("heads", "ffn", "state_groups")
+SPLIT_DIMS = (*HEAD_DIMS, "ffn", "state_groups")
 """Dims that tensor ranks must split evenly, where a model has them.
 
 Source of the last: NVIDIA/Megatron-LM ``megatron/core/ssm/mamba_mixer.py``; arXiv:2405.21060, section 8.1.

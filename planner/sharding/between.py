@@ -8,7 +8,7 @@ from cost_models.compute import matmul_seconds, stream_seconds
 from cost_models.constants import constants
 from planner.errors import InputError
 from planner.flops import reduced_dims, union_dims
-from planner.graph import BATCH, TOKEN_DIMS, Block, Op
+from planner.graph import BATCH, HEAD_DIMS, KV_HEAD_DIMS, TOKEN_DIMS, Block, Op
 from planner.sharding.context import EXCHANGES, Split
 from planner.sharding.costs import OpCost
 from planner.sharding.spec import Strategy, input_spec
@@ -56,14 +56,14 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         axes = (*axes, "context")  # keys and values move between context ranks, whoever has which experts
     degree = math.prod(pricer.mesh.size(a) for a in axes)
     positions = str(op.attributes.get("q_dim", "")).split() or [d for d in query.dims if d in TOKEN_DIMS]
-    heads = next((d for d in query.dims if d.startswith("heads")), "")
+    heads = next((d for d in query.dims if d.startswith(HEAD_DIMS)), "")
     beside = [d for d in query.dims[:-1] if d not in (BATCH, *positions, heads)]
     if not heads and beside:
         dims = ", ".join(query.dims)
         raise InputError(
             f"block {block.name}, operator {op.name}: queries of attention need a dim heads: {dims}"
         )
-    kv_heads = next((d for d in key.dims if d == "kv_heads"), heads)
+    kv_heads = next((d for d in key.dims if d in KV_HEAD_DIMS), heads)
     shape = AttentionShape(
         batch=sizes.local(BATCH, strategy) / degree * math.prod(sizes.local(d, strategy) for d in beside),
         heads=sizes.local(heads, strategy) if heads else 1,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.collectives import COLLECTIVES
 from cost_models.compute import stream_seconds
-from planner.graph import Block, Op
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op
 from planner.sharding.costs import Comm, OpCost
 from planner.sharding.spec import Strategy, input_spec
 
@@ -28,7 +28,7 @@ def with_shared_heads(pricer: "Pricer", block: Block, op: Op, strategy: Strategy
         return cost
     others = tuple(split for split in strategy if split[0] != "tensor")
     whole = sum(pricer.tensor_bytes(t, input_spec(pricer.graph, t, others)) for t in outputs)
-    group = whole / pricer.graph.dims["kv_heads"]
+    group = whole / _kv_heads(pricer, op, block)
     device = pricer.mesh.cluster.device
     side_by_side = stream_seconds(2 * whole, device).seconds
     into_zeros = stream_seconds(whole + 2 * group, device).seconds
@@ -49,5 +49,11 @@ def _exposed(pricer: "Pricer", collective: str, full_bytes: float) -> Comm:
 def _shares_heads(pricer: "Pricer", op: Op, block: Block, strategy: Strategy) -> bool:
     splits = any(axis == "tensor" and "heads" in dim for axis, dim in strategy)
     made = {dim for name in op.outputs for dim in block.tensor[name].dims}
-    together = bool(op.weights) and {"heads", "kv_heads"} <= made
-    return splits and together and pricer.graph.dims["kv_heads"] < pricer.mesh.size("tensor")
+    together = bool(op.weights) and not made.isdisjoint(HEAD_DIMS)
+    return splits and together and 0 < _kv_heads(pricer, op, block) < pricer.mesh.size("tensor")
+
+
+def _kv_heads(pricer: "Pricer", op: Op, block: Block) -> int:
+    """Heads of the keys that a projection makes; 0 where it makes none."""
+    made = (dim for name in op.outputs for dim in block.tensor[name].dims)
+    return next((pricer.graph.dims[dim] for dim in made if dim in KV_HEAD_DIMS), 0)

@@ -6,7 +6,7 @@ Source: programs compiled for slices of TPU v5e, v5p and v6e (jax 0.10.2, libtpu
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.graph import Block
+from planner.graph import HEAD_DIMS, Block
 from planner.sharding.depths import is_product
 
 if TYPE_CHECKING:
@@ -51,4 +51,6 @@ def _of_normed_queries(block: Block, repeated: Collection[str]) -> list[str]:
     """Weights of queries of which each head is normed, where their product is ``repeated``."""
     normed = {name for op in block.ops if op.kind == "norm" for name in op.inputs}
     makers = [op for op in block.ops if op.name in repeated and is_product(op) and normed & {*op.outputs}]
-    return [name for op in makers for name in op.weights if "heads" in block.tensor[name].dims]
+    return [
+        name for op in makers for name in op.weights if not set(HEAD_DIMS).isdisjoint(block.tensor[name].dims)
+    ]

@@ -9,7 +9,7 @@ Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2
 
 from collections.abc import Mapping
 
-from planner.graph import BATCH, TOKEN_DIMS, Block, Op
+from planner.graph import BATCH, HEAD_DIMS, TOKEN_DIMS, Block, Op
 from planner.operators import operator_rule
 from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.spec import Sizes, Strategy
@@ -20,7 +20,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "context_expert": ("experts", *TOKEN_DIMS),
     "context": TOKEN_DIMS,
     "tensor": (
-        "heads",
+        *HEAD_DIMS,
         "state_groups",
         "ffn",
         "shared_ffn",

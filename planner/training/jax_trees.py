@@ -16,6 +16,7 @@ from planner.errors import InputError
 from planner.exporters.jax import FILE, to_jax
 from planner.exporters.partition_specs import Entry, batch_spec, keyed_parameters, parameter_spec
 from planner.exporters.placements import layout_of
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS
 from planner.plans import Plan
 
 ROLES: tuple[frozenset[str], ...] = (
@@ -34,8 +35,8 @@ ROLES: tuple[frozenset[str], ...] = (
 LOGICAL: Mapping[str, str] = {
     "hidden": "embed",
     "ffn": "mlp",
-    "heads": "heads",
-    "kv_heads": "kv_heads",
+    **dict.fromkeys(HEAD_DIMS, "heads"),
+    **dict.fromkeys(KV_HEAD_DIMS, "kv_heads"),
     "head_dim": "head_dim",
     "vocab": "vocab",
     "experts": "expert",

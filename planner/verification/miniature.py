@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from planner.evaluation.cuts import even_cuts, stage_plans
 from planner.exporters.placements import refuse_experts_over_context, state_mesh
-from planner.graph import Graph, Run, Tensor
+from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Graph, Run, Tensor
 from planner.models.catalog import build_graph
 from planner.models.model import Model
 from planner.plans import Parallelism, Plan, StagePlan
@@ -249,11 +249,11 @@ def scaled_graph(graph: Graph, p: Parallelism) -> Graph:
 
 
 def _size(dim: str, graph: Graph, p: Parallelism) -> int:
-    heads, kv_heads = graph.dims.get("heads", 1), graph.dims.get("kv_heads", 1)
-    if dim == "heads":
+    if dim in HEAD_DIMS:
         return HEADS
-    if dim == "kv_heads":
-        return 1 if kv_heads < p.tensor else max(2, HEADS * kv_heads // heads)
+    if dim in KV_HEAD_DIMS:
+        heads = graph.dims[graph.follows.get(dim, "heads")]
+        return 1 if graph.dims[dim] < p.tensor else max(2, HEADS * graph.dims[dim] // heads)
     if dim.endswith(("seq", "positions")):
         return SEQ_LEN
     if dim == "patches":  # as many fewer than tokens as before

@@ -60,6 +60,13 @@ def test_parameters_equal_those_of_the_class(row: dict[str, Any]) -> None:
     assert count_parameters(graph_of(model)) == row["n_params"]
 
 
+@pytest.mark.parametrize("row", rows("default_parameters"), ids=lambda row: str(row["config"]["model_type"]))
+def test_parameters_equal_those_of_the_class_by_default(row: dict[str, Any]) -> None:
+    """With the sizes that its configuration has where nobody says otherwise (benchmarks/counting_families.py)."""
+    model = Model(name="default", family=row["config"]["model_type"], config=row["config"])
+    assert count_parameters(graph_of(model)) == row["parameters"]
+
+
 def expert_parameters(graph: Graph) -> float:
     return sum(
         count * graph.elements(t)
@@ -204,3 +211,88 @@ def test_minimax_m2_has_the_parameters_of_its_class() -> None:
     }
     graph = build_graph(Model(name="minimax-m2", family="minimax_m2", config=config), 8)
     assert count_parameters(graph) == 228_689_748_992
+
+
+def test_dbrx_has_the_parameters_of_its_class() -> None:
+    """With the released sizes, of ``DbrxForCausalLM`` in transformers 5.24.0, on meta device: Databricks' "132B"."""
+    config = {
+        "model_type": "dbrx",
+        "vocab_size": 100352,
+        "d_model": 6144,
+        "n_layers": 40,
+        "n_heads": 48,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }
+    graph = build_graph(Model(name="dbrx", family="dbrx", config=config), 8)
+    assert count_parameters(graph) == 131_596_523_520
+
+
+def small(family: str, **changes: Any) -> Graph:
+    """The first small model of a family, with other values of some keys."""
+    row = next(row for row in rows("hf_parameters") if row["config"]["model_type"] == family)
+    return build_graph(Model(name="small", family=family, config=row["config"] | changes), 16)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("axk1", {"q_lora_rank": None}, "missing key 'q_lora_rank'"),
+        ("dbrx", {"attn_config": 3}, "attn_config must be a table, found 3"),
+        ("dbrx", {"attn_config": {}}, r"\(attn_config\): missing key 'kv_n_heads'"),
+        ("dbrx", {"attn_config": {"kv_n_heads": 3}}, "4 heads are not a multiple of 3 key-value heads"),
+        ("granite_swa", {"layer_rope_theta": [0]}, "lists 1 layers, num_hidden_layers says 5"),
+        ("hy_v3", {"mlp_bias": True}, "mlp_bias is not supported with experts"),
+        ("internlm3", {"bias": True}, "qkv_bias must be as bias is"),
+        ("iquestcoder", {"clip_qkv": 8}, "clip_qkv is not supported"),
+        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window is not supported"),
+        ("laguna", {"gating": False}, "gating must be true, per-head or per-element, found False"),
+        ("laguna", {"gating": "per-element", "attention_bias": True}, "beside a gate without one"),
+        ("laguna", {"moe_apply_router_weight_on_input": True}, "is not supported"),
+        ("laguna", {"num_attention_heads_per_layer": [4]}, "must be a number for each of the 2 layers"),
+        ("laguna", {"num_attention_heads_per_layer": [4, 0]}, "must be a number for each of the 2 layers"),
+        (
+            "laguna",
+            {"num_attention_heads_per_layer": [4, 8]},
+            "one number for layers with a window and one for",
+        ),
+        ("mimo_v2_flash", {"n_shared_experts": 1}, "n_shared_experts must be 0"),
+        ("mimo_v2_flash", {"num_key_value_heads": 8}, "8 heads are not a multiple of 16 key-value heads"),
+        ("openai-gpt", {"n_inner": 96}, "n_inner is not supported"),
+        ("xglm", {"add_cross_attention": True}, "add_cross_attention must be false"),
+    ],
+)
+def test_what_a_family_does_not_follow_is_refused(family: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(family, **changes)
+
+
+def operators(graph: Graph, kind: str) -> dict[str, list[str]]:
+    """Block -> names of its operators of a kind."""
+    return {block.name: [op.name for op in block.ops if op.kind == kind] for block in graph.blocks}
+
+
+def test_sinks_and_key_heads_of_mimo_go_with_windows() -> None:
+    """As modeling_mimo_v2_flash.py has it: sinks, and twice the key heads, where there is a window."""
+    graph = small("mimo_v2_flash")
+    keys = {name: graph.block[name].tensor["k"].dims[2] for name in set(graph.sequence)}
+    sunk = {name: "sinks" in graph.block[name].tensor for name in set(graph.sequence)}
+    assert keys == {
+        name: "window_kv_heads" if name.startswith("window") else "kv_heads" for name in set(graph.sequence)
+    }
+    assert sunk == {name: name.startswith("window") for name in set(graph.sequence)}
+    assert graph.dims["window_kv_heads"] == 2 * graph.dims["kv_heads"]
+    longer = small("mimo_v2_flash", sliding_window_size=8)  # counts the tokens before, without one's own
+    windows = {
+        op.attributes["window"] for block in longer.blocks for op in block.ops if op.kind == "attention"
+    }
+    assert windows == {0, 9}
+
+
+def test_clipping_takes_an_operator_and_no_parameters() -> None:
+    """DBRX without ``clip_qkv`` has the same parameters, but no operator that clips."""
+    bare = small("dbrx", attn_config={"kv_n_heads": 2})
+    assert operators(small("olmo", clip_qkv=8), "elementwise")["layer"][0] == "qkv_clip"
+    assert operators(small("dbrx"), "elementwise")["layer"][0] == "qkv_clip"
+    assert "qkv_clip" not in operators(bare, "elementwise")["layer"]
+    assert count_parameters(bare) == count_parameters(small("dbrx"))

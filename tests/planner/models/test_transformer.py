@@ -1,9 +1,17 @@
 """The graphs of layers: names, order and dims that pricing and exporters rely on."""
 
-import pytest
+from typing import Any
 
-from planner.graph import Graph
+import pytest
+from pydantic import ValidationError
+
+from planner import plan
+from planner.graph import Graph, count_parameters
 from planner.models.catalog import build_graph, list_models, load_model, sequence_length
+from planner.models.config import LayerKind, TransformerConfig
+from planner.models.model import Model
+from planner.models.transformer import transformer_graph
+from planner.plans import Plan
 
 LLAMA_OPS = [
     "attn_norm",
@@ -150,3 +158,37 @@ def test_cross_attention_reads_the_encoder() -> None:
     assert cross.attributes["causal"] is False
     assert graph.dims["encoder_seq"] == 1500
     assert graph.sequence == (*("encoder_layer",) * 32, "bridge", *("decoder_layer",) * 32)
+
+
+WINDOWED = TransformerConfig(
+    name="windowed",
+    layers=(LayerKind(attention="window"), LayerKind()) * 8,
+    hidden=4096,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=14336,
+    vocab=128256,
+    window=1024,
+    sinks="all",
+    head_gates=True,
+)
+
+
+@pytest.mark.parametrize("pins", [{}, {"tensor": 4}, {"tensor": 8, "recompute": "full"}])
+def test_heads_of_windows_that_are_as_many_cost_the_same(pins: dict[str, Any]) -> None:
+    """Under dims of their own as under those of all layers, whether these are split or not."""
+
+    def planned(**own: int) -> Plan:
+        graph = transformer_graph(WINDOWED.model_copy(update=own), 4096)
+        model = Model(name="windowed", family="graph", graph=graph, parameters=count_parameters(graph))
+        return plan(model, "dgx-h100:1", global_batch=64, seq_len=4096, **pins)
+
+    alike, apart = planned(), planned(window_heads=32, window_kv_heads=4)
+    assert apart.estimate.step_time_s == alike.estimate.step_time_s
+    assert apart.estimate.memory_bytes == alike.estimate.memory_bytes
+
+
+def test_heads_of_windows_need_their_key_heads() -> None:
+    with pytest.raises(ValidationError, match="need the number of their key-value heads"):
+        TransformerConfig(**WINDOWED.model_dump() | {"window_heads": 64})
