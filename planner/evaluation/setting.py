@@ -125,7 +125,7 @@ def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
     graph = build_graph(model, job.seq_len)
     graph = graph if job.adapter is None else adapted(graph, job.adapter)
-    return autocast(graph) if job.autocast else graph
+    return autocast(graph, load_software(job.stack).fused_elementwise) if job.autocast else graph
 
 
 def trained_parameters(model: Model, job: Job) -> int:

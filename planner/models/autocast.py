@@ -34,13 +34,33 @@ of rotary positions product with the cosine 2+4, negated half 1+1, concatenation
 """
 
 
-def autocast(graph: Graph) -> Graph:
-    """``graph`` with the types that autocast leads to. Raises ``Unsupported`` for operators that it does not know."""
+def autocast(graph: Graph, fused: bool) -> Graph:
+    """``graph`` with the types that autocast leads to. Raises ``Unsupported`` for operators that it does not know.
+
+    Where a compiler makes the kernels (``fused``), what only products read is written in their type, and nothing is
+    cast by itself: Inductor of torch 2.13 makes one kernel of a residual sum, the norm behind it and its cast.
+    """
     first = graph.block[graph.first] if graph.first is not None else None
     handed = first is not None and not _wide(first, False).isdisjoint(first.outputs)
-    blocks = tuple(_cast(block, _wide(block, handed and block is not first)) for block in graph.blocks)
+    blocks = []
+    for block in graph.blocks:
+        wide = _wide(block, handed and block is not first)
+        blocks.append(_cast(block, wide - _only_multiplied(block) if fused else wide))
     fields = {name: getattr(graph, name) for name in Graph.model_fields}
-    return Graph(**fields | {"blocks": blocks})
+    return Graph(**fields | {"blocks": tuple(blocks)})
+
+
+def _only_multiplied(block: Block) -> frozenset[str]:
+    """What operators of ``block`` make and only its products read."""
+    readers: dict[str, list[Op]] = {name: [] for op in block.ops for name in op.outputs}
+    for op in block.ops:
+        for name in set(op.inputs) & readers.keys():
+            readers[name].append(op)
+    return frozenset(
+        name
+        for name, ops in readers.items()
+        if ops and name not in block.outputs and all(operator_rule(op).arithmetic in LOWERED for op in ops)
+    )
 
 
 def _wide(block: Block, receives: bool) -> frozenset[str]:
