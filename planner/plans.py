@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.record import Given, Record
@@ -91,6 +91,9 @@ class Job(Given):
     that are balanced by force may give them (torchtitan's, NeMo AutoModel's)."""
     overlap_experts: bool = False
     """Tokens travel to experts and back beside the computation of another micro-batch."""
+    document_len: int | None = Field(default=None, gt=0)
+    """Tokens of a document where a sequence is packed with several, each of which attends to itself alone; of documents
+    that differ the sum of squares over the sum, as scores grow with the square. None: a sequence is one document."""
     expert_imbalance: float = Field(default=1, ge=1)
     """Tokens of the fullest rank of an expert-parallel group over their mean: MaxVio of its loads, plus one.
 
@@ -113,6 +116,14 @@ class Job(Given):
                 f"mlp_tiles {self.mlp_tiles}: a sequence of {self.seq_len} tokens has no more parts than tokens"
             )
         return self
+
+    @field_validator("document_len")
+    @classmethod
+    def _is_within_a_sequence(cls, length: int | None, said: ValidationInfo) -> int | None:
+        seq_len = said.data.get("seq_len")  # which has an error of its own where it is missing
+        if length is not None and seq_len is not None and length > seq_len:
+            raise ValueError(f"a document of {length} tokens is longer than its sequence of {seq_len}")
+        return length
 
     @property
     def attention_kernel(self) -> Literal["flash", "plain"]:

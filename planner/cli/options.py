@@ -88,6 +88,13 @@ def from_options(kind: type[R], fields: Mapping[str, Any]) -> R:
         raise InputError(f"--{SPELLED.get(name, name).replace('_', '-')}: {problem}") from error
 
 
+AS_GIVEN = (
+    *("precision", "autocast", "optimizer", "master_weights", "grad_dtype", "reduce_dtype", "attention"),
+    *("cuda_graphs", "fused_loss", "context_exchange", "token_exchange", "document_len", "expert_imbalance"),
+)
+"""Options that are fields of a `Job`."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What is trained."""
@@ -137,6 +144,10 @@ class JobOptions:
     token_exchange: Annotated[
         str, _job("--token-exchange", help="Tokens to experts: all_to_all, all_gather, deepep or hybridep.")
     ] = "all_to_all"
+    document_len: Annotated[
+        int | None,
+        _job("--document-len", help="Tokens of a document, where sequences are packed with several."),
+    ] = None
     expert_imbalance: Annotated[
         float, _job("--expert-imbalance", help="Tokens of the fullest expert-parallel rank over their mean.")
     ] = 1.0
@@ -171,18 +182,7 @@ class JobOptions:
                 "stack": self.stack or usual["stack"],
                 "global_batch": self._sequences(seq_len),
                 "seq_len": seq_len,
-                "precision": self.precision,
-                "autocast": self.autocast,
-                "optimizer": self.optimizer,
-                "master_weights": self.master_weights,
-                "grad_dtype": self.grad_dtype,
-                "reduce_dtype": self.reduce_dtype,
-                "attention": self.attention,
-                "cuda_graphs": self.cuda_graphs,
-                "fused_loss": self.fused_loss,
-                "context_exchange": self.context_exchange,
-                "token_exchange": self.token_exchange,
-                "expert_imbalance": self.expert_imbalance,
+                **{name: getattr(self, name) for name in AS_GIVEN},
                 "memory_headroom": self.headroom,
                 "adapter": adapter,
             },

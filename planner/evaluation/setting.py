@@ -26,6 +26,7 @@ from planner.graph import Graph, count_parameters, has_scans
 from planner.models.adapters import adapted
 from planner.models.autocast import autocast
 from planner.models.catalog import build_graph, counted, sequence_length
+from planner.models.documents import of_documents
 from planner.models.model import Model
 from planner.operators import operator_rule
 from planner.plans import Job, Plan
@@ -123,7 +124,7 @@ def caveats_of(plan: Plan) -> tuple[str, ...]:
 
 def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
-    graph = build_graph(model, job.seq_len)
+    graph = of_documents(build_graph(model, job.seq_len), job.document_len)
     graph = graph if job.adapter is None else adapted(graph, job.adapter)
     return autocast(graph, load_software(job.stack).fused_elementwise) if job.autocast else graph
 
@@ -143,7 +144,8 @@ def batch_name(model: Model, job: Job) -> str:
     """A step's batch: ``64 sequences of 8192 tokens``, or ``256 images``."""
     if counted(model) != "tokens":
         return f"{job.global_batch} {counted(model)}"
-    return f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.seq_len} tokens"
+    packed = f" in documents of {job.document_len}" if job.document_len else ""
+    return f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.seq_len} tokens{packed}"
 
 
 def describe_trained(model: Model, job: Job) -> str:

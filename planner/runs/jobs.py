@@ -47,6 +47,7 @@ def job_of(run: RunFile, origin: Origin, global_batch: int, cluster: ClusterSpec
             "attention": _attention(run, origin, assume),
             "fused_loss": _fused_loss(run, origin, assume),
             "mlp_tiles": parallel.mlp_tiles,
+            "document_len": parallel.document_len,
             "fused_optimizer": _fused_optimizer(run),
             "narrow_gathers": _narrow_gathers(run),
             "narrow_weight_gathers": parallel.narrow_weight_gathers,

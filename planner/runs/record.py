@@ -221,6 +221,8 @@ class ParallelSection(Section):
     fused_loss: bool | None = None
     mlp_tiles: int = Field(default=1, gt=0)
     """Parts of a sequence over which feed-forward layers go one after the other."""
+    document_len: int | None = Field(default=None, gt=0)
+    """Tokens of a document where sequences are packed with several that do not see each other."""
     cuda_graph: str | None = None
     """What is replayed from captured graphs: ``full_iteration``, or an implementation and the parts of layers
     (``transformer_engine/[attn, moe_router]``)."""

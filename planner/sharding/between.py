@@ -1,6 +1,7 @@
 """What products between activations cost: those of attention as one operator, and others by themselves."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from cost_models.attention import AttentionShape
@@ -73,9 +74,11 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
         v_dim=graph.dims[value.dims[-1]],
         kv_heads=sizes.local(kv_heads, strategy) if kv_heads else 1,
         causal=bool(op.attributes.get("causal", False)),
-        window=_reach(op),
+        window=float(op.attributes.get("window", 0)) or None,
     )
     kernel: str = pricer.job.attention_kernel
+    if kernel == "flash":
+        shape = _in_chunks(shape, float(op.attributes.get("chunk", 0)))
     if kernel == "plain":
         kernel = pricer.software.unfused_attention
     elif kernel == "flash" and _tiles(shape, pricer):
@@ -130,7 +133,8 @@ def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:
     return whole is not None and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))
 
 
-def _reach(op: Op) -> float | None:
-    """Keys that one query sees at most: a sliding window, or half a chunk on average times two; None: all."""
-    reach = [float(op.attributes[name]) for name in ("window", "chunk") if op.attributes.get(name)]
-    return min(reach) if reach else None
+def _in_chunks(shape: AttentionShape, chunk: float) -> AttentionShape:
+    """A fused call where queries see keys of their own ``chunk`` of the sequence alone, each a sequence by itself."""
+    if not 0 < chunk < shape.q_len or shape.q_len != shape.kv_len:
+        return shape
+    return replace(shape, batch=shape.batch * shape.q_len / chunk, q_len=chunk, kv_len=chunk)

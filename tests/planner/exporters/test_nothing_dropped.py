@@ -97,7 +97,7 @@ JOBS: Mapping[str, Any] = MappingProxyType(
 )
 """Field of `Job` -> another choice."""
 
-NOT_CONFIGURED = {"stack", "memory_headroom", "expert_imbalance"}
+NOT_CONFIGURED = {"stack", "memory_headroom", "document_len", "expert_imbalance"}
 """Fields of `Job` that only say how to predict and to search."""
 
 SAID_WITH_ANOTHER = {"sharding", "replicate_degree", "recompute", "stages"}
