@@ -271,16 +271,16 @@ class SoftwareSpec(Record):
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
     heads_sum_last: bool | None = None
-    """A compiler may make the head's whole gradient, of which shards are kept, after the layers' backward.
-
-    None: there is none.
-    """
+    """A compiler may make the head's whole gradient, of which shards are kept, after the layers' backward; None: no."""
     gathers_few_heads: bool | None = None
     """Tensor ranks beyond heads of keys gather all projections to share these; None: each makes what it needs."""
     shards_weights_from: Literal[2, 3]
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
+    adapts: Literal["products", "none"] | None = None
+    """What has an adapter: products, as Megatron Core runs them on tensor ranks, too, or nothing that is known; None:
+    linear modules, as in peft, where gradients come late."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None
