@@ -12,16 +12,18 @@ one. Where gathers overlap products, as pieces that no one else gets, adapters g
 Source: NVIDIA-NeMo/Megatron-Bridge@2afd2d34 ``src/megatron/bridge/peft/utils.py`` (``ParallelLinearAdapter.forward``,
 ``_All2AllHp2Sp``, ``get_adapter_attributes_from_linear``); NVIDIA/Megatron-LM
 ``megatron/core/tensor_parallel/layers.py`` (``ColumnParallelLinear``: ``allreduce_dgrad``), ``mappings.py``
-(``gather_from_tensor_model_parallel_region``: gathers forward, parts backward; ``scatter_to_sequence_parallel_region``:
-the reverse); NVIDIA/TransformerEngine ``transformer_engine/pytorch/module/layernorm_linear.py``
-(``return_layernorm_output_gathered``: gradients are added before they are scattered).
+(``_GatherFromModelParallelRegion``: gathers forward, which copies columns beside each other, parts backward;
+``_ScatterToSequenceParallelRegion``: the reverse); NVIDIA/TransformerEngine
+``transformer_engine/pytorch/module/layernorm_linear.py`` (``return_layernorm_output_gathered``: gradients are added
+before they are scattered; a frozen weight gathers nothing again).
 """
 
 from typing import TYPE_CHECKING
 
+from cost_models.compute import stream_seconds
 from planner.graph import TOKEN_DIMS, Block, Op, Tensor
 from planner.models.adapters import GATHERED, RANK, narrow_product
-from planner.sharding.costs import EdgeCost
+from planner.sharding.costs import Comm, EdgeCost
 from planner.sharding.layouts import adapter_dim
 from planner.sharding.resharding import Move, moves
 from planner.sharding.spec import ShardingSpec, Strategy, gradient_of_input, gradient_of_output
@@ -58,7 +60,17 @@ def thin_edge(
     elif GATHERED in reader.attributes:
         forward, backward = _shared(pricer, block, tensor, reader, source, (forward, backward))
     there, back = (tuple(pricer.comm(*m, exposed=True) for m in way) for way in (forward, backward))
-    return EdgeCost(there, back)
+    if source.on("tensor") in TOKEN_DIMS:
+        return EdgeCost(there, back)
+    return EdgeCost(tuple(_side_by_side(pricer, m, c) for m, c in zip(forward, there, strict=True)), back)
+
+
+def _side_by_side(pricer: "Pricer", move: Move, comm: Comm) -> Comm:
+    """``comm`` with putting gathered columns, which come rank by rank, beside each other."""
+    if (move.collective, move.axes) != ("all_gather", OVER_TENSOR):
+        return comm
+    copied = stream_seconds(2 * move.full_bytes, pricer.mesh.cluster.device).seconds
+    return comm._replace(seconds=comm.seconds + copied)
 
 
 def _each(way: tuple[Move, ...], found: str, meant: str, times: float = 1.0) -> tuple[Move, ...]:
