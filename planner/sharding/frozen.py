@@ -1,7 +1,8 @@
 """Frozen weights: how they are stored, and what products by them cost.
 
 Weights in 8 bits that are multiplied so are not widened. Products of the backward read them transposed, which is
-written each time. Weights in 16 bits that are multiplied in 8 have casts in every layout that stay, as trained ones do.
+written each time where a device multiplies one layout alone. Weights in 16 bits that are multiplied in 8 have casts in
+every layout that stay, as trained ones do.
 
 Source: bitsandbytes-foundation/bitsandbytes ``bitsandbytes/autograd/_functions.py`` (``MatMul4Bit``: forward and
 backward each write the weight in the training type, then multiply); NVIDIA/TransformerEngine
@@ -11,6 +12,7 @@ with ``fp8_param_gather`` and ``disable_parameter_transpose_cache``.
 """
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import stream_seconds
@@ -53,7 +55,8 @@ def _transposed(
     job: Job, sizes: Sizes, block: Block, op: Op, strategy: Strategy, software: SoftwareSpec
 ) -> float:
     """Bytes of transposing what the backward of ``op`` reads of frozen weights that are stored as multiplied."""
-    if not multiplied_as_stored(job) or (software.cast_layouts or 1) == 1:
+    device = sizes.mesh.cluster.device.name
+    if not multiplied_as_stored(job) or any(fnmatchcase(device, p) for p in software.reads_either or ()):
         return 0.0
     weights = ((w, frozen_bytes(job, sizes, block, op, w)) for w in map(block.tensor.__getitem__, op.weights))
     stored = (w for w, size in weights if size.data < DTYPE_BYTES[job.precision])

@@ -112,6 +112,15 @@ def test_sweeps_plan_adapters(cli: Cli) -> None:
     assert all(point["estimate"]["memory"]["frozen_weights"] for point in points)
 
 
+def test_the_search_stays_data_parallel_on_stacks_that_split_adapters(cli: Cli) -> None:
+    """And says so; `evaluate` takes other plans."""
+    asked = (*QUESTION, "--lora", "16", "--lora-targets", "linear_qkv", "--stack", "megatron")
+    found = cli("plan", *asked)
+    assert "Not in it: model parallelism, which adapters are not planned with" in words(found)
+    sized = cli("what-if", QUESTION[0], "dgx-h100", "--devices", "8", *QUESTION[2:], *asked[len(QUESTION) :])
+    assert sized.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
