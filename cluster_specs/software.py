@@ -136,10 +136,8 @@ class SoftwareSpec(Record):
     regathers_ends: bool
     """Sharded weights of embedding and head are freed after the forward and gathered again, as those of layers are."""
     saves_gathered: Literal["always", "within blocks", "never"]
-    """When products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward.
-
-    Within blocks: where the backward follows at once, as at the head, or where the forward is repeated beside it.
-    """
+    """When products keep their inputs as gathered over the tensor axis, rather than gather them again for the backward;
+    within blocks: where the backward follows at once, as at the head, or where the forward is repeated beside it."""
     overlaps_gradients: bool
     """Such inputs are gathered again while their gradient is computed, which is summed while the weights' is."""
     sums_apart: tuple[str, ...] | None = None
@@ -155,6 +153,8 @@ class SoftwareSpec(Record):
     """Formats in which inputs that only products need again are kept as they were multiplied."""
     cast_layouts: int | None = Field(default=None, ge=0)
     """Layouts in which casts of weights that lie whole stay throughout the run in fp8 and fp4 jobs; None or 0: none."""
+    reads_either: tuple[str, ...] | None = None
+    """Patterns of devices on which products read weights that are stored in 8 bits as they lie, transposed or not."""
     keeps_fused: bool
     """Of a product by one parameter whose result is split, what nothing reads stays with what is kept (views)."""
     activation_residuals: float = Field(ge=0)
@@ -271,16 +271,16 @@ class SoftwareSpec(Record):
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = Field(min_length=1)
     """ZeRO stages that the stack offers, by number."""
     heads_sum_last: bool | None = None
-    """A compiler may make the head's whole gradient, of which shards are kept, after the layers' backward.
-
-    None: there is none.
-    """
+    """A compiler may make the head's whole gradient, of which shards are kept, after the layers' backward; None: no."""
     gathers_few_heads: bool | None = None
     """Tensor ranks beyond heads of keys gather all projections to share these; None: each makes what it needs."""
     shards_weights_from: Literal[2, 3]
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
+    adapts: Literal["products", "none"] | None = None
+    """What has an adapter: products, as Megatron Core runs them on tensor ranks, too, or nothing that is known; None:
+    linear modules, as in peft, where gradients come late."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None

@@ -2,7 +2,8 @@
 
 Source: Dettmers et al., QLoRA, arXiv:2305.14314, section 3 (4-bit NormalFloat in blocks of 64, whose maxima are 8-bit
 in blocks of 256 with an fp32 constant each: 0.127 bits a weight); Dettmers et al., LLM.int8(), arXiv:2208.07339
-(8 bits, an fp32 constant a row, which is left out).
+(8 bits, an fp32 constant a row, which is left out); NVIDIA/TransformerEngine ``transformer_engine/pytorch/tensor/
+float8_tensor.py`` (8 bits, an fp32 constant a weight, which is left out).
 """
 
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ QUANTIZED: Mapping[str, Quantized] = MappingProxyType(
     {
         "nf4": Quantized(0.5, (1 + 4 / NF4_CONSTANTS) / NF4_BLOCK),
         "int8": Quantized(1.0, 0.0),
+        "fp8": Quantized(1.0, 0.0),
         "bf16": Quantized(2.0, 0.0),
     }
 )

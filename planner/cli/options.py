@@ -216,7 +216,7 @@ class AdapterOptions:
         float | None, _job("--lora-dropout", help="Share of an adapter's inputs that is dropped.")
     ] = None
     base: Annotated[
-        str | None, _job("--base", help="Stored type of frozen weights: nf4 (QLoRA), int8 or bf16.")
+        str | None, _job("--base", help="Stored type of frozen weights: nf4 (QLoRA), int8, fp8 or bf16.")
     ] = None
 
     def to_adapter(self) -> "Adapter | None":

@@ -14,6 +14,7 @@ from planner.evaluation.residuals import listed_sums, sent_back, unread
 from planner.evaluation.terms import BlockTerms
 from planner.evaluation.weights import FrozenGroup, WeightGroup
 from planner.graph import Block, Op, trained_weights
+from planner.models.adapters import narrow_product
 from planner.operators import (
     UNWRAPPED_POLICIES,
     AttentionKernel,
@@ -117,7 +118,8 @@ def _kept_shares(pricer: Pricer, block: Block) -> dict[str, float]:
 
 def _only_multiplied(block: Block, kernel: AttentionKernel) -> frozenset[str]:
     reads = {op.name: set(operator_rule(op).saved(op, block, kernel)) for op in block.ops}
-    products = [op.name for op in block.ops if operator_rule(op).arithmetic == "matmul"]
+    narrow = [op for op in block.ops if operator_rule(op).arithmetic == "matmul"]
+    products = [op.name for op in narrow if narrow_product(op, block) is None]
     others = [reads[name] for name in reads if name not in products]
     return frozenset().union(*(reads[name] for name in products)).difference(*others)
 

@@ -4,9 +4,11 @@ import math
 
 from cluster_specs.cluster import ClusterSpec
 from cluster_specs.errors import InputError
+from cluster_specs.software import SoftwareSpec
 from planner.evaluation.cuts import ENDS
 from planner.evaluation.setting import Setting
 from planner.graph import Graph, has_scans
+from planner.models.adapters import RANK, adapts_products
 from planner.plans import Parallelism
 
 
@@ -41,7 +43,7 @@ def check_degrees(cluster: ClusterSpec, setting: Setting, plan: Parallelism) -> 
         )
     check_stages(plan, graph)
     if job.adapter is not None:
-        check_data_parallel(plan)
+        check_adapted(graph, setting.software, plan)
 
 
 def check_stages(plan: Parallelism, graph: Graph) -> None:
@@ -80,10 +82,31 @@ def check_stages(plan: Parallelism, graph: Graph) -> None:
         )
 
 
-def check_data_parallel(plan: Parallelism) -> None:
-    """Refuse what is not known of adapters: any parallelism but that of data, and weights on the host."""
-    degrees = {name: getattr(plan, name) for name in ("tensor", "pipeline", "context", "expert")}
-    if split := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
-        raise InputError(f"adapters are trained data-parallel only (FSDP or DDP), found {', '.join(split)}")
+def check_adapted(graph: Graph, software: SoftwareSpec, plan: Parallelism) -> None:
+    """Refuse what is not known of adapters: of PyTorch's any parallelism but that of data, of Megatron Core's that of
+    experts and layouts by operators; weights on the host; and ranks that tensor ranks cannot share.
+
+    Source: NVIDIA/Megatron-LM ``megatron/core/tensor_parallel/layers.py`` (``divide``).
+    """
+    products = adapts_products(software)
+    names = ("expert",) if products else ("tensor", "pipeline", "context", "expert")
+    if split := [f"{name} {getattr(plan, name)}" for name in names if getattr(plan, name) > 1]:
+        how = "on all experts' ranks alike" if products else "data-parallel only (FSDP or DDP)"
+        raise InputError(f"adapters are trained {how}, found {', '.join(split)}")
+    tensor = max((plan.tensor, *(stage.degrees[1] for stage in plan.stages)))
+    if graph.dims[RANK] % tensor and _splits_ranks(graph):
+        raise InputError(f"adapters of rank {graph.dims[RANK]} cannot be split over {tensor} tensor ranks")
+    if tensor > 1 and any(stage.sharding for stage in plan.stages):
+        raise InputError(
+            "adapters on tensor ranks are priced in the named layout: leave `sharding` of `stages` out"
+        )
     if "weights" in plan.offload:
         raise InputError("offload of weights: what it costs of frozen weights is not known")
+
+
+def _splits_ranks(graph: Graph) -> bool:
+    """Whether some adapter reads what tensor ranks have whole, so that they share its rank."""
+    blocks = (graph.block[name] for name in dict.fromkeys(graph.sequence))
+    return any(
+        {RANK, "hidden"} == {*t.dims} and t.name.endswith("_lora_a") for b in blocks for t in b.tensors
+    )

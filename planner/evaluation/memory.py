@@ -250,12 +250,13 @@ def device_memory(
     states = resident_states(every, plan, software)
     if made := made_beside_sums(rank):
         states["made_gradients"] = made
-    if frozen := frozen_weights([g for s in stages for g in s.frozen], mesh, plan, software):
+    untrained = [g for s in stages for g in s.frozen]
+    if frozen := frozen_weights(untrained, mesh, plan, software):
         states["frozen_weights"] = frozen
     if in_rows := rank.tables_in_rows:
         stored = every["weights"] + every["master_weights"] + every["optimizer"]
         states["tables_in_rows"] = in_rows * stored / sharded_elements(groups, mesh, plan.shard_degree)
-    if lie_whole(plan, software) and (casts := cast_bytes(groups, job, software)):
+    if lie_whole(plan, software) and (casts := cast_bytes([*groups, *untrained], job, software)):
         states["kept_casts"] = casts
     if buffers := receive_buffers(rank):
         states["receive_buffers"] = buffers

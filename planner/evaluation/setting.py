@@ -23,7 +23,7 @@ from cost_models.intervals import Spread, spread
 from planner.evaluation.beyond_stack import choices_beyond, devices_beyond
 from planner.flops import matmul_dims
 from planner.graph import Graph, count_parameters, has_scans
-from planner.models.adapters import adapted
+from planner.models.adapters import adapted, adapts_products
 from planner.models.autocast import autocast
 from planner.models.catalog import build_graph, counted, sequence_length
 from planner.models.documents import of_documents
@@ -124,9 +124,12 @@ def caveats_of(plan: Plan) -> tuple[str, ...]:
 
 def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
-    graph = of_documents(build_graph(model, job.seq_len), job.document_len)
-    graph = graph if job.adapter is None else adapted(graph, job.adapter)
-    return autocast(graph, load_software(job.stack).fused_elementwise) if job.autocast else graph
+    graph, software = (
+        of_documents(build_graph(model, job.seq_len), job.document_len),
+        load_software(job.stack),
+    )
+    graph = graph if job.adapter is None else adapted(graph, job.adapter, software)
+    return autocast(graph, software.fused_elementwise) if job.autocast else graph
 
 
 def trained_parameters(model: Model, job: Job) -> int:
@@ -157,17 +160,44 @@ def describe_trained(model: Model, job: Job) -> str:
     return f"{job.adapter}: {trained / 1e6:.1f}M of {everything / 1e9:.2f}B parameters trained"
 
 
+class _Known(NamedTuple):
+    """What is known of adapters on a stack."""
+
+    precisions: tuple[str, ...]
+    bases: tuple[str, ...]
+    """Types of stored frozen weights."""
+
+
+_ADAPTED = _Known(("bf16", "fp16", "fp32"), ("nf4", "int8", "bf16"))
+_ADAPTED_ON_PRODUCTS = _Known(("bf16", "fp16", "fp32", "fp8"), ("fp8", "bf16"))
+
+
 def check_adapter(job: Job, software: SoftwareSpec) -> None:
     """Refuse adapters where nothing is known of how a stack trains them, or of what it would quantise."""
     if job.adapter is None:
         return
-    if software.gradient_life != "late":
+    if software.gradient_life != "late" and not adapts_products(software):
         raise InputError(
-            f"adapters are priced for PyTorch's FSDP and DDP, not for stack {job.stack}: use --stack hf-fsdp or "
-            "torch-fsdp2"
+            f"adapters are priced for PyTorch's FSDP and DDP and for Megatron Core, not for stack {job.stack}: use "
+            "--stack hf-fsdp, torch-fsdp2, megatron or nemo"
         )
-    if job.precision not in ("bf16", "fp16", "fp32"):
-        raise InputError(f"adapters are trained in bf16, fp16 or fp32, found precision {job.precision}")
+    known = _ADAPTED_ON_PRODUCTS if adapts_products(software) else _ADAPTED
+    if job.precision not in known.precisions:
+        raise InputError(
+            f"adapters are trained in one of {', '.join(known.precisions)} on stack {job.stack}, found precision "
+            f"{job.precision}"
+        )
+    base = job.adapter.base
+    if base is not None and base not in known.bases:
+        raise InputError(
+            f"frozen weights are stored in one of {', '.join(known.bases)} on stack {job.stack}, found base {base}"
+        )
+    if base == "fp8" and job.precision != "fp8":
+        raise InputError(f"frozen weights in fp8 are multiplied in fp8, found precision {job.precision}")
+    if job.adapter.a2a_experimental and not adapts_products(software):
+        raise InputError(
+            f"a2a_experimental is of adapters on tensor ranks, which stack {job.stack} has none of: leave it out"
+        )
 
 
 def check_autocast(job: Job, software: SoftwareSpec) -> None:

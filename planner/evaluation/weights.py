@@ -11,7 +11,7 @@ from planner.graph import Block, Op, Tensor
 from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.depths import copied_parts
-from planner.sharding.frozen import frozen_bytes
+from planner.sharding.frozen import frozen_bytes, multiplied_as_stored
 from planner.sharding.pricing import Pricer
 from planner.sharding.spec import Strategy, input_spec
 
@@ -60,10 +60,13 @@ class FrozenGroup(NamedTuple):
 
     Source: bitsandbytes-foundation/bitsandbytes ``nn/modules.py`` (``quant_state`` is an attribute, no parameter).
     """
+    multiplied: float = 0.0
+    """Elements that products read in 8 or 4 bits, where they are stored in more."""
 
     def times(self, count: float) -> "FrozenGroup":
         """``count`` of these."""
-        return self._replace(data=count * self.data, scales=count * self.scales)
+        data, scales, multiplied = (count * size for size in self[1:])
+        return FrozenGroup(self.sync_axes, data, scales, multiplied)
 
 
 class Weights(NamedTuple):
@@ -102,7 +105,9 @@ def weights_of(
             each = frozen_bytes(pricer.job, pricer.sizes, block, op, weight)
             before = frozen.get(axes, FrozenGroup(axes, 0.0, 0.0))
             data, scales = before.data + local * each.data, before.scales + local * each.scales
-            frozen[axes] = FrozenGroup(axes, data, scales)
+            cast = weight.name in multiplied and not multiplied_as_stored(pricer.job)
+            read = before.multiplied + (local if cast else 0.0)
+            frozen[axes] = FrozenGroup(axes, data, scales, read)
     groups = (group._replace(shapes=shapes.get(kind, ())) for kind, group in trained.items())
     return Weights(tuple(groups), tuple(frozen.values()))
 
@@ -115,7 +120,7 @@ def _is_cast_first(job: Job, weight: Tensor) -> bool:
     return job.narrow_weight_gathers and job.precision == "fp8" and "experts" not in weight.dims
 
 
-def cast_bytes(groups: Iterable[WeightGroup], job: Job, software: SoftwareSpec) -> float:
+def cast_bytes(groups: Iterable[WeightGroup | FrozenGroup], job: Job, software: SoftwareSpec) -> float:
     """Casts of weights that stay throughout the run, in each layout that products of either direction read [bytes]."""
     layouts = software.cast_layouts or 0
     return (

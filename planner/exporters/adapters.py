@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cluster_specs.software import load_software
 from planner.errors import Unsupported
-from planner.models.adapters import ALL_LINEAR, Adapter
+from planner.models.adapters import ALL_LINEAR, Adapter, adapts_products
 from planner.plans import Plan
 
 PEFT_FILE, QUANTIZATION_FILE = "adapter_config.json", "quantization_config.json"
@@ -25,11 +26,15 @@ DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "flo
 
 
 def check_adapter(plan: Plan, target: str) -> None:
-    """Raises ``Unsupported`` where ``target`` trains whole models only, or no base that is stored so."""
+    """Raises ``Unsupported`` where ``target`` trains whole models only, or not what the plan's stack adapts."""
     if plan.job.adapter is None:
         return
     if target not in ADAPTING:
         raise Unsupported(f"target {target} cannot express adapters; export to {', '.join(ADAPTING)}")
+    if adapts_products(load_software(plan.job.stack)):
+        raise Unsupported(
+            f"target {target} adapts modules one by one, stack {plan.job.stack} products: plan with --stack hf-fsdp"
+        )
 
 
 def peft_files(plan: Plan, target: str) -> dict[str, str]:

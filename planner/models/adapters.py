@@ -3,23 +3,37 @@
 `adapted` writes them into a model's graph as what they are: two thin products beside each one that they adapt, and a
 sum. All other weights are then frozen, so that FLOPs, memory and communication follow from the graph.
 
+Stacks of Megatron Core have one beside each product that runs as one: queries, keys and values share the product down
+to the rank, and so do gate and up, unless only some of them are named, which are then adapted one by one.
+
 Source: Hu et al., LoRA, arXiv:2106.09685; Dettmers et al., QLoRA, arXiv:2305.14314; huggingface/peft
-``src/peft/tuners/lora/layer.py`` (order of the operations), ``peft/utils/constants.py`` (``all-linear``).
+``src/peft/tuners/lora/layer.py`` (order of the operations), ``peft/utils/constants.py`` (``all-linear``);
+NVIDIA-NeMo/Megatron-Bridge@2afd2d34 ``src/megatron/bridge/peft/lora.py`` (``LoRA``: names of products),
+``canonical_lora.py`` (``CanonicalLoRA``: one by one), ``utils.py`` (``ParallelLinearAdapter``: order; its products are
+Megatron Core's own, in 16 bits also where Transformer Engine's are in 8).
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from cluster_specs.record import Given, RecordT
+from cluster_specs.software import SoftwareSpec
 from planner.errors import InputError
 from planner.flops import reduced_dims
 from planner.graph import Block, Graph, Op, Tensor
-from planner.operators import operator_rule
+from planner.operators import is_in_mlp, operator_rule
 
 ALL_LINEAR = "all-linear"
 """Peft's word for every linear module of the layers."""
@@ -27,7 +41,18 @@ ALL_LINEAR = "all-linear"
 RANK = "adapter_rank"
 """Dim between the two products of an adapter."""
 
-Base = Literal["nf4", "int8", "bf16"]
+PRODUCTS: Mapping[str, str] = MappingProxyType(
+    {"linear_qkv": "qkv", "linear_proj": "attn_out", "linear_fc1": "gate_up", "linear_fc2": "down"}
+)
+"""Megatron Core's names of products that are adapted whole -> the operator of a layer."""
+
+ALONE = "alone"
+"""Attribute of steps that are kernels by themselves on stacks whose other chains of such operators are fused."""
+
+GATHERED = "gathered"
+"""Attribute of steps that read their input as the product beside them gathered it over tensor ranks."""
+
+Base = Literal["nf4", "int8", "fp8", "bf16"]
 
 
 def _listed(given: object) -> object:
@@ -87,7 +112,10 @@ class Adapter(Given):
     """Share of an adapter's inputs that is dropped; a mask of them is kept for the backward."""
     base: Base | None = None
     """Type in which linear weights of layers are stored, to be widened where they are used; None: that of training.
-    Embedding, head, norms and biases are never quantised."""
+    Embedding, head, norms and biases are never quantised. In ``fp8``, as they are multiplied."""
+    a2a_experimental: bool = False
+    """Tensor ranks that share sequences exchange their columns of what an adapter adds for their own tokens, rather
+    than gather all and drop what is not theirs: NeMo's and Megatron Bridge's word."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,6 +129,12 @@ class Adapter(Given):
                     "it out"
                 )
         return {name: value for name, value in given.items() if name not in INDIFFERENT | UNTRAINED.keys()}
+
+    @model_serializer(mode="wrap")
+    def _written(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the exchange of tensor ranks where there is none, as most adapters have no such ranks."""
+        written: dict[str, Any] = fields(self)
+        return {name: value for name, value in written.items() if value or name != "a2a_experimental"}
 
     def __str__(self) -> str:
         """As people say it: ``LoRA r=16 on q_proj, v_proj``."""
@@ -126,31 +160,51 @@ class _Adapted(NamedTuple):
     results: tuple[str, ...]
 
 
-def adapted(graph: Graph, adapter: Adapter) -> Graph:
-    """``graph`` with adapters on its layers, and all else frozen.
+def adapted(graph: Graph, adapter: Adapter, software: SoftwareSpec | None = None) -> Graph:
+    """``graph`` with adapters on its layers as ``software`` has them (None: as peft), and all else frozen.
 
     Raises ``InputError`` where a target is no linear module of the layers, which it lists, or narrower than the rank.
     """
     layers = set(graph.sequence)
     modules = {m for name in layers for m in _linear_modules(graph.block[name])}
     words = set(adapter.target_modules)
-    if missing := [word for word in adapter.target_modules if word not in modules | {ALL_LINEAR}]:
+    products = _named_products(graph) if adapts_products(software) else {}
+    if missing := [w for w in adapter.target_modules if w not in modules | products.keys() | {ALL_LINEAR}]:
         raise InputError(
             f"no linear module of the layers of {graph.name} is called {missing[0]!r}; adapters go on "
-            f"{', '.join(sorted(modules)) or 'none of them'}, or {ALL_LINEAR}"
+            f"{', '.join(sorted(modules | products.keys())) or 'none of them'}, or {ALL_LINEAR}"
         )
     if ALL_LINEAR in words and "experts" in graph.dims:
         raise InputError(
             f"what {ALL_LINEAR} adapts of the stacked experts of {graph.name} differs between versions of peft: name "
             f"modules among {', '.join(sorted(modules))}"
         )
-    targets = modules if ALL_LINEAR in words else words
+    targets = modules if ALL_LINEAR in words else words.union(*(products.get(w, ()) for w in words))
     for name in sorted(layers):
         _check_rank(graph, graph.block[name], targets, adapter.r)
     blocks = tuple(
-        _with_adapters(b, targets, adapter) if b.name in layers else _frozen(b) for b in graph.blocks
+        _with_adapters(b, targets, adapter, software) if b.name in layers else _frozen(b)
+        for b in graph.blocks
     )
     return _changed(graph, blocks=blocks, dims={**graph.dims, RANK: adapter.r})
+
+
+def adapts_products(software: SoftwareSpec | None) -> bool:
+    """Whether adapters lie beside products, and tensor ranks hold parts of them."""
+    return software is not None and software.adapts == "products"
+
+
+def _named_products(graph: Graph) -> dict[str, frozenset[str]]:
+    """Megatron Core's name of each product of the layers -> last words of its modules.
+
+    Not of feed-forward layers where there are experts, whose modules have the same names.
+    """
+    found: dict[str, set[str]] = {}
+    for block in (graph.block[name] for name in dict.fromkeys(graph.sequence)):
+        for word, op in ((w, op) for w, name in PRODUCTS.items() for op in block.ops if op.name == name):
+            if "experts" not in graph.dims or not is_in_mlp(block, op):
+                found.setdefault(word, set()).update(m.name.rpartition(".")[2] for m in _modules(op, block))
+    return {word: frozenset(names) for word, names in found.items()}
 
 
 def _check_rank(graph: Graph, block: Block, targets: Iterable[str], rank: int) -> None:
@@ -195,26 +249,56 @@ def _frozen(block: Block) -> Block:
     return _changed(block, tensors=tuple(tensors))
 
 
-def _with_adapters(block: Block, targets: Iterable[str], adapter: Adapter) -> Block:
+def _together(modules: list[_Adapted]) -> list[_Adapted]:
+    """``modules`` of one product as one."""
+    weights, results = (
+        tuple(chain.from_iterable(parts)) for parts in zip(*(m[1:] for m in modules), strict=True)
+    )
+    return [_Adapted(modules[0].name, weights, results)]
+
+
+def _wanted(op: Op, block: Block, targets: Iterable[str], together: bool) -> list[_Adapted]:
+    """Modules of ``op`` that are adapted; all of a product, as one, where a stack has them ``together``."""
+    if operator_rule(op).arithmetic != "matmul":
+        return []
+    modules = list(_modules(op, block))
+    wanted = [m for m in modules if m.name.rpartition(".")[2] in targets]
+    return _together(wanted) if together and len(wanted) == len(modules) > 1 else wanted
+
+
+def _with_adapters(
+    block: Block, targets: Iterable[str], adapter: Adapter, software: SoftwareSpec | None
+) -> Block:
+    beside = adapts_products(software)
+    habits: dict[str, bool] = {ALONE: True} if beside else {}
+    if software is not None and beside and not software.overlap_tensor:
+        habits[GATHERED] = True
     tensors = {t.name: t for t in _frozen(block).tensors}
     ops: list[Op] = []
     for op in block.ops:
-        product = operator_rule(op).arithmetic == "matmul"
-        wanted = [m for m in _modules(op, block) if m.name.rpartition(".")[2] in targets] if product else []
+        wanted = _wanted(op, block, targets, beside)
         base = {out: f"{out}_base" for m in wanted for out in m.results}
         tensors |= {base[out]: tensors[out].model_copy(update={"name": base[out]}) for out in base}
         ops.append(op.model_copy(update={"outputs": tuple(base.get(out, out) for out in op.outputs)}))
         for module in wanted:
-            made, steps = _steps(module, tensors[op.inputs[0]], tensors, adapter)
+            made, steps = _steps(module, tensors[op.inputs[0]], tensors, adapter, habits)
             tensors |= {t.name: t for t in made}
             ops += steps
     return _changed(block, tensors=tuple(tensors.values()), ops=tuple(ops))
 
 
 def _steps(
-    module: _Adapted, x: Tensor, tensors: dict[str, Tensor], adapter: Adapter
+    module: _Adapted,
+    x: Tensor,
+    tensors: dict[str, Tensor],
+    adapter: Adapter,
+    habits: Mapping[str, bool],
 ) -> tuple[list[Tensor], list[Op]]:
-    """Dropout, down to the rank, up again, and the sum with what the frozen weight made: ``y + B A x``."""
+    """Dropout, down to the rank, up again, and the sum with what the frozen weight made: ``y + B A x``.
+
+    Where tensor ranks share the sequence, Transformer Engine hands on the normed input that it gathered for its own
+    product, unless its gathers overlap products (Megatron-Bridge ``get_adapter_attributes_from_linear``).
+    """
     name = module.weights[0].name
     inner = [d for d in module.weights[0].dims if d in x.dims]
     made = partial(x.model_copy)
@@ -229,9 +313,15 @@ def _steps(
         read = made(update={"name": f"{name}_lora_input"})
         mask = made(update={"name": f"{name}_lora_mask", "dtype": "bool"})
         added += [read, mask]
-        dropped: dict[str, bool | str | float] = {"linear": True, "mask": mask.name, **DROPOUT_PASSES}
+        dropped: dict[str, bool | str | float] = {
+            "linear": True,
+            "mask": mask.name,
+            **DROPOUT_PASSES,
+            **habits,
+        }
         steps.append(_op(f"{name}_lora_dropout", "elementwise", (x,), (read,), attributes=dropped))
-    steps.append(_op(down.name, "matmul", (read,), (narrow,), (down,)))
+    shared = {name: True for name in habits if name == GATHERED}
+    steps.append(_op(down.name, "matmul", (read,), (narrow,), (down,), shared))
     results = [tensors[out] for out in module.results]
     ups = [
         Tensor(
@@ -246,9 +336,16 @@ def _steps(
     steps.append(_op(ups[0].name, "matmul", (narrow,), deltas, ups))
     bases = [tensors[f"{out.name}_base"] for out in results]
     # One sum for all parts of a fused module, as they are views of one array.
-    summed = sum_passes(adapter.base)
+    summed = {**sum_passes(adapter.base), **{name: True for name in habits if name == ALONE}}
     steps.append(_op(f"{name}_lora_add", "add", (*bases, *deltas), results, attributes=summed))
     return [*added, *ups, *deltas], steps
+
+
+def narrow_product(op: Op, block: Block) -> Literal["down", "up"] | None:
+    """Which of an adapter's two products ``op`` is: down to the rank, or up again; None: neither."""
+    if any(RANK in block.tensor[name].dims for name in op.outputs):
+        return "down"
+    return "up" if any(RANK in block.tensor[name].dims for name in op.inputs) else None
 
 
 def is_later_step(op: Op) -> bool:

@@ -88,6 +88,7 @@ ORIGINS: Sequence[tuple[str, Origin]] = (
         r"mlperf/v(3\.\d|4\.0)/gpt3",
         Origin("nemo-unfused", fills_stages=True),
     ),
+    (r"MLPerf.*DeepSpeed", Origin("deepspeed-transformers")),
     (r"NeMo|DGXC|MLPerf", Origin("nemo", fills_stages=True)),
     (r"Zero-bubble PP", Origin("megatron-2021", "plain")),
     (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cost_models.collectives import COLLECTIVES
 from cost_models.compute import stream_seconds
 from planner.graph import HEAD_DIMS, KV_HEAD_DIMS, Block, Op
+from planner.models.adapters import narrow_product
 from planner.sharding.costs import Comm, OpCost
 from planner.sharding.spec import Strategy, input_spec
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 def with_shared_heads(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
     """``cost`` of a projection of queries, keys and values whose tensor ranks are more than its key heads."""
     outputs = [block.tensor[name] for name in op.outputs]
-    if not pricer.software.gathers_few_heads or not _shares_heads(pricer, op, block, strategy):
+    shares = pricer.software.gathers_few_heads and not narrow_product(
+        op, block
+    )  # of an adapter the sum is shared
+    if not shares or not _shares_heads(pricer, op, block, strategy):
         return cost
     others = tuple(split for split in strategy if split[0] != "tensor")
     whole = sum(pricer.tensor_bytes(t, input_spec(pricer.graph, t, others)) for t in outputs)

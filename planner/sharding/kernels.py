@@ -7,6 +7,7 @@ from cluster_specs.habits import ActivationKernels
 from cluster_specs.software import SoftwareSpec
 from cost_models.compute import cast_seconds, stream_seconds
 from planner.graph import Block, Op, trained_weights
+from planner.models.adapters import ALONE
 from planner.operators import ROUTING_KINDS, operator_rule
 from planner.saving import weight_casts
 from planner.sharding.costs import OpCost
@@ -29,7 +30,7 @@ def passes(software: SoftwareSpec, op: Op) -> tuple[float, float]:
         return 1.0, 1.0
     if "casts" in op.attributes:
         return float(op.attributes["casts"]), float(op.attributes["casts"])
-    if "eager_passes" in op.attributes and not software.fused_elementwise:
+    if "eager_passes" in op.attributes and (ALONE in op.attributes or not software.fused_elementwise):
         forward = float(op.attributes["eager_passes"])
         return forward, float(op.attributes.get("eager_backward_passes", forward))
     if "function" in op.attributes and not software.fused_elementwise:

@@ -10,6 +10,7 @@ Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2
 from collections.abc import Mapping
 
 from planner.graph import BATCH, HEAD_DIMS, TOKEN_DIMS, Block, Op
+from planner.models.adapters import GATHERED, RANK, narrow_product
 from planner.operators import operator_rule
 from planner.sharding.mesh import EXPERT_AXES
 from planner.sharding.spec import Sizes, Strategy
@@ -50,6 +51,33 @@ def _tensor_dim(
     return None
 
 
+def adapter_dim(op: Op, block: Block, sizes: Sizes, sequence_parallel: bool) -> str | None:
+    """The dim of one of an adapter's two products, or of the dropout before them, that the tensor axis splits.
+
+    Beside a product whose columns are split, the rank and then these columns; beside one whose rows are split, these
+    and then the columns of the result. Beside others, which tensor ranks repeat, as those.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge@2afd2d34 ``src/megatron/bridge/peft/utils.py`` (``ParallelLinearAdapter``: what
+    ``input_is_parallel`` chooses for ``linear_in``; ``linear_out`` is split by columns always).
+    """
+
+    def split(one: Op) -> str | None:
+        dims = frozenset(operator_rule(one).splittable(one, block, sizes.graph))
+        return _tensor_dim(one, dims, sequence_parallel=False, experts_over_tensor=False)
+
+    if (own := split(op)) is not None:
+        return own
+    which = narrow_product(op, block)
+    if which == "up":
+        other = next(o for o in block.ops if o.name == block.producer[op.inputs[0]])
+    else:
+        down = op if which == "down" else next(o for o in block.ops if op.outputs[0] in o.inputs)
+        other = next(o for o in block.ops if down.outputs[0] in o.inputs)
+    if split(other) is not None:
+        return {"up": "hidden", "down": RANK}.get(which or "")
+    return next((d for d in block.tensor[op.inputs[0]].dims if d in TOKEN_DIMS and sequence_parallel), None)
+
+
 def named_strategy(
     op: Op, block: Block, sizes: Sizes, sequence_parallel: bool, experts_over_tensor: bool = False
 ) -> Strategy:
@@ -57,7 +85,9 @@ def named_strategy(
     dims = frozenset(operator_rule(op).splittable(op, block, sizes.graph))
     chosen: list[tuple[str, str]] = []
     for axis in sizes.mesh.axes:
-        if axis == "tensor":
+        if axis == "tensor" and (narrow_product(op, block) or op.attributes.get(GATHERED)):
+            candidates = [adapter_dim(op, block, sizes, sequence_parallel)]
+        elif axis == "tensor":
             candidates = [_tensor_dim(op, dims, sequence_parallel, experts_over_tensor)]
         elif axis in EXPERT_AXES and "expert_ffn" not in dims:
             # Routers and dispatchers see a rank's own tokens; only experts are spread.

@@ -16,6 +16,7 @@ from cost_models.collectives import COLLECTIVES, wire_bytes
 from cost_models.compute import product_dtype, stream_seconds
 from cost_models.routing import Groups, once_per_node
 from planner.graph import BATCH, Block, Graph, Op, Tensor, trained_weights
+from planner.models.adapters import RANK, narrow_product
 from planner.operators import operator_rule
 from planner.plans import NARROW, Job
 from planner.sharding.between import attention_cost, product_cost
@@ -42,6 +43,7 @@ from planner.sharding.spec import (
     output_spec,
 )
 from planner.sharding.steps import recurrence_cost
+from planner.sharding.thin import is_of_adapter, thin_edge
 from planner.sharding.widths import DTYPE_BYTES, stored_bytes
 
 
@@ -95,19 +97,28 @@ class Pricer:
         """Rate at which a product of these tensors runs.
 
         Those of fp32 as `product_dtype` says. The head stays in bf16 in fp8 and fp4 jobs, as in Megatron Core
-        (``output_layer`` is none of Transformer Engine's) and torchtitan (``filter_fqns`` leaves out ``output``).
+        (``output_layer`` is none of Transformer Engine's) and torchtitan (``filter_fqns`` leaves out ``output``), and
+        so do adapters (`planner.models.adapters`).
         """
         if "fp32" not in (left.dtype, right.dtype) and self.job.precision != "fp32":
-            head = block.name == self.graph.last
-            return "bf16" if head and self.job.precision in NARROW else self.job.precision
+            wide = block.name == self.graph.last or RANK in (*left.dims, *right.dims)
+            return "bf16" if wide and self.job.precision in NARROW else self.job.precision
         return product_dtype(self.mesh.cluster.device, "fp32")
 
-    def comm(self, collective: str, axes: tuple[str, ...], full_bytes: float, routed: bool = False) -> Comm:
+    def comm(
+        self,
+        collective: str,
+        axes: tuple[str, ...],
+        full_bytes: float,
+        routed: bool = False,
+        exposed: bool = False,
+    ) -> Comm:
         """One collective over ``axes``, priced by its group's links; of tensor and expert axes, what stays exposed."""
         if axes[-1] == "context_expert":  # what moves between experts, though on context ranks
             axes = (*axes, "expert")
         group = self.mesh.group(axes)
-        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - self._hidden(axes, routed))
+        hidden = 0.0 if exposed else self._hidden(axes, routed)
+        seconds = COLLECTIVES[collective](full_bytes, group).seconds * (1 - hidden)
         copies = self.software.copies_gathered and axes[-1] == "tensor" and group.size > 1
         if copies and collective in ("all_gather", "reduce_scatter"):
             seconds += stream_seconds(2 * full_bytes, self.mesh.cluster.device).seconds
@@ -141,7 +152,7 @@ class Pricer:
         if found is None:
             priced = _PRICES[operator_rule(op).arithmetic](self, block, op, strategy)
             priced = with_logits_again(self, block, op, strategy, priced)
-            priced = spared(self.job, self.sizes, block, op, strategy, priced)
+            priced = spared(self.job, self.sizes, block, op, strategy, priced, self.software)
             priced = with_rows(self, block, op, strategy, with_scatters(self, block, op, strategy, priced))
             priced = with_shared_heads(self, block, op, strategy, priced)
             priced = with_weight_casts(self, block, op, strategy, priced)
@@ -164,12 +175,17 @@ class Pricer:
         """Price what lies between a producer's output ``source`` and the strategy ``consumer`` of its ``reader``."""
         keeps = not is_product(reader) or self.keeps_gathered(block, reader)
         alike = keeps and self.software.partitioner is None and not self.software.sums_apart
+        alike = alike and self.job.adapter is None
         who = "" if alike else reader.name
         where = (*self.situation(source.shards), *self.situation(consumer))
         key = (block.name, name, who, keeps, source.partial, *where)
         found = self.known.get(key)
         if found is None:
-            found = self._edge(block.tensor[name], source, consumer, self.gathers_narrow(block))
+            tensor = block.tensor[name]
+            if is_of_adapter(self, block, tensor, reader):
+                found = thin_edge(self, block, tensor, reader, source, consumer)
+            else:
+                found = self._edge(tensor, source, consumer, self.gathers_narrow(block))
             if not keeps:
                 found = self._beside_gradients(block, reader, consumer, found)
             if self.partitioned:
@@ -187,8 +203,10 @@ class Pricer:
     def keeps_gathered(self, block: Block, product: Op) -> bool:
         """Whether ``product`` keeps its inputs as gathered over the tensor axis, not to gather them again.
 
-        What is gathered for experts is the exchange's to gather, and theirs to keep.
+        What is gathered for experts is the exchange's to gather, and theirs to keep. So is what an adapter reads.
         """
+        if narrow_product(product, block) is not None:
+            return True
         habit = self.software.saves_gathered
         if habit == "within blocks":
             return self.pins_gathered(block, product) or block.name in (self.graph.first, self.graph.last)
@@ -197,11 +215,14 @@ class Pricer:
     def _beside_gradients(self, block: Block, product: Op, strategy: Strategy, moved: EdgeCost) -> EdgeCost:
         """The input of a product that does not keep it gathered: gathers once more, beside compute where a stack can.
 
-        The gather runs while the gradient of the input is computed, the sum of that while the weights' is.
+        The gather runs while the gradient of the input is computed, the sum of that while the weights' is. Frozen
+        weights need neither.
 
         Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
         """
-        again = tuple(c for c in moved.forward if c.collective == "all_gather" and c.axes[-1] == "tensor")
+        trained = bool(trained_weights(product, block))
+        gathers = (c for c in moved.forward if c.collective == "all_gather" and c.axes[-1] == "tensor")
+        again = tuple(gathers) if trained else ()
         if not self.software.overlaps_gradients:
             return moved._replace(again=again)
         cost, slowdown = self.op(block, product, strategy), self.software.overlap_slowdown

@@ -104,7 +104,8 @@ def flops(model: str, job: Mapping[str, Any], tokens: float) -> float:
     seq_len, adapter = int(job["seq_len"]), job.get("adapter")
     graph = build_graph(load_model(model), seq_len)
     if adapter is not None:
-        graph = adapted(graph, validated(Adapter, adapter, "the job: adapter"))
+        software = load_software(job["stack"]) if job.get("stack") else None
+        graph = adapted(graph, validated(Adapter, adapter, "the job: adapter"), software)
     return tokens * model_flops(graph, 1) / seq_len
 
 

@@ -112,20 +112,30 @@ def test_sweeps_plan_adapters(cli: Cli) -> None:
     assert all(point["estimate"]["memory"]["frozen_weights"] for point in points)
 
 
+def test_the_search_stays_data_parallel_on_stacks_that_split_adapters(cli: Cli) -> None:
+    """And says so; `evaluate` takes other plans."""
+    asked = (*QUESTION, "--lora", "16", "--lora-targets", "linear_qkv", "--stack", "megatron")
+    found = cli("plan", *asked)
+    assert "Not in it: model parallelism, which adapters are not planned with" in words(found)
+    sized = cli("what-if", QUESTION[0], "dgx-h100", "--devices", "8", *QUESTION[2:], *asked[len(QUESTION) :])
+    assert sized.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("--base", "nf4"), "--base is about adapters: give their rank too, --lora 16"),
         (("--lora-targets", "q_proj"), "--lora-targets is about adapters: give their rank too, --lora 16"),
         (("--lora", "0"), "--lora: must be greater than 0, found 0"),
-        (("--lora", "8", "--base", "nf8"), "--base: must be 'nf4', 'int8' or 'bf16', found 'nf8'"),
+        (("--lora", "8", "--base", "nf8"), "--base: must be 'nf4', 'int8', 'fp8' or 'bf16', found 'nf8'"),
         (("--lora", "8", "--lora-dropout", "1"), "--lora-dropout: must be less than 1, found 1.0"),
         (
             ("--lora", "8", "--lora-targets", "q"),
             "no linear module of the layers of llama-3.2-1b is called 'q'",
         ),
         (("--lora", "8", "--tensor", "2"), "--tensor 2: adapters are planned data-parallel only"),
-        (("--lora", "8", "--stack", "megatron"), "not for stack megatron: use --stack hf-fsdp"),
+        (("--lora", "8", "--stack", "deepspeed"), "not for stack deepspeed: use --stack hf-fsdp"),
+        (("--lora", "8", "--stack", "megatron", "--tensor", "2"), "adapters are planned data-parallel only"),
     ],
 )
 def test_what_has_no_meaning_is_refused(cli: Cli, options: tuple[str, ...], sentence: str) -> None:

@@ -162,7 +162,8 @@ def test_a_tied_table_is_frozen_once() -> None:
 @pytest.mark.parametrize(
     ("job", "plan", "words"),
     [
-        ({"stack": "megatron"}, {}, "not for stack megatron"),
+        ({"stack": "deepspeed"}, {}, "not for stack deepspeed: use --stack hf-fsdp, .*, megatron or nemo"),
+        ({"stack": "megatron-2021"}, {}, "not for stack megatron-2021"),
         ({"precision": "fp8"}, {}, "found precision fp8"),
         ({}, {"data": 4, "tensor": 2, "shard_degree": 4}, "data-parallel only .*, found tensor 2"),
         ({}, {"offload": ("optimizer", "weights")}, "offload of weights"),

@@ -63,3 +63,10 @@ def test_axolotl_has_keys_of_its_own() -> None:
 def test_other_targets_refuse(target: str) -> None:
     with pytest.raises(Unsupported, match=f"target {target} cannot express adapters; export to hf-trainer"):
         export(planned(), target)
+
+
+def test_adapters_of_products_are_no_adapters_of_modules() -> None:
+    adapter = Adapter(r=4, target_modules=("linear_qkv",))
+    plan = tiny_plan(job={"precision": "fp8", "stack": "megatron", "adapter": adapter}, data=4)
+    with pytest.raises(Unsupported, match="hf-trainer adapts modules one by one, stack megatron products"):
+        export(plan, "hf-trainer")

@@ -56,6 +56,8 @@ def changed(**parallel: Any) -> dict[str, Any]:
         ("Marin speedruns marin/1 TPU v5p 16 devices tensor 1 pipeline 1", "levanter"),
         ("ColossalAI colossal/1 B200 ZeRO-1 16 devices tensor 2 pipeline 4", "colossalai"),
         ("transformers my-run H100 8 devices tensor 1 pipeline 1", "hf-fsdp"),
+        ("MLPerf LoRA, DeepSpeed a H100 DeepSpeed ZeRO-3 8 devices tensor 1", "deepspeed-transformers"),
+        ("MLPerf LoRA a H100 8 devices tensor 4 pipeline 1", "nemo"),
         ("LLaMA-Factory sft H100 FULL_SHARD 8 devices tensor 1 pipeline 1", "hf-fsdp"),
         ("LLaMA-Factory sft H100 ZeRO-3 8 devices tensor 1 pipeline 1", "deepspeed-transformers"),
         ("xtuner sft H100 ZeRO-3 8 devices tensor 1 pipeline 1", "deepspeed"),
