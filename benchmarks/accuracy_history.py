@@ -34,7 +34,7 @@ to those who made the model, of which there were twelve rounds; each was priced 
 | the same: Mixtral of one maker, two series | 10 | 39.7 % | 46.2 % | 80 % |
 | "transcribed tenth", eleven series: dense | 35 | 15.3 % | 32.6 % | 54 % |
 | the same: mixtures of experts of one series | 6 | 19.1 % | 51.7 % (largest) | 67 % |
-| "transcribed eleventh", eleven series, two thirds of the runs on boards that no series had been on | 77 | 17.7 % | 57.2 % | 52 % |
+| "transcribed eleventh", eleven series, most runs on boards that were new | 77 | 17.7 % | 57.2 % | 52 % |
 
 What followed from each:
 
