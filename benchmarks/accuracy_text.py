@@ -274,6 +274,10 @@ Step time, dense:
   time of an eager layer, by version; that of 0.12.6 is priced, measured on a CPU.
 * **Lambda's 405B** with the update on the host: +39 %, as its processors were faster than the middling ones that are
   assumed.
+* **MI325X in eager fp16** (milabench's BERT) -32 to -56 %: its rates are those of compiled programs and of
+  TransformerEngine (MLPerf's adapters on it -1 and -3 %). **universal-llm-trainer** -38 to -64 %: adapters take longer
+  in it than all weights. **TinyLlama on boards without NVLink**: -10 to -39 % on eight, links not stated; a 7B under
+  DeepSpeed's ZeRO-2 -52 and -58 %.
 * **Releases**: MLPerf's GPT-3 became 21 % faster in 17 months, AXLearn's 7B on 256 H100 27 % in ten.
 * **The sweep's stalled runs**, up to eightyfold, had another version than the one assumed: under that of its three
   versions that is nearest, 729 of its 787 runs are within 25 %, half of them within 4.7 %. 74 take over 1.5 times as
