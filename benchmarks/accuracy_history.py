@@ -35,7 +35,7 @@ to those who made the model, of which there were twelve rounds; each was priced 
 | "transcribed tenth", eleven series: dense | 35 | 15.3 % | 32.6 % | 54 % |
 | the same: mixtures of experts of one series | 6 | 19.1 % | 51.7 % (largest) | 67 % |
 | "transcribed eleventh", eleven series, most runs on boards that were new | 77 | 17.7 % | 57.2 % | 52 % |
-| of the same round, MLPerf's adapters on Llama-2 70B, once tensor ranks had any | 12 | 9.5 % | 12.4 % (largest) | 100 % |
+| the same: MLPerf's adapters, once tensor ranks had any | 12 | 9.5 % | 12.4 % (largest) | 100 % |
 
 What followed from each:
 
