@@ -278,9 +278,9 @@ class SoftwareSpec(Record):
     """ZeRO stage from which weights lie in shards between steps; before, those that were stepped are gathered."""
     schedules: tuple[str, ...] = Field(min_length=1)
     """Pipeline schedules that the stack offers."""
-    adapts: Literal["products", "none"] | None = None
-    """What has an adapter: products, as Megatron Core runs them on tensor ranks, too, or nothing that is known; None:
-    linear modules, as in peft, where gradients come late."""
+    adapts: Literal["modules", "products", "none"]
+    """What has an adapter: linear modules, as in peft, products, as Megatron Core runs them on tensor ranks, too, or
+    nothing that is known."""
     partitioner: Partitioner | None = None
     """How programs are partitioned, where a compiler does it; None: collectives are those that the plan asks for."""
     on_gpu: OnGPU | None = None

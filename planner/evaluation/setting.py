@@ -176,10 +176,10 @@ def check_adapter(job: Job, software: SoftwareSpec) -> None:
     """Refuse adapters where nothing is known of how a stack trains them, or of what it would quantise."""
     if job.adapter is None:
         return
-    if software.gradient_life != "late" and not adapts_products(software):
+    if software.adapts == "none":
         raise InputError(
-            f"adapters are priced for PyTorch's FSDP and DDP and for Megatron Core, not for stack {job.stack}: use "
-            "--stack hf-fsdp, torch-fsdp2, megatron or nemo"
+            f"adapters are priced for PyTorch's FSDP and DDP, DeepSpeed and Megatron Core, not for stack {job.stack}: use "
+            "--stack hf-fsdp, torch-fsdp2, deepspeed-transformers, megatron or nemo"
         )
     known = _ADAPTED_ON_PRODUCTS if adapts_products(software) else _ADAPTED
     if job.precision not in known.precisions:
