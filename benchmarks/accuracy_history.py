@@ -36,6 +36,7 @@ to those who made the model, of which there were twelve rounds; each was priced 
 | the same: mixtures of experts of one series | 6 | 19.1 % | 51.7 % (largest) | 67 % |
 | "transcribed eleventh", eleven series, most runs on boards that were new | 77 | 17.7 % | 57.2 % | 52 % |
 | the same: MLPerf's adapters, once tensor ranks had any | 12 | 9.5 % | 12.4 % (largest) | 100 % |
+| the same: three more under DeepSpeed, once it had any | 3 | 21.4 % | 32.0 % (largest) | 67 % |
 
 What followed from each:
 

@@ -178,8 +178,8 @@ def check_adapter(job: Job, software: SoftwareSpec) -> None:
         return
     if software.adapts == "none":
         raise InputError(
-            f"adapters are priced for PyTorch's FSDP and DDP, DeepSpeed and Megatron Core, not for stack {job.stack}: use "
-            "--stack hf-fsdp, torch-fsdp2, deepspeed-transformers, megatron or nemo"
+            "adapters are priced for PyTorch's FSDP and DDP, DeepSpeed and Megatron Core, not for stack "
+            f"{job.stack}: use --stack hf-fsdp, torch-fsdp2, deepspeed-transformers, megatron or nemo"
         )
     known = _ADAPTED_ON_PRODUCTS if adapts_products(software) else _ADAPTED
     if job.precision not in known.precisions:

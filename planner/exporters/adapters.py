@@ -16,7 +16,7 @@ from planner.plans import Plan
 
 PEFT_FILE, QUANTIZATION_FILE = "adapter_config.json", "quantization_config.json"
 
-WITH_PEFT = ("hf-trainer", "accelerate", "accelerate-fsdp1")
+WITH_PEFT = ("hf-trainer", "accelerate", "accelerate-fsdp1", "deepspeed")
 """Targets whose scripts wrap the model by ``get_peft_model``."""
 
 ADAPTING = (*WITH_PEFT, "axolotl")

@@ -134,7 +134,7 @@ def test_the_search_stays_data_parallel_on_stacks_that_split_adapters(cli: Cli) 
             "no linear module of the layers of llama-3.2-1b is called 'q'",
         ),
         (("--lora", "8", "--tensor", "2"), "--tensor 2: adapters are planned data-parallel only"),
-        (("--lora", "8", "--stack", "deepspeed"), "not for stack deepspeed: use --stack hf-fsdp"),
+        (("--lora", "8", "--stack", "nanotron"), "not for stack nanotron: use --stack hf-fsdp"),
         (("--lora", "8", "--stack", "megatron", "--tensor", "2"), "adapters are planned data-parallel only"),
     ],
 )

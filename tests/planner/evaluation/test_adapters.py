@@ -151,6 +151,20 @@ def test_more_rank_costs_more() -> None:
     assert small.memory_bytes < large.memory_bytes
 
 
+@pytest.mark.parametrize(("zero", "held"), [(2, 1.0), (3, 1 / 8)])
+def test_deepspeed_shards_frozen_weights_from_its_third_stage_on(zero: int, held: float) -> None:
+    """``partition_parameters.py`` converts all parameters, and the optimizer has those of adapters only."""
+    job = Job(global_batch=8, seq_len=1024, stack="deepspeed-transformers", adapter=Adapter(r=16))
+    plan = Parallelism(data=8, zero_stage=zero, shard_degree=8)
+    estimate = Evaluator(load_model("llama-3.1-8b"), load_cluster("dgx-a100-80g:1"), job).estimate(plan)
+    trained = 32 * 16 * ((4096 + 4096) + (4096 + 1024))
+    assert estimate.memory["frozen_weights"] == pytest.approx(2 * 8_030_261_248 * held)
+    assert estimate.memory["optimizer"] == pytest.approx(8 * trained / 8)
+    stepped = 2 * trained * 7 / 8  # 16 bits of adapters, gathered once a step where all lie whole
+    gathered = estimate.communication["all_gather"]
+    assert gathered == pytest.approx(stepped) if zero == 2 else gathered > 8_030_261_248
+
+
 def test_a_tied_table_is_frozen_once() -> None:
     """Llama 3.2 1B: embedding and head are one parameter."""
     model = load_model("llama-3.2-1b")
@@ -162,7 +176,7 @@ def test_a_tied_table_is_frozen_once() -> None:
 @pytest.mark.parametrize(
     ("job", "plan", "words"),
     [
-        ({"stack": "deepspeed"}, {}, "not for stack deepspeed: use --stack hf-fsdp, .*, megatron or nemo"),
+        ({"stack": "nanotron"}, {}, "not for stack nanotron: use --stack hf-fsdp, .*, megatron or nemo"),
         ({"stack": "megatron-2021"}, {}, "not for stack megatron-2021"),
         ({"precision": "fp8"}, {}, "found precision fp8"),
         ({}, {"data": 4, "tensor": 2, "shard_degree": 4}, "data-parallel only .*, found tensor 2"),
