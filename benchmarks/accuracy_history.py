@@ -89,12 +89,14 @@ What followed from each:
   them: fsdp_qlora (RTX 4090) 13.6 to 1.8 %, GPT-NeoX and BigCode's Megatron (MI250X) -36 to -14 and -46 to -32 %. The
   interval then reckons with two sources not seen, for one: of the report split 80 % of a series are inside, for 75.
 * **Eleventh** (GPT-2 on fifteen boards of RunPod, MLPerf's Llama-2 70B with adapters and BERT, Lambda's BERT,
-  milabench, TinyLlama by whyNLP, torchtune's table, small models of Swiss AI, ESM-2, Megatron-LLaMA on A800, parameter-
-  golf, universal-llm-trainer): compilers fuse autocast's casts (RunPod 20.9 to 13.2 %), and RTX 3090 cannot reach each
-  other. Two rows of torchtune's A6000 are faster than its peak and were taken out. In RunPod's script, with A100 and
-  H100 at +12 to +16 %, boards whose sustained share is assumed are at +14 (A40, A6000), +5 (L40S), 0 (L40), -4 (L4),
-  +22 (RTX 5090), +24 (RTX PRO 6000) and -25 % (RTX 6000 Ada, H100 NVL); nothing was fitted on it. How adapters lie on
-  tensor ranks was written from Megatron's source before MLPerf's were priced.
+  milabench, TinyLlama by whyNLP, torchtune's table, small models of Swiss AI, ESM-2, Megatron-LLaMA on A800,
+  parameter- golf, universal-llm-trainer): compilers fuse autocast's casts, and scripts that compile a whole model
+  move what Inductor's kernels for it were counted to (RunPod 20.9 to 7.7 %, parameter-golf 29 to 5 %, nanochat 24 to
+  20 %; nanoGPT of 2023 -7 to -13 and -24 to -33 %); RTX 3090 cannot reach each other. Two rows of torchtune's A6000
+  are faster than its peak and were taken out. In RunPod's script, with A100 and H100 at +3 to +9 %, boards whose
+  sustained share is assumed are at +8 (A40, A6000), -4 (L40S), -6 (L40), -11 (L4), +15 (RTX PRO 6000), +17 (RTX 5090)
+  and -31 % (RTX 6000 Ada); nothing was fitted on it. How adapters lie on tensor ranks was written from Megatron's
+  source before MLPerf's were priced.
 
 Two things were fitted again when rows had been misread. The 20 runs of maxtext-synthetic with tensor ranks have one
 micro-batch each: `overlap_tensor` of jax-xla went from 0.9 to 0.6. Checkpoints that do not stop early are priced as

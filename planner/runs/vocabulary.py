@@ -246,6 +246,7 @@ STACK_HABITS: Mapping[str, Habits] = {
             "torch-loss-alone",
             "torch-loss-alone-batched",
             "torch-no-sync",
+            "torch-whole",
         ),
         Habits(zero_stage=3, splits_local_batch=True),
     ),
