@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def with_shared_heads(pricer: "Pricer", block: Block, op: Op, strategy: Strategy, cost: OpCost) -> OpCost:
     """``cost`` of a projection of queries, keys and values whose tensor ranks are more than its key heads."""
     outputs = [block.tensor[name] for name in op.outputs]
-    shares = pricer.software.gathers_few_heads and not narrow_product(
-        op, block
-    )  # of an adapter the sum is shared
+    # Of an adapter's products the sum is what is shared.
+    shares = pricer.software.gathers_few_heads and not narrow_product(op, block)
     if not shares or not _shares_heads(pricer, op, block, strategy):
         return cost
     others = tuple(split for split in strategy if split[0] != "tensor")
