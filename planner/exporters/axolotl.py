@@ -24,8 +24,9 @@ TARGET, FILE = "axolotl", "axolotl.yaml"
 OPTIMIZERS = MappingProxyType({"adamw": "adamw_torch_fused", "sgd": "sgd", "adafactor": "adafactor"})
 """Optimizer -> ``optimizer``."""
 
-RING_ATTENTION = "flash_attention_2"
-"""``attn_implementation`` without which axolotl refuses ``context_parallel_size`` above 1."""
+OF_DOCUMENTS = "flash_attention_2"
+"""``attn_implementation`` that ``sample_packing`` tells where documents begin, and without which axolotl refuses
+``context_parallel_size`` above 1."""
 
 LIMITS = Limits(
     zero_stages=(0, 2, 3),
@@ -57,11 +58,13 @@ def _config(plan: Plan) -> dict[str, Any]:
         "fp16": job.precision == "fp16",
         **axolotl_keys(job.adapter),
     }
+    if job.document_len is not None:
+        config["sample_packing"] = True
+    if job.document_len is not None or p.context > 1:
+        config["attn_implementation"] = OF_DOCUMENTS
     if p.zero_stage == 0:
         return config | {"gradient_checkpointing": policy_of(p) == "full"}
     shard, replicate = shard_and_replicate(p)
-    if p.context > 1:
-        config["attn_implementation"] = RING_ATTENTION
     return config | {
         "fsdp_version": 2,
         "fsdp_config": {

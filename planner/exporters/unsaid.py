@@ -38,6 +38,10 @@ CHOICES: Mapping[str, tuple[Callable[[Plan], bool], str]] = MappingProxyType(
             lambda plan: plan.job.attention != "flash",
             "attention by the kernel that the job names: plain, of the first FlashAttention, or the device's own",
         ),
+        "document_len": (
+            lambda plan: plan.job.document_len is not None,
+            "sequences packed with documents, each of which attends to itself alone",
+        ),
         "autocast": (
             lambda plan: plan.job.autocast,
             "weights that stay in fp32 where they are gathered, and a forward and a loss under torch.autocast",
@@ -100,6 +104,7 @@ MEGATRON = LIMITED | EXPERTS | {"attention", "context_exchange", "grad_dtype"}
 SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "jax": frozenset(),
+        "axolotl": LIMITED | {"document_len"},
         "fsdp2": frozenset({"master_weights", "reduce_dtype", "secondary_degree"}),
         "fsdp1": frozenset({"master_weights", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),

@@ -183,7 +183,8 @@ def axolotl(path):
     unknown = set(given) - set(AxolotlInputConfig.model_fields)
     unknown |= set(given.get("fsdp_config", {})) - set(FSDPConfig.model_fields)
     names = ("sequence_len", "micro_batch_size", "gradient_accumulation_steps", "bf16", "fsdp_version",
-             "dp_shard_size", "dp_replicate_size", "context_parallel_size", "gradient_checkpointing")  # fmt: skip
+             "dp_shard_size", "dp_replicate_size", "context_parallel_size", "gradient_checkpointing",
+             "sample_packing", "attn_implementation")  # fmt: skip
     return {
         "unknown": sorted(unknown),
         "fsdp_config": config.fsdp_config.model_dump(exclude_none=True) if config.fsdp_config else None,

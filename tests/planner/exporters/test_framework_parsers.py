@@ -249,6 +249,15 @@ def test_axolotl_reads_its_keys(case: str, tmp_path: Path) -> None:
         assert found["fsdp_config"]["activation_checkpointing"] is (plan.plan.recompute == "full")
 
 
+@pytest.mark.torch
+@pytest.mark.skipif(not installed("axolotl"), reason="axolotl is not installed")
+def test_axolotl_packs_documents(tmp_path: Path) -> None:
+    plan = tiny_plan(job=BF16 | {"document_len": 8}, **SHARDED)
+    found = read(plan, "axolotl", "axolotl", tmp_path)
+    assert (found["unknown"], found["sample_packing"]) == ([], True)
+    assert found["attn_implementation"] == "flash_attention_2"
+
+
 MAXTEXT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensor, ZeRO 3, selective": (
         SHARDED | {"tensor": 2, "recompute": "selective"},

@@ -92,12 +92,13 @@ JOBS: Mapping[str, Any] = MappingProxyType(
         "expert_routing": "consecutive",
         "overlap_experts": True,
         "expert_capacity": 1.25,
+        "document_len": 16,
         "adapter": Adapter(r=8, target_modules=("q_proj",), base="nf4"),
     }
 )
 """Field of `Job` -> another choice."""
 
-NOT_CONFIGURED = {"stack", "memory_headroom", "document_len", "expert_imbalance"}
+NOT_CONFIGURED = {"stack", "memory_headroom", "expert_imbalance"}
 """Fields of `Job` that only say how to predict and to search."""
 
 SAID_WITH_ANOTHER = {"sharding", "replicate_degree", "recompute", "stages"}
