@@ -122,7 +122,7 @@ class Job(Given):
     def _is_within_a_sequence(cls, length: int | None, said: ValidationInfo) -> int | None:
         seq_len = said.data.get("seq_len")  # which has an error of its own where it is missing
         if length is not None and seq_len is not None and length > seq_len:
-            raise ValueError(f"a document of {length} tokens is longer than its sequence of {seq_len}")
+            raise ValueError(f"must be at most seq_len, {seq_len} tokens")
         return length
 
     @property
