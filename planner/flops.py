@@ -165,12 +165,12 @@ def keys_per_query(op: Op, graph: Graph, counting: Counting) -> float:
     """Mean number of keys that a query attends to.
 
     Causal: ``n/2``, the usual convention (exactly ``(n+1)/2``); with a window ``w < n``: ``w - w^2/(2n)``;
-    in chunks of ``c < n``: ``c/2``.
+    in chunks, or documents, of ``c < n``: ``c/2``.
     """
     keys = float(graph.dims[str(op.attributes["kv_dim"])])
     if not counting.causal:
         return keys
-    chunk = min(float(op.attributes.get("chunk", 0)) or keys, keys)
+    chunk = min(keys, *(float(op.attributes.get(name, 0)) or keys for name in ("chunk", "documents")))
     window = min(float(op.attributes.get("window", 0)) or chunk, chunk)
     if not op.attributes["causal"]:
         return window

@@ -105,6 +105,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "jax": frozenset(),
         "axolotl": LIMITED | {"document_len"},
+        "torchtitan": LIMITED | {"document_len"},
         "fsdp2": frozenset({"master_weights", "reduce_dtype", "secondary_degree"}),
         "fsdp1": frozenset({"master_weights", "reduce_dtype"}),
         "accelerate": frozenset({"master_weights"}),
@@ -128,10 +129,22 @@ Source: axolotl-ai-cloud/axolotl ``README.md`` and huggingface/nanotron@4796d2d 
 """
 
 
+PARTS_DOCUMENTS = frozenset({"torchtitan"})
+"""Targets whose tokens attend to their own document alone, whatever a file says.
+
+Source: pytorch/torchtitan 0.3.0 ``torchtitan/models/common/config_utils.py`` (``get_attention_config``).
+"""
+
+
 def unsaid(plan: Plan, target: str) -> Iterator[str]:
     """Sentences for the header of a file of ``target``."""
     if target in LANGUAGE_MODELS_ONLY and plan.model.architecture != "decoder":
         yield f"{target} trains decoders on text: a model such as {plan.model.name} has to be added to it first"
+    if target in PARTS_DOCUMENTS and plan.job.document_len is None:
+        yield (
+            f"a sequence was taken to be one document; with {target} tokens attend to their own document alone, which "
+            "is faster where sequences are packed with several: plan with --document-len"
+        )
     other = other_type(plan, target)
     if other:
         yield (

@@ -1,8 +1,8 @@
 """Sequences that are packed with several documents, whose tokens attend to their own document alone.
 
-Kernels of attention take such documents as sequences of their own: flash-attn's ``flash_attn_varlen_func`` with
-``cu_seqlens``, TransformerEngine's ``thd`` layout, block masks of PyTorch's ``flex_attention``, segment ids of
-splash attention. All else of a model runs over tokens one by one and does not know of documents.
+Kernels of GPUs take such documents as sequences of their own: flash-attn's ``flash_attn_varlen_func`` with
+``cu_seqlens``, TransformerEngine's ``thd`` layout, block masks of PyTorch's ``flex_attention``. Those of TPUs do not
+(`planner.sharding.between`). All else of a model runs over tokens one by one and does not know of documents.
 """
 
 from planner.graph import TOKEN_DIMS, Block, Graph, Op
@@ -31,5 +31,4 @@ def _is_own(op: Op, block: Block) -> bool:
 
 
 def _attends_within(op: Op, length: int) -> Op:
-    chunk = min(int(op.attributes.get("chunk", 0)) or length, length)
-    return op.model_copy(update={"attributes": {**op.attributes, "chunk": chunk}})
+    return op.model_copy(update={"attributes": {**op.attributes, "documents": length}})

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from cluster_specs.cluster import DeviceSpec
 from cost_models.attention import AttentionShape
 from cost_models.compute import matmul_seconds, stream_seconds
 from cost_models.constants import constants
@@ -78,7 +79,7 @@ def attention_cost(pricer: "Pricer", block: Block, op: Op, strategy: Strategy) -
     )
     kernel: str = pricer.job.attention_kernel
     if kernel == "flash":
-        shape = _in_chunks(shape, float(op.attributes.get("chunk", 0)))
+        shape = _in_chunks(shape, _computed_apart(op, pricer.mesh.cluster.device))
     if kernel == "plain":
         kernel = pricer.software.unfused_attention
     elif kernel == "flash" and _tiles(shape, pricer):
@@ -131,6 +132,19 @@ def _tiles(shape: AttentionShape, pricer: "Pricer") -> bool:
         return bool(pricer.software.tiles_attention) and pricer.job.attention != "native"
     whole = pricer.software.whole_heads
     return whole is not None and any(dim % whole for dim in (shape.qk_dim, shape.v_dim))
+
+
+def _computed_apart(op: Op, device: DeviceSpec) -> float:
+    """Tokens of a sequence that a fused kernel computes by themselves; 0: the whole.
+
+    On TPUs it visits all blocks of which the mask of a layer shows anything, and hides the scores of other documents
+    within them.
+
+    Source: jax-ml/jax ``jax/experimental/pallas/ops/tpu/splash_attention/splash_attention_kernel.py`` (``should_run``
+    comes of the mask's blocks; ``segment_ids`` are looked at in ``_apply_mask_and_soft_cap``).
+    """
+    parts = ("chunk",) if device.kind == "tpu" else ("chunk", "documents")
+    return min((float(op.attributes[name]) for name in parts if op.attributes.get(name)), default=0.0)
 
 
 def _in_chunks(shape: AttentionShape, chunk: float) -> AttentionShape:

@@ -276,3 +276,10 @@ def test_trainers_of_language_models_say_that_others_are_missing() -> None:
     vision = vision.model_copy(update={"model": load_model("vit-b-16")})
     assert "axolotl trains decoders on text" in " ".join(unsaid(vision, "axolotl"))
     assert list(unsaid(vision, "accelerate")) == []
+
+
+def test_torchtitan_says_that_it_keeps_documents_apart() -> None:
+    alone, packed = (base("fully sharded", "none", {"document_len": length}) for length in (None, 16))
+    assert any("--document-len" in words for words in unsaid(alone, "torchtitan"))
+    assert not any("documents" in words for words in unsaid(packed, "torchtitan"))
+    assert any("packed with documents" in words for words in unsaid(packed, "torchtitan-0.2"))

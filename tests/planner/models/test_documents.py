@@ -9,7 +9,7 @@ from cluster_specs.catalog import load_cluster
 from planner import evaluate, plan
 from planner.api import read_plan
 from planner.evaluation import Evaluator
-from planner.flops import Counting
+from planner.flops import Counting, keys_per_query
 from planner.models.catalog import build_graph, load_model
 from planner.models.documents import of_documents
 from planner.operators import forward_flops
@@ -67,13 +67,38 @@ def test_an_encoder_is_read_whole() -> None:
     """Documents part what attends to itself; cross-attention goes over all that the encoder made."""
     graph = of_documents(build_graph(load_model("t5-small"), 512), 128)
     ops = [op for block in graph.blocks for op in block.ops if op.kind == "attention"]
-    assert {op.name: op.attributes.get("chunk", 0) for op in ops} == {"attention": 128, "cross_attention": 0}
+    assert {op.name: op.attributes.get("documents") for op in ops} == {
+        "attention": 128,
+        "cross_attention": None,
+    }
 
 
 def test_chunks_of_a_model_stay_where_documents_are_longer() -> None:
-    graph = of_documents(build_graph(load_model("llama-4-scout-17b-16e"), 32768), 16384)
-    chunks = {op.attributes["chunk"] for block in graph.blocks for op in block.ops if op.kind == "attention"}
-    assert chunks == {8192, 16384}
+    whole = build_graph(load_model("llama-4-scout-17b-16e"), 32768)
+
+    def keys(length: int) -> set[float]:
+        graph = of_documents(whole, length)
+        ops = [op for block in graph.blocks for op in block.ops if op.kind == "attention"]
+        return {keys_per_query(op, graph, Counting()) for op in ops}
+
+    assert keys(16384) == {4096, 8192}
+    assert keys(4096) == {2048}
+
+
+def test_on_tpus_documents_save_nothing_but_the_count() -> None:
+    """Splash attention computes the scores of other documents, and hides them; chunks are in its mask."""
+    job = Job(global_batch=64, seq_len=LENGTH, stack="jax-xla")
+    parallel = Parallelism(data=64, zero_stage=3, shard_degree=64)
+    whole, packed = (
+        Evaluator(
+            load_model("llama-3.2-1b"),
+            load_cluster("tpu-v5p:4x4x4"),
+            job.model_copy(update={"document_len": length}),
+        ).estimate(parallel)
+        for length in (None, 1024)
+    )
+    assert packed.step_time_s == whole.step_time_s
+    assert packed.mfu < whole.mfu
 
 
 def test_a_plan_for_documents_says_so() -> None:
