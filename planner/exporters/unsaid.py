@@ -112,7 +112,7 @@ SAYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "deepspeed": LIMITED | {"grad_dtype", "reduce_dtype"},
         "megatron-lm": MEGATRON,
         "megatron-bridge": MEGATRON,
-        "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity"},
+        "maxtext": LIMITED | {"attention", "grad_dtype", "expert_capacity", "document_len"},
         "nanotron": LIMITED | {"grad_dtype"},
     }
 )
@@ -129,10 +129,11 @@ Source: axolotl-ai-cloud/axolotl ``README.md`` and huggingface/nanotron@4796d2d 
 """
 
 
-PARTS_DOCUMENTS = frozenset({"torchtitan"})
-"""Targets whose tokens attend to their own document alone, whatever a file says.
+PARTS_DOCUMENTS = frozenset({"torchtitan", "maxtext"})
+"""Targets whose tokens attend to their own document alone, unless a user says otherwise.
 
-Source: pytorch/torchtitan 0.3.0 ``torchtitan/models/common/config_utils.py`` (``get_attention_config``).
+Source: pytorch/torchtitan 0.3.0 ``torchtitan/models/common/config_utils.py`` (``get_attention_config``);
+AI-Hypercomputer/maxtext@003b416 ``src/MaxText/configs/base.yml`` (``packing``).
 """
 
 
@@ -140,10 +141,11 @@ def unsaid(plan: Plan, target: str) -> Iterator[str]:
     """Sentences for the header of a file of ``target``."""
     if target in LANGUAGE_MODELS_ONLY and plan.model.architecture != "decoder":
         yield f"{target} trains decoders on text: a model such as {plan.model.name} has to be added to it first"
-    if target in PARTS_DOCUMENTS and plan.job.document_len is None:
+    saves = plan.cluster.device.kind != "tpu"  # `planner.sharding.between`
+    if target in PARTS_DOCUMENTS and plan.job.document_len is None and saves:
         yield (
             f"a sequence was taken to be one document; with {target} tokens attend to their own document alone, which "
-            "is faster where sequences are packed with several: plan with --document-len"
+            "is faster where sequences are packed with several: --document-len says how long they are"
         )
     other = other_type(plan, target)
     if other:

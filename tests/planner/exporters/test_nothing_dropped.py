@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tiny_llama import stage, tiny_model, tiny_plan
 
+from cluster_specs.catalog import load_cluster
 from planner.errors import Unsupported
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.header import describe
@@ -278,8 +279,11 @@ def test_trainers_of_language_models_say_that_others_are_missing() -> None:
     assert list(unsaid(vision, "accelerate")) == []
 
 
-def test_torchtitan_says_that_it_keeps_documents_apart() -> None:
+@pytest.mark.parametrize("target", ["torchtitan", "maxtext"])
+def test_what_keeps_documents_apart_unasked_is_said(target: str) -> None:
     alone, packed = (base("fully sharded", "none", {"document_len": length}) for length in (None, 16))
-    assert any("--document-len" in words for words in unsaid(alone, "torchtitan"))
-    assert not any("documents" in words for words in unsaid(packed, "torchtitan"))
+    assert any("--document-len" in words for words in unsaid(alone, target))
+    assert not any("documents" in words for words in unsaid(packed, target))
     assert any("packed with documents" in words for words in unsaid(packed, "torchtitan-0.2"))
+    on_tpus = alone.model_copy(update={"cluster": load_cluster("tpu-v5p:2x2x2")})
+    assert not any("documents" in words for words in unsaid(on_tpus, target))
