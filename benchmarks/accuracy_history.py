@@ -90,7 +90,7 @@ What followed from each:
   interval then reckons with two sources not seen, for one: of the report split 80 % of a series are inside, for 75.
 * **Eleventh** (GPT-2 on fifteen boards of RunPod, MLPerf's Llama-2 70B with adapters and BERT, Lambda's BERT,
   milabench, TinyLlama by whyNLP, torchtune's table, small models of Swiss AI, ESM-2, Megatron-LLaMA on A800,
-  parameter- golf, universal-llm-trainer): compilers fuse autocast's casts, and scripts that compile a whole model
+  parameter-golf, universal-llm-trainer): compilers fuse autocast's casts, and scripts that compile a whole model
   move what Inductor's kernels for it were counted to (RunPod 20.9 to 7.7 %, parameter-golf 29 to 5 %, nanochat 24 to
   20 %; nanoGPT of 2023 -7 to -13 and -24 to -33 %); RTX 3090 cannot reach each other. Two rows of torchtune's A6000
   are faster than its peak and were taken out. In RunPod's script, with A100 and H100 at +3 to +9 %, boards whose

@@ -8,7 +8,7 @@ from cluster_specs.software import SoftwareSpec
 from planner.evaluation.cuts import ENDS
 from planner.evaluation.setting import Setting
 from planner.graph import Graph, has_scans
-from planner.models.adapters import RANK, adapts_products
+from planner.models.adapters import RANK, adapts_products, narrow_product
 from planner.plans import Parallelism
 
 
@@ -107,6 +107,5 @@ def check_adapted(graph: Graph, software: SoftwareSpec, plan: Parallelism) -> No
 def _splits_ranks(graph: Graph) -> bool:
     """Whether some adapter reads what tensor ranks have whole, so that they share its rank."""
     blocks = (graph.block[name] for name in dict.fromkeys(graph.sequence))
-    return any(
-        {RANK, "hidden"} == {*t.dims} and t.name.endswith("_lora_a") for b in blocks for t in b.tensors
-    )
+    downs = ((op, b) for b in blocks for op in b.ops if narrow_product(op, b) == "down")
+    return any({*b.tensor[name].dims} == {RANK, "hidden"} for op, b in downs for name in op.weights)

@@ -124,10 +124,8 @@ def caveats_of(plan: Plan) -> tuple[str, ...]:
 
 def graph_of(model: Model, job: Job) -> Graph:
     """The model's operators as they are trained: with adapters, where the job has any."""
-    graph, software = (
-        of_documents(build_graph(model, job.seq_len), job.document_len),
-        load_software(job.stack),
-    )
+    software = load_software(job.stack)
+    graph = of_documents(build_graph(model, job.seq_len), job.document_len)
     graph = graph if job.adapter is None else adapted(graph, job.adapter, software)
     return autocast(graph, software.fused_elementwise) if job.autocast else graph
 

@@ -4,6 +4,7 @@ As in `planner.models.recent_mixtures`.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.models.config import Experts, LayerKind, TransformerConfig
 from planner.models.decoders import attention_kinds, attention_sizes, common, num_layers, periodic_window
@@ -19,6 +20,21 @@ from planner.models.mixtures import (
 from planner.models.reading import ConfigReader
 from planner.models.recent import attention_bias, rotated_by_base, unrotated_where_full
 from planner.models.recent_mixtures import granitemoeshared
+
+
+def _normed_heads(
+    read: ConfigReader, name: str, layers: tuple[LayerKind, ...], experts: Experts, **differences: Any
+) -> TransformerConfig:
+    """Norms on the heads of queries and keys, and experts, but for the ``differences``."""
+    fields: dict[str, Any] = {
+        **common(read, name, kv_default=False, head_dim_default=False),
+        "layers": layers,
+        "ffn": dense_width(read, layers),
+        "qk_norm": "head",
+        "experts": experts,
+        **differences,
+    }
+    return TransformerConfig(**fields)
 
 
 def axk1(read: ConfigReader, name: str) -> TransformerConfig:
@@ -109,15 +125,14 @@ def flint(read: ConfigReader, name: str) -> TransformerConfig:
         for i, kind in enumerate(kinds)
     )
     shared = read.integer("shared_expert_intermediate_size")
-    return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
+    return _normed_heads(
+        read,
+        name,
+        layers,
+        experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared),
         scheme="qwen2_moe",
-        layers=layers,
-        ffn=dense_width(read, layers),
-        qk_norm="head",
         sinks="all",
         wide_scores=True,
-        experts=experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared),
         **attention_bias(read),
     )
 
@@ -134,15 +149,8 @@ def hy_v3(read: ConfigReader, name: str) -> TransformerConfig:
     """Hunyuan 3: DeepSeek's mixture behind attention with norms on the heads of queries and keys."""
     if read.flag("mlp_bias", default=False):
         raise read.fail("mlp_bias", "is not supported with experts")
-    layers = leading_dense(read, 1)
-    return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
-        layers=layers,
-        ffn=dense_width(read, layers),
-        qk_norm="head",
-        experts=routed_and_shared(read, "num_experts", "num_shared_experts", None),
-        **attention_bias(read),
-    )
+    experts = routed_and_shared(read, "num_experts", "num_shared_experts", None)
+    return _normed_heads(read, name, leading_dense(read, 1), experts, **attention_bias(read))
 
 
 def kolibri1(read: ConfigReader, name: str) -> TransformerConfig:
@@ -151,17 +159,10 @@ def kolibri1(read: ConfigReader, name: str) -> TransformerConfig:
         kind.model_copy(update={"mlp": "moe"}) for kind in unrotated_where_full(read, periodic_window(5))
     )
     shared = read.integer("shared_expert_intermediate_size")
-    return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
-        scheme="glm4",
-        layers=layers,
-        ffn=0,
-        norm_placement="sandwich",
-        qk_norm="head",
-        experts=experts_of(
-            read, "num_experts", "num_local_experts", ffn="moe_intermediate_size", shared_ffn=shared
-        ),
+    experts = experts_of(
+        read, "num_experts", "num_local_experts", ffn="moe_intermediate_size", shared_ffn=shared
     )
+    return _normed_heads(read, name, layers, experts, scheme="glm4", norm_placement="sandwich")
 
 
 def laguna(read: ConfigReader, name: str) -> TransformerConfig:
@@ -176,16 +177,16 @@ def laguna(read: ConfigReader, name: str) -> TransformerConfig:
         raise read.fail("moe_apply_router_weight_on_input", "is not supported")
     layers = leading_dense(read, 1)
     shared = read.integer("shared_expert_intermediate_size")
-    return TransformerConfig(
-        **(common(read, name, kv_default=False, head_dim_default=False) | _heads_by_window(read, layers)),
+    return _normed_heads(
+        read,
+        name,
+        layers,
+        experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared),
         scheme="laguna",
-        layers=layers,
-        ffn=dense_width(read, layers),
-        qk_norm="head",
         joined_heads=True,
         gated_attention=gates == "per-element",
         head_gates=gates != "per-element",
-        experts=experts_of(read, "num_experts", ffn="moe_intermediate_size", shared_ffn=shared),
+        **_heads_by_window(read, layers),
         **bias,
     )
 
@@ -217,15 +218,8 @@ def mellum(read: ConfigReader, name: str) -> TransformerConfig:
 
     The module that predicts a second token (``num_mtp_layers``) is no part of the class, nor counted.
     """
-    layers = leading_dense(read, 0)
-    return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
-        layers=layers,
-        ffn=dense_width(read, layers),
-        qk_norm="head",
-        experts=experts_of(read, "num_experts", "num_local_experts", ffn="moe_intermediate_size"),
-        **attention_bias(read),
-    )
+    experts = experts_of(read, "num_experts", "num_local_experts", ffn="moe_intermediate_size")
+    return _normed_heads(read, name, leading_dense(read, 0), experts, **attention_bias(read))
 
 
 def mimo_v2_flash(read: ConfigReader, name: str) -> TransformerConfig:
@@ -266,12 +260,11 @@ def sarvam_mla(read: ConfigReader, name: str) -> TransformerConfig:
 
 def sarvam_moe(read: ConfigReader, name: str) -> TransformerConfig:
     """Sarvam 30B: GLM 4.5's layers with norms on the heads of queries and keys."""
-    layers = leading_dense(read)
-    return TransformerConfig(
-        **common(read, name, kv_default=False, head_dim_default=False),
-        layers=layers,
-        ffn=dense_width(read, layers),
+    return _normed_heads(
+        read,
+        name,
+        leading_dense(read),
+        _sarvam_experts(read),
         qk_norm="head" if read.flag("use_qk_norm", default=True) else "none",
         qkv_bias=read.flag("attention_bias", "use_qkv_bias", default=False),
-        experts=_sarvam_experts(read),
     )

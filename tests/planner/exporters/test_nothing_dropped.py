@@ -149,6 +149,9 @@ def body(plan: Plan, target: str) -> str:
     """The files less what the header says of every plan; its warnings, and the job's line, stay."""
     said = [line for line in describe(plan) if not line.startswith("job:") and line not in plan.warnings]
     text = "\n".join(export(plan, target).values())
+    text = text.replace(
+        f" in documents of {plan.job.document_len}", ""
+    )  # which the job's line has of every target
     return "\n".join(line for line in text.splitlines() if line.removeprefix("# ") not in said)
 
 
