@@ -95,11 +95,17 @@ class Compact(Network):
         found.constant = network.constant
         return found
 
+    @property
+    def num_strategies(self) -> int:
+        """Of all nodes together."""
+        return sum(costs.size for costs in self.costs.values())
+
     def fork(self) -> Self:
         """The same network, to be reduced on its own."""
         fork = copy(self)
         fork.nodes, fork.gone = set(self.nodes), list(self.gone)
-        fork.costs, fork.labels, fork.pieces = dict(self.costs), dict(self.labels), dict(self.pieces)
+        fork.costs, fork.labels, fork.stand_ins = dict(self.costs), dict(self.labels), dict(self.stand_ins)
+        fork.pieces = {v: dict(pieces) for v, pieces in self.pieces.items()}
         fork.tables = {v: dict(tables) for v, tables in self.tables.items()}
         fork.classes = {v: dict(classes) for v, classes in self.classes.items()}
         return fork
@@ -241,7 +247,7 @@ class Compact(Network):
         """As of a `Network`, with every table written out."""
         network = Network({v: self.costs[v][positions] for v, positions in kept.items()}, {}, self.capacity)
         network.labels = {v: positions.astype(np.int32) for v, positions in kept.items()}
-        network.rows, network.stand_ins = self.rows, dict(self.stand_ins)
+        network.rows, network.stand_ins, network.constant = self.rows, dict(self.stand_ins), self.constant
         network.pieces = {
             v: {rows: bytes_[kept[v]] for rows, bytes_ in pieces.items()} for v, pieces in self.pieces.items()
         }

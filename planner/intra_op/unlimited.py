@@ -146,7 +146,7 @@ class _Search:
             if self._look(absorbed, least, margins):
                 return
             part = self._narrowed(absorbed, least, margins)
-            if part is not None and _size(part) > SMALLER * _size(network):
+            if part is not None and part.num_strategies > SMALLER * network.num_strategies:
                 self._part(part)
                 return
 
@@ -195,7 +195,7 @@ class _Search:
 
     def _better(self, part: Compact, target: float, most: int, prove: bool = False) -> bool:
         """Look for a better choice of a part, of at most ``target``; whether it has no other of that cost or less."""
-        found, proven = cheapest(part, target, 1 + most // (1 + _size(part)), self.deadline, prove)
+        found, proven = cheapest(part, target, 1 + most // (1 + part.num_strategies), self.deadline, prove)
         if found is not None:
             self._consider(part, found, part.cost(found))
         return proven
@@ -244,10 +244,6 @@ def _only(network: Compact, kept: Mapping[int, Classes]) -> Compact | None:
     except Infeasible:
         return None
     return part
-
-
-def _size(network: Compact) -> int:
-    return sum(costs.size for costs in network.costs.values())
 
 
 def _doubling(strategies: list[int]) -> Iterator[list[int]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.errors import Infeasible
 from planner.intra_op import folding, unlimited
 from planner.intra_op.compact import Between, Compact
-from planner.intra_op.liveness import demand, one_hot, violated
+from planner.intra_op.liveness import demand, one_hot, settle, violated
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.network import Network, Piece
@@ -80,6 +80,30 @@ def test_what_is_written_out_costs_the_same(seed: int) -> None:
         compact.keep(v, positions)
     choice = {v: int(rng.integers(positions.size)) for v, positions in kept.items()}
     assert compact.cost(choice) == written.cost(choice) == whole.cost(compact.expand(choice))
+
+
+def test_a_fork_has_rows_and_memory_of_its_own() -> None:
+    """What is settled in one part says nothing of another."""
+    compact, _ = compact_and_whole(1, 0.0, 45.0)
+    before = {v: dict(pieces) for v, pieces in compact.pieces.items()}
+    fork = compact.fork()
+    fork.keep(0, np.arange(1))
+    settle(fork)
+    fork.stand_ins |= {0: 1}
+    assert not compact.stand_ins
+    assert compact.pieces.keys() == before.keys()
+    for v, pieces in compact.pieces.items():
+        assert pieces.keys() == before[v].keys()
+        assert all((bytes_ == before[v][rows]).all() for rows, bytes_ in pieces.items())
+
+
+def test_what_has_been_decided_still_costs_something_once_written_out() -> None:
+    """Of a node that is gone before classes are made."""
+    whole = compact_and_whole(1, 0.0)[1]
+    whole.constant = 7.0
+    written = Compact.of(whole).narrowed({v: np.arange(c.size) for v, c in whole.costs.items()})
+    choice = dict.fromkeys(range(5), 0)
+    assert written.cost(choice) == whole.cost(choice)
 
 
 @settings(max_examples=60, deadline=None)

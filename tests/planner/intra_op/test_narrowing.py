@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 from contest_problems import best, contest_problems, random_contest_problem, soon
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.errors import Infeasible
 from planner.intra_op import anytime, narrowing
+from planner.intra_op.answers import NetworkAnswer, better
+from planner.intra_op.compact import Compact
 from planner.intra_op.contest import network_of, solve_contest_problem
+from planner.intra_op.liveness import settle
 from planner.intra_op.memory_branches import MemoryTree
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.narrowing import solve_narrowed
 from planner.intra_op.network import Network, Piece
+from planner.intra_op.parts import ascend, cheapest_within
 from planner.intra_op.shrinking import shrink
 
 
@@ -59,7 +64,7 @@ def test_prices_prove_that_nothing_fits(monkeypatch):
 
     assert solve_narrowed(ring(4.0), soon()).cost == 4
     shrink(ring(3.0))
-    monkeypatch.setattr(narrowing, "_within", None)
+    monkeypatch.setattr(narrowing, "cheapest_within", None)
     with pytest.raises(Infeasible, match="fits in memory"):
         solve_narrowed(ring(3.0), soon())
 
@@ -67,13 +72,13 @@ def test_prices_prove_that_nothing_fits(monkeypatch):
 def test_a_first_guess_that_is_too_small_grows(monkeypatch):
     problem = random_contest_problem(12, 4, seed=3, share=0.6)
     parts = []
-    within = narrowing._within
+    within = narrowing.cheapest_within
 
-    def counted(known, target, deadline):
-        parts.append(target)
-        return within(known, target, deadline)
+    def counted(network, bound, least, most, *args):
+        parts.append(most)
+        return within(network, bound, least, most, *args)
 
-    monkeypatch.setattr(narrowing, "_within", counted)
+    monkeypatch.setattr(narrowing, "cheapest_within", counted)
     monkeypatch.setattr(narrowing, "FIRST_SLACK", 1e-9)
     answer = solve_narrowed(network_of(problem), soon())
     assert len(parts) > 1
@@ -91,24 +96,53 @@ def test_out_of_time_there_is_still_a_choice_and_a_bound():
 @pytest.mark.parametrize("seed", [2, 3])
 def test_prices_on_memory_lift_the_bound_before_any_part_is_solved(seed):
     problem = random_contest_problem(24, 4, seed=seed, share=0.2)
-    network = network_of(problem)
-    shrink(network, 0.0)
+    network = Compact.of(network_of(problem))
+    network.propagate()
     free = Relaxation(network, {})
     for _ in range(50):
         free.sweep()
-    known = narrowing._Known(network, soon())
-    known.tighten()
+    known = ascend(network, Relaxation(network, {}), np.inf, soon())
     answer = solve_narrowed(network_of(problem), soon())
     assert answer.lower_bound == answer.cost
-    assert known.least <= answer.cost
-    assert known.least - free.value() > 0.4 * (answer.cost - free.value())
+    assert known.lower_bound <= answer.cost <= known.cost
+    assert known.lower_bound - free.value() > 0.4 * (answer.cost - free.value())
 
 
-def test_a_part_without_an_answer_says_that_everything_costs_more():
-    """Of what it leaves out, nothing costs less than the target; of what it has, nothing is allowed."""
-    network = network_of(random_contest_problem(12, 4, seed=3, share=0.6))
-    known = narrowing._Known(network, soon())
-    known.outside(70.0, np.inf)
-    known.outside(90.0, 80.0)
-    known.outside(95.0, -np.inf)
-    assert known.least == 80.0
+@settings(max_examples=150, deadline=None)
+@given(contest_problems(), st.floats(0.0, 1.0), st.integers(0, 60))
+def test_a_part_has_the_best_choice_up_to_its_limit(problem, share, sweeps):
+    """And says truly how little the others cost, whatever messages know before."""
+    network = Compact.of(network_of(problem))
+    try:
+        settle(network)
+        network.propagate()
+    except Infeasible:
+        assert best(problem) is None
+        return
+    relaxation = Relaxation(network, {})
+    for _ in range(sweeps):
+        relaxation.sweep()
+        relaxation.reprice(relaxation.value(), 2 * abs(relaxation.value()) + 1)
+    relaxation.sweep()
+    bound = relaxation.bound()
+    most = np.floor(bound.value + share * abs(bound.value) + 1)
+    answer = cheapest_within(network, bound, -np.inf, most, relaxation.known_prices, soon())
+    least = np.inf if (found := best(problem)) is None else found
+    assert answer.lower_bound <= least
+    if least <= most:
+        assert answer.cost == answer.lower_bound == least
+    else:
+        assert answer.cost >= least
+        assert answer.lower_bound > most
+    if answer.cost < np.inf:
+        choice = [answer.choice[v] for v in range(len(problem.costs))]
+        assert answer.cost == problem.cost(choice)
+        assert problem.fits(choice)
+
+
+@pytest.mark.parametrize(("cost", "bound", "proven"), [(10.0, 8.0, False), (10.0, 9.5, True)])
+def test_of_two_answers_the_cheaper_counts_under_the_higher_bound(cost, bound, proven):
+    """Costs are whole numbers: a bound within one of the cost is as good as the cost."""
+    found = better(NetworkAnswer({0: 1}, cost, 5.0), NetworkAnswer({0: 2}, 12.0, bound))
+    assert found == NetworkAnswer({0: 1}, cost, cost if proven else bound)
+    assert found.proven == proven

@@ -1,0 +1,101 @@
+"""How long layouts take where memory is short, and what little memory costs.
+
+    python benchmarks/limited.py [--seconds 120] [--only block]
+
+``memory`` is the limit as a share of what the fastest layouts take. CPU seconds of one core for everything that
+`planner.shard` does after the import: tables and solution without the limit, within it, and with second runs.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from planner import shard
+from planner.errors import Infeasible
+from planner.tracing.reading.from_jax import from_jax
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "tracing"))
+
+CLUSTER = "dgx-h100:1"
+TWO, THREE = {"data": 2, "model": 4}, {"pod": 2, "data": 2, "model": 2}
+
+
+class Row(NamedTuple):
+    name: str
+    step: Any
+    arguments: tuple[Any, ...]
+    mesh: dict[str, int]
+    shares: tuple[float, ...]
+
+
+def rows() -> Iterator[Row]:
+    import jax
+    import jax_layers
+    from jax_models import MODELS
+
+    size = jax_layers.Sizes(1, 2048, 16, 8, 5632, 32000, 32, 2048, "bfloat16")
+
+    def block(parameters: Any, x: Any) -> Any:
+        y = jax_layers.attention(parameters["attention"], x, size, rotary=True)
+        return (jax_layers.mlp_block(parameters["mlp"], y) ** 2).sum()
+
+    weights = {
+        "attention": jax_layers.attention_weights(size),
+        "mlp": jax_layers.mlp_weights(size, gated=True),
+    }
+    data = jax.ShapeDtypeStruct((size.batch, size.length, size.width), size.dtype)
+    for mesh in (TWO, THREE):
+        yield Row("block", jax.grad(block), (weights, data), mesh, (0.95, 0.9, 0.85, 0.83))
+    models = {
+        "mlp": (jax_layers.Sizes(2, 4096, ffn=16384, vocab=1024, batch=64, length=1024, dtype="bfloat16"), True),
+        "gpt": (jax_layers.Sizes(4, 2048, 16, 16, 8192, 32000, 32, 2048, "bfloat16"), False),
+        "llama": (jax_layers.Sizes(16, 2048, 16, 8, 5632, 32000, 32, 2048, "bfloat16"), False),
+        "t5": (jax_layers.Sizes(1, 1024, 16, 16, 4096, 32000, 64, 1024, "bfloat16"), False),
+        "mixtral": (jax_layers.Sizes(1, 1024, 16, 16, 4096, 32000, 64, 1024, "bfloat16"), False),
+        "unet": (jax_layers.Sizes(1, 512, batch=256, dtype="bfloat16"), False),
+    }  # fmt: skip
+    for name, (sizes, trains) in models.items():
+        case = MODELS[name](sizes)._replace(trains=trains)
+        yield Row(name, case.step, case.arguments, TWO, (0.9, 0.7, 0.5))
+
+
+def measure(row: Row, seconds: float) -> Iterator[list[str]]:
+    program = from_jax(row.step, *row.arguments)
+    mesh = " x ".join(map(str, row.mesh.values()))
+    roomy = shard(program, CLUSTER, row.mesh)
+    for share in row.shares:
+        start = time.process_time()
+        try:
+            tight = shard(
+                program, CLUSTER, row.mesh, memory_limit=share * roomy.memory_bytes, seconds=seconds
+            )
+        except Infeasible:
+            found = ["", "nothing fits", ""]
+        else:
+            gap = 0.0 if tight.proven else 1 - tight.lower_bound_seconds / tight.seconds
+            found = [f"{tight.seconds / roomy.seconds - 1:.2%}", str(len(tight.recomputed)), f"{gap:.2%}"]
+        yield [row.name, mesh, f"{share:.0%}", f"{time.process_time() - start:.2f}", *found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120.0, help="wall time for each")
+    parser.add_argument("--only", nargs="*", default=[], help="names of programs")
+    options = parser.parse_args()
+    table = Table("program", "mesh", "memory", "CPU s", "slower by", "run twice", "gap")
+    for row in rows():
+        if not options.only or row.name in options.only:
+            for line in measure(row, options.seconds):
+                table.add_row(*line)
+                print(*line, flush=True, file=sys.stderr)
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

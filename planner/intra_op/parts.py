@@ -1,0 +1,137 @@
+"""The best choice of a part of a network whose memory is limited: messages and prices leave out ever more of it.
+
+They are sent between classes of strategies (`planner.intra_op.compact`), so that a pass takes milliseconds. What is
+left of the part when they leave out no more has its tables written out for branches and the integer program.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from planner.errors import Infeasible, SolverStopped
+from planner.intra_op.answers import NOTHING, NetworkAnswer, better
+from planner.intra_op.anytime import solve_network
+from planner.intra_op.ascent import aim
+from planner.intra_op.bounds import Bound
+from planner.intra_op.compact import Compact
+from planner.intra_op.folding import MOST_SUMS_OF_A_PART, fold
+from planner.intra_op.liveness import demand, one_hot, settle, violated
+from planner.intra_op.messages import MARGIN, Relaxation
+from planner.intra_op.network import Network
+from planner.intra_op.shrinking import shrink
+from planner.intra_op.unlimited import solve_unlimited
+
+STEPS = 25
+"""Of the prices between two looks at the bound and at a choice."""
+
+CLOSED, GAINED = 0.5, 3e-3
+"""Of what the bound lacks, or of the bound if that is less: what so many steps must gain for more to follow."""
+
+BEYOND = 3e-3
+"""Of the most that a choice may cost: how far above it steps of the prices aim, so that they do not end short of it."""
+
+SMALLER = 0.8
+"""Of the strategies of a part: what must be left at most for messages to start anew there."""
+
+
+def cheapest_within(
+    network: Compact, bound: Bound, least: float, most: float, prices: Mapping[int, float], deadline: float
+) -> NetworkAnswer:
+    """The best choice of a network if it costs at most so much, by original numbers.
+
+    Where there is none, or none was found, a dearer one may be given, or none at ``inf``; the lower bound is just above
+    ``most`` at most. No choice costs less than ``least``. ``bound`` is what messages say of the network, and ``prices``
+    of memory, by original row, are where others start from.
+    """
+    best, size = replace(NOTHING, lower_bound=least), np.inf
+    try:
+        while True:
+            part = left(network, bound, most)
+            if not part.rows.size:
+                return better(solve_unlimited(part, deadline, most + 1), best)
+            if part.num_strategies > SMALLER * size or time.monotonic() > deadline:
+                return better(_decided(part, prices, deadline, most + 1), best)
+            size, relaxation = part.num_strategies, Relaxation(part, prices)
+            best = better(ascend(part, relaxation, most, deadline, best.lower_bound), best)
+            most = min(most, best.cost - 1)
+            if best.lower_bound > most:
+                return replace(best, lower_bound=most + 1)
+            network, bound, prices = part, relaxation.bound(), relaxation.known_prices
+            network.absorb(relaxation.exact_messages)
+    except Infeasible:  # nothing costs so little
+        return replace(best, lower_bound=most + 1)
+
+
+def ascend(
+    part: Compact, relaxation: Relaxation, most: float, deadline: float, least: float = -np.inf
+) -> NetworkAnswer:
+    """Better messages and prices, while they lift the bound ``least`` and do not lift it above ``most``.
+
+    The best choice that was read off them and fits, and a bound.
+    """
+    best, helps = replace(NOTHING, lower_bound=least), True
+    while helps and best.lower_bound <= min(most, best.cost - 1):
+        before = best.lower_bound
+        for _ in range(STEPS):
+            relaxation.sweep()
+            reached = relaxation.value()
+            relaxation.reprice(reached, aim(reached, max(reached, most + BEYOND * max(abs(most), 1.0))))
+            if time.monotonic() > deadline:
+                break
+        relaxation.sweep()
+        choice, cost = relaxation.priced_decode()
+        improved = relaxation.improve(choice)
+        for found, costs in ((choice, cost), (improved, part.cost(improved))):
+            if costs < best.cost - 0.5 and fits(part, found):
+                best = better(NetworkAnswer(part.expand(found), float(np.rint(costs)), -np.inf), best)
+        relaxation.return_to_best()
+        value = relaxation.best - MARGIN * abs(relaxation.best)
+        best = better(replace(NOTHING, lower_bound=value), best)
+        lacks = min(most, best.cost - 1) - before
+        helps = value - before > min(CLOSED * lacks, GAINED * abs(value)) and time.monotonic() <= deadline
+    return best
+
+
+def left(network: Compact, bound: Bound, most: float) -> Compact:
+    """What choices of at most so much contain, without nodes whose memory no longer matters.
+
+    Raises `Infeasible` where there is none.
+    """
+    part, size = network.fork(), -1
+    slack = most - bound.value + MARGIN * abs(bound.value)
+    for v, margins in bound.margins.items():
+        part.keep(v, np.flatnonzero(margins <= slack))
+    while size != part.num_strategies:
+        size = part.num_strategies
+        part.propagate()
+        settle(part)
+    fold(part, MOST_SUMS_OF_A_PART)
+    part.propagate()
+    return part
+
+
+def fits(network: Network, choice: Mapping[int, int]) -> bool:
+    """Whether a choice exceeds no row of memory."""
+    return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
+
+
+def written_out(part: Compact) -> Network:
+    """The same with tables of strategies, which are numbered by their positions."""
+    return part.narrowed({v: np.arange(costs.size) for v, costs in part.costs.items()})
+
+
+def _decided(part: Compact, prices: Mapping[int, float], deadline: float, below: float) -> NetworkAnswer:
+    """The best choice of a part with all its tables, by original numbers, if it costs less than ``below``."""
+    network = written_out(part)
+    try:
+        shrink(network, deadline)
+        if network.rows.size:
+            answer = solve_network(network, deadline, below, prices)
+        else:
+            answer = solve_unlimited(Compact.of(network), deadline, below)
+            answer = replace(answer, choice=network.expand(answer.choice) if answer.choice else {})
+    except SolverStopped:
+        return NOTHING
+    return replace(answer, choice=part.expand(answer.choice) if answer.cost < np.inf else {})
