@@ -40,7 +40,7 @@ CLOSING = 0.05
 """Of the gap, or of one of ``UNSETTLED``: what messages must close from look to look, besides the least rise, to go on.
 Until they end, they have no say on hubs: what follows takes most of the time and finds nothing."""
 
-SMALL, LARGE, PARTED = 10_000, 120_000, 250_000
+SMALL, LARGE, PARTED = 5_000, 120_000, 250_000
 """Sizes of a proof that the integer program decides at once, and of ones that may be parted into branches: by linear
 programs, and on memory by messages."""
 
