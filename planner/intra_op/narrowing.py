@@ -13,6 +13,7 @@ Source: Kolmogorov, "A new look at reweighted message passing", IEEE PAMI 37 (20
 """
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,39 +42,44 @@ SHARE = 0.5
 """Of the time left, what a part may take."""
 
 
-def solve_narrowed(network: Network, deadline: float) -> NetworkAnswer:
-    """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies."""
+def solve_narrowed(network: Network, deadline: float, most: float = np.inf) -> NetworkAnswer:
+    """As `planner.intra_op.anytime.solve_network`, by way of ever larger parts of the strategies.
+
+    Where only a choice that costs at most so much is of use, a dearer one may be given where there is none, or none at
+    ``inf``.
+    """
     if not isinstance(network, Compact):
-        answer = solve_narrowed(Compact.of(network), deadline)
-        return NetworkAnswer(network.expand(answer.choice), answer.cost, answer.lower_bound)
+        answer = solve_narrowed(Compact.of(network), deadline, most)
+        return replace(answer, choice=network.expand(answer.choice) if answer.choice else {})
     settle(network)
     if not network.rows.size:
-        return solve_unlimited(network, deadline)
+        return solve_unlimited(network, deadline, most + 1)
     fold(network)
     network.propagate()
-    return _under_memory(network, deadline)
+    return _under_memory(network, deadline, most)
 
 
-def _under_memory(network: Compact, deadline: float) -> NetworkAnswer:
+def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnswer:
     relaxation, dearest = Relaxation(network, {}), _dearest(network)
-    best = ascend(network, relaxation, dearest, deadline)
+    best = ascend(network, relaxation, min(most, dearest), deadline)
     if best.lower_bound > dearest:
         shrink(written_out(network), deadline)  # which can mostly say by how much memory is short
         raise Infeasible("no choice of strategies fits in memory")
     bound, prices, slack = relaxation.bound(), relaxation.known_prices, FIRST_SLACK
-    while not best.proven and slack < LAST_SLACK and time.monotonic() < deadline:
+    while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and time.monotonic() < deadline:
         least, now = best.lower_bound, time.monotonic()
         near = best.cost <= least + NEAR * slack * abs(least)
-        target = best.cost - 1 if near else np.floor(least + slack * abs(least))
+        target = min(most, best.cost - 1 if near else np.floor(least + slack * abs(least)))
         part = cheapest_within(network, bound, least, target, prices, now + SHARE * (deadline - now))
         best = better(part, best)
         slack *= GROWTH
-    if best.proven:
+    if best.proven or best.lower_bound > most:
         return best
-    if best.cost == np.inf:
+    if best.cost == most == np.inf:
         answer = solve_network(written_out(network), deadline)
         return NetworkAnswer(network.expand(answer.choice), answer.cost, answer.lower_bound)
-    return better(cheapest_within(network, bound, best.lower_bound, best.cost - 1, prices, deadline), best)
+    most = min(most, best.cost - 1)
+    return better(cheapest_within(network, bound, best.lower_bound, most, prices, deadline), best)
 
 
 def _dearest(network: Network) -> float:

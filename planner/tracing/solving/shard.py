@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -13,6 +14,7 @@ from cluster_specs.cluster import ClusterSpec
 from cluster_specs.software import in_training
 from planner.errors import Infeasible, InputError, SolverStopped
 from planner.garbage import uncollected
+from planner.intra_op.answers import NetworkAnswer
 from planner.intra_op.narrowing import solve_narrowed
 from planner.tracing.cleaning.passes import clean
 from planner.tracing.layouts import Layout, NamedMesh, Partition
@@ -35,7 +37,7 @@ from planner.tracing.solving.nodes import (
 from planner.tracing.solving.options import Option
 from planner.tracing.solving.own_copies import moved, with_own_copies
 from planner.tracing.solving.pricing import ProgramPricer
-from planner.tracing.solving.problem import TICKS, LayoutProblem, chosen_options, layout_problem
+from planner.tracing.solving.problem import LayoutProblem, chosen_options, layout_problem
 from planner.tracing.solving.recomputing import agains
 from planner.tracing.solving.repeats import alike
 from planner.tracing.solving.rings import from_both_ends, ring_of
@@ -43,6 +45,9 @@ from planner.tracing.solving.shared_copies import readers_of_copies
 
 FOLD_FROM = 400
 """Nodes from which on repeated blocks share their choice unless asked otherwise."""
+
+SECOND_RUNS = 0.75
+"""Of the time left, where memory is short: for choices with second runs of operators."""
 
 
 @dataclass(frozen=True)
@@ -175,18 +180,24 @@ class _Solved(NamedTuple):
     setting: Setting
     chosen: tuple[NodeOption, ...]
     estimate: ProgramEstimate
+    cost: float
+    """The same in ticks, by the tables."""
     bound: float
     """[s]"""
     proven: bool
 
 
 def _solved(setting: Setting, limit: float, deadline: float) -> _Solved:
+    return _read_back(setting, solve_narrowed(setting.problem.network(limit), deadline))
+
+
+def _read_back(setting: Setting, answer: NetworkAnswer) -> _Solved:
+    """What an answer means."""
     problem = setting.problem
-    answer = solve_narrowed(problem.network(limit), deadline)
     chosen = without_idle_copies(setting.nodes, chosen_options(problem, answer.choice))
     rounded = (len(problem.seconds) + len(problem.links)) / 2
     bound = max(0.0, answer.lower_bound - rounded) * problem.tick
-    return _Solved(setting, chosen, setting.estimate(chosen), bound, answer.lower_bound > answer.cost - 1)
+    return _Solved(setting, chosen, setting.estimate(chosen), answer.cost, bound, answer.proven)
 
 
 def _fitting(setting: Setting, fold: bool | None, deadline: float) -> _Solved:
@@ -218,21 +229,38 @@ def _moved_too_much(best: _Solved) -> set[str]:
 
 
 def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Solved:
-    """With second runs, unless without them the limit costs nothing; ``free`` is without a limit."""
+    """With second runs, unless without them the limit costs nothing; ``free`` is without a limit.
+
+    Where choices with them are not proven in time, those without are looked for, too.
+    """
+    if same := _no_slower(free, deadline):
+        return same
+    now = time.monotonic()
     try:
-        first = _fitting(free.setting, fold, (time.monotonic() + deadline) / 2)
-    except (Infeasible, SolverStopped):
-        first = None
-    if first and free.proven and first.estimate.seconds <= free.estimate.seconds * (1 + 1 / TICKS):
-        return first._replace(proven=True)
-    try:
-        second = _fitting(may_recompute(free.setting, fold), fold, deadline)
-    except SolverStopped:
-        if first is None:
-            raise
-        return first._replace(bound=free.bound, proven=False)
-    best = second if first is None else min(second, first, key=lambda s: s.estimate.seconds)
-    return best._replace(bound=max(free.bound, second.bound), proven=second.proven)
+        best = _fitting(may_recompute(free.setting, fold), fold, now + SECOND_RUNS * (deadline - now))
+    except SolverStopped as stopped:
+        try:
+            return _fitting(free.setting, fold, deadline)._replace(bound=free.bound, proven=False)
+        except Infeasible:
+            raise stopped from None
+    best = best._replace(bound=max(free.bound, best.bound))
+    if not best.proven:
+        with suppress(Infeasible, SolverStopped):
+            first = _fitting(free.setting, fold, deadline)._replace(bound=best.bound, proven=False)
+            best = min(best, first, key=lambda s: s.estimate.seconds)
+    return best
+
+
+def _no_slower(free: _Solved, deadline: float) -> _Solved | None:
+    """A choice within the limit that takes as little time as ``free`` without one, if there is any."""
+    setting, most = free.setting, free.cost + 1  # which is far less than anybody measures
+    with suppress(Infeasible):
+        answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most)
+        if free.proven and answer.cost <= most:
+            best = _read_back(setting, answer)
+            if best.estimate.memory_bytes <= setting.memory_limit:
+                return best._replace(bound=free.bound, proven=True)
+    return None
 
 
 def price_layouts(setting: Setting, rules: Rules) -> ProgramEstimate:
