@@ -2,11 +2,14 @@
 
     python benchmarks/limited.py [--seconds 120] [--only block]
 
-``memory`` is the limit as a share of what the fastest layouts take. CPU seconds of one core for everything that
-`planner.shard` does after the import: tables and solution without the limit, within it, and with second runs.
+``memory`` is the limit as a share of what the fastest layouts take, or that of the devices. CPU seconds of one core for
+everything that `planner.shard` does after the import: tables and solution without the limit, within it, and with second
+runs.
 """
 
 import argparse
+import itertools
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -22,8 +25,9 @@ from planner.tracing.reading.from_jax import from_jax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "tracing"))
 
-CLUSTER = "dgx-h100:1"
+NODE, MANY = "dgx-h100:1", "dgx-h100:128"
 TWO, THREE = {"data": 2, "model": 4}, {"pod": 2, "data": 2, "model": 2}
+OF_MANY = {"data": 128, "model": 8}, {"pod": 4, "data": 32, "model": 8}
 
 
 class Row(NamedTuple):
@@ -31,7 +35,8 @@ class Row(NamedTuple):
     step: Any
     arguments: tuple[Any, ...]
     mesh: dict[str, int]
-    shares: tuple[float, ...]
+    shares: tuple[float | None, ...]
+    cluster: str = NODE
 
 
 def rows() -> Iterator[Row]:
@@ -63,24 +68,27 @@ def rows() -> Iterator[Row]:
     for name, (sizes, trains) in models.items():
         case = MODELS[name](sizes)._replace(trains=trains)
         yield Row(name, case.step, case.arguments, TWO, (0.9, 0.7, 0.5))
+    for batch, mesh in itertools.product((512, 128), OF_MANY):
+        large = jax_layers.Sizes(126, 16384, 128, 8, 53248, 128256, batch, 8192, "bfloat16")
+        case = MODELS["llama"](large)
+        yield Row(f"405B, {batch}", case.step, case.arguments, mesh, (None,), MANY)
 
 
 def measure(row: Row, seconds: float) -> Iterator[list[str]]:
     program = from_jax(row.step, *row.arguments)
     mesh = " x ".join(map(str, row.mesh.values()))
-    roomy = shard(program, CLUSTER, row.mesh)
+    roomy = shard(program, row.cluster, row.mesh, memory_limit=math.inf)
     for share in row.shares:
-        start = time.process_time()
+        start, limit = time.process_time(), share and share * roomy.memory_bytes
         try:
-            tight = shard(
-                program, CLUSTER, row.mesh, memory_limit=share * roomy.memory_bytes, seconds=seconds
-            )
+            tight = shard(program, row.cluster, row.mesh, memory_limit=limit, seconds=seconds)
         except Infeasible:
             found = ["", "nothing fits", ""]
         else:
             gap = 0.0 if tight.proven else 1 - tight.lower_bound_seconds / tight.seconds
             found = [f"{tight.seconds / roomy.seconds - 1:.2%}", str(len(tight.recomputed)), f"{gap:.2%}"]
-        yield [row.name, mesh, f"{share:.0%}", f"{time.process_time() - start:.2f}", *found]
+        memory = f"{share:.0%}" if share else "its own"
+        yield [row.name, mesh, memory, f"{time.process_time() - start:.2f}", *found]
 
 
 def main() -> None:
