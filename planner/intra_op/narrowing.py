@@ -72,6 +72,8 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
         target = min(most, best.cost - 1 if near else np.floor(least + slack * abs(least)))
         part = cheapest_within(network, bound, least, target, prices, now + SHARE * (deadline - now))
         best = better(part, best)
+        if best.lower_bound <= target:
+            break  # time is up for this part: others are larger, but for the last, which is no smaller than it must be
         slack *= GROWTH
     if best.proven or best.lower_bound > most:
         return best

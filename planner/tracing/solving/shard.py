@@ -233,7 +233,8 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
 
     Where choices with them are not proven in time, those without are looked for, too.
     """
-    if same := _no_slower(free, deadline):
+    now = time.monotonic()
+    if same := _no_slower(free, deadline - SECOND_RUNS * (deadline - now)):
         return same
     now = time.monotonic()
     try:
