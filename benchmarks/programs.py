@@ -63,22 +63,10 @@ class Row(NamedTuple):
 
 
 def cases() -> Iterator[Row]:
-    import jax
     import jax_layers
     from jax_models import MODELS
 
-    size = jax_layers.Sizes(1, 4096, 32, 8, 14336, 128256, 256, 4096, "bfloat16")
-
-    def block(parameters: Any, x: Any) -> Any:
-        y = jax_layers.attention(parameters["attention"], x, size, rotary=True)
-        return (jax_layers.mlp_block(parameters["mlp"], y) ** 2).sum()
-
-    weights = {
-        "attention": jax_layers.attention_weights(size),
-        "mlp": jax_layers.mlp_weights(size, gated=True),
-    }
-    data = (jax.ShapeDtypeStruct((size.batch, size.length, size.width), size.dtype),)
-    one = jax_layers.Case(block, weights, data, {})
+    one = jax_layers.block(jax_layers.Sizes(1, 4096, 32, 8, 14336, 128256, 256, 4096, "bfloat16"))
     for cluster, mesh in BLOCK_MESHES:
         yield Row("one block, forward and backward", one, cluster, mesh)
     wide = jax_layers.Sizes(1, 1024, 16, 16, 4096, 32768, 512, 1024, "bfloat16")

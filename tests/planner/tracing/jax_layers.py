@@ -154,6 +154,17 @@ def mlp_block(p: Any, x: Any) -> Any:
     return x + (jax.nn.silu(y @ p["gate"]) * up if "gate" in p else jax.nn.gelu(up)) @ p["down"]
 
 
+def block(size: Sizes) -> Case:
+    """A transformer block by itself: attention with rotary positions, a gated MLP, and a sum of squares for a loss."""
+
+    def loss(parameters: Any, x: Any) -> Any:
+        y = attention(parameters["attention"], x, size, rotary=True)
+        return (mlp_block(parameters["mlp"], y) ** 2).sum()
+
+    weights = {"attention": attention_weights(size), "mlp": mlp_weights(size, gated=True)}
+    return Case(loss, weights, (f(size, size.batch, size.length, size.width),), {})
+
+
 def cross_entropy(logits: Any, labels: Any) -> Any:
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.take_along_axis(logs, labels[..., None], -1).mean()
