@@ -61,7 +61,7 @@ FAR_APART = 0.01
 LIFTED = 0.05
 """Of the gap: by how much a decision of all hubs must lift the bound for branches on them."""
 UNSETTLED = 0.1
-"""Of the best choice: the gap above which a choice is searched for before costs are guessed."""
+"""Of the best choice: the gap above which a choice is searched for first, unless branches on memory can decide."""
 
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
@@ -170,7 +170,7 @@ class _Anytime:
                 settled = self._relax(self._soon(RELAXING))
                 if not settled and self._time_for(LOOKS_PER_ROUND):
                     continue  # messages still gain more than a search would
-                if self._apart(UNSETTLED):  # guesses, which lie above the bound, are far below any choice
+                if self._apart(UNSETTLED) and self.proof.size > PARTED:  # guesses are far below any choice
                     self._search()
                 self._fix()
                 self._part_on_memory()
