@@ -36,6 +36,22 @@ def test_equals_brute_force(problem):
     assert problem.fits(choice)
 
 
+@settings(max_examples=100, deadline=None)
+@given(contest_problems(), st.floats(0.5, 1.5))
+def test_only_a_choice_that_costs_little_enough_is_looked_for(problem, share):
+    """And where there is one, the best of all is found and proven."""
+    least = best(problem)
+    if least is None:
+        return
+    most = np.floor(share * least)
+    answer = solve_narrowed(network_of(problem), soon(), most)
+    if least <= most:
+        assert answer.cost == answer.lower_bound == least
+    else:
+        assert answer.cost > most
+        assert most < answer.lower_bound <= least
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_branches_decide_where_guesses_come_to_nothing(seed, monkeypatch):
     problem = random_contest_problem(40, 6, seed=seed, share=0.1)

@@ -165,6 +165,20 @@ def test_optimizer_states_may_lie_otherwise_than_weights() -> None:
     assert shards(tight, "moments") > shards(tight, "parameters")
 
 
+def test_second_runs_are_not_looked_for_where_the_limit_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of equally fast layouts one takes less memory."""
+    case = MODELS["mixtral"]()
+    program = from_jax(case.step, *case.arguments)
+    free = shard(program, "dgx-h100:1", {"model": 8})
+    monkeypatch.setattr("planner.tracing.solving.shard.may_recompute", None)
+    tight = shard(program, "dgx-h100:1", {"model": 8}, memory_limit=free.memory_bytes - 1)
+    assert tight.memory_bytes < free.memory_bytes
+    assert tight.seconds == pytest.approx(free.seconds, rel=1e-6)
+    assert tight.proven
+
+
 def test_second_runs_take_no_plan_away() -> None:
     """Kernels of several outputs, some wanted late by readers and some by second runs only."""
     case, _ = program_of(
