@@ -58,6 +58,8 @@ first parts on hubs alone; the second, on memory too, has a better decision, or 
 that it gave. And those shares where there is no time for turns."""
 FAR_APART = 0.01
 """Of the best choice: the gap above which messages are taken to miss what hubs tie together."""
+LEFT_TO_GUESSES = 0.002
+"""Of the best choice: the gap from which on guesses decide sooner than branches on memory."""
 LIFTED = 0.05
 """Of the gap: by how much a decision of all hubs must lift the bound for branches on them."""
 UNSETTLED = 0.1
@@ -66,13 +68,7 @@ UNSETTLED = 0.1
 FIRST_SLACK, GROWTH = 1e-5, 3.0
 """Of the bound: how far above it the first guess lies; and by what that is multiplied for the next."""
 
-LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER_ROUND = (
-    15.0,
-    10.0,
-    60.0,
-    2.0,
-    4.0,
-)
+LOOKS_PER_GUESS, LOOKS_PER_DIVE, LOOKS_PER_BRANCHES, LOOKS_PER_FIXING, LOOKS_PER_ROUND = 15, 10, 60, 2, 4
 """Looks that there must be time for before a guess, a decision of hubs, branches on them, which have a share of that
 time, before a fixing, and before one more round of messages where these still gain."""
 PATIENCE = 3.0
@@ -337,7 +333,7 @@ class _Anytime:
     def _part_on_memory(self) -> None:
         """Branches on memory where so much is open that guesses would have to be far above the bound."""
         small = self.proof.size <= PARTED and self.proof.rows.size
-        if not (small or self.on_memory) or not self._apart(FAR_APART) or not self._open():
+        if not (small or self.on_memory) or not self._apart(LEFT_TO_GUESSES) or not self._open():
             return
         if self.on_memory is None:
             self.on_memory = MemoryTree(self.proof.fork(), self.relaxation.known_prices, solve_network)
@@ -348,7 +344,7 @@ class _Anytime:
 
     def _far_in_branches(self) -> bool:
         """Whether branches on memory have begun and much is open: they close more of it than guesses and programs."""
-        return self.on_memory is not None and self._apart(FAR_APART)
+        return self.on_memory is not None and self._apart(LEFT_TO_GUESSES)
 
     def _guess(self) -> None:
         """Raise the bound by guesses of the best cost, as long as they are decided."""
