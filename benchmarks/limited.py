@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs import BLOCK_MESHES
+from programs import ONE_BLOCK, cases
 from rich.console import Console
 from rich.table import Table
 
@@ -46,9 +46,8 @@ def rows() -> Iterator[Row]:
     one = jax_layers.block(jax_layers.Sizes(1, 2048, 16, 8, 5632, 32000, 32, 2048, "bfloat16"))
     for mesh in (TWO, THREE):
         yield Row("block", one, mesh, (0.95, 0.9, 0.85, 0.83))
-    wide = jax_layers.block(jax_layers.Sizes(1, 4096, 32, 8, 14336, 128256, 256, 4096, "bfloat16"))
-    for cluster, mesh in BLOCK_MESHES:
-        yield Row("wide block", wide, mesh, (0.9, 0.7), cluster)
+    for wide in itertools.takewhile(lambda row: row.name == ONE_BLOCK, cases()):
+        yield Row("wide block", wide.case, wide.mesh, (0.9, 0.7), wide.cluster)
     models = {
         "mlp": (jax_layers.Sizes(2, 4096, ffn=16384, vocab=1024, batch=64, length=1024, dtype="bfloat16"), True),
         "gpt": (jax_layers.Sizes(4, 2048, 16, 16, 8192, 32000, 32, 2048, "bfloat16"), False),

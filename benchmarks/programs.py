@@ -54,6 +54,9 @@ THREE_AXES = (BLOCK_MESHES[3], BLOCK_MESHES[5], BLOCK_MESHES[7], BLOCK_MESHES[13
 """Of which messages close some at once, and some leave a gap to parts and hubs."""
 
 
+ONE_BLOCK = "one block, forward and backward"
+
+
 class Row(NamedTuple):
     name: str
     case: Any
@@ -68,7 +71,7 @@ def cases() -> Iterator[Row]:
 
     one = jax_layers.block(jax_layers.Sizes(1, 4096, 32, 8, 14336, 128256, 256, 4096, "bfloat16"))
     for cluster, mesh in BLOCK_MESHES:
-        yield Row("one block, forward and backward", one, cluster, mesh)
+        yield Row(ONE_BLOCK, one, cluster, mesh)
     wide = jax_layers.Sizes(1, 1024, 16, 16, 4096, 32768, 512, 1024, "bfloat16")
     for name in ("gpt", "mixtral", "t5", "vit", "resnet", "unet", "dlrm"):
         for cluster, mesh in THREE_AXES:

@@ -25,10 +25,10 @@ NOTHING = NetworkAnswer({}, np.inf, -np.inf)
 """No choice, and nothing proven."""
 
 
-def better(answer: NetworkAnswer, best: NetworkAnswer) -> NetworkAnswer:
-    """The cheaper of two choices of one network, under the higher bound."""
-    cheaper = min(best, answer, key=lambda known: known.cost)
-    known = replace(cheaper, lower_bound=max(best.lower_bound, answer.lower_bound))
+def combined(one: NetworkAnswer, other: NetworkAnswer) -> NetworkAnswer:
+    """What two answers to one network say together: the cheaper choice, under the higher bound."""
+    cheaper = min(other, one, key=lambda answer: answer.cost)
+    known = replace(cheaper, lower_bound=max(one.lower_bound, other.lower_bound))
     return replace(known, lower_bound=known.cost) if known.proven else known
 
 

@@ -110,6 +110,17 @@ class Compact(Network):
         fork.classes = {v: dict(classes) for v, classes in self.classes.items()}
         return fork
 
+    def only(self, kept: Mapping[int, npt.NDArray[np.intp]]) -> Self:
+        """The same with some strategies of some nodes, and of the others those that go with these.
+
+        Raises `Infeasible` where a node has none.
+        """
+        part = self.fork()
+        for v, strategies in kept.items():
+            part.keep(v, strategies)
+        part.propagate()
+        return part
+
     def renumbered(self, order: Sequence[int]) -> Self:
         """As of a `Network`; nodes that are gone are numbered after those that are left."""
         number = {v: k for k, v in enumerate((*order, *(gone.node for gone in self.gone)))}
@@ -117,7 +128,7 @@ class Compact(Network):
         found.nodes = set(range(len(order)))
         found.costs = {number[v]: self.costs[v] for v in order}
         found.labels = {number[v]: self.labels[v] for v in order}
-        found.pieces = {number[v]: self.pieces[v] for v in order}
+        found.pieces, found.stand_ins = {number[v]: dict(self.pieces[v]) for v in order}, dict(self.stand_ins)
         found.tables = {number[v]: {number[w]: t for w, t in self.tables[v].items()} for v in order}
         found.classes = {number[v]: {number[w]: c for w, c in self.classes[v].items()} for v in order}
         found.names = tuple(self.names[v] for v in number)
@@ -259,6 +270,10 @@ class Compact(Network):
                     rows, columns = self.classes[v][w][kept[v]], self.classes[w][v][kept[w]]
                     network.add_table(v, w, table[np.ix_(rows, columns)])
         return network
+
+    def written_out(self) -> Network:
+        """The same of all strategies."""
+        return self.narrowed({v: np.arange(costs.size) for v, costs in self.costs.items()})
 
     def expand(self, choice: Mapping[int, int]) -> dict[int, int]:
         """Original numbers of nodes and strategies."""

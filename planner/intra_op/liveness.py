@@ -63,6 +63,11 @@ def demand(network: Network, weights: Mapping[int, Array]) -> Array:
     return np.cumsum(change)[:-1]
 
 
+def fits(network: Network, choice: Mapping[int, int]) -> bool:
+    """Whether a choice exceeds no row."""
+    return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
+
+
 def violated(network: Network, taken: Array, tolerance: float = 0.0) -> list[int]:
     """The worst row of each run of rows that take too much, the worst of all first."""
     excess = taken - (1.0 + tolerance) * network.capacity

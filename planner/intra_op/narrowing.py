@@ -18,14 +18,14 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.intra_op.answers import NetworkAnswer, better
+from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.compact import Compact
 from planner.intra_op.folding import fold
 from planner.intra_op.liveness import settle
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.network import Network
-from planner.intra_op.parts import ascend, cheapest_within, written_out
+from planner.intra_op.parts import ascend, cheapest_within
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.unlimited import solve_unlimited
 
@@ -63,7 +63,7 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
     relaxation, dearest = Relaxation(network, {}), _dearest(network)
     best = ascend(network, relaxation, min(most, dearest), deadline)
     if best.lower_bound > dearest:
-        shrink(written_out(network), deadline)  # which can mostly say by how much memory is short
+        shrink(network.written_out(), deadline)  # which can mostly say by how much memory is short
         raise Infeasible("no choice of strategies fits in memory")
     bound, prices, slack = relaxation.bound(), relaxation.known_prices, FIRST_SLACK
     while not best.proven and best.lower_bound <= most and slack < LAST_SLACK and time.monotonic() < deadline:
@@ -71,17 +71,17 @@ def _under_memory(network: Compact, deadline: float, most: float) -> NetworkAnsw
         near = best.cost <= least + NEAR * slack * abs(least)
         target = min(most, best.cost - 1 if near else np.floor(least + slack * abs(least)))
         part = cheapest_within(network, bound, least, target, prices, now + SHARE * (deadline - now))
-        best = better(part, best)
+        best = combined(part, best)
         if best.lower_bound <= target:
-            break  # time is up for this part: others are larger, but for the last, which is no smaller than it must be
+            break  # its time was up, and what follows would be larger
         slack *= GROWTH
     if best.proven or best.lower_bound > most:
         return best
     if best.cost == most == np.inf:
-        answer = solve_network(written_out(network), deadline)
+        answer = solve_network(network.written_out(), deadline)
         return NetworkAnswer(network.expand(answer.choice), answer.cost, answer.lower_bound)
     most = min(most, best.cost - 1)
-    return better(cheapest_within(network, bound, best.lower_bound, most, prices, deadline), best)
+    return combined(cheapest_within(network, bound, best.lower_bound, most, prices, deadline), best)
 
 
 def _dearest(network: Network) -> float:

@@ -11,15 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import Infeasible, SolverStopped
-from planner.intra_op.answers import NOTHING, NetworkAnswer, better
+from planner.intra_op.answers import NOTHING, NetworkAnswer, combined
 from planner.intra_op.anytime import solve_network
 from planner.intra_op.ascent import aim
 from planner.intra_op.bounds import Bound
 from planner.intra_op.compact import Compact
 from planner.intra_op.folding import MOST_SUMS_OF_A_PART, fold
-from planner.intra_op.liveness import demand, one_hot, settle, violated
+from planner.intra_op.liveness import fits, settle
 from planner.intra_op.messages import MARGIN, Relaxation
-from planner.intra_op.network import Network
 from planner.intra_op.shrinking import shrink
 from planner.intra_op.unlimited import solve_unlimited
 
@@ -50,11 +49,11 @@ def cheapest_within(
         while True:
             part = left(network, bound, most)
             if not part.rows.size:
-                return better(solve_unlimited(part, deadline, most + 1), best)
+                return combined(solve_unlimited(part, deadline, most + 1), best)
             if part.num_strategies > SMALLER * size or time.monotonic() > deadline:
-                return better(_decided(part, prices, deadline, most + 1), best)
+                return combined(_decided(part, prices, deadline, most + 1), best)
             size, relaxation = part.num_strategies, Relaxation(part, prices)
-            best = better(ascend(part, relaxation, most, deadline, best.lower_bound), best)
+            best = combined(ascend(part, relaxation, most, deadline, best.lower_bound), best)
             most = min(most, best.cost - 1)
             if best.lower_bound > most:
                 return replace(best, lower_bound=most + 1)
@@ -85,10 +84,10 @@ def ascend(
         improved = relaxation.improve(choice)
         for found, costs in ((choice, cost), (improved, part.cost(improved))):
             if costs < best.cost - 0.5 and fits(part, found):
-                best = better(NetworkAnswer(part.expand(found), float(np.rint(costs)), -np.inf), best)
+                best = combined(NetworkAnswer(part.expand(found), float(np.rint(costs)), -np.inf), best)
         relaxation.return_to_best()
         value = relaxation.best - MARGIN * abs(relaxation.best)
-        best = better(replace(NOTHING, lower_bound=value), best)
+        best = combined(replace(NOTHING, lower_bound=value), best)
         lacks = min(most, best.cost - 1) - before
         helps = value - before > min(CLOSED * lacks, GAINED * abs(value)) and time.monotonic() <= deadline
     return best
@@ -99,32 +98,20 @@ def left(network: Compact, bound: Bound, most: float) -> Compact:
 
     Raises `Infeasible` where there is none.
     """
-    part, size = network.fork(), -1
-    slack = most - bound.value + MARGIN * abs(bound.value)
-    for v, margins in bound.margins.items():
-        part.keep(v, np.flatnonzero(margins <= slack))
+    slack, size = most - bound.value + MARGIN * abs(bound.value), -1
+    part = network.only({v: np.flatnonzero(margins <= slack) for v, margins in bound.margins.items()})
     while size != part.num_strategies:
         size = part.num_strategies
-        part.propagate()
         settle(part)
+        part.propagate()
     fold(part, MOST_SUMS_OF_A_PART)
     part.propagate()
     return part
 
 
-def fits(network: Network, choice: Mapping[int, int]) -> bool:
-    """Whether a choice exceeds no row of memory."""
-    return not network.rows.size or not violated(network, demand(network, one_hot(network, choice)))
-
-
-def written_out(part: Compact) -> Network:
-    """The same with tables of strategies, which are numbered by their positions."""
-    return part.narrowed({v: np.arange(costs.size) for v, costs in part.costs.items()})
-
-
 def _decided(part: Compact, prices: Mapping[int, float], deadline: float, below: float) -> NetworkAnswer:
     """The best choice of a part with all its tables, by original numbers, if it costs less than ``below``."""
-    network = written_out(part)
+    network = part.written_out()
     try:
         shrink(network, deadline)
         if network.rows.size:

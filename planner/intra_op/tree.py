@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import Infeasible
-from planner.intra_op.liveness import demand, one_hot, violated
+from planner.intra_op.liveness import fits
 from planner.intra_op.local_polytope import WHOLE, LocalPolytope, Positions, solve_program
 from planner.intra_op.messages import Relaxation
 from planner.intra_op.mixing import cheaper_half, most_mixed
@@ -99,7 +99,7 @@ class _Tree:
         relaxation, weights = program.relaxation(), program.weights()
         relaxation.sweep()
         rounded = {v: int(weight.argmax()) for v, weight in weights.items()}
-        if not violated(network, demand(network, one_hot(network, rounded))):
+        if fits(network, rounded):
             self._take(network, rounded)
         if (found := greedy(relaxation)) is not None:
             self._take(network, found.choice)

@@ -74,8 +74,7 @@ def solve_unlimited(network: Compact, deadline: float, below: float = np.inf) ->
     choice, cost = search.best
     if search.least == search.cost < np.inf:
         return NetworkAnswer(choice, cost, search.least)
-    every = {v: np.arange(costs.size) for v, costs in network.costs.items()}
-    answer = solve_network(network.narrowed(every), deadline, search.cost)
+    answer = solve_network(network.written_out(), deadline, search.cost)
     if answer.cost < cost:
         choice, cost = network.expand(answer.choice), answer.cost
     return NetworkAnswer(choice, cost, min(cost, max(search.least, answer.lower_bound)))
@@ -236,14 +235,10 @@ def _within(network: Compact, margins: Margins, slack: float) -> Compact | None:
 
 def _only(network: Compact, kept: Mapping[int, Classes]) -> Compact | None:
     """With some strategies of some nodes; None where another node has none that goes with these."""
-    part = network.fork()
     try:
-        for v, strategies in kept.items():
-            part.keep(v, strategies)
-        part.propagate()
+        return network.only(kept)
     except Infeasible:
         return None
-    return part
 
 
 def _doubling(strategies: list[int]) -> Iterator[list[int]]:

@@ -254,10 +254,12 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
 
 def _no_slower(free: _Solved, deadline: float) -> _Solved | None:
     """A choice within the limit that takes as little time as ``free`` without one, if there is any."""
+    if not free.proven:
+        return None
     setting, most = free.setting, free.cost + 1  # which is far less than anybody measures
     with suppress(Infeasible):
         answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most)
-        if free.proven and answer.cost <= most:
+        if answer.cost <= most:
             best = _read_back(setting, answer)
             if best.estimate.memory_bytes <= setting.memory_limit:
                 return best._replace(bound=free.bound, proven=True)

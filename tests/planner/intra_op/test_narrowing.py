@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import Infeasible
 from planner.intra_op import anytime, narrowing
-from planner.intra_op.answers import NetworkAnswer, better
+from planner.intra_op.answers import NetworkAnswer, combined
 from planner.intra_op.compact import Compact
 from planner.intra_op.contest import network_of, solve_contest_problem
 from planner.intra_op.liveness import settle
@@ -159,6 +159,6 @@ def test_a_part_has_the_best_choice_up_to_its_limit(problem, share, sweeps):
 @pytest.mark.parametrize(("cost", "bound", "proven"), [(10.0, 8.0, False), (10.0, 9.5, True)])
 def test_of_two_answers_the_cheaper_counts_under_the_higher_bound(cost, bound, proven):
     """Costs are whole numbers: a bound within one of the cost is as good as the cost."""
-    found = better(NetworkAnswer({0: 1}, cost, 5.0), NetworkAnswer({0: 2}, 12.0, bound))
+    found = combined(NetworkAnswer({0: 1}, cost, 5.0), NetworkAnswer({0: 2}, 12.0, bound))
     assert found == NetworkAnswer({0: 1}, cost, cost if proven else bound)
     assert found.proven == proven
