@@ -234,7 +234,7 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
     Where choices with them are not proven in time, those without are looked for, too.
     """
     now = time.monotonic()
-    if same := _no_slower(free, deadline - SECOND_RUNS * (deadline - now)):
+    if free.proven and (same := _no_slower(free, deadline - SECOND_RUNS * (deadline - now))):
         return same
     now = time.monotonic()
     try:
@@ -254,8 +254,6 @@ def _in_little_memory(free: _Solved, fold: bool | None, deadline: float) -> _Sol
 
 def _no_slower(free: _Solved, deadline: float) -> _Solved | None:
     """A choice within the limit that takes as little time as ``free`` without one, if there is any."""
-    if not free.proven:
-        return None
     setting, most = free.setting, free.cost + 1  # which is far less than anybody measures
     with suppress(Infeasible):
         answer = solve_narrowed(setting.problem.network(setting.memory_limit), deadline, most)
