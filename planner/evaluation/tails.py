@@ -78,7 +78,53 @@ def last_tail(ends: Sequence[float], tails: Sequence[Tail]) -> Tail:
 def tail_of(
     setting: Setting, plan: Parallelism, mesh: Mesh, stages: Sequence[StageCost], shared: float = 0.0
 ) -> Tail:
-    """Reduction hides behind the last backwards, gathering behind the next step's first forwards (`left_over`).
+    """Of a rank with these stages; ``shared`` as in `_exposed`."""
+    sync = _rank_sync(setting, plan, mesh, stages)
+    forward = [s.forward for s in stages]
+    backward = [s.backward_input + s.backward_weight for s in stages]
+    elements = sum(_stepped(s, plan, mesh) for s in stages)
+    return Tail(
+        _exposed(setting, plan, sync, forward, backward, shared), _optimizer_seconds(setting, plan, elements)
+    )
+
+
+def least_tail(
+    setting: Setting,
+    plan: Parallelism,
+    sync: Sync,
+    forward: float,
+    backward: float,
+) -> float:
+    """Least that shows of a rank's ``sync`` or more [s]; its stages take ``forward`` and ``backward`` [s] at most.
+
+    Nothing is said where all gradients are reduced at once, which is not what they take block by block.
+    """
+    if reduces_after(plan, setting.software):
+        return 0.0
+    sync = sync._replace(gather=0.0) if setting.software.broadcasts_weights else sync
+    v = plan.virtual_stages
+    return _exposed(setting, plan, sync, [forward / v] * v, [backward / v] * v, 0.0)
+
+
+def least_update(setting: Setting, plan: Parallelism, mesh: Mesh, whole: StageCost) -> float:
+    """Least that the rank takes which steps most of the weights of ``whole``, the model as one stage [s]."""
+    return _optimizer_seconds(setting, plan, _stepped(whole, plan, mesh) / plan.pipeline)
+
+
+def _stepped(stage: StageCost, plan: Parallelism, mesh: Mesh) -> float:
+    """Weights of a stage that one device steps."""
+    return sharded_elements(stage.weights, mesh, plan.shard_degree if plan.zero_stage else 1)
+
+
+def _exposed(
+    setting: Setting,
+    plan: Parallelism,
+    sync: Sync,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    shared: float,
+) -> float:
+    """Reduction hides behind the last backwards, gathering behind the next step's first forwards (`left_over`) [s].
 
     Where copies are summed with every micro-batch, as much shows of each; all does of what nothing runs beside.
     Gradients that are summed whole though states are sharded wait for the end of the backward.
@@ -86,11 +132,9 @@ def tail_of(
     (alpa-projects/alpa alpa/pipeline_parallel/apply_grad.py sums them between meshes before it applies gradients).
     """
     overlap = 0.0 if reduces_after(plan, setting.software) else setting.software.overlap_data
-    sync = _rank_sync(setting, plan, mesh, stages)
     own, alone = sync.copy + sync.replicate - sync.replicate_alone, sync.replicate_alone
     if not reduces_every_microbatch(plan, setting.software):
         own, alone = own + sync.reduce - sync.reduce_alone, alone + sync.reduce_alone + sync.pack
-    backward = [s.backward_input + s.backward_weight for s in stages]
     # Where every micro-batch is reduced, block by block, those reductions slow the same passes already; over one rank
     # there are none.
     slows = reduces_every_microbatch(plan, setting.software) and sync.reduce > 0
@@ -101,14 +145,10 @@ def tail_of(
     else:
         exposed = alone + left_over(own + shared, backward, turn, overlap, slowdown)
     if gathers_stepped(plan, setting.software):
-        forward = [s.forward for s in stages]
         exposed += (
             left_over(sync.gather, forward, turn, setting.software.overlap_gather, slowdown) + sync.unpack
         )
-    elements = sum(
-        sharded_elements(s.weights, mesh, plan.shard_degree if plan.zero_stage else 1) for s in stages
-    )
-    return Tail(exposed, _optimizer_seconds(setting, plan, elements))
+    return exposed
 
 
 def shared_seconds(

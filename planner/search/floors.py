@@ -35,7 +35,8 @@ from planner.search.loads import Parts, RankLoads, loads_of, parts_of
 from planner.search.numbers import divisors
 from planner.search.policies import cut_by_policy, with_bare_stages
 from planner.search.space import policies, stage_policies
-from planner.search.stages import cut_layers, cut_layers_to_fit
+from planner.search.stages import cut_layers, cut_layers_to_fit, is_short
+from planner.search.tail_floors import passes_whole, with_tail
 
 ROUNDING = 1e-9
 """The same terms added up in another order differ by less than this fraction."""
@@ -72,7 +73,15 @@ class Floors:
         self.evaluator, self.limit = evaluator, limit
         self.cuts: dict[Candidate, tuple[int, ...]] = {}
         """Boundaries of the stages of candidates that came so far."""
-        self.levels = (self.main, self.operators, self.policy, self.whole, self.staged_time, self.staged)
+        self.levels = (
+            self.main,
+            self.operators,
+            self.policy,
+            self.whole,
+            self.tailed,
+            self.staged_time,
+            self.staged,
+        )
         """Ever tighter and dearer; one may hold for seconds alone."""
         self.in_common = self.levels.index(self.whole)
         """How many of them are the same for all of `alike`."""
@@ -311,6 +320,16 @@ class Floors:
         """What any rank has beside layers and ends [bytes], where stages hand on ``boundary`` [bytes] or more."""
         software, device = self.evaluator.software, self.evaluator.cluster.device
         return overhead(c, software, device) + least_received(c, software, boundary)
+
+    def tailed(self, c: Candidate) -> Floor:
+        """Seconds with what comes after the last backward; nothing more where that depends on what is not fixed."""
+        plan = parallelism(c)
+        if self._policies or not passes_whole(c) or not is_short(plan):
+            return Floor(0.0, 0.0)
+        whole, sharding = self.as_one(c), self.sharding(c)
+        lightest = min(least for least, _ in whole.slowest)
+        span = with_tail(self.evaluator, plan, sharding, whole.stage, self._span(c, whole), lightest)
+        return Floor(self.step(c, (1 - ROUNDING) * span), 0.0)
 
     # --- its own stages -------------------------------------------------------------------------------
 

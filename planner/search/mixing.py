@@ -87,7 +87,7 @@ def _below(floors: Floors, none: Candidate, least: float) -> Iterator[tuple[floa
             bound = mixed_floor(floors, c, least) if floors.states(c) <= floors.limit else np.inf
             known.append((shardings, bound))
         if bound < least and c.virtual_stages > 1:
-            if floors.staged_time(none).seconds >= least:
+            if any(bound_of(none).seconds >= least for bound_of in (floors.tailed, floors.staged_time)):
                 return
             bound = max(bound, staged_mixed_floor(floors, c))
         if bound < least:

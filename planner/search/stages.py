@@ -37,10 +37,11 @@ def cut_layers(evaluator: Evaluator, plan: Parallelism, shardings: Shardings) ->
     boundaries are then moved while that makes the simulated step shorter.
     """
     cuts = _cut(evaluator, plan, shardings, None)
-    return _shortened(evaluator, plan, shardings, cuts) if _is_short(plan) else cuts
+    return _shortened(evaluator, plan, shardings, cuts) if is_short(plan) else cuts
 
 
-def _is_short(plan: Parallelism) -> bool:
+def is_short(plan: Parallelism) -> bool:
+    """Whether boundaries are moved for the step's end, which takes longer than any bound."""
     stages = plan.pipeline * plan.virtual_stages
     return plan.pipeline > 1 and stages <= MOST_STAGES and plan.num_microbatches <= MOST_TURNS * plan.pipeline
 
@@ -112,7 +113,7 @@ def cut_layers_to_fit(
     if plan.pipeline == 1:
         return None
     if plan.virtual_stages > 1:
-        return _cut(evaluator, plan, shardings, None) if _is_short(plan) else None
+        return _cut(evaluator, plan, shardings, None) if is_short(plan) else None
     most = _most_by_stage(evaluator, plan, shardings, limit)
     try:
         return _cut(evaluator, plan, shardings, most) if most else None

@@ -96,6 +96,21 @@ def test_bounds_are_below_every_price(name: str) -> None:
             assert floor.memory_bytes <= memory
 
 
+def test_no_cut_takes_less_than_the_bound_with_its_tail() -> None:
+    """Of any cut, the one that is chosen among them; it says more than `whole` does of most pipelines."""
+    tighter = bounded = 0
+    for name in CASES:
+        search, priced = every_plan(name, "devices")
+        floors = search.floors
+        for c, planned, cuts, estimate in priced:
+            bound = floors.tailed(c).seconds
+            assert bound <= estimate.step_time_s * (1 + 1e-12)
+            assert bound <= floors.evaluator.floor(planned, floors.sharding(c), cuts) * (1 + 1e-12)
+            tighter += bound > floors.whole(c).seconds
+            bounded += bound > 0
+    assert tighter > 0.8 * bounded > 100
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_is_bounded_as_each_of_its_candidates_is(name: str) -> None:
     search = search_of(name, "devices")
