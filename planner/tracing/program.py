@@ -118,6 +118,8 @@ class Operation(Record):
     """Runs per call of the program: the length of the scans around it."""
     region: str = ""
     """The scan whose body it is in; empty outside."""
+    branch: str = ""
+    """The branch of a ``cond``, or the test of a loop, that it is in: it shares no work with what is outside."""
     key: str = ""
     """Digest of the framework's parameters: with the inputs it says what is computed."""
     members: tuple[Member, ...] = ()

@@ -32,8 +32,18 @@ def _group(equation: Any, loops: Loops) -> int:
     return loops.reads[0][channels][0]
 
 
+def _rows(equation: Any, loops: Loops) -> set[int]:
+    """Of a choice of the largest all but where it chooses."""
+    return {f for dim in loops.writes[:-1] for f in dim}
+
+
 APART: Mapping[str, Callable[[Any, Loops], set[int]]] = MappingProxyType(
-    {"fft": _transforms, "conv_general_dilated": _images_and_groups}
+    {
+        "approx_top_k": _rows,
+        "conv_general_dilated": _images_and_groups,
+        "fft": _transforms,
+        "top_k": _rows,
+    }
 )
 """Primitive -> loops of which devices may each run a part."""
 
@@ -45,8 +55,8 @@ def runs_apart(equation: Any, loops: Loops) -> bool:
     return free is not None and known and {*loops.split.values()} <= free(equation, loops)
 
 
-def run_apart(equation: Any, operands: list[Any], loops: Loops) -> Any:
-    """The result, of operands that lie as the loops say."""
+def run_apart(equation: Any, operands: list[Any], loops: Loops) -> list[Any]:
+    """The results, which all lie alike, of operands that lie as the loops say."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -61,13 +71,14 @@ def run_apart(equation: Any, operands: list[Any], loops: Loops) -> Any:
         )
 
     def run(*parts: Any) -> Any:
-        return equation.primitive.bind(*parts, **params)
+        made = equation.primitive.bind(*parts, **params)
+        return made if equation.primitive.multiple_results else [made]
 
     mapped: Callable[..., Any] = jax.shard_map(
         run,
         mesh=loops.mesh,
         in_specs=tuple(map(spec, loops.reads)),
-        out_specs=spec(loops.writes),
+        out_specs=[spec(loops.writes)] * len(equation.outvars),
         check_vma=False,
     )
-    return mapped(*operands)
+    return list(mapped(*operands))

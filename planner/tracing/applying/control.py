@@ -10,7 +10,7 @@ from planner.tracing.applying.manual import mapped
 from planner.tracing.applying.parts import Parts, added_up, as_parts
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.views import partition_of
-from planner.tracing.reading.jax_calls import branch_name
+from planner.tracing.reading.jax_calls import branch_name, test_name
 
 
 def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[Any]:
@@ -55,21 +55,24 @@ def while_loop(runner: Any, equation: Any, title: str, operands: list[Any]) -> l
 
     params = equation.params
     tests, consts = params["cond_nconsts"], params["body_nconsts"]
-    given = [plain(x) for x in operands]
     ends, inner = params["cond_jaxpr"], params["body_jaxpr"]
     place = functools.partial(_all_at_boundary, runner, title)
 
+    def begun(state: Sequence[Any], outside: Sequence[Any]) -> list[Any]:
+        carried = place(state, "carry", "writes")
+        runner.copies.note(carried, _numbered(f"{title}/carry.", carried))
+        return [*_from_outside(runner, outside), *carried]
+
     def goes_on(state: Sequence[Any]) -> Any:
-        return jax.core.eval_jaxpr(ends.jaxpr, ends.consts, *given[:tests], *state)[0]
+        asked = begun(state, operands[:tests])
+        return plain(runner.in_body().body(ends.jaxpr, ends.consts, asked, test_name(title))[0])
 
     def step(state: Sequence[Any]) -> list[Any]:
-        begun = place(state, "carry", "writes")
-        runner.copies.note(begun, _numbered(f"{title}/carry.", begun))
-        begun = [*_from_outside(runner, operands[tests : tests + consts]), *begun]
-        made = runner.in_body().body(inner.jaxpr, inner.consts, begun, f"{title}/")
+        fixed = begun(state, operands[tests : tests + consts])
+        made = runner.in_body().body(inner.jaxpr, inner.consts, fixed, f"{title}/")
         return place([plain(x) for x in made], "carry", "writes")
 
-    start = place(given[tests + consts :], "carry", "writes")
+    start = place([plain(x) for x in operands[tests + consts :]], "carry", "writes")
     left = place(jax.lax.while_loop(goes_on, step, start), "carry", "writes")
     runner.copies.note(left, _numbered(f"{title}:", left))
     return left

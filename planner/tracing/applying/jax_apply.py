@@ -32,6 +32,7 @@ from planner.tracing.applying.rows_anew import RowsAnew
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.applying.second_runs import SecondRuns
 from planner.tracing.applying.views import View, partition_of, split_of
+from planner.tracing.factors import Rule
 from planner.tracing.layouts import Partition
 from planner.tracing.program import Dims, Operation
 from planner.tracing.reading.jax_calls import bound, call_constants, calls, label
@@ -124,6 +125,7 @@ class _Runner:
         """Arrays that were constrained, by identity, with how they lie."""
         self.views: dict[int, View] = {}
         """Those of them that are views of others."""
+        self.reads = {op.name: op.inputs for op in sharded.program.operations}
         for op in sharded.program.operations:
             for member in op.members:
                 self.sites[member.name] = _Site(op, chosen[op.name], member.reads, member.writes)
@@ -152,7 +154,7 @@ class _Runner:
         if getattr(array, "ndim", 0) == 0 or len(partition) != array.ndim:
             return array
         _, known = self.lies.get(id(array), (array, partition))
-        view = self.views.get(id(array))
+        view = self._seen(array, reader)
         behind = None if view is None or known == partition else view.behind(partition, self.sharded.mesh)
         if view is not None and behind is not None:
             (shown,) = bound(view.equation, [self.put(view.source, behind, reader)])
@@ -163,6 +165,12 @@ class _Runner:
         if (id(array), shared) not in self.copies.made:
             self.copies.made[id(array), shared] = (array, self._moved(array, known, shared))
         return self._moved(self.copies.made[id(array), shared][1], shared, partition)
+
+    def _seen(self, array: Any, reader: str) -> View | None:
+        """The view that ``array`` is, where what is priced is that the operator reads what it shows."""
+        view = self.views.get(id(array))
+        as_it_lies = view is not None and view.name and view.name in self.reads.get(reader, (view.name,))
+        return None if as_it_lies else view
 
     def _moved(self, array: Any, known: Partition, partition: Partition) -> Any:
         """``array`` from where it lies to ``partition``."""
@@ -258,6 +266,7 @@ class _Runner:
         """Outputs of an equation, its arrays where ``site`` says."""
         if any(isinstance(x, Parts) for x in operands):
             return self._on_parts(equation, title, site, operands)
+        given = list(operands)
         if site is not None:
             places = [i for i, x in enumerate(operands) if not isinstance(x, Known)]
             for i, dims in zip(places, site.reads, strict=True):
@@ -266,7 +275,7 @@ class _Runner:
                 return self._in_ring(equation, operands, site, site.ring)
             loops = Loops(self.mesh, site.sharding.split, site.reads, site.writes[0])
             if runs_apart(equation, loops):
-                return [self.put(run_apart(equation, operands, loops), site.lies(site.writes[0]))]
+                return [self.put(x, site.lies(site.writes[0])) for x in run_apart(equation, operands, loops)]
             if site.sharding.parts and not site.operation.addends:
                 return [product_in_parts(equation, operands, loops, site.sharding.parts)]
             sums = self._sums(equation, site)
@@ -275,7 +284,11 @@ class _Runner:
         found = bound(equation, [plain(x) for x in operands])
         if site is None:
             return self._seen_through(equation, operands, found)
-        return [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+        left = [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
+        if site.operation.kind == "view" and len(given) == len(left) == 1:
+            shows = self._loops(equation, given, left)
+            self.views[id(left[0])] = View(left[0], equation, given[0], shows, site.operation.outputs[0])
+        return left
 
     def _sums(self, equation: Any, site: _Site) -> list[Sum]:
         """Of a matrix product, where XLA would not do them as priced if it were only told how the result lies.
@@ -313,12 +326,10 @@ class _Runner:
 
     def _seen_through(self, equation: Any, operands: list[Any], made: list[Any]) -> list[Any]:
         """A view lies as what it shows, so that a move happens where its reader is, as priced."""
-        rule = JAX_RULES.get(equation.primitive.name)
         known = self.lies.get(id(operands[0])) if len(operands) == 1 else None
-        if rule is None or known is None:
+        if equation.primitive.name not in JAX_RULES or known is None:
             return made
-        shapes = [x.shape for x in operands], [x.shape for x in made]
-        loops = rule(equation.params, *shapes, str(made[0].dtype))
+        loops = self._loops(equation, operands, made)
         split = split_of(loops.reads[0], known[1])
         shown = partition_of(loops.writes[0], {a: split[a] for a in self.mesh.shape if a in split})
         kept = {axis for axes in shown for axis in axes} == set(split)
@@ -328,6 +339,11 @@ class _Runner:
         if placed.dtype == operands[0].dtype:  # what is cast moves in its new width
             self.views[id(placed)] = View(placed, equation, operands[0], loops)
         return [placed]
+
+    def _loops(self, equation: Any, operands: list[Any], made: list[Any]) -> Rule:
+        """Of an equation whose primitive has a rule."""
+        shapes = [x.shape for x in operands], [x.shape for x in made]
+        return JAX_RULES[equation.primitive.name](equation.params, *shapes, str(made[0].dtype))
 
     def _left(self, site: _Site) -> list[Partition]:
         """How an equation's outputs are left: sums where the plan puts them."""

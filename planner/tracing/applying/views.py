@@ -15,6 +15,8 @@ class View(NamedTuple):
     equation: Any
     source: Any
     loops: Rule
+    name: str = ""
+    """Of one that some read as it lies; others read what it shows."""
 
     def behind(self, partition: Partition, sizes: Mapping[str, int]) -> Partition | None:
         """How the source must lie for the view to lie so; None where no layout of it does."""

@@ -42,6 +42,7 @@ class Draft:
     kernel: str = ""
     attention: Attention | None = None
     manual: dict[str, int] | None = None
+    branch: str = ""
 
     @classmethod
     def of(cls, op: Operation) -> "Draft":
@@ -51,7 +52,7 @@ class Draft:
             op.name, op.kind, op.primitive.split("+"), list(op.inputs), list(op.outputs), list(op.sizes),
             list(op.reads), list(op.writes), set(op.whole), list(op.reductions), list(op.halos), op.times,
             op.region, op.key, members, list(op.addends), op.total, op.kernel, op.attention,
-            None if op.manual is None else dict(op.manual),
+            None if op.manual is None else dict(op.manual), op.branch,
         )  # fmt: skip
 
     def done(self) -> Operation:
@@ -60,7 +61,7 @@ class Draft:
             name=self.name, kind=self.kind, primitive="+".join(self.primitives), inputs=tuple(self.inputs),
             outputs=tuple(self.outputs), sizes=tuple(self.sizes), reads=tuple(self.reads),
             writes=tuple(self.writes), whole=tuple(sorted(self.whole)), reductions=tuple(self.reductions),
-            halos=self._bordering(), times=self.times, region=self.region, key=self.key,
+            halos=self._bordering(), times=self.times, region=self.region, branch=self.branch, key=self.key,
             members=tuple(self.members), addends=tuple(self.addends), total=self.total,
             kernel=self.kernel, attention=self.attention, manual=self.manual,
         )  # fmt: skip

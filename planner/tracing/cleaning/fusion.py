@@ -92,7 +92,9 @@ class _Groups:
 
     def _may_join(self, draft: Draft, group: int, needs: list[int]) -> bool:
         other = self.groups[group]
-        if other.kind != "loop" or other.region != draft.region or other.whole or draft.whole:
+        if other.kind != "loop" or other.whole or draft.whole:
+            return False
+        if (other.region, other.branch) != (draft.region, draft.branch):
             return False
         if (other.manual is None) != (draft.manual is None):
             return False

@@ -12,7 +12,15 @@ from planner.errors import InputError, Unsupported
 from planner.tracing.factors import Rule, Shape, elementwise, no_rule, opaque, retyped, rows_of
 from planner.tracing.program import Program, Tie
 from planner.tracing.reading.jax_arguments import Leaf, leaves_of, ties_of
-from planner.tracing.reading.jax_calls import ATTENTION, branch_name, calls, kernel_names, label, work
+from planner.tracing.reading.jax_calls import (
+    ATTENTION,
+    branch_name,
+    calls,
+    kernel_names,
+    label,
+    test_name,
+    work,
+)
 from planner.tracing.reading.jax_manual import (
     COLLECTIVES,
     LAID_AFTER,
@@ -85,6 +93,8 @@ class _Importer:
         self.ties: list[Tie] = []
         self.replicated: list[str] = []
         self.notes: list[str] = []
+        self.tests: list[str] = []
+        """What says whether loops go on: needed, though nothing reads it."""
 
     def run(self, closed: Any, leaves: Sequence[Leaf], ties: Sequence[tuple[int, int]]) -> Program:
         jaxpr = closed.jaxpr
@@ -101,7 +111,7 @@ class _Importer:
             values=tuple(self.to.values.values()),
             operations=tuple(self.to.operations),
             inputs=tuple(inputs),
-            outputs=tuple(dict.fromkeys(n for n in outputs if n is not None)),
+            outputs=tuple(dict.fromkeys(n for n in (*outputs, *self.tests) if n is not None)),
             results=tuple(outputs),
             ties=(
                 *self.ties,
@@ -269,7 +279,8 @@ class _Importer:
         self.notes.append(
             f"{title} taken as its branch {number} of {len(branches)}, the one with the most work"
         )
-        return self._call(branches[number].jaxpr, given[1:], branch_name(title, number), place)
+        name = branch_name(title, number)
+        return self._call(branches[number].jaxpr, given[1:], name, place._replace(branch=name))
 
     def _call(
         self, inner: Any, given: Sequence[str | None], prefix: str, place: Place
@@ -306,16 +317,20 @@ class _Importer:
         return finals
 
     def _while(self, equation: Any, title: str, given: list[str | None], place: Place) -> list[str | None]:
-        """A loop that ends when a condition says so, run as often as the user says; the condition is left out."""
+        """A loop that ends when a condition says so: as often as the user says, asked before each and at the end."""
         if self.trips is None:
             raise Unsupported(
                 f"{title} runs until a condition ends it, and its cost depends on how often that is: "
                 "say it with trips=N (--trips N), or give the loop a fixed length (lax.scan, lax.fori_loop)"
             )
-        inner = equation.params["body_jaxpr"].jaxpr
-        consts = equation.params["body_nconsts"]
-        own = given[equation.params["cond_nconsts"] :]
+        params = equation.params
+        inner, test, tests = params["body_jaxpr"].jaxpr, params["cond_jaxpr"].jaxpr, params["cond_nconsts"]
+        consts, own = params["body_nconsts"], given[tests:]
         states, finals = self._carries(title, inner.invars[consts:], own[consts:], place)
+        asked = place.inside(title, self.trips + 1)
+        asked = asked._replace(prefix=test_name(title), branch=test_name(title))
+        on = self._body(test, self._constants(test_name(title), test), [*given[:tests], *states], asked)
+        self.tests += (n for n in on if n is not None)
         constants = self._constants(title, inner)
         within = place.inside(title, self.trips)
         made = self._body(inner, constants, [*own[:consts], *states], within)

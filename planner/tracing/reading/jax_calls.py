@@ -59,6 +59,11 @@ def branch_name(title: str, number: int) -> str:
     return f"{title}/branch.{number}/"
 
 
+def test_name(title: str) -> str:
+    """Begins the names of what a ``while`` asks before each pass."""
+    return f"{title}/test/"
+
+
 def work(jaxpr: Any) -> int:
     """Steps of all loops in ``jaxpr``; an operator without a rule counts by its outputs."""
     total = 0

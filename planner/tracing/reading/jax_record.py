@@ -20,6 +20,8 @@ class Place(NamedTuple):
     kernel: str = ""
     manual: Manual | None = None
     """Of the ``shard_map`` around them."""
+    branch: str = ""
+    """Of the ``cond`` around them."""
 
     def varying(self, aval: Any) -> Axes:
         """Axes for which an array has dims of its own here."""
@@ -31,7 +33,7 @@ class Place(NamedTuple):
 
     def inside(self, loop: str, times: int) -> "Place":
         """In the body of a loop."""
-        return Place(f"{loop}/", self.times * times, loop, manual=self.manual)
+        return Place(f"{loop}/", self.times * times, loop, manual=self.manual, branch=self.branch)
 
     def splits(self, axes: Axes) -> dict[str, int] | None:
         """Axes that are fixed here -> factors, of operators whose first loops are over ``axes``."""
@@ -93,6 +95,7 @@ class Recorder:
                 outputs=tuple(outputs),
                 times=place.times,
                 region=place.region,
+                branch=place.branch,
                 kernel=place.kernel if place.manual is None else "",
                 key=digest(equation, title),
                 manual=splits,
@@ -114,6 +117,7 @@ class Recorder:
                 outputs=tuple(outputs),
                 times=place.times,
                 region=place.region,
+                branch=place.branch,
                 key=title,
                 manual=place.splits(self.axes.get(outputs[0], ())),
                 **fields,

@@ -231,8 +231,12 @@ def _total_dims(op: Operation) -> Dims:
 
 
 def splittable(op: Operation) -> list[int]:
-    """Factors that a mesh axis may split."""
-    minor = {f for dims in (*op.reads, *op.writes) for dim in dims for f in dim[1:]}
+    """Factors that a mesh axis may split: not those that an array has behind others, nor one that only a view made.
+
+    What is read through a view lies behind it with dims of its own, but compilers see the view, too.
+    """
+    arrays = {*op.reads, *op.writes, *(dims for m in op.members for dims in (*m.reads, *m.writes))}
+    minor = {f for dims in arrays for dim in dims for f in dim[1:]}
     return [f for f in range(len(op.sizes)) if f not in minor and f not in op.whole]
 
 

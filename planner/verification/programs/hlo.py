@@ -49,6 +49,9 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|(?:branch|true|false)_computations?)=\{?(%?[\w.-]+(?:, ?%?[\w.-]+)*)"
 )
+COUNTS = frozenset({"bitcast", "compare", "constant", "copy", "fusion", "get-tuple-element", "parameter"})
+"""What the condition of a loop does that compares a counter with a constant, and nothing else."""
+
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.-]+)")
 _BODY = re.compile(r"body=%?([\w.-]+)")
@@ -235,12 +238,13 @@ def _send(made: Collective, match: re.Match[str], computation: str, lines: Itera
 
 
 def _calls(opcode: str, line: str, bodies: Mapping[str, list[str]], trips: float) -> list[tuple[str, float]]:
-    """Computations that an instruction runs, and how often."""
+    """Computations that an instruction runs, and how often: a loop's condition once more than its body."""
     if opcode not in ("while", "fusion", "call", "conditional", "async-start"):
         return []
     times = _trips(line, bodies, trips) if opcode == "while" else 1.0
     callees = (name for called in _CALLED.findall(line) for name in called.split(","))
-    return [(callee.strip().lstrip("%"), times) for callee in callees]
+    asked = [(name, times + 1) for name in _CONDITION.findall(line)]
+    return [*((callee.strip().lstrip("%"), times) for callee in callees), *asked]
 
 
 def _trips(line: str, bodies: Mapping[str, list[str]], otherwise: float) -> float:
@@ -252,7 +256,8 @@ def _trips(line: str, bodies: Mapping[str, list[str]], otherwise: float) -> floa
         return otherwise
     asked, done = bodies.get(condition.group(1), []), bodies.get(body.group(1), [])
     constants = [int(n) for text in asked for n in _CONSTANT.findall(text)]
-    if not constants or any(joined in text for text in asked for joined in (" and(", " or(")):
+    does = [match.group(3) for text in asked if (match := _INSTRUCTION.match(text))]
+    if not constants or not COUNTS.issuperset(does) or does.count("fusion") > 1:
         return otherwise
     counters = [int(n) for text in asked for n in _COUNTER.findall(text)]
     step = _step(done, counters[0]) if counters else 1

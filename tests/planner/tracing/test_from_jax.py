@@ -71,10 +71,16 @@ def test_a_loop_without_end_runs_as_often_as_is_said() -> None:
         from_jax(until_small, W, X, trips=0)
     program = from_jax(until_small, W, X, trips=7)
     assert {op.times for op in program.operations if op.kind == "product"} == {7}
+    tests = [op for op in program.operations if op.branch]
+    assert {op.primitive for op in tests} == {"abs", "reduce_max", "gt"}
+    assert {op.times for op in tests} == {8}
+    assert {n for op in tests for n in op.outputs} & {*program.outputs}
     assert program.applied == ("while.0 taken to run 7 times",)
     counted = from_jax(lambda w, x: jax.lax.fori_loop(0, 7, lambda i, y: jnp.tanh(y @ w) / 2, x), W, X)
-    prices = [shard(p, "dgx-h100:1", {"model": 2}).seconds for p in (program, counted)]
-    assert prices[0] == pytest.approx(prices[1], rel=0.05)  # but for the counter
+    untested = program.model_copy(update={"outputs": ("while.0:0",)})
+    prices = [shard(p, "dgx-h100:1", {"model": 2}).seconds for p in (program, untested, counted)]
+    assert prices[1] == pytest.approx(prices[2], rel=0.05)  # but for the counter
+    assert prices[0] > 1.1 * prices[1]
 
 
 def test_prints_and_checks_are_no_operators() -> None:

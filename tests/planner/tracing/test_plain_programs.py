@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("jax")
 
+import branching_programs  # noqa: E402
 import mixed_programs  # noqa: E402
 import plain_programs  # noqa: E402
 import signal_programs  # noqa: E402
@@ -33,6 +34,7 @@ NAMES = [
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
+    *((branching_programs, name) for name in ("curvature_now_and_then", "chosen_classes")),
     *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations", "framed")),
 ]
 
@@ -51,13 +53,25 @@ def test_a_program_exchanges_what_is_priced(module: ModuleType, name: str) -> No
 @pytest.mark.jax
 @pytest.mark.usefixtures("warm")
 def test_loops_that_end_on_conditions_exchange_as_often_as_they_are_said_to_run() -> None:
-    """But for what the condition reads, which is not planned, and a product that is the same each time."""
+    """But for a product that is the same each time."""
     plan = shard(from_jax(*plain_programs.settling(), trips=4), slow_cluster(1), {"data": 2, "model": 4})
     answer = verify_program(plan, f"{HERE}/plain_programs.py:settling")
     assert answer.passed, answer.failures()
     in_loops = {c.operator for c in plan.collectives if c.times == 4}
     assert len(in_loops) > 2
     assert len(in_loops & {o.operator for o in answer.operators}) <= 1
+
+
+@pytest.mark.jax
+@pytest.mark.usefixtures("warm")
+def test_what_a_loop_asks_is_planned_and_asked_once_more_than_it_runs() -> None:
+    program = from_jax(*branching_programs.line_search(), trips=4)
+    plan = shard(program, slow_cluster(1), {"data": 2, "model": 4}, seconds=20)
+    assert {op.times for op in program.operations if op.branch == "while.26/test/"} == {5}
+    assert any(c.times == 5 for c in plan.collectives)
+    answer = verify_program(plan, f"{HERE}/branching_programs.py:line_search")
+    assert answer.passed, answer.failures()
+    assert not answer.operators
 
 
 @pytest.mark.jax
