@@ -28,7 +28,7 @@ def scan(runner: Any, equation: Any, title: str, operands: list[Any]) -> list[An
 
     def step(carry: Sequence[Any], given: Sequence[Any]) -> tuple[Any, Any]:
         state, rows = place(carry, "carry", "writes"), place(given, "slice", "writes")
-        rows = runner.rows.restored(arrays, rows)
+        rows = runner.rows.restored(title, arrays, rows)
         runner.rows.note_sliced(title, arrays, rows)
         runner.copies.note(state, _numbered(f"{title}/carry.", state))
         runner.copies.note(rows, _numbered(f"{title}/slice.", rows))

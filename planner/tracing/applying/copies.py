@@ -38,7 +38,10 @@ class Copies:
         if id(array) in self.names:
             self.names.setdefault(id(inside), (inside, self.names[id(array)][1]))
 
+    def name_of(self, array: Any) -> str:
+        """The value that ``array`` is; empty where it is none."""
+        return self.names.get(id(array), (array, ""))[1]
+
     def lying(self, array: Any, reader: str) -> Partition | None:
         """Where the copy of ``array`` is that an operator reads; None where it reads the array itself."""
-        _, name = self.names.get(id(array), (array, ""))
-        return self.lies.get((name, reader))
+        return self.lies.get((self.name_of(array), reader))

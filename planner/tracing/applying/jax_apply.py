@@ -13,6 +13,7 @@ from planner.tracing.applying.apart import run_apart, runs_apart
 from planner.tracing.applying.control import FOLLOWED
 from planner.tracing.applying.copies import Copies
 from planner.tracing.applying.literals import Known, plain
+from planner.tracing.applying.numbers import Numbers
 from planner.tracing.applying.parts import (
     Loops,
     Parts,
@@ -132,6 +133,7 @@ class _Runner:
                 self.owners[member.name] = op.name
         self.second = SecondRuns(self)
         self.rows = RowsAnew(self)
+        self.numbers = Numbers(lambda array: self.put(array, ((),) * array.ndim))
         self.repeats, self.copies = Repeats(), Copies(sharded)
         self.outside: dict[int, tuple[Any, Any]] = {}
         """What the body of a loop has from outside, by identity, with itself out there."""
@@ -281,9 +283,9 @@ class _Runner:
             sums = self._sums(equation, site)
             if sums:
                 return [self._in_turn(equation, operands, site, sums)]
-        found = bound(equation, [plain(x) for x in operands])
         if site is None:
-            return self._seen_through(equation, operands, found)
+            return self._unplanned(equation, operands)
+        found = bound(equation, [plain(x) for x in operands])
         left = [self.put(x, p) for x, p in zip(found, self._left(site), strict=True)]
         if site.operation.kind == "view" and len(given) == len(left) == 1:
             shows = self._loops(equation, given, left)
@@ -323,6 +325,13 @@ class _Runner:
         else:
             found = RingProduct(equation, loops, ring, site.sharding.ring, site.lies).run(operands, passed)
         return [self.put(found, site.lies(site.writes[0]))]
+
+    def _unplanned(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Outputs of an equation that is no operator of the program: of numbers alone, or a view."""
+        if not self.numbers.are(equation, operands):
+            return self._seen_through(equation, operands, bound(equation, [plain(x) for x in operands]))
+        laid = self.numbers.laid(equation, operands)
+        return self.numbers.made(equation, bound(equation, [plain(x) for x in laid]))
 
     def _seen_through(self, equation: Any, operands: list[Any], made: list[Any]) -> list[Any]:
         """A view lies as what it shows, so that a move happens where its reader is, as priced."""

@@ -5,11 +5,14 @@ on what that body has: rows that are collected, some of them only for this; rows
 lies outside of both.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from planner.tracing.applying.scopes import scope_of
 from planner.tracing.solving.recomputing import agains
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class _Row(NamedTuple):
@@ -36,13 +39,20 @@ class RowsAnew:
         self.runner = runner
         program = runner.sharded.program
         again = {s.name: s for s in runner.sharded.recomputed}
+        run = [a for a in agains(program) if program.operations[a.operation].name in again]
         self.dropped = {
             program.operations[program.producer[late.held]].name
-            for a in agains(program)
+            for a in run
             for late in a.values
-            if late.held != late.name and program.operations[a.operation].name in again
+            if late.held != late.name
         }
         """Boundaries that would have collected them."""
+        operations = (program.operations[a.operation] for a in run)
+        self.reads = {
+            op.name: dict(zip(op.inputs, a.reads, strict=False))
+            for a, op in zip(run, operations, strict=True)
+        }
+        """Operator that runs again -> what it reads, and how that is called in the body where it does."""
         self.sharding = again
         self.rows: dict[int, _Row] = {}
         """By the identity of what a scan has collected."""
@@ -82,16 +92,21 @@ class RowsAnew:
         own = set(map(id, arrays))
         return [known.rows for known in self._known(arrays) if id(known.rows) not in own]
 
-    def restored(self, arrays: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        """Rows of ``arrays`` in a scan's body, those that were dropped made anew; ``rows`` are of `besides` too."""
+    def restored(self, title: str, arrays: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        """Rows of ``arrays`` in a scan's body, those that were dropped made anew; ``rows`` are of `besides` too.
+
+        What the first body made may have been collected twice, and lie otherwise here and there: each second run reads
+        the row that the plan says.
+        """
         here = dict(zip(map(id, (*arrays, *self.besides(arrays))), rows, strict=True))
         found = {id(known.array): self._lying(here[id(known.rows)], known) for known in self._known(arrays)}
         first = [self.rows.get(id(array)) for array in arrays]
-        for was, row in zip(first, rows, strict=False):
+        named: dict[str, Any] = {}
+        for i, (was, row) in enumerate(zip(first, rows, strict=False)):
             if was is not None and not was.dropped:
-                found[id(was.array)] = row
+                found[id(was.array)] = named[f"{title}/slice.{i}"] = row
         return [
-            self._anew(was.array, found) if was is not None and was.dropped else row
+            self._anew(was.array, found, named) if was is not None and was.dropped else row
             for was, row in zip(first, rows, strict=False)
         ]
 
@@ -119,19 +134,28 @@ class RowsAnew:
     def _drops(self, title: str, place: int) -> bool:
         return f"{title}/stack.{place}" in self.dropped
 
-    def _anew(self, array: Any, known: dict[int, Any]) -> Any:
-        """An array of the first body in the second."""
+    def _anew(
+        self, array: Any, known: dict[int, Any], named: Mapping[str, Any], reads: Mapping[str, str] = NOTHING
+    ) -> Any:
+        """An array of the first body in the second, for an operator that ``reads`` some of the rows that are ``named``.
+
+        Views are made for each operator, of the row that this reads.
+        """
         import jax
 
         _, array = self.runner.outside.get(id(array), (array, array))
+        if (row := named.get(reads.get(self.runner.copies.name_of(array), ""))) is not None:
+            return row
         made = self.runner.second.made.get(id(array))
         if id(array) in known or made is None:
             return known.get(id(array), array)
-        operands = [self._anew(x, known) for x in made.operands]
         site = self.runner.sites.get(made.title)
+        own = reads if site is None else self.reads.get(site.operation.name, NOTHING)
+        operands = [self._anew(x, known, named, own) for x in made.operands]
         if site is not None and site.operation.name in self.sharding:
             site = site._replace(sharding=self.sharding[site.operation.name])
         with jax.named_scope(scope_of(site.operation.name if site else made.title)):
-            found = self.runner.placed(made.equation, made.title, site, operands)
-        known[id(array)] = found[made.place]
-        return known[id(array)]
+            found: list[Any] = self.runner.placed(made.equation, made.title, site, operands)
+        if site is not None:
+            known[id(array)] = found[made.place]
+        return found[made.place]

@@ -80,3 +80,16 @@ def framed() -> Case:
 
     params = {"first": f(8, 1, 16), "out": f(16, 16)}
     return jax.value_and_grad(loss), params, f(3, 256), f(3, 63, 16)
+
+
+def filter_of_positions() -> Case:
+    """A long filter that a small network makes of positions, which are numbers of the function alone."""
+
+    def loss(p: Any, x: Any) -> Any:
+        time = jnp.linspace(0, 1, 128)[:, None]
+        positions = jnp.concatenate([time, jnp.sin(time * jnp.arange(1, 8))], -1)
+        kernel = jnp.sin(p["rate"] * (positions @ p["in"])) @ p["out"]
+        return jnp.square(x * kernel).mean()
+
+    params = {"in": f(8, 32), "out": f(32, 64), "rate": f(32)}
+    return jax.value_and_grad(loss), params, f(16, 128, 64)

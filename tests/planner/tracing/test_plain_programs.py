@@ -31,11 +31,12 @@ NAMES = [
     "graph_attention", "state_space", "group_norms", "second_order", "actor_critic", "gated_recurrence",
     "accumulated", "scanned_residuals", "turning_states", "laplacian", "video", "number_in_branch",
 ]  # fmt: skip
+SIGNALS = ["mixed_by_fourier", "speech", "columns", "rotations", "framed", "filter_of_positions"]
 CASES = [
     *((plain_programs, name) for name in NAMES),
     *((mixed_programs, name) for name in MIXED),
     *((branching_programs, name) for name in ("curvature_now_and_then", "chosen_classes")),
-    *((signal_programs, name) for name in ("mixed_by_fourier", "speech", "columns", "rotations", "framed")),
+    *((signal_programs, name) for name in SIGNALS),
 ]
 
 
