@@ -6,7 +6,7 @@ from typing import Literal
 
 from cluster_specs.software import device_on, load_software, software_on
 from cluster_specs.units import format_seconds
-from planner.errors import Infeasible, InputError
+from planner.errors import InputError
 from planner.evaluation.evaluator import Evaluator
 from planner.evaluation.setting import graph_of
 from planner.plans import Change, Estimate, Faster, Offload, Pins, Plan
@@ -82,10 +82,9 @@ def fewer_devices(answer: Plan, pins: Pins | None = None) -> Plan | None:
     least = cluster.num_devices * answer.estimate.mfu
     for part in (part for part in rounder_clusters(cluster) if part.num_devices >= least):
         evaluator = Evaluator(answer.model, part, answer.job)
-        with suppress(Infeasible):
-            found = Search(evaluator, pins, "time").run(1).found[0]
-            if found.estimate.step_time_s < below:
-                best, below = evaluator, found.estimate.step_time_s
+        pipelines = answer.plan.pipeline > 1 or searches_pipelines(evaluator, pins)
+        if found := Search(evaluator, pins, "time").best_below(below, pipelines):
+            best, below = evaluator, found.estimate.step_time_s
     return _alone(best, pins) if best is not None else None
 
 
