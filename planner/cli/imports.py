@@ -1,6 +1,6 @@
 """Configurations that people already have, as input: ``evaluate --from`` and ``advise``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,9 +56,20 @@ class ImportOptions:
         if (run is None) == (self.source is None):
             raise InputError("give either a plan or run file, or --from FILE --model M --cluster C")
         if run is not None:
+            self._refuse_beside(run)
             return read_plan(run)
         imported = self.imported()
         return imported.plan, imported.assumed
+
+    def _refuse_beside(self, run: str) -> None:
+        """A plan or run file says all of this itself: an option that would be ignored is refused."""
+        given = [f"--{f.name.replace('_', '-')}" for f in fields(self) if getattr(self, f.name) is not None]
+        if given:
+            verb = "goes" if len(given) == 1 else "go"
+            raise InputError(
+                f"{', '.join(given)} {verb} with --from FILE and not with {run}, which says what it trains and "
+                "where; change it there"
+            )
 
     def imported(self) -> "Imported":
         """The configuration as a plan; ``InputError`` where an option is missing."""

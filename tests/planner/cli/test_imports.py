@@ -49,6 +49,11 @@ def test_unknown_keys_are_warnings_and_assumptions_are_shown(cli: Cli, configura
     [
         ((), "give either a plan or run file, or --from FILE --model M --cluster C"),
         (("run.toml", "--from", "x.json"), "give either a plan or run file"),
+        (
+            ("run.toml", "--model", "gpt2", "--global-batch", "3"),
+            "--model, --global-batch go with --from FILE and not with run.toml",
+        ),
+        (("run.toml", "--micro-batch", "1"), "--micro-batch goes with --from FILE and not with run.toml"),
         (("--from", "x.json", "--model", "llama-3.1-8b"), "needs --from FILE, --model M and --cluster C"),
         (("--from", "x.json", *WHERE), "x.json: no such file"),
     ],
