@@ -187,7 +187,7 @@ def export(
 
     described = judged(read_plan(plan)[0])  # so that the files say what is predicted, by this version
     expressible = described if exact else nearest(described, target)
-    changes = expressible.warnings[len(described.warnings) :]
+    changes = () if expressible is described else expressible.warnings[-1:]
     files = {folder / name: text for name, text in translate(expressible, target).items()}
     write_files(files)
     names = [str(path) for path in files]

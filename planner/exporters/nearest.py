@@ -14,10 +14,12 @@ from planner.evaluation import evaluate
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import SHARDINGS, Aspect, Limits, refusals, refuse
 from planner.exporters.reductions import as_reduced_by, priced_type
+from planner.exporters.scans import unsplit
 from planner.exporters.stacks import started
 from planner.exporters.stages import cuts_of, num_layers
 from planner.pipeline.generators import refusal
 from planner.plans import Estimate, Parallelism, Plan
+from planner.search.recommend import doubts, strains
 
 
 class Mend(NamedTuple):
@@ -101,57 +103,73 @@ MENDS: Mapping[Aspect, Callable[[Plan, Limits], Iterator[Mend]]] = MappingProxyT
 """Aspect -> ways to mend it; the others decide what is trained, on how many devices, or were asked for, and stay."""
 
 
-RULED: tuple[Aspect, ...] = ("states", "sequence", "experts")
-"""Aspects that rules of a single target concern: what `Limits` allow may still be refused together."""
+SPARE: tuple[Aspect, ...] = ("states", "sequence", "experts", "recompute")
+"""Aspects that are changed, too, where what has to be changed is not enough: rules of a single target may refuse
+together what `Limits` allow of the first three, and recomputation makes room."""
 
 
 def nearest_within(plan: Plan, target: str, limits: Limits, export: Callable[[Plan], object]) -> Plan:
     """``plan`` itself where ``target`` can express it, else the fastest plan of the same degrees that it can.
 
     ``export`` raises ``Unsupported`` where the target has rules beyond ``limits``. The answer's estimate is today's,
-    and its warnings say what was changed and the loss of speed. Raises ``Unsupported`` where there is none: the
-    degrees are the obstacle, or nothing expressible fits.
+    and its warnings are of the answer, the last of what was changed and the loss of speed. Raises ``Unsupported`` where
+    there is none: the degrees are the obstacle, or nothing expressible fits.
     """
     found = refusals(plan, limits)
     refuse(target, tuple(r.reason for r in found if r.aspect not in MENDS))
     why = "" if found else _refusal(plan, export)
-    if not found and not why:
-        return _reduced(plan, target)
+    if not found and not why and as_reduced_by(plan, target) is plan:
+        return plan
     aspects = tuple(dict.fromkeys(r.aspect for r in found))
     options = [tuple(MENDS[aspect](plan, limits)) for aspect in aspects]
-    spare = [(KEEP, *MENDS[aspect](plan, limits)) for aspect in RULED if aspect not in aspects]
+    spare = [(KEEP, *MENDS[aspect](plan, limits)) for aspect in SPARE if aspect not in aspects]
     priced = _priced(plan, target, limits, options, export)
     priced = priced or _priced(plan, target, limits, [*options, *spare], export)
     if not priced:
-        reason = why or f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
-        stacks = started(plan, target)
-        own = ""
-        if plan.job.stack not in stacks:
-            own = f" as {plan.job.stack} runs it; plan with --stack {stacks[0]}"
-        elif "recompute" in aspects:
-            own = f"; plan with --recompute {' or '.join(limits.recompute)}"
-        raise Unsupported(f"{reason}; no plan of the same degrees that it can express fits{own}")
+        raise _none_fits(plan, target, limits, why or _lacking(plan, target, limits), aspects)
     best, mends = min(priced, key=lambda entry: _seconds(entry[0]))
     return _noted(plan, best, target, [mend.words for mend in mends if mend.words])
 
 
-def _reduced(plan: Plan, target: str) -> Plan:
-    """``plan`` with gradients reduced as ``target`` does, priced again; or ``plan`` itself."""
-    found = as_reduced_by(plan, target)
-    if found is plan:
-        return plan
-    return _noted(plan, found.model_copy(update={"estimate": evaluate(found)}), target, [])
+def _lacking(plan: Plan, target: str, limits: Limits) -> str:
+    """What keeps the plan from being written as it is."""
+    if found := refusals(plan, limits):
+        return f"target {target} cannot express " + "; nor ".join(r.reason for r in found)
+    return f"target {target} reduces gradients in {priced_type(as_reduced_by(plan, target))}, not {priced_type(plan)}"
+
+
+def _none_fits(
+    plan: Plan, target: str, limits: Limits, reason: str, aspects: Sequence[Aspect]
+) -> Unsupported:
+    """The refusal, and what to plan with instead."""
+    stacks = started(plan, target)
+    own = ""
+    if plan.job.stack not in stacks:
+        own = f" as {plan.job.stack} runs it; plan with --stack {stacks[0]}"
+    elif "recompute" in aspects:
+        own = f"; plan with --recompute {' or '.join(limits.recompute)}"
+    return Unsupported(f"{reason}; no plan of the same degrees that it can express fits{own}")
 
 
 def _noted(plan: Plan, best: Plan, target: str, changes: Sequence[str]) -> Plan:
-    """``best`` with what was changed in ``plan``, and the loss of speed, as its last warning."""
+    """``best`` with what is to be said of it, and last what was changed in ``plan``, and the loss of speed.
+
+    What was said of ``plan`` goes with it: how much memory is left, and what would have made it faster.
+    """
     before, after = priced_type(plan), priced_type(best)
     words = ", ".join([*changes, *([f"gradients reduced in {after}"] if after != before else [])])
-    estimate = plan.estimate or evaluate(plan)
-    speed = _loss_of_speed(estimate, _seconds(best))
-    speed += _planned_for(plan, best) if _seconds(best) > estimate.step_time_s else ""
-    warnings = (*plan.warnings, f"changed for target {target}: {words}; {speed}")
-    return best.model_copy(update={"warnings": warnings, "alternatives": (), "optimality": None})
+    then, now = plan.estimate or evaluate(plan), best.estimate or evaluate(best)
+    speed = _loss_of_speed(then, now.step_time_s)
+    speed += _planned_for(plan, best) if now.step_time_s > then.step_time_s else ""
+    own = dict.fromkeys((*doubts(best), *strains(now), *unsplit(best)))
+    warnings = (*own, f"changed for target {target}: {words}; {speed}")
+    nothing: dict[str, object] = {
+        "explanation": "",
+        "alternatives": (),
+        "optimality": None,
+        "faster_with": (),
+    }
+    return best.model_copy(update={"warnings": warnings, **nothing})
 
 
 def _planned_for(plan: Plan, best: Plan) -> str:
@@ -205,7 +223,12 @@ def _loss_of_speed(before: Estimate, after: float) -> str:
 
 
 def _mended(plan: Plan, mends: tuple[Mend, ...]) -> Plan:
-    """``plan`` after ``mends``; stages keep their cuts unless one evens them, and lose their own choices."""
+    """``plan`` after ``mends``; stages keep their cuts unless one evens them, and lose their own choices.
+
+    Without any it is ``plan`` itself.
+    """
+    if all(mend is KEEP for mend in mends):
+        return plan
     fields: dict[str, object] = {}
     for mend in mends:
         fields |= mend.plan

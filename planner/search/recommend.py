@@ -213,7 +213,12 @@ def warnings_of(
     plan: Parallelism, estimate: Estimate, software: SoftwareSpec, graph: Graph, device: DeviceSpec
 ) -> tuple[str, ...]:
     """What the user should know before trusting the plan."""
-    found = [*choices_beyond(plan, software), *caveats(graph, software, device)]
+    return (*choices_beyond(plan, software), *caveats(graph, software, device), *strains(estimate))
+
+
+def strains(estimate: Estimate) -> tuple[str, ...]:
+    """Where a plan is near a limit: little memory is left, or the network is waited for."""
+    found = []
     free = 1 - estimate.memory_bytes / estimate.memory_limit_bytes
     if 0 <= free < 0.08:
         found.append(

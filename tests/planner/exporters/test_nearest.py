@@ -10,10 +10,12 @@ from planner.errors import Unsupported
 from planner.evaluation import evaluate
 from planner.evaluation.cuts import with_cuts
 from planner.exporters.limits import refusals
+from planner.exporters.reductions import as_reduced_by
 from planner.exporters.registry import LIMITS, export, nearest
 from planner.exporters.stages import cuts_of
 from planner.models.catalog import load_model
-from planner.plans import Job, Parallelism, Plan
+from planner.plans import Faster, Job, Parallelism, Plan
+from planner.search.recommend import doubts, strains
 
 MODEL, CLUSTER = load_model("llama-3.1-8b"), load_cluster("dgx-h100:1")
 
@@ -87,7 +89,7 @@ def test_the_nearest_plan_can_be_exported_and_says_what_it_costs(case: str) -> N
     assert found.estimate == evaluate(found)
     assert found.estimate.fits
     before, after = evaluate(plan).step_time_s, found.estimate.step_time_s
-    (note,) = found.warnings
+    note = found.warnings[-1]
     assert re.search(words, note)
     change = "slower" if after >= before else "faster"
     assert f"{after:.4g} s a step instead of {before:.4g} ({abs(after / before - 1):.1%} {change})" in note
@@ -116,6 +118,55 @@ def test_other_recomputation_asks_for_a_plan_of_its_own() -> None:
     assert "planned with --recompute full from the start" in nearest(mixed, "megatron-lm").warnings[-1]
     uneven = cut(plan_of(recompute="full"), 0, 15, 32)
     assert "from the start" not in nearest(uneven, "nanotron").warnings[-1]
+
+
+def reduced_in_bf16(model: str, seq_len: int, **choice: Any) -> Plan:
+    """Flat units reduced in 16 bits; torchtitan reduces in 32, for which they keep as many gradients again."""
+    degrees = {"pipeline": 1, "data": 8, "zero_stage": 3, "sharding": "FULL_SHARD", **choice}
+    job = Job(global_batch=64, seq_len=seq_len, stack="hf-fsdp", reduce_dtype="bf16")
+    return plan_of(**degrees).model_copy(update={"model": load_model(model), "job": job})
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (reduced_in_bf16("llama-3.1-8b", 4096), "recompute .*, gradients reduced in fp32"),
+        (
+            reduced_in_bf16("gemma-2-9b", 4096, zero_stage=2, sharding="SHARD_GRAD_OP", recompute="full"),
+            "ZeRO 3 over 8 ranks, gradients reduced in fp32",
+        ),
+    ],
+)
+def test_what_the_type_of_reductions_takes_is_made_room_for(plan: Plan, words: str) -> None:
+    assert evaluate(plan).fits
+    assert not evaluate(as_reduced_by(plan, "torchtitan")).fits
+    found = nearest(plan, "torchtitan")
+    assert found.estimate is not None
+    assert found.estimate.fits
+    assert re.search(words, found.warnings[-1])
+
+
+def test_a_type_of_reductions_that_leaves_no_room_is_refused() -> None:
+    plan = reduced_in_bf16("gemma-2-9b", 6144, recompute="full")
+    assert evaluate(plan).fits
+    with pytest.raises(
+        Unsupported, match="torchtitan reduces gradients in fp32, not bf16; no plan of the same"
+    ):
+        nearest(plan, "torchtitan")
+
+
+def test_what_was_said_of_the_plan_before_its_change_is_not_said_of_the_changed_one() -> None:
+    said = "only 2.0% of device memory is left: fragmentation or longer batches may exceed it"
+    faster = Faster(change="recompute", value="mlp", step_time_s=1.0)
+    planned = plan_of(recompute="selective").model_copy(
+        update={"warnings": (said,), "faster_with": (faster,), "explanation": "mostly activations"}
+    )
+    found = nearest(planned, "megatron-lm")
+    assert found.plan.recompute != planned.plan.recompute
+    assert found.estimate is not None
+    assert found.warnings[:-1] == (*doubts(found), *strains(found.estimate))
+    assert (found.faster_with, found.explanation) == ((), "")
+    assert not any("2.0% of device memory" in text for text in export(found, "megatron-lm").values())
 
 
 def test_degrees_are_not_touched() -> None:
