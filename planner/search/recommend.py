@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cluster_specs.cluster import DeviceSpec
+from cluster_specs.cluster import ClusterSpec, DeviceSpec
 from cluster_specs.software import SoftwareSpec
 from cluster_specs.units import format_change, format_count, format_seconds
 from planner.evaluation.beyond_stack import choices_beyond
@@ -15,6 +15,7 @@ from planner.search.best_first import USUAL_TOP, Progress, Search
 from planner.search.branches import Answer
 from planner.search.finishing import finished_plans
 from planner.search.pins import check_pins
+from planner.search.space import scale_up_size
 
 
 def recommended(
@@ -120,13 +121,22 @@ def explanation(evaluator: Evaluator, best: Answer, others: Sequence[Answer]) ->
     )
 
 
+def _where_tensor_ranks_are(cluster: ClusterSpec, tensor: int) -> str:
+    """Whether the innermost ranks stay inside one domain of the fastest links."""
+    inner = "the torus" if cluster.torus is not None else cluster.links[0].name
+    domain = scale_up_size(cluster)
+    if domain % tensor == 0:
+        return f"stays on {inner}"
+    outer = cluster.links if cluster.torus is not None else cluster.links[1:]
+    crossed = next((link.name for link in outer if link.devices % tensor == 0), outer[-1].name)
+    return f"crosses {crossed}, as {inner} joins {domain} devices"
+
+
 def _why_degrees(evaluator: Evaluator, plan: Parallelism) -> str:
     cluster = evaluator.cluster
-    near = (link.name for link in cluster.links)
-    link = "the torus" if cluster.torus is not None else next(near, "one device")
     used = []
     if plan.tensor > 1:
-        used.append(f"tensor parallelism {plan.tensor} stays on {link}")
+        used.append(f"tensor parallelism {plan.tensor} {_where_tensor_ranks_are(cluster, plan.tensor)}")
     if plan.context > 1:
         used.append(f"the sequence is split over {plan.context} ranks")
     if plan.expert_ranks > 1:

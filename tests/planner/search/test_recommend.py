@@ -313,6 +313,14 @@ def test_ranks_of_experts_count_tensor_ranks_that_have_whole_ones(tensor: int, w
     )
 
 
+@pytest.mark.parametrize(
+    ("tensor", "where"), [(8, "stays on nvlink;"), (16, "crosses infiniband, as nvlink joins 8 devices.")]
+)
+def test_tensor_ranks_beyond_a_domain_are_said_to_cross_its_border(tensor: int, where: str) -> None:
+    answer = planner.plan("llama-3.1-8b", "dgx-h100:2", global_batch=16, seq_len=2048, tensor=tensor)
+    assert f"tensor parallelism {tensor} {where}" in answer.explanation
+
+
 def test_tensor_ranks_of_a_slice_are_on_its_torus() -> None:
     """Its links are those between slices."""
     answer = planner.plan("llama-3.1-8b", "tpu-v5p:2x2x2", global_batch=16, seq_len=4096, tensor=2)
