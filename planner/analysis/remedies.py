@@ -17,6 +17,7 @@ from planner.analysis.limits import longest_sequence
 from planner.analysis.questions import Progress, Question, fitting, known, priced
 from planner.errors import Infeasible
 from planner.evaluation.setting import trained_parameters
+from planner.exporters.registry import chunks_loss
 from planner.plans import Parallelism, Plan, Sharding
 from planner.search.numbers import divisors
 from planner.search.space import SEARCHED_POLICIES, scale_up_size
@@ -29,6 +30,8 @@ KINDS: tuple[Kind, ...] = ("plan", "training", "hardware")
 MORE_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Multiples of the cluster that are tried."""
 
+LARGE_PART = 0.1
+"""Share of memory from which on what makes a component smaller is tried."""
 
 SHARDING_LADDER: tuple[tuple[int, Sharding], ...] = (
     (0, "NO_SHARD"),
@@ -109,6 +112,7 @@ def _ladders(question: Question, judged: Plan) -> Iterator[Iterator[Change]]:
     yield _optimizer(question)
     yield _base(question)
     yield _offload(question)
+    yield _loss(question, judged)
     yield _more_nodes(question)
     yield _larger_device(question, known(judged).memory_bytes)
 
@@ -180,6 +184,15 @@ def _offload(question: Question) -> Iterator[Change]:
     if "optimizer" not in now:
         changed = question.pinned(offload=("optimizer", *now))
         yield Change("--offload optimizer: its states live and are updated on the host", "plan", changed)
+
+
+def _loss(question: Question, judged: Plan) -> Iterator[Change]:
+    """The logits in chunks, where they are a large part and some target that starts the stack can ask for that."""
+    estimate = known(judged)
+    large = estimate.memory.get("logits_and_loss", 0.0) >= LARGE_PART * estimate.memory_bytes
+    if large and not question.job.fused_loss and chunks_loss(question.job.stack):
+        changed = question.working(fused_loss=True)
+        yield Change("--fused-loss: full logits never exist", "plan", changed)
 
 
 def _more_nodes(question: Question) -> Iterator[Change]:

@@ -25,7 +25,7 @@ from planner.exporters.adapters import check_adapter, peft_files
 from planner.exporters.limits import Limits, expresses, lacking_axes, refused
 from planner.exporters.nearest import nearest_within
 from planner.exporters.scans import check_known, check_scans
-from planner.exporters.stacks import priced_apart
+from planner.exporters.stacks import RUNS_AS, TORCHTITAN, priced_apart
 from planner.exporters.unsaid import unsaid
 from planner.plans import Plan
 
@@ -210,6 +210,12 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
 
 OTHERS_LACK: Mapping[str, tuple[Axis, ...]] = MappingProxyType({"jax": ("pipeline",)})
 """Axes over which a target outside of `LIMITS` splits nothing."""
+
+
+def chunks_loss(stack: str) -> bool:
+    """Whether a target that starts ``stack`` can have a loss in chunks; PyTorch's own run the `fsdp2` script."""
+    own = [target for target, stacks in RUNS_AS.items() if stack in stacks]
+    return stack in TORCHTITAN or any(target not in LIMITS or LIMITS[target].fused_loss for target in own)
 
 
 def targets() -> tuple[Target, ...]:

@@ -19,6 +19,7 @@ from planner.search.assignments import splits_sequence
 from planner.search.candidates import Candidate, Family, parallelism
 from planner.search.floors import Floors
 from planner.search.rounding import rounder_clusters, said
+from planner.search.shortfall import shortfall
 from planner.search.space import candidates, families, left_out, searches_pipelines
 from planner.search.stack_limits import within_stack
 
@@ -366,7 +367,7 @@ class Search:
 
     def _infeasible(self, tight: Sequence[Candidate]) -> Infeasible:
         """Name the plan that needs the least memory, and what would make it fit."""
-        graph, cluster, job = self.evaluator.graph, self.evaluator.cluster, self.evaluator.job
+        cluster, job = self.evaluator.cluster, self.evaluator.job
         if not tight:
             return Indivisible(
                 f"no plan has these degrees: check that the pins, the {cluster.num_devices} devices and the global "
@@ -383,13 +384,4 @@ class Search:
                 f"of {cluster.name}, which has {self.host_limit / GIB:.0f} GiB",
                 "more nodes, or less to offload (--offload none)",
             )
-        short = need / limit
-        shorter = "" if least.estimate.peak_phase == "optimizer" else "a shorter sequence, "
-        return Infeasible(
-            f"{graph.name} does not fit on {cluster.num_devices} x {cluster.device.name}: the plan with the least "
-            f"memory (tensor {c.tensor}, pipeline {c.pipeline}, context {c.context}, data {c.data}, "
-            f"ZeRO-{c.zero_stage}, recompute {c.recompute}, micro-batch {c.micro_batch}) needs "
-            f"{need / GIB:,.1f} GiB per device, {limit / GIB:,.1f} GiB may be used",
-            f"about {short:,.2f} times the devices, devices with {need / (1 - job.memory_headroom) / GIB:,.0f} GiB, "
-            f"{shorter}or an optimizer with smaller states (--optimizer adamw8bit or adafactor)",
-        )
+        return shortfall(self.evaluator, self.pins, least.plan, least.estimate, limit)

@@ -72,7 +72,7 @@ def plan_pools(
     if not found:
         raise Infeasible(
             f"{evaluator.graph.name} does not fit on the pools of {cluster.name}, alone or together",
-            "more or larger devices, a shorter sequence, or an optimizer with smaller states",
+            _alone_says(cluster),
         )
     best = found[0]
     return Plan(
@@ -94,6 +94,15 @@ def plan_pools(
             best.plan, best.estimate, evaluator.software, evaluator.graph, evaluator.cluster.device
         ),
     )
+
+
+def _alone_says(cluster: ClusterSpec) -> str:
+    """How to learn what is lacking, as of unlike stages no plan is kept that needs the least memory."""
+    if not cluster.others:
+        return (
+            "`meshwright fit` without --unequal-stages says how far it is from fitting, and what would help"
+        )
+    return "`meshwright fit` on one of the pools says how far it is from fitting there, and what would help"
 
 
 class Value:

@@ -121,6 +121,19 @@ def test_more_devices_help_where_nothing_else_does() -> None:
             assert found.estimate.step_time_s == pytest.approx(change.step_time_s)
 
 
+def test_a_loss_in_chunks_is_tried_where_logits_are_large_and_the_stack_has_one() -> None:
+    long = {"global_batch": 1, "seq_len": 65536}
+    found = [
+        change for change in fit("llama-3.2-1b", "dgx-h100:1x1", **long).changes if "fused" in change.change
+    ]
+    (chunks,) = found
+    there = plan("llama-3.2-1b", "dgx-h100:1x1", **long, fused_loss=True).estimate
+    assert there.memory_bytes == pytest.approx(chunks.memory_bytes)
+    nanotron = fit("llama-3.2-1b", "dgx-h100:1x1", **long, stack="nanotron")
+    assert not nanotron.fits
+    assert not any("fused" in change.change for change in nanotron.changes)
+
+
 def test_room_is_measured_to_the_edge(roomy: FitReport) -> None:
     """One more does not fit: micro-batches of the batch's divisors, sequences of whole tiles."""
     judged, usable = roomy.plan, usable_bytes(roomy.plan)

@@ -9,6 +9,7 @@ from cluster_specs.cluster import ClusterSpec, PriceSpec
 from cluster_specs.pools import join
 from planner.errors import Infeasible, InputError
 from planner.evaluation.evaluator import Evaluator
+from planner.models.catalog import load_model
 from planner.plans import Job, Pins, Plan
 from planner.search import plan
 from planner.search.rescheduling import Answer
@@ -78,3 +79,10 @@ def test_the_cost_of_pools_needs_their_prices() -> None:
     unknown = free.model_copy(update={"others": (free.others[0].model_copy(update={"price": None}),)})
     with pytest.raises(InputError, match="no price of h100-sxm-80g"):
         plan(small_llama(), unknown, Job(global_batch=8, seq_len=1024), None, "cost")
+
+
+def test_pools_on_which_nothing_fits_name_how_to_ask_of_one() -> None:
+    cluster = join([load_cluster("dgx-a100-80g:1x1"), load_cluster("dgx-h100:1x1")], None, "two devices")
+    with pytest.raises(Infeasible, match="alone or together") as refusal:
+        plan(load_model("llama-2-13b"), cluster, Job(global_batch=2, seq_len=1024))
+    assert "`meshwright fit` on one of the pools" in refusal.value.least_change
