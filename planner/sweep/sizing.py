@@ -236,7 +236,11 @@ def _verdict(chosen: Point | None, planned: Sequence[Point], goal: Goal, more: M
         return "Nothing fits: no kind and size of cluster that was tried has a plan."
     steps = _steps(chosen.inputs.cluster, more)
     if meets(chosen, goal):
-        return f"{_described(chosen)}: the cheapest of {len(planned)} clusters with a plan.{steps}"
+        good = sum(meets(point, goal) for point in planned)
+        which = (
+            f"the cheapest of {good} that meet the goal" if good > 1 else "the only one that meets the goal"
+        )
+        return f"{_described(chosen)}: {which}, of {len(planned)} clusters with a plan.{steps}"
     return f"Nothing meets the goal. {_why_not(planned, goal)} Nearest: {_described(chosen)}.{steps}"
 
 

@@ -58,6 +58,8 @@ def test_against_every_size(everything: list[Point], days: float) -> None:
         chosen = answer.tried[answer.chosen].economics
         assert chosen is not None
         assert chosen.cost == pytest.approx(min(c.cost or 0 for c in in_time))
+        good = sum(meets(p, answer.goal) for p in answer.tried)
+        assert f"the cheapest of {good} that meet the goal, of " in answer.verdict
 
 
 UNEVEN: dict[str, Any] = {**JOB, "global_batch": 720}
