@@ -15,11 +15,14 @@ from cluster_specs.record import Record, validated
 from cluster_specs.shipped import (
     ChangedCluster,
     ClusterFile,
+    SliceRule,
     cluster_files,
+    count_in_name,
     device_files,
     find_device,
 )
 from cluster_specs.texts import load_mapping
+from cluster_specs.units import format_count
 
 __all__ = [
     "ClusterSummary",
@@ -148,10 +151,27 @@ def _no_cluster(name: str) -> InputError:
         device = find_device(name)
     except UnknownName:
         return UnknownName("cluster", name, cluster_files(), see="`meshwright clusters` lists them")
-    own = cluster_files()[device.usual_cluster].device == device.device.name
-    usual = f"write {device.usual_cluster}:NODES, or :1x1 for one device"
-    use = usual if own else f"a cluster file may say device = {name!r}"
+    file = cluster_files()[device.usual_cluster]
+    if file.slices is not None:
+        return InputError(_as_slice(name, file, file.slices))
+    part = "" if file.torus is not None else ", or :1x1 for one device"
+    own = file.device == device.device.name
+    use = f"write {file.name}:NODES{part}" if own else f"a cluster file may say device = {name!r}"
     return InputError(f"{name!r} is a device, not a cluster; {use}")
+
+
+def _as_slice(name: str, file: ClusterFile, rule: SliceRule) -> str:
+    """How to write what ``name`` says of a TPU slice: ``v5p-512`` counts cores, and has a shape."""
+    count, per_chip = count_in_name(name), rule.named_per_chip
+    usual = f"a shape, such as {file.name}:{rule.usual[-1]}"
+    if count is None or per_chip is None:
+        return f"{name!r} is a device, not a cluster; write {usual}"
+    chips, rest = divmod(count, per_chip)
+    shape = None if rest else next(rule.of_size(chips), None)
+    if shape is None:
+        what = f"{count} cores, {per_chip} a chip" if per_chip > 1 else format_count(count, "chip")
+        return f"{name!r}: no usual slice has {what}; write {usual}"
+    return f"{name!r} is a slice of {format_count(chips, 'chip')}; write {file.name}:{shape}"
 
 
 def _from_file(path: Path, nodes: int | None) -> ClusterSpec:

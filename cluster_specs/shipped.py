@@ -47,6 +47,9 @@ class SliceRule(Record):
     """A dimension wraps where it has exactly this length (that of the whole pod)."""
     usual: tuple[str, ...]
     """Shapes on offer, smallest first."""
+    named_per_chip: int | None = None
+    """What names of slices count of each chip: ``v5p-512`` has 512 cores on 256 chips, ``v6e-256`` 256 chips; None:
+    not known."""
 
     def wrap(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
         """Which dimensions of a slice of this shape close into rings."""
@@ -200,6 +203,12 @@ _VENDOR = re.compile(r"^(nvidia|amd|instinct|tesla|google|aws|[\s-])+", re.IGNOR
 
 _CHIPS = re.compile(r"(?<=[a-z\d])-\d+$", re.IGNORECASE)
 """Cores or chips in the name of a TPU slice: ``v5litepod-256``."""
+
+
+def count_in_name(name: str) -> int | None:
+    """The number at the end of a TPU slice's name, if there is one."""
+    found = _CHIPS.search(name)
+    return None if found is None else int(found[0][1:])
 
 
 def find_device(name: str) -> DeviceFile:

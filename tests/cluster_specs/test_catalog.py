@@ -1,6 +1,7 @@
 """Clusters by name and from files: sizes, shorthands, and messages for bad input."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,38 @@ def test_names_with_sizes(source: str, devices: int, per_node: int) -> None:
         ("trn1.32xlarge:1x4", "the 16 devices of a node are a torus, which is used whole"),
         ("", "unknown cluster"),
         ("H100:4", "'H100' is a device, not a cluster; write dgx-h100:NODES, or :1x1 for one device"),
+        ("trn1", "'trn1' is a device, not a cluster; write trn1.32xlarge:NODES$"),
+        ("v6e", "'v6e' is a device, not a cluster; write a shape, such as tpu-v6e:16x16"),
+        ("tpu-v7x-128", "'tpu-v7x-128' is a device, not a cluster; write a shape, such as tpu-v7x:"),
+        ("v5p-500", "no usual slice has 500 cores, 2 a chip; write a shape, such as tpu-v5p:"),
+        ("v6e-100", "no usual slice has 100 chips; write a shape, such as tpu-v6e:16x16"),
     ],
 )
 def test_bad_names_in_one_sentence(source: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         load_cluster(source)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "written"),
+    [
+        ("v5p-512", 256, "tpu-v5p:4x8x8"),
+        ("tpu-v5p-512", 256, "tpu-v5p:4x8x8"),
+        ("v4-32", 16, "tpu-v4:2x2x4"),
+        ("v3-8", 4, "tpu-v3:2x2"),
+        ("v6e-256", 256, "tpu-v6e:16x16"),
+        ("v5litepod-16", 16, "tpu-v5e:4x4"),
+    ],
+)
+def test_names_of_slices_are_told_the_shape_that_has_as_many_chips(
+    name: str, chips: int, written: str
+) -> None:
+    """Up to v5p names count cores, two on a chip; cloud.google.com/tpu/docs/v5p, v4, v6e."""
+    with pytest.raises(InputError, match=f"'{name}' is a slice of {chips} chips; write {written}$"):
+        load_cluster(name)
+    assert load_cluster(written).torus is not None
+    assert math.prod(load_cluster(written).torus.shape) == chips  # type: ignore[union-attr]
 
 
 def test_part_of_each_node_has_its_links_and_its_share_of_the_host() -> None:
