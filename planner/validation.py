@@ -17,9 +17,9 @@ from cluster_specs.units import GIB
 from planner.errors import InputError, PlannerError
 from planner.plans import Estimate, Plan
 from planner.runs.automatic import as_chosen
-from planner.runs.flop_rates import is_derived, step_time_of_rate
 from planner.runs.printed import answer_of, printed_memory
 from planner.runs.record import MeasuredSection, RunFile, parse_run
+from planner.runs.step_times import measured_step_time
 from planner.runs.unpublished import as_it_fits, as_its_flops_tell, as_its_memory_tells
 
 MIN_RANKED = 4
@@ -218,29 +218,6 @@ def _compare(name: str, run: RunFile, plan: Plan, estimate: Estimate, assumed: t
     job, devices = plan.job, plan.cluster.num_devices
     group = f"{plan.model.name} seq {job.seq_len} batch {job.global_batch} on {devices}"
     return Scored(row, _properties(run, plan), group, rate)
-
-
-def measured_step_time(run: RunFile, plan: Plan) -> tuple[float | None, tuple[str, ...]]:
-    """Seconds of one step, as printed or as they follow from a printed rate of tokens or FLOPs, and notes on how.
-
-    What was computed from another figure counts where nothing else is there: it holds for one reading of the batch.
-    """
-    measured = run.measured
-    if measured is None:
-        return None, ()
-    tokens = plan.job.global_batch * plan.job.seq_len
-    gpus = run.hardware.n_gpus or plan.cluster.num_devices / (run.hardware.devices_per_chip or 1)
-    of_all, of_one = measured.tokens_per_s, measured.tokens_per_s_per_gpu
-    seconds = {
-        "step_time_s": measured.step_time_s,
-        "tokens_per_s": of_all and tokens / of_all,
-        "tokens_per_s_per_gpu": of_one and tokens / (of_one * gpus),
-    }
-    known = [name for name, value in seconds.items() if value is not None]
-    if known:
-        return seconds[min(known, key=lambda name: is_derived(measured, name))], ()
-    found = step_time_of_rate(run, plan, gpus)
-    return (found[0], (found[1],)) if found else (None, ())
 
 
 def _properties(run: RunFile, plan: Plan) -> dict[str, str]:

@@ -57,6 +57,14 @@ def _none_of_nothing(value: Any) -> Any:
     return None if number and (isinstance(value, bool) or value == 0 or not math.isfinite(value)) else value
 
 
+def _share(value: Any) -> Any:
+    """A utilisation; per cent would be taken for a run a hundred times as fast."""
+    found = _none_of_nothing(value)
+    if isinstance(found, float | int) and not 0 < found <= 1:
+        raise ValueError("must be a share of the peak, above 0 and at most 1 (0.4, not 40)")
+    return found
+
+
 def _none_of_rest(value: Any) -> Any:
     return None if value == -1 else _none_of_zero(value)
 
@@ -243,7 +251,7 @@ class MeasuredSection(Section):
     tokens_per_s: Figure = None
     tokens_per_s_per_gpu: Figure = None
     tflops_per_gpu: Any = None
-    mfu: Any = None
+    mfu: Annotated[Any, BeforeValidator(_share)] = None
     memory_gib_per_gpu: Figure = None
     memory_kind: Literal["used", "reserved"] | None = None
     """Whether that is what the driver reports, or what the allocator has reserved; None: as the source prints."""

@@ -16,7 +16,8 @@ from planner.errors import Infeasible
 from planner.plans import Estimate, Plan
 from planner.runs import parse_run, plan_from_run
 from planner.runs.files import load_rows
-from planner.validation import error_statistics, measured_step_time, spearman, validate
+from planner.runs.step_times import measured_step_time
+from planner.validation import error_statistics, spearman, validate
 
 DATA = Path(__file__).parents[1] / "data" / "runs_sample.jsonl"
 ROWS: dict[str, dict[str, Any]] = {row["id"]: row for row in load_rows(DATA)}
@@ -90,6 +91,24 @@ def test_step_time_follows_from_tokens_per_second() -> None:
     assert measured_step_time(named, plan_from_run(named)[0])[0] == pytest.approx(10.0)
     silent = parse_run({**ROWS["us-0001"], "measured": {"mfu": 0.5}})
     assert measured_step_time(silent, plan_from_run(silent)[0]) == (None, ())
+
+
+@pytest.mark.parametrize(("rate", "said"), [(13107.2, False), (12000.0, False), (1310.72, True)])
+def test_figures_of_one_run_that_contradict_each_other_are_said(
+    evaluator: Any, rate: float, said: bool
+) -> None:
+    (scored,) = validate([row(10.0, tokens_per_s_per_gpu=rate)], evaluator).rows
+    told = "tokens_per_s_per_gpu says 100 s a step of 1048576 tokens, which contradicts step_time_s, 10 s"
+    assert any(note.startswith(told) for note in scored.assumed) is said
+    assert scored.step_time_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("mfu", [41.0, 1.01, -0.4])
+def test_a_utilisation_that_is_no_share_is_refused(evaluator: Any, mfu: float) -> None:
+    (scored,) = validate([row(10.0, mfu=mfu)], evaluator).rows
+    assert scored.skipped == (
+        f"measured.mfu: must be a share of the peak, above 0 and at most 1 (0.4, not 40), found {mfu}"
+    )
 
 
 def test_fits_counts_runs_that_ran_and_runs_that_crashed(evaluator: Any, estimate: Estimate) -> None:

@@ -11,7 +11,8 @@ from planner.errors import InputError, PlannerError
 from planner.runs.flop_rates import Convention, convention_of, step_time_of_rate
 from planner.runs.mapping import plan_from_run
 from planner.runs.record import parse_run
-from planner.validation import measured_step_time, validate
+from planner.runs.step_times import measured_step_time
+from planner.validation import validate
 
 PUBLISHED = Path(__file__).parents[2] / "published"
 MODEL, HARDWARE = Convention(causal=True, recomputed=False), Convention(causal=False, recomputed=True)
